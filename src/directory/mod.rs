@@ -1,0 +1,1 @@
+//! The in-memory tree directory: name to id to extent; pure.

@@ -1,0 +1,1 @@
+//! How bytes lie on media: superblock, chunk header, directory snapshot; pure.

@@ -1,0 +1,1 @@
+//! Sources, chunks and commits: everything that writes an image.

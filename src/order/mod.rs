@@ -1,0 +1,1 @@
+//! Which sample comes next: keyed permutations, epochs, shards by rank, resume; pure.

@@ -1,0 +1,1 @@
+//! Keeps batches ready along an order, bounded by bytes.

@@ -1,0 +1,142 @@
+//! A polled queue pair: the one I/O trait of dlfs, and its engines.
+//!
+//! An I/O owns its buffer; its completion gives the buffer back. No lifetime crosses the trait, no
+//! callback enters it, no method blocks. It knows blocks, never samples.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use crate::buf::IoBuf;
+use crate::nvme::Status;
+use crate::units::Lba;
+
+/// What an [`Io`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoOp {
+    /// Fill the buffer from the namespace.
+    Read,
+    /// Write the buffer to the namespace.
+    Write,
+    /// Make all completed writes durable; the buffer is empty.
+    Flush,
+}
+
+/// One I/O, with the buffer that it owns while it runs.
+#[derive(Debug)]
+pub struct Io {
+    /// What to do.
+    pub op: IoOp,
+    /// First logical block.
+    pub slba: Lba,
+    /// Whole blocks, at most [`Namespace::max_transfer_bytes`]; empty for a flush.
+    pub buf: IoBuf,
+    /// The caller's own number; comes back with the completion and means nothing here.
+    pub tag: u64,
+}
+
+/// The end of one [`Io`]: the buffer, and whether all of it was moved.
+#[derive(Debug)]
+pub struct Completion {
+    /// The tag of the I/O.
+    pub tag: u64,
+    /// The buffer of the I/O. Its bytes mean something only when `result` is `Ok`.
+    pub buf: IoBuf,
+    /// `Ok` only when every byte asked for was moved.
+    pub result: Result<(), IoError>,
+}
+
+/// Why an I/O failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IoError {
+    /// The controller answered with an error status.
+    #[error("the controller answered {0}")]
+    Status(Status),
+    /// The connection is gone; every way to get it back within its time has been tried.
+    #[error("disconnected: {0}")]
+    Disconnected(String),
+    /// The target said success with fewer bytes than asked.
+    #[error("the target sent {found} of {expected} bytes and called it success")]
+    Short {
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes that came.
+        found: u64,
+    },
+    /// The data digest of the transfer differs.
+    #[error("the data digest of the transfer differs")]
+    DataDigest,
+    /// The operating system failed it.
+    #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
+    Os(i32),
+    /// The call is not whole blocks, or goes past the end, or is too large: the caller's mistake.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+/// What a queue pair's namespace is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namespace {
+    /// How the user knows it: the address it was opened by.
+    pub address: String,
+    /// Bytes of a logical block: a power of two, 512 to 4,096.
+    pub block_len_bytes: u32,
+    /// Size in logical blocks.
+    pub num_blocks: u64,
+    /// The most that one I/O may carry, in bytes: a multiple of 4,096.
+    pub max_transfer_bytes: u32,
+    /// The most I/Os that may be outstanding on one queue pair.
+    pub queue_depth: u16,
+    /// Globally unique identifier, zero when there is none.
+    pub nguid: [u8; 16],
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The engine at work, for people: `mem`, `file (io_uring, O_DIRECT)`, `tcp`.
+    pub engine: String,
+}
+
+impl Namespace {
+    /// Size in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.num_blocks * u64::from(self.block_len_bytes)
+    }
+}
+
+/// A polled submission and completion queue pair. One thread at a time; no method blocks.
+pub trait QueuePair: Send {
+    /// The namespace behind it. May change size or identity only over a reconnect.
+    fn namespace(&self) -> &Namespace;
+
+    /// Takes I/O from the front of `pending` while there is room; returns how many it took.
+    ///
+    /// An I/O that was taken is owed exactly one [`Completion`], also when the connection dies.
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
+
+    /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer;
+    /// returns how many. Also does what time asks for: deadlines, reconnecting.
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
+
+    /// I/Os taken and not yet completed.
+    fn outstanding(&self) -> usize;
+
+    /// What an idle poller may sleep on (readable, and writable when asked for), if there is such a
+    /// thing. `None`: the engine completes in `poll` alone.
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        None
+    }
+
+    /// When `poll` must be called again even if nothing becomes ready.
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// A file descriptor to sleep on, and for what.
+#[derive(Debug, Clone, Copy)]
+pub struct Wait<'a> {
+    /// The descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Whether room to write matters too, beside something to read.
+    pub writable: bool,
+}

@@ -1,0 +1,1 @@
+//! Turns a batch of samples into few large reads, and verified bytes.

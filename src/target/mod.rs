@@ -1,0 +1,1 @@
+//! Serves any queue pair's namespace over NVMe/TCP.

@@ -1,0 +1,1 @@
+//! The NVMe/TCP transport binding: PDUs, digests, deframer, host and controller connections; pure.

@@ -1,0 +1,55 @@
+//! The numbers of this library, each with a type of its own, so that one is never taken for another.
+//!
+//! Values are 1-based and in the unit of their name; the wire's 0-based forms stay in `nvme` and `tcp`.
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[derive(serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// Logical block address: an index in logical blocks of the namespace, not in bytes.
+    Lba(u64)
+}
+number! {
+    /// Namespace identifier (NSID), from 1.
+    Nsid(u32)
+}
+number! {
+    /// Rank of a sample in its source: what users see, and what ImageFolder's index means.
+    SampleId(u64)
+}
+number! {
+    /// Rank of a sample on the media: `slot = P(id)` for the generation's keyed permutation P.
+    Slot(u64)
+}
+number! {
+    /// Version of an image: each import, append, delete or purge that commits makes the next one.
+    Generation(u64)
+}
+number! {
+    /// Pass over the data set, from 0.
+    Epoch(u64)
+}
+
+/// Everything on media begins at a multiple of this many bytes, whatever the block size.
+pub const ALIGN_BYTES: usize = 4096;
+
+/// `value` rounded up to a multiple of `align`, a power of two; `None` when that leaves `u64`.
+pub const fn round_up(value: u64, align: u64) -> Option<u64> {
+    match value.checked_add(align - 1) {
+        Some(sum) => Some(sum & !(align - 1)),
+        None => None,
+    }
+}

@@ -1,0 +1,1 @@
+//! Opens an image: addresses, superblocks, snapshot; wires the parts and decides nothing.

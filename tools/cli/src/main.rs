@@ -1,0 +1,3 @@
+//! The command `dlfs`.
+
+fn main() {}
