@@ -3,6 +3,10 @@
 //! An I/O owns its buffer; its completion gives the buffer back. No lifetime crosses the trait, no
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
+mod device;
+
+pub use device::Device;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
