@@ -14,6 +14,7 @@ pub mod format;
 pub mod import;
 pub mod nvme;
 pub mod order;
+pub mod permutation;
 pub mod prefetch;
 pub mod qpair;
 pub mod reader;
