@@ -1,0 +1,146 @@
+//! The pages under a pool: huge ones when there are any.
+#![allow(unsafe_code)] // maps memory
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What kind of pages a pool lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// Pages of 2 MiB that the administrator set aside (`vm.nr_hugepages`).
+    Huge,
+    /// Pages of 2 MiB that the kernel makes when it can (transparent huge pages, by `madvise`).
+    Transparent,
+    /// Pages of 4 KiB.
+    Base,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pages::Huge => "huge pages",
+            Pages::Transparent => "transparent huge pages",
+            Pages::Base => "4 KiB pages",
+        })
+    }
+}
+
+/// Mapped memory of zeroes, private to the process, unmapped on drop.
+pub(super) struct Mapping {
+    /// What was mapped: more than what is used, where the used part is aligned to 2 MiB.
+    mapped: NonNull<c_void>,
+    mapped_len: usize,
+    start: NonNull<u8>,
+    pages: Pages,
+}
+
+// SAFETY: plain memory; who may touch which bytes is the pool's business.
+unsafe impl Send for Mapping {}
+// SAFETY: as above, `&Mapping` gives out an address only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes in the best pages that `try_huge` allows and the machine has.
+    pub(super) fn new(len: usize, try_huge: bool) -> Result<Mapping> {
+        if try_huge && len >= HUGE_LEN / 2 {
+            if let Some(mapping) = Mapping::huge(len) {
+                return Ok(mapping);
+            }
+            if transparent_is_allowed()
+                && let Some(mapping) = Mapping::transparent(len)
+            {
+                return Ok(mapping);
+            }
+        }
+        let mapped = map(len, MapFlags::empty()).map_err(|errno| {
+            let message = format!("cannot map {len} bytes of memory");
+            Error::new(ErrorKind::OutOfMemory, message).source(std::io::Error::from(errno))
+        })?;
+        Ok(Mapping { mapped, mapped_len: len, start: mapped.cast(), pages: Pages::Base })
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(super) fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    fn huge(len: usize) -> Option<Mapping> {
+        let len = len.checked_next_multiple_of(HUGE_LEN)?;
+        let mapped = map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB).ok()?;
+        let mapping = Mapping { mapped, mapped_len: len, start: mapped.cast(), pages: Pages::Huge };
+        // Touched now, since a limit of a control group that is met later is a SIGBUS, not an error.
+        // SAFETY: the range was just mapped and holds nothing yet.
+        let populated = unsafe { madvise(mapped.as_ptr(), len, Advice::LinuxPopulateWrite) };
+        populated.ok().map(|()| mapping)
+    }
+
+    fn transparent(len: usize) -> Option<Mapping> {
+        let mapped_len = len.checked_add(HUGE_LEN)?;
+        let mapped = map(mapped_len, MapFlags::empty()).ok()?;
+        let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
+        // SAFETY: `skip` is below 2 MiB, and 2 MiB more than `len` are mapped.
+        let start = unsafe { mapped.cast::<u8>().add(skip) };
+        let mapping = Mapping { mapped, mapped_len, start, pages: Pages::Transparent };
+        // SAFETY: `start..start + len` lies in what was just mapped; the advice changes no bytes.
+        let advised = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        advised.ok().map(|()| mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length by `map`; the pool that owned it is gone, and with it all
+        // windows, each of which holds a count of the pool.
+        let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
+        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+    }
+}
+
+fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let start = unsafe { mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE | flags)? };
+    NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)
+}
+
+/// Whether `madvise` can bring about huge pages: an administrator may have switched them off.
+fn transparent_is_allowed() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|modes| !modes.contains("[never]"))
+}
+
+/// The size of a huge page: 2 MiB on the machines that this was made for.
+const HUGE_LEN: usize = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_or_unwanted_mappings_use_base_pages() {
+        assert_eq!(Mapping::new(8192, true).unwrap().pages(), Pages::Base);
+        assert_eq!(Mapping::new(8 << 20, false).unwrap().pages(), Pages::Base);
+    }
+
+    #[test]
+    fn large_mappings_of_huge_pages_are_aligned_to_them() {
+        let mapping = Mapping::new(3 << 20, true).unwrap();
+        if mapping.pages() != Pages::Base {
+            assert_eq!(mapping.start().addr().get() % HUGE_LEN, 0);
+        }
+    }
+
+    #[test]
+    fn more_than_the_address_space_is_an_error() {
+        let error = Mapping::new(1 << 60, true).err().expect("no machine has this much");
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    }
+}

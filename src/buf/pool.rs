@@ -1,0 +1,131 @@
+//! A pool of fixed slots, handed out as contiguous runs.
+#![allow(unsafe_code)] // hands out windows of mapped memory
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::IoBuf;
+use super::pages::{Mapping, Pages};
+use super::run::{Header, Run};
+use super::slots::Slots;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::ALIGN_BYTES;
+
+/// Whether a pool looks for huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Those set aside, or else transparent ones, or else 4 KiB pages.
+    #[default]
+    Auto,
+    /// 4 KiB pages.
+    Off,
+}
+
+/// How large a pool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Bytes of all slots together; a part of a slot at the end is left away.
+    pub bytes: usize,
+    /// Bytes of one slot: a multiple of 4,096. What is taken is rounded up to whole slots.
+    pub slot_len_bytes: usize,
+    /// Whether to look for huge pages.
+    pub huge_pages: HugePages,
+}
+
+/// Memory for reads: a fixed number of slots, taken as runs of neighbours and given back by dropping.
+///
+/// Clones are handles on the same pool, and any thread may take and drop. The memory is unmapped
+/// when the last handle and the last window are gone.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+pub(super) struct Inner {
+    /// One a slot; a run uses that of its first slot.
+    headers: Box<[Header]>,
+    slots: Slots,
+    slot_len_bytes: usize,
+    mapping: Mapping,
+}
+
+impl Pool {
+    /// Maps the memory; pages that are not huge are only used up as they are touched.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not even one slot, a slot that is not whole pages, or more than 2^32 slots.
+    /// `OutOfMemory`: the operating system has not that much.
+    pub fn new(options: PoolOptions) -> Result<Pool> {
+        let PoolOptions { bytes, slot_len_bytes, huge_pages } = options;
+        let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
+        if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
+            return invalid(format!("a slot of {slot_len_bytes} bytes is not whole 4 KiB pages"));
+        }
+        let num_slots = bytes / slot_len_bytes;
+        if num_slots == 0 || u32::try_from(num_slots).is_err() {
+            return invalid(format!("{bytes} bytes are {num_slots} slots of {slot_len_bytes}"));
+        }
+        let mapping = Mapping::new(num_slots * slot_len_bytes, huge_pages == HugePages::Auto)?;
+        let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
+        Ok(Pool(Arc::new(Inner { headers, slots: Slots::new(num_slots), slot_len_bytes, mapping })))
+    }
+
+    /// A window of `len` bytes on a contiguous run of slots, aligned to 4,096, with whatever bytes
+    /// its last owner left there. `None` when no such run is free.
+    ///
+    /// Never blocks, makes no system call and no allocation.
+    pub fn take(&self, len: usize) -> Option<IoBuf> {
+        if len == 0 {
+            return Some(IoBuf::empty());
+        }
+        let inner = &*self.0;
+        let num_slots = len.div_ceil(inner.slot_len_bytes);
+        let first = inner.slots.take(num_slots)?;
+        let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
+        // SAFETY: the slots were just claimed, so no window and no handle of them exists; the header
+        // is that of the first.
+        let run = unsafe { Run::of_slots(&self.0, &inner.headers[first], num_slots) };
+        // SAFETY: the slots lie within the mapping, whose bytes the kernel zeroed.
+        let start = unsafe { inner.mapping.start().add(first * inner.slot_len_bytes) };
+        // SAFETY: `run` is the only handle, and its slots hold at least `len` bytes from `start`.
+        Some(unsafe { IoBuf::of_run(run, start, len) })
+    }
+
+    /// Bytes of all slots.
+    pub fn capacity_bytes(&self) -> usize {
+        self.0.slots.num_slots() * self.0.slot_len_bytes
+    }
+
+    /// Bytes of the slots that are not taken; while other threads work, a few more may be told.
+    pub fn free_bytes(&self) -> usize {
+        self.0.slots.num_free() * self.0.slot_len_bytes
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_len_bytes(&self) -> usize {
+        self.0.slot_len_bytes
+    }
+
+    /// The pages that the pool lies in.
+    pub fn pages(&self) -> Pages {
+        self.0.mapping.pages()
+    }
+
+    /// Whether the pool lies in huge pages, be they set aside or transparent.
+    pub fn is_huge(&self) -> bool {
+        self.pages() != Pages::Base
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (free, all) = (self.free_bytes(), self.capacity_bytes());
+        write!(f, "Pool({free} of {all} bytes free, {})", self.pages())
+    }
+}
+
+impl Inner {
+    /// Takes back the run that `header` stands for.
+    pub(super) fn give_back(&self, header: NonNull<Header>, num_slots: u32) {
+        let offset = header.addr().get() - self.headers.as_ptr().addr();
+        self.slots.give_back(offset / size_of::<Header>(), num_slots as usize);
+    }
+}

@@ -1,0 +1,203 @@
+//! Which slots of a pool are taken: a bitmap that threads change without a lock.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// One bit a slot, set while the slot is taken.
+///
+/// The lowest run that fits is taken first, which keeps the long runs at the end whole.
+pub(super) struct Slots {
+    words: Box<[AtomicU64]>,
+    num_slots: usize,
+    /// At least the number of free slots: raised before slots are freed, lowered after they are
+    /// taken.
+    num_free: AtomicUsize,
+    /// Where searching begins: no word before it had a free slot when it was last looked at. A hint.
+    first_word: AtomicUsize,
+}
+
+impl Slots {
+    pub(super) fn new(num_slots: usize) -> Slots {
+        let words: Box<[AtomicU64]> =
+            (0..num_slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        if let (Some(last), tail @ 1..) = (words.last(), num_slots % 64) {
+            last.store(!0 << tail, Ordering::Relaxed); // what is past the end stays taken
+        }
+        Slots {
+            words,
+            num_slots,
+            num_free: AtomicUsize::new(num_slots),
+            first_word: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    /// Free slots; while other threads work, as many or a few more.
+    pub(super) fn num_free(&self) -> usize {
+        self.num_free.load(Ordering::Relaxed)
+    }
+
+    /// Takes `count` neighbouring slots and returns the first; `None` when no such run is free.
+    pub(super) fn take(&self, count: usize) -> Option<usize> {
+        if count == 0 || count > self.num_free() {
+            return None;
+        }
+        let hint = self.first_word.load(Ordering::Relaxed);
+        let mut from = hint * 64;
+        loop {
+            match self.find(from, count) {
+                Some(first) if self.claim(first, count) => {
+                    self.num_free.fetch_sub(count, Ordering::Relaxed);
+                    self.lift_hint(hint, first);
+                    return Some(first);
+                }
+                Some(first) => from = first, // another thread was quicker: look again from there
+                None if from > 0 => from = 0, // freed before the hint, or passed over above
+                None => return None,
+            }
+        }
+    }
+
+    /// Frees `count` slots from `first`, which the caller has taken.
+    pub(super) fn give_back(&self, first: usize, count: usize) {
+        self.num_free.fetch_add(count, Ordering::Relaxed);
+        for (word, mask) in words_of(first, count) {
+            // Release: what was done to the slots happens before whoever takes them next.
+            let before = self.words[word].fetch_and(!mask, Ordering::Release);
+            assert!(before & mask == mask, "slots given back that were not taken");
+        }
+        self.first_word.fetch_min(first / 64, Ordering::Relaxed);
+    }
+
+    /// The first run of `count` free slots that begins at or after slot `from`, as things are now.
+    fn find(&self, from: usize, count: usize) -> Option<usize> {
+        let mut first = from; // where the run of free slots that is being measured begins
+        let mut next = from;
+        while next < self.num_slots {
+            let bit = next % 64;
+            let rest = self.words[next / 64].load(Ordering::Relaxed) >> bit;
+            let free = (rest.trailing_zeros() as usize).min(64 - bit);
+            next += free;
+            if next - first >= count {
+                return Some(first);
+            }
+            if bit + free < 64 {
+                next += (rest >> free).trailing_ones() as usize; // skip what is taken
+                first = next;
+            }
+        }
+        None
+    }
+
+    /// Takes exactly these slots, or none when one of them is taken.
+    fn claim(&self, first: usize, count: usize) -> bool {
+        for (done, (word, mask)) in words_of(first, count).enumerate() {
+            let claimed =
+                self.words[word].fetch_update(Ordering::Acquire, Ordering::Relaxed, |bits| {
+                    (bits & mask == 0).then_some(bits | mask)
+                });
+            if claimed.is_err() {
+                for (word, mask) in words_of(first, count).take(done) {
+                    self.words[word].fetch_and(!mask, Ordering::Release);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Moves the hint past words that have become full, unless somebody moved it meanwhile.
+    fn lift_hint(&self, hint: usize, taken: usize) {
+        let word = taken / 64;
+        if word < hint {
+            self.first_word.fetch_min(word, Ordering::Relaxed); // the hint was wrong
+            return;
+        }
+        let full = |word: &AtomicU64| word.load(Ordering::Relaxed) == !0;
+        if self.words[hint..=word].iter().all(full) {
+            // A failure means that another thread knows better.
+            let _ = self.first_word.compare_exchange(
+                hint,
+                word + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+    }
+}
+
+/// The words that slots `first..first + count` lie in, with the bits of each.
+fn words_of(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
+    let end = first + count;
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let from = first.max(word * 64) - word * 64;
+        let to = end.min(word * 64 + 64) - word * 64;
+        (word, (!0 >> (64 - (to - from))) << from)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn slots_past_the_end_are_never_handed_out() {
+        let slots = Slots::new(65);
+        assert_eq!(slots.take(66), None);
+        assert_eq!(slots.take(65), Some(0));
+        assert_eq!((slots.take(1), slots.num_free()), (None, 0));
+    }
+
+    #[test]
+    fn a_run_may_cross_words() {
+        let slots = Slots::new(256);
+        assert_eq!(slots.take(60), Some(0));
+        assert_eq!(slots.take(140), Some(60));
+        slots.give_back(60, 140);
+        assert_eq!((slots.take(196), slots.num_free()), (Some(60), 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "not taken")]
+    fn giving_back_twice_is_a_bug() {
+        let slots = Slots::new(8);
+        slots.give_back(0, 1);
+    }
+
+    /// The lowest run of `count` free slots by looking at each in turn.
+    fn by_hand(taken: &[bool], count: usize) -> Option<usize> {
+        (0..=taken.len().checked_sub(count)?)
+            .find(|&first| taken[first..first + count].iter().all(|taken| !taken))
+    }
+
+    proptest! {
+        #[test]
+        fn the_lowest_run_that_fits_is_taken(
+            num_slots in 1usize..300,
+            steps in prop::collection::vec((any::<bool>(), 1usize..90, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let slots = Slots::new(num_slots);
+            let mut taken = vec![false; num_slots];
+            let mut runs = Vec::new();
+            for (take, count, which) in steps {
+                if take || runs.is_empty() {
+                    let first = slots.take(count);
+                    prop_assert_eq!(first, by_hand(&taken, count));
+                    if let Some(first) = first {
+                        taken[first..first + count].fill(true);
+                        runs.push((first, count));
+                    }
+                } else {
+                    let (first, count) = runs.swap_remove(which.index(runs.len()));
+                    slots.give_back(first, count);
+                    taken[first..first + count].fill(false);
+                }
+                prop_assert_eq!(slots.num_free(), taken.iter().filter(|taken| !**taken).count());
+            }
+        }
+    }
+}
