@@ -1,5 +1,34 @@
 //! What an NVMe command means: pure bytes to values and back.
+//!
+//! One file a structure of the NVMe Base and Fabrics specifications, each with its byte table. Here
+//! is no queue and no transport: `tcp` says how these bytes travel, `qpair` and `target` when.
+//!
+//! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes
+//! of their length are one; what a number *means* is checked by a method that returns an error.
+//! Values that leave this module are 1-based and typed.
+//!
+//! Read `sqe.rs` first, then `cqe.rs`.
 
-mod cqe;
+pub mod cqe;
+pub mod fabrics;
+pub mod identify;
+pub mod nqn;
+pub mod sgl;
+pub mod sqe;
 
-pub use cqe::Status;
+pub use cqe::{Cqe, RetryClass, Status};
+pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
+pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
+pub use nqn::{Nqn, NqnError};
+pub use sgl::Sgl;
+pub use sqe::Sqe;
+
+#[cfg(test)]
+mod tests {
+    /// Bytes from hexadecimal digits; white space is ignored.
+    pub(super) fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> =
+            text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+}

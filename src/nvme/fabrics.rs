@@ -1,0 +1,457 @@
+//! NVMe over Fabrics: Connect's data, controller properties, the discovery log page.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::nqn::{Nqn, NqnError};
+
+/// Data of a Fabrics Connect command, 1,024 bytes, always in the capsule.
+///
+/// | bytes     | field       | meaning                                                        |
+/// |-----------|-------------|----------------------------------------------------------------|
+/// | 0..16     | `hostid`    | host identifier, not zero                                      |
+/// | 16..18    | `cntlid`    | FFFFh: any controller (admin queue); else the assigned one     |
+/// | 18..256   | `reserved1` | zero                                                           |
+/// | 256..512  | `subnqn`    | subsystem NQN, NUL-padded                                      |
+/// | 512..768  | `hostnqn`   | host NQN, NUL-padded                                           |
+/// | 768..1024 | `reserved2` | zero                                                           |
+#[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Host identifier.
+    pub hostid: [u8; 16],
+    /// Controller identifier.
+    pub cntlid: U16,
+    /// Zero.
+    pub reserved1: [u8; 238],
+    /// Subsystem NQN.
+    pub subnqn: [u8; 256],
+    /// Host NQN.
+    pub hostnqn: [u8; 256],
+    /// Zero.
+    pub reserved2: [u8; 256],
+}
+const _: () = assert!(size_of::<ConnectData>() == 1024);
+
+impl ConnectData {
+    /// `cntlid` on the admin queue: the target chooses.
+    pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
+    /// Offset of `cntlid`, for the answer that names a bad field.
+    pub const CNTLID_OFFSET: u16 = 16;
+    /// Offset of `subnqn`, for the answer that names a bad field.
+    pub const SUBNQN_OFFSET: u16 = 256;
+    /// Offset of `hostnqn`, for the answer that names a bad field.
+    pub const HOSTNQN_OFFSET: u16 = 512;
+
+    /// The data with which `hostnqn` connects to `subnqn`.
+    pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> ConnectData {
+        ConnectData {
+            hostid,
+            cntlid: U16::new(cntlid),
+            reserved1: [0; 238],
+            subnqn: subnqn.to_field(),
+            hostnqn: hostnqn.to_field(),
+            reserved2: [0; 256],
+        }
+    }
+
+    /// Subsystem NQN.
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+
+    /// Host NQN.
+    pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.hostnqn)
+    }
+}
+
+/// Dword 0 of a refused Connect (1/82h): which field was bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidParameter {
+    /// Offset of the field in bytes.
+    pub offset: u16,
+    /// Whether the offset counts in the data; else in the command.
+    pub in_data: bool,
+}
+
+impl InvalidParameter {
+    /// From dword 0 of the completion.
+    pub fn from_wire(dw0: u32) -> InvalidParameter {
+        InvalidParameter { offset: (dw0 & 0xFFFF) as u16, in_data: dw0 & (1 << 16) != 0 }
+    }
+
+    /// Dword 0 of the completion.
+    pub fn to_wire(self) -> u32 {
+        u32::from(self.offset) | u32::from(self.in_data) << 16
+    }
+}
+
+/// Bit 17 of dword 0 of a Connect answer: authentication required.
+pub const CONNECT_ATR: u32 = 1 << 17;
+/// Bit 18 of dword 0 of a Connect answer: authentication with secure channel concatenation required.
+pub const CONNECT_ASCR: u32 = 1 << 18;
+
+/// A controller property, by its offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Property {
+    /// Controller Capabilities, 00h.
+    Cap,
+    /// Version, 08h.
+    Vs,
+    /// Controller Configuration, 14h.
+    Cc,
+    /// Controller Status, 1Ch.
+    Csts,
+    /// NVM Subsystem Reset, 20h.
+    Nssr,
+    /// Controller Ready Timeouts, 68h.
+    Crto,
+}
+
+impl Property {
+    /// Its offset.
+    pub const fn offset(self) -> u32 {
+        match self {
+            Property::Cap => 0x00,
+            Property::Vs => 0x08,
+            Property::Cc => 0x14,
+            Property::Csts => 0x1C,
+            Property::Nssr => 0x20,
+            Property::Crto => 0x68,
+        }
+    }
+
+    /// Its size: 4 or 8.
+    pub const fn len_bytes(self) -> u32 {
+        match self {
+            Property::Cap => 8,
+            _ => 4,
+        }
+    }
+
+    /// The property at `offset`, if there is one.
+    pub fn at(offset: u32) -> Option<Property> {
+        use Property::*;
+        [Cap, Vs, Cc, Csts, Nssr, Crto].into_iter().find(|property| property.offset() == offset)
+    }
+}
+
+/// Controller Capabilities (CAP).
+///
+/// | bits  | field  | meaning                                        |
+/// |-------|--------|------------------------------------------------|
+/// | 15:0  | MQES   | entries of an I/O queue, 0-based               |
+/// | 16    | CQR    | contiguous queues required                     |
+/// | 31:24 | TO     | worst time until ready, in 500 ms              |
+/// | 44:37 | CSS    | command sets; bit 0 NVM                        |
+/// | 51:48 | MPSMIN | smallest page: 2^(12 + MPSMIN)                 |
+/// | 55:52 | MPSMAX | largest page                                   |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cap(pub u64);
+
+impl Cap {
+    /// What a target of dlfs says: queues of `max_queue_entries`, pages of 4 KiB, the NVM command set.
+    pub fn new(max_queue_entries: u16, timeout_ms: u32) -> Cap {
+        let to = (timeout_ms / 500).clamp(1, 255);
+        Cap(u64::from(max_queue_entries.saturating_sub(1))
+            | 1 << 16
+            | u64::from(to) << 24
+            | 1 << 37)
+    }
+
+    /// The most entries of an I/O queue, from 1 to 65,536.
+    pub fn max_queue_entries(self) -> u32 {
+        (self.0 & 0xFFFF) as u32 + 1
+    }
+
+    /// Worst time until CSTS.RDY follows CC.EN.
+    pub fn timeout_ms(self) -> u32 {
+        (self.0 >> 24 & 0xFF) as u32 * 500
+    }
+
+    /// MPSMIN: the smallest memory page is 2^(12 + MPSMIN) bytes; the unit of MDTS.
+    pub fn mpsmin(self) -> u8 {
+        (self.0 >> 48 & 0xF) as u8
+    }
+}
+
+/// Version (VS): major in 31:16, minor in 15:8, tertiary in 7:0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Vs(pub u32);
+
+impl Vs {
+    /// NVMe 1.4, which a target of dlfs speaks.
+    pub const V1_4: Vs = Vs(0x0001_0400);
+}
+
+/// Controller Configuration (CC).
+///
+/// | bits  | field  | meaning                                              |
+/// |-------|--------|------------------------------------------------------|
+/// | 0     | EN     | enable                                               |
+/// | 6:4   | CSS    | command set: 0 NVM, 6 all, 7 admin only              |
+/// | 10:7  | MPS    | page size                                            |
+/// | 13:11 | AMS    | arbitration                                          |
+/// | 15:14 | SHN    | shutdown: 0 none, 1 normal, 2 abrupt                 |
+/// | 19:16 | IOSQES | submission entry: 2^n bytes, 6                       |
+/// | 23:20 | IOCQES | completion entry: 2^n bytes, 4                       |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cc(pub u32);
+
+impl Cc {
+    /// What enables a controller: EN, 64-byte and 16-byte entries.
+    pub const ENABLE: Cc = Cc(0x0046_0001);
+    /// What asks an enabled controller to shut down in order.
+    pub const SHUTDOWN: Cc = Cc(0x0046_4001);
+
+    /// EN.
+    pub fn is_enabled(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether a shutdown is asked for (SHN 01b or 10b).
+    pub fn wants_shutdown(self) -> bool {
+        self.0 >> 14 & 3 != 0
+    }
+}
+
+/// Controller Status (CSTS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Csts(pub u32);
+
+impl Csts {
+    /// RDY: the controller is ready.
+    pub const READY: u32 = 1;
+    /// CFS: fatal status.
+    pub const FATAL: u32 = 1 << 1;
+    /// SHST 10b: shutdown complete.
+    pub const SHUTDOWN_COMPLETE: u32 = 2 << 2;
+
+    /// Whether the controller is ready.
+    pub fn is_ready(self) -> bool {
+        self.0 & Csts::READY != 0
+    }
+
+    /// Whether the controller has failed and needs a reset.
+    pub fn is_fatal(self) -> bool {
+        self.0 & Csts::FATAL != 0
+    }
+
+    /// Whether the shutdown is complete.
+    pub fn is_shut_down(self) -> bool {
+        self.0 & (3 << 2) == Csts::SHUTDOWN_COMPLETE
+    }
+}
+
+/// Header of the discovery log page, 1,024 bytes; as many bytes a record follow.
+///
+/// | bytes    | field       | meaning                                   |
+/// |----------|-------------|-------------------------------------------|
+/// | 0..8     | `genctr`    | generation counter: changes with the log  |
+/// | 8..16    | `numrec`    | number of records                         |
+/// | 16..18   | `recfmt`    | record format, 0                          |
+/// | 18..1024 | `reserved`  | zero                                      |
+#[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryLogHeader {
+    /// Generation counter.
+    pub genctr: U64,
+    /// Number of records.
+    pub numrec: U64,
+    /// Record format.
+    pub recfmt: U16,
+    /// Zero.
+    pub reserved: [u8; 1006],
+}
+const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
+
+/// One record of the discovery log page, 1,024 bytes.
+///
+/// | bytes     | field       | meaning                                                         |
+/// |-----------|-------------|-----------------------------------------------------------------|
+/// | 0         | `trtype`    | transport: 3 TCP                                                |
+/// | 1         | `adrfam`    | address family: 1 IPv4, 2 IPv6                                  |
+/// | 2         | `subtype`   | 1 referral, 2 NVM subsystem, 3 this discovery subsystem         |
+/// | 3         | `treq`      | 1:0 secure channel, bit 2 SQ flow control may be disabled       |
+/// | 4..6      | `portid`    | port identifier                                                 |
+/// | 6..8      | `cntlid`    | FFFFh dynamic                                                   |
+/// | 8..10     | `asqsz`     | most entries of the admin queue                                 |
+/// | 10..12    | `eflags`    | bit 0 duplicate information, bit 1 persistent connections       |
+/// | 12..32    | `reserved1` | zero                                                            |
+/// | 32..64    | `trsvcid`   | port as text                                                    |
+/// | 64..256   | `reserved2` | zero                                                            |
+/// | 256..512  | `subnqn`    | subsystem NQN                                                   |
+/// | 512..768  | `traddr`    | address as text                                                 |
+/// | 768..1024 | `tsas`      | transport specific; TCP: first byte the security type, 0 none   |
+#[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryRecord {
+    /// Transport type.
+    pub trtype: u8,
+    /// Address family.
+    pub adrfam: u8,
+    /// What the record names.
+    pub subtype: u8,
+    /// Transport requirements.
+    pub treq: u8,
+    /// Port identifier.
+    pub portid: U16,
+    /// Controller identifier.
+    pub cntlid: U16,
+    /// Most entries of the admin queue.
+    pub asqsz: U16,
+    /// Entry flags.
+    pub eflags: U16,
+    /// Zero.
+    pub reserved1: [u8; 20],
+    /// Port as text, padded with spaces or NUL.
+    pub trsvcid: [u8; 32],
+    /// Zero.
+    pub reserved2: [u8; 192],
+    /// Subsystem NQN.
+    pub subnqn: [u8; 256],
+    /// Address as text, padded with spaces or NUL.
+    pub traddr: [u8; 256],
+    /// Transport specific address subtype.
+    pub tsas: [u8; 256],
+}
+const _: () = assert!(size_of::<DiscoveryRecord>() == 1024);
+
+impl DiscoveryRecord {
+    /// `trtype` of TCP.
+    pub const TRTYPE_TCP: u8 = 3;
+    /// `adrfam` of IPv4.
+    pub const ADRFAM_IPV4: u8 = 1;
+    /// `adrfam` of IPv6.
+    pub const ADRFAM_IPV6: u8 = 2;
+    /// `subtype` of a referral to another discovery service.
+    pub const SUBTYPE_REFERRAL: u8 = 1;
+    /// `subtype` of a subsystem with namespaces.
+    pub const SUBTYPE_NVM: u8 = 2;
+    /// `subtype` of the discovery subsystem that is asked.
+    pub const SUBTYPE_DISCOVERY: u8 = 3;
+    /// The most records that a host of dlfs believes.
+    pub const MAX_RECORDS: u64 = 4096;
+
+    /// A record of `subtype` for `subnqn` at a TCP address without TLS.
+    pub fn tcp(
+        subtype: u8,
+        subnqn: &Nqn,
+        address: std::net::SocketAddr,
+        asqsz: u16,
+    ) -> DiscoveryRecord {
+        let mut record = DiscoveryRecord::new_zeroed();
+        record.trtype = DiscoveryRecord::TRTYPE_TCP;
+        record.adrfam = match address {
+            std::net::SocketAddr::V4(_) => DiscoveryRecord::ADRFAM_IPV4,
+            std::net::SocketAddr::V6(_) => DiscoveryRecord::ADRFAM_IPV6,
+        };
+        record.subtype = subtype;
+        record.treq = TREQ_NO_SECURE_CHANNEL | TREQ_SQ_FLOW_CONTROL_OPTIONAL;
+        record.portid = U16::new(1);
+        record.cntlid = U16::new(ConnectData::CNTLID_DYNAMIC);
+        record.asqsz = U16::new(asqsz);
+        put_text(&mut record.trsvcid, &address.port().to_string());
+        record.subnqn = subnqn.to_field();
+        put_text(&mut record.traddr, &address.ip().to_string());
+        record
+    }
+
+    /// Subsystem NQN.
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+
+    /// Address, its padding dropped; `None` when it is not UTF-8.
+    pub fn traddr(&self) -> Option<&str> {
+        text(&self.traddr)
+    }
+
+    /// Port, its padding dropped; `None` when it is not a number of a port.
+    pub fn port(&self) -> Option<u16> {
+        text(&self.trsvcid)?.parse().ok()
+    }
+}
+
+fn put_text(field: &mut [u8], value: &str) {
+    field[..value.len()].copy_from_slice(value.as_bytes());
+}
+
+/// Text of a field that targets pad with spaces or NUL.
+fn text(field: &[u8]) -> Option<&str> {
+    let len = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+    std::str::from_utf8(&field[..len]).ok().map(|text| text.trim_end_matches(' '))
+}
+
+/// TREQ 1:0 = 2: a secure channel is not required.
+const TREQ_NO_SECURE_CHANNEL: u8 = 2;
+/// TREQ bit 2: the target can disable SQ flow control.
+const TREQ_SQ_FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connect_data_has_its_fields_at_the_offsets_of_the_specification() {
+        let hostid = std::array::from_fn(|i| i as u8 * 0x11);
+        let subnqn = Nqn::new("nqn.2024-01.io.example:ds0").unwrap();
+        let data = ConnectData::new(hostid, 0xFFFF, &subnqn, &Nqn::host_of_uuid(hostid));
+        let bytes = data.as_bytes();
+        assert_eq!(
+            bytes[..18],
+            *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff\xff\xff"
+        );
+        assert_eq!(&bytes[256..282], b"nqn.2024-01.io.example:ds0");
+        assert_eq!(&bytes[512..548], b"nqn.2014-08.org.nvmexpress:uuid:0011");
+        // The digest that the reference gives for these bytes.
+        assert_eq!(crc32c::crc32c(bytes).to_le_bytes(), [0xa1, 0x9c, 0x63, 0xc6]);
+        assert_eq!(data.subnqn(), Ok(subnqn));
+    }
+
+    #[test]
+    fn capabilities_read_back_in_natural_units() {
+        let cap = Cap::new(128, 5_000);
+        assert_eq!((cap.max_queue_entries(), cap.timeout_ms(), cap.mpsmin()), (128, 5_000, 0));
+    }
+
+    #[test]
+    fn the_enable_and_shutdown_values_have_the_customary_bits() {
+        assert!(Cc::ENABLE.is_enabled() && !Cc::ENABLE.wants_shutdown());
+        assert!(Cc::SHUTDOWN.is_enabled() && Cc::SHUTDOWN.wants_shutdown());
+        assert!(Csts(Csts::SHUTDOWN_COMPLETE).is_shut_down());
+        assert!(!Csts(Csts::READY | Csts::FATAL).is_shut_down());
+    }
+
+    #[test]
+    fn a_discovery_record_names_where_to_connect() {
+        let nqn = Nqn::new("nqn.2026-11.io.dlfs:train").unwrap();
+        for address in ["127.0.0.1:4420", "[::1]:8009"] {
+            let address: std::net::SocketAddr = address.parse().unwrap();
+            let record = DiscoveryRecord::tcp(DiscoveryRecord::SUBTYPE_NVM, &nqn, address, 32);
+            assert_eq!(record.traddr(), Some(&*address.ip().to_string()));
+            assert_eq!(record.port(), Some(address.port()));
+            assert_eq!(record.subnqn(), Ok(nqn.clone()));
+            assert_eq!(record.as_bytes()[..10], [3, record.adrfam, 2, 6, 1, 0, 0xFF, 0xFF, 32, 0]);
+        }
+    }
+
+    #[test]
+    fn text_padded_with_spaces_is_trimmed_and_nonsense_is_none() {
+        let mut record = DiscoveryRecord::new_zeroed();
+        record.trsvcid = [b' '; 32];
+        record.trsvcid[..4].copy_from_slice(b"4420");
+        assert_eq!(record.port(), Some(4420));
+        record.trsvcid = [0xFF; 32];
+        record.traddr = [0xFF; 256];
+        assert_eq!((record.port(), record.traddr()), (None, None));
+    }
+
+    #[test]
+    fn an_invalid_parameter_names_its_field() {
+        let parameter = InvalidParameter { offset: 256, in_data: true };
+        assert_eq!(parameter.to_wire(), 0x1_0100);
+        assert_eq!(InvalidParameter::from_wire(0x1_0100), parameter);
+    }
+}
