@@ -4,6 +4,7 @@
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
 mod device;
+pub mod mem;
 
 pub use device::Device;
 
@@ -12,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::buf::IoBuf;
+use crate::error::{Error, ErrorKind};
 use crate::nvme::Status;
 use crate::units::Lba;
 
@@ -103,7 +105,49 @@ pub struct Namespace {
 impl Namespace {
     /// Size in bytes.
     pub fn len_bytes(&self) -> u64 {
-        self.num_blocks * u64::from(self.block_len_bytes)
+        self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
+    }
+
+    /// Whether this I/O can be: every engine asks before it moves a byte, and completes what cannot
+    /// be with the error.
+    ///
+    /// # Errors
+    /// `IoError::Invalid` with the reason.
+    pub fn check(&self, io: &Io) -> Result<(), IoError> {
+        let len = io.buf.len() as u64;
+        let block_len = u64::from(self.block_len_bytes);
+        let refuse = |reason| Err(IoError::Invalid(reason));
+        if io.op == IoOp::Write && self.read_only {
+            return refuse("the namespace is read-only");
+        }
+        if io.op == IoOp::Flush {
+            return if len == 0 { Ok(()) } else { refuse("a flush carries no bytes") };
+        }
+        if len == 0 || !len.is_multiple_of(block_len) {
+            return refuse("not one or more whole blocks");
+        }
+        if len > u64::from(self.max_transfer_bytes) {
+            return refuse("more bytes than one I/O may carry");
+        }
+        match io.slba.0.checked_add(len / block_len) {
+            Some(end) if end <= self.num_blocks => Ok(()),
+            _ => refuse("past the end of the namespace"),
+        }
+    }
+}
+
+impl IoError {
+    /// The library's error for this failure of an I/O on `namespace` at `slba`.
+    pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
+        let kind = match &self {
+            IoError::Status(_) => ErrorKind::Refused,
+            IoError::Disconnected(_) => ErrorKind::Disconnected,
+            IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
+            IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
+            IoError::Os(_) => ErrorKind::Io,
+            IoError::Invalid(_) => ErrorKind::InvalidArgument,
+        };
+        Error::new(kind, "an I/O failed").target(namespace.address.clone()).lba(slba).source(self)
     }
 }
 
@@ -114,7 +158,8 @@ pub trait QueuePair: Send {
 
     /// Takes I/O from the front of `pending` while there is room; returns how many it took.
     ///
-    /// An I/O that was taken is owed exactly one [`Completion`], also when the connection dies.
+    /// An I/O that was taken is owed exactly one [`Completion`], also when the connection dies. It
+    /// starts with the next [`QueuePair::poll`] at the latest: poll once before sleeping.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
     /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer;

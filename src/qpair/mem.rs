@@ -1,0 +1,213 @@
+//! A region of memory as a namespace: for tests, for benches, and for a target that serves memory.
+//!
+//! An I/O is one copy, made in `poll` on the caller's thread. The region is cut into stripes with a
+//! lock each, so that queue pairs of many threads read it side by side and a writer stops few.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::RwLock;
+
+use super::{Completion, Device, Io, IoOp, Namespace, QueuePair};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A namespace in memory. Clones are handles on the same bytes.
+///
+/// Bytes begin as zeroes and are gone with the last handle and queue pair. A flush does nothing.
+#[derive(Clone)]
+pub struct MemNamespace {
+    region: Arc<Region>,
+    namespace: Namespace,
+}
+
+impl MemNamespace {
+    /// A namespace of `len_bytes` zeroes, in huge pages when there are any.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the block length is no power of two from 512 to 4,096, or the length is not
+    /// one or more whole blocks. `OutOfMemory`: the operating system has not that much.
+    pub fn new(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
+        let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
+        let block_len = u64::from(block_len_bytes);
+        if !block_ok || len_bytes == 0 || !len_bytes.is_multiple_of(block_len) {
+            let message = format!("{len_bytes} bytes are not whole blocks of {block_len_bytes}");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let namespace = Namespace {
+            address: "mem".into(),
+            block_len_bytes,
+            num_blocks: len_bytes / block_len,
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: [0; 16],
+            read_only: false,
+            engine: "mem".into(),
+        };
+        Ok(MemNamespace { region: Arc::new(Region::new(len_bytes)?), namespace })
+    }
+
+    /// Another handle on the same bytes, whose queue pairs refuse writes.
+    pub fn read_only(&self) -> MemNamespace {
+        let mut handle = self.clone();
+        handle.namespace.read_only = true;
+        handle
+    }
+
+    /// Another handle on the same bytes, with these limits.
+    pub fn with_limits(&self, max_transfer_bytes: u32, queue_depth: u16) -> MemNamespace {
+        let mut handle = self.clone();
+        handle.namespace.max_transfer_bytes = max_transfer_bytes;
+        handle.namespace.queue_depth = queue_depth.max(1);
+        handle
+    }
+
+    /// Another handle on the same bytes, under this identifier.
+    pub fn with_nguid(&self, nguid: [u8; 16]) -> MemNamespace {
+        let mut handle = self.clone();
+        handle.namespace.nguid = nguid;
+        handle
+    }
+}
+
+impl Device for MemNamespace {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
+        let (region, namespace) = (Arc::clone(&self.region), self.namespace.clone());
+        Ok(Box::new(MemPair { region, namespace, taken }))
+    }
+}
+
+struct MemPair {
+    region: Arc<Region>,
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl QueuePair for MemPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+        let count = room.min(pending.len());
+        self.taken.extend(pending.drain(..count));
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len());
+        for mut io in self.taken.drain(..count) {
+            let result = self.namespace.check(&io).map(|()| {
+                let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
+                match io.op {
+                    IoOp::Read => self.region.read(offset, &mut io.buf),
+                    IoOp::Write => self.region.write(offset, &io.buf),
+                    IoOp::Flush => {}
+                }
+            });
+            done.push(Completion { tag: io.tag, buf: io.buf, result });
+        }
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}
+
+/// The bytes: stripes of equal length, the last as long as what is left.
+struct Region {
+    stripes: Box<[RwLock<IoBuf>]>,
+}
+
+impl Region {
+    fn new(len_bytes: u64) -> Result<Region> {
+        let too_large = || Error::new(ErrorKind::OutOfMemory, "more bytes than can be addressed");
+        let len = usize::try_from(len_bytes).map_err(|_| too_large())?;
+        let bytes = len.checked_next_multiple_of(STRIPE_LEN_BYTES).ok_or_else(too_large)?;
+        let slot_len_bytes = STRIPE_LEN_BYTES;
+        let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })?;
+        let stripe = |start: usize| {
+            let len = STRIPE_LEN_BYTES.min(len - start);
+            RwLock::new(pool.take(len).expect("as many slots as stripes"))
+        };
+        Ok(Region { stripes: (0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect() })
+    }
+
+    fn read(&self, offset: u64, mut bytes: &mut [u8]) {
+        let (mut stripe, mut start) = split_offset(offset);
+        while !bytes.is_empty() {
+            let source = self.stripes[stripe].read();
+            let count = bytes.len().min(source.len() - start);
+            let (now, later) = bytes.split_at_mut(count);
+            now.copy_from_slice(&source[start..start + count]);
+            (bytes, stripe, start) = (later, stripe + 1, 0);
+        }
+    }
+
+    fn write(&self, offset: u64, mut bytes: &[u8]) {
+        let (mut stripe, mut start) = split_offset(offset);
+        while !bytes.is_empty() {
+            let mut destination = self.stripes[stripe].write();
+            let count = bytes.len().min(destination.len() - start);
+            destination[start..start + count].copy_from_slice(&bytes[..count]);
+            (bytes, stripe, start) = (&bytes[count..], stripe + 1, 0);
+        }
+    }
+}
+
+/// The stripe that `offset` lies in, and where in it. The offset has been checked.
+fn split_offset(offset: u64) -> (usize, usize) {
+    let offset = usize::try_from(offset).expect("a checked offset lies in memory");
+    (offset / STRIPE_LEN_BYTES, offset % STRIPE_LEN_BYTES)
+}
+
+const STRIPE_LEN_BYTES: usize = 1 << 20;
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+const QUEUE_DEPTH: u16 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qpair::IoError;
+    use crate::units::Lba;
+
+    fn run(pair: &mut dyn QueuePair, op: IoOp, slba: u64, buf: IoBuf) -> Completion {
+        let mut pending = VecDeque::from([Io { op, slba: Lba(slba), buf, tag: 1 }]);
+        let mut done = Vec::new();
+        assert_eq!(pair.submit(&mut pending), 1);
+        assert_eq!(pair.poll(Instant::now(), 8, &mut done), 1);
+        done.pop().unwrap()
+    }
+
+    #[test]
+    fn bytes_that_cross_stripes_come_back_as_written_through_another_queue_pair() {
+        let device = MemNamespace::new((2 << 20) + 512, 512).unwrap();
+        let mut writer = device.queue_pair().unwrap();
+        let mut reader = device.read_only().queue_pair().unwrap();
+        let mut buf = IoBuf::zeroed(1 << 20);
+        buf.iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = (at % 251) as u8);
+        let expected = buf.to_vec();
+        let slba = (2 << 20 >> 9) + 1 - (1 << 20 >> 9); // ends with the last block
+        assert_eq!(run(&mut *writer, IoOp::Write, slba, buf).result, Ok(()));
+        let read = run(&mut *reader, IoOp::Read, slba, IoBuf::zeroed(1 << 20));
+        assert!(read.result.is_ok() && read.buf[..] == expected[..]);
+        let refused = run(&mut *reader, IoOp::Write, 0, IoBuf::zeroed(512));
+        assert!(matches!(refused.result, Err(IoError::Invalid(_))));
+    }
+
+    #[test]
+    fn sizes_that_are_not_whole_blocks_are_refused() {
+        for (len_bytes, block_len_bytes) in [(0, 512), (513, 512), (4096, 256), (8192, 8192)] {
+            let error = MemNamespace::new(len_bytes, block_len_bytes).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+    }
+}
