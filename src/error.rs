@@ -202,6 +202,12 @@ impl From<std::io::Error> for Error {
     }
 }
 
+impl From<crate::nvme::AddressError> for Error {
+    fn from(error: crate::nvme::AddressError) -> Error {
+        Error::new(ErrorKind::InvalidArgument, error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@
 //!
 //! Read `sqe.rs` first, then `cqe.rs`.
 
+pub mod address;
 pub mod cqe;
 pub mod fabrics;
 pub mod identify;
@@ -16,6 +17,7 @@ pub mod nqn;
 pub mod sgl;
 pub mod sqe;
 
+pub use address::{Address, AddressError, TcpAddress};
 pub use cqe::{Cqe, RetryClass, Status};
 pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};

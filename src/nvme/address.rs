@@ -1,0 +1,495 @@
+//! Addresses: how a user names a namespace, and an image that lies on several of them.
+//!
+//! ```text
+//! IMAGE   = ADDRESS[,ADDRESS...]
+//! ADDRESS = path
+//!         | nvme-tcp://host[:4420]/NQN[?ns=N]                 host: name, IPv4, or IPv6 in brackets
+//!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
+//!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      kept as written, for SPDK
+//! ```
+//! A comma inside an address is `%2C`. In a path only `%2C`, `%25` (the percent sign) and escapes of
+//! bytes from 80h on (names that are not UTF-8) stand for a byte; any other `%` stands for itself,
+//! so that ordinary file names need no escapes. In a URL every `%XX` stands for a byte.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::nqn::{Nqn, NqnError};
+use crate::units::Nsid;
+
+/// Where a namespace is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// An image file or a block device.
+    Path(PathBuf),
+    /// A namespace of an NVMe/TCP target, reached with the host of this library.
+    Tcp(TcpAddress),
+    /// Something that only SPDK reaches, as the user wrote it.
+    Spdk(String),
+}
+
+/// A namespace of an NVMe/TCP target.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TcpAddress {
+    /// Transport address: host name, IPv4 or IPv6 address (without brackets).
+    pub traddr: String,
+    /// Transport service identifier: the port.
+    pub trsvcid: u16,
+    /// Subsystem NQN.
+    pub subnqn: Nqn,
+    /// Namespace; `None`: the first active one.
+    pub nsid: Option<Nsid>,
+}
+
+/// Why some text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// There is nothing, or nothing between two commas.
+    #[error("an address is empty")]
+    Empty,
+    /// A path with a NUL byte.
+    #[error("a path has no NUL byte")]
+    Nul,
+    /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
+    #[error("'{0}' has a percent escape that stands for nothing")]
+    Escape(String),
+    /// A URL of another shape.
+    #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
+    Url(String),
+    /// A port that is no number from 1 to 65535.
+    #[error("'{0}' is no port")]
+    Port(String),
+    /// A namespace identifier that is no number from 1 to 2^32 - 2.
+    #[error("'{0}' is no namespace identifier")]
+    Nsid(String),
+    /// The subsystem NQN is none.
+    #[error("in '{text}': {error}")]
+    Nqn {
+        /// The NQN as given.
+        text: String,
+        /// What is wrong with it.
+        #[source]
+        error: NqnError,
+    },
+    /// A key of a `trtype:` address that is not known, is missing, or is there twice.
+    #[error("'{key}:' is {problem} in an address that begins with 'trtype:'")]
+    Key {
+        /// The key.
+        key: String,
+        /// `unknown`, `missing` or `given twice`.
+        problem: &'static str,
+    },
+    /// A value that the key cannot have.
+    #[error("'{key}:{value}' is none of {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// The value as given.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+}
+
+impl Address {
+    /// An IMAGE: one or more addresses separated by commas.
+    ///
+    /// # Errors
+    /// The first address that is none.
+    pub fn parse_list(text: &str) -> Result<Vec<Address>, AddressError> {
+        text.split(',').map(str::parse).collect()
+    }
+
+    /// [`Address::parse_list`] of an argument of the command line, where a path need not be UTF-8.
+    ///
+    /// # Errors
+    /// As [`Address::parse_list`].
+    pub fn parse_list_os(text: &OsStr) -> Result<Vec<Address>, AddressError> {
+        Address::parse_list(&escape_non_utf8(text.as_bytes()))
+    }
+
+    /// The text of an IMAGE, which [`Address::parse_list`] reads back.
+    pub fn list_to_string(addresses: &[Address]) -> String {
+        let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
+        texts.join(",")
+    }
+
+    /// The address of a file, whatever its name.
+    pub fn from_path(path: impl AsRef<Path>) -> Address {
+        Address::Path(path.as_ref().to_owned())
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Address, AddressError> {
+        if text.is_empty() {
+            return Err(AddressError::Empty);
+        }
+        if let Some(rest) = text.strip_prefix(URL_SCHEME) {
+            return parse_url(text, rest).map(Address::Tcp);
+        }
+        if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
+            return match inner.parse::<Address>()? {
+                Address::Spdk(_) => Ok(Address::Spdk(inner.to_owned())),
+                Address::Path(_) | Address::Tcp(_) => Ok(Address::Spdk(text.to_owned())),
+            };
+        }
+        if text.trim_start().starts_with(TRTYPE_PREFIX) {
+            return parse_transport_id(text);
+        }
+        let path = unescape(text, |byte| byte == b',' || byte == b'%' || byte >= 0x80);
+        if path.contains(&0) {
+            return Err(AddressError::Nul);
+        }
+        Ok(Address::Path(PathBuf::from(OsString::from_vec(path))))
+    }
+}
+
+fn parse_url(text: &str, rest: &str) -> Result<TcpAddress, AddressError> {
+    let malformed = || AddressError::Url(text.to_owned());
+    let (authority, name) = rest.split_once('/').ok_or_else(malformed)?;
+    let (nqn, query) = match name.split_once('?') {
+        Some((nqn, query)) => (nqn, Some(query)),
+        None => (name, None),
+    };
+    let (host, port) = split_port(authority).ok_or_else(malformed)?;
+    let traddr = unescape_all(host)?;
+    if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(malformed());
+    }
+    let nsid = match query {
+        None => None,
+        Some(query) => Some(parse_nsid(query.strip_prefix("ns=").ok_or_else(malformed)?)?),
+    };
+    Ok(TcpAddress {
+        traddr,
+        trsvcid: port.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?,
+        subnqn: parse_nqn(&unescape_all(nqn)?)?,
+        nsid,
+    })
+}
+
+/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; an IPv6 address needs its brackets.
+fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (host, after) = rest.split_once(']')?;
+        return match after {
+            "" => Some((host, None)),
+            _ => Some((host, Some(after.strip_prefix(':')?))),
+        };
+    }
+    match authority.split_once(':') {
+        Some((_, port)) if port.contains(':') => None,
+        Some((host, port)) => Some((host, Some(port))),
+        None => Some((authority, None)),
+    }
+}
+
+fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
+    const KEYS: [&str; 6] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn", "ns"];
+    let mut values: [Option<&str>; 6] = [None; 6];
+    let problem = |key: &str, problem| AddressError::Key { key: key.to_owned(), problem };
+    for word in text.split_whitespace() {
+        let (key, value) = word.split_once(':').ok_or_else(|| problem(word, "unknown"))?;
+        let index = KEYS.iter().position(|known| known.eq_ignore_ascii_case(key));
+        let slot = &mut values[index.ok_or_else(|| problem(key, "unknown"))?];
+        if slot.replace(value).is_some() {
+            return Err(problem(key, "given twice"));
+        }
+    }
+    let [trtype, adrfam, traddr, trsvcid, subnqn, ns] = values;
+    let trtype = trtype.ok_or_else(|| problem("trtype", "missing"))?;
+    match trtype.to_ascii_uppercase().as_str() {
+        "TCP" => {}
+        "PCIE" | "RDMA" | "VFIOUSER" => return Ok(Address::Spdk(text.to_owned())),
+        _ => {
+            let (value, expected) = (trtype.to_owned(), "TCP, PCIE, RDMA, VFIOUSER");
+            return Err(AddressError::Value { key: "trtype", value, expected });
+        }
+    }
+    if let Some(adrfam) = adrfam.filter(|a| !["IPV4", "IPV6"].contains(&&*a.to_ascii_uppercase())) {
+        let (value, expected) = (adrfam.to_owned(), "IPv4, IPv6");
+        return Err(AddressError::Value { key: "adrfam", value, expected });
+    }
+    let traddr = unescape_all(traddr.ok_or_else(|| problem("traddr", "missing"))?)?;
+    if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        let expected = "host names and addresses";
+        return Err(AddressError::Value { key: "traddr", value: traddr, expected });
+    }
+    Ok(Address::Tcp(TcpAddress {
+        traddr,
+        trsvcid: trsvcid.map_or(Ok(TcpAddress::DEFAULT_PORT), parse_port)?,
+        subnqn: parse_nqn(&unescape_all(subnqn.ok_or_else(|| problem("subnqn", "missing"))?)?)?,
+        nsid: ns.map(parse_nsid).transpose()?,
+    }))
+}
+
+fn parse_port(text: &str) -> Result<u16, AddressError> {
+    let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    port.filter(|&port| port != 0).ok_or_else(|| AddressError::Port(text.to_owned()))
+}
+
+fn parse_nsid(text: &str) -> Result<Nsid, AddressError> {
+    let nsid = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    nsid.filter(|nsid| (1..u32::MAX).contains(nsid))
+        .map(Nsid)
+        .ok_or_else(|| AddressError::Nsid(text.to_owned()))
+}
+
+fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
+    Nqn::new(text).map_err(|error| AddressError::Nqn { text: text.to_owned(), error })
+}
+
+impl TcpAddress {
+    /// The port of NVM subsystems.
+    pub const DEFAULT_PORT: u16 = 4420;
+}
+
+impl fmt::Display for TcpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(URL_SCHEME)?;
+        if self.traddr.contains(':') {
+            f.write_char('[')?;
+            escape(f, self.traddr.as_bytes(), |byte| b"%,]/".contains(&byte))?;
+            f.write_char(']')?;
+        } else {
+            escape(f, self.traddr.as_bytes(), |byte| b"%,/[".contains(&byte))?;
+        }
+        write!(f, ":{}/", self.trsvcid)?;
+        escape(f, self.subnqn.as_str().as_bytes(), |byte| b"%,?".contains(&byte))?;
+        match self.nsid {
+            Some(nsid) => write!(f, "?ns={nsid}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    /// Text that parses to the same address, also within a list.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(tcp) => tcp.fmt(f),
+            Address::Spdk(text) => f.write_str(text),
+            Address::Path(path) => {
+                let bytes = path.as_os_str().as_bytes();
+                let text = String::from_utf8_lossy(bytes);
+                let looks_otherwise = [URL_SCHEME, SPDK_PREFIX, TRTYPE_PREFIX]
+                    .iter()
+                    .any(|prefix| text.trim_start().starts_with(prefix));
+                if looks_otherwise {
+                    f.write_str("./")?;
+                }
+                fmt_path(f, bytes)
+            }
+        }
+    }
+}
+
+/// The bytes of a path, with an escape for what [`Address::from_str`] would take for something else.
+fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    for chunk in bytes.utf8_chunks() {
+        let valid = chunk.valid();
+        for (at, c) in valid.char_indices() {
+            match c {
+                ',' => f.write_str("%2C")?,
+                // A percent sign needs its escape only where two digits follow it.
+                '%' if hex_pair(&valid.as_bytes()[at + 1..]).is_some() => f.write_str("%25")?,
+                c => f.write_char(c)?,
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(f, "%{byte:02X}")?;
+        }
+    }
+    Ok(())
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool) -> fmt::Result {
+    let text = std::str::from_utf8(bytes).map_err(|_| fmt::Error)?;
+    text.chars().try_for_each(|c| match u8::try_from(c) {
+        Ok(byte) if byte.is_ascii() && special(byte) => write!(f, "%{byte:02X}"),
+        _ => f.write_char(c),
+    })
+}
+
+/// `text` with each `%XX` replaced whose byte `counts`; other percent signs stay.
+fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
+    let mut rest = text.as_bytes();
+    let mut out = Vec::with_capacity(rest.len());
+    while let Some((&first, tail)) = rest.split_first() {
+        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// `text` with every `%XX` replaced; a percent sign without two digits is an error.
+fn unescape_all(text: &str) -> Result<String, AddressError> {
+    let error = || AddressError::Escape(text.to_owned());
+    let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
+    for (at, _) in signs {
+        hex_pair(&text.as_bytes()[at + 1..]).ok_or_else(error)?;
+    }
+    String::from_utf8(unescape(text, |_| true)).map_err(|_| error())
+}
+
+/// The byte that the two hexadecimal digits at the start of `bytes` stand for.
+fn hex_pair(bytes: &[u8]) -> Option<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
+}
+
+/// Text of `bytes` in which those that are not UTF-8 are escaped as paths escape them.
+fn escape_non_utf8(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+const URL_SCHEME: &str = "nvme-tcp://";
+const SPDK_PREFIX: &str = "spdk:";
+const TRTYPE_PREFIX: &str = "trtype:";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tcp(traddr: &str, trsvcid: u16, subnqn: &str, nsid: Option<u32>) -> Address {
+        let (traddr, subnqn) = (traddr.to_owned(), Nqn::new(subnqn).unwrap());
+        Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: nsid.map(Nsid) })
+    }
+
+    #[test]
+    fn every_form_of_an_address_is_read() {
+        let nqn = "nqn.2026-11.io.dlfs:train";
+        #[rustfmt::skip]
+        let golden = [
+            ("train.dlfs", Address::from_path("train.dlfs")),
+            ("/dev/nvme0n1", Address::from_path("/dev/nvme0n1")),
+            ("100%.dlfs", Address::from_path("100%.dlfs")),
+            ("a%2Cb", Address::from_path("a,b")),
+            ("a%252Cb", Address::from_path("a%2Cb")),
+            ("nvme-tcp://h/nqn.2026-11.io.dlfs:train", tcp("h", 4420, nqn, None)),
+            ("nvme-tcp://10.0.0.1:8009/nqn.2026-11.io.dlfs:train?ns=2", tcp("10.0.0.1", 8009, nqn, Some(2))),
+            ("nvme-tcp://[fe80::1%25eth0]:1/nqn.2026-11.io.dlfs:train", tcp("fe80::1%eth0", 1, nqn, None)),
+            ("nvme-tcp://[::1]/a%2Cb%3F", tcp("::1", 4420, "a,b?", None)),
+            ("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4421 subnqn:nqn.2026-11.io.dlfs:train ns:3",
+                tcp("127.0.0.1", 4421, nqn, Some(3))),
+            ("trtype:tcp subnqn:x traddr:::1", tcp("::1", 4420, "x", None)),
+            ("trtype:PCIE traddr:0000:5e:00.0", Address::Spdk("trtype:PCIE traddr:0000:5e:00.0".into())),
+            ("spdk:nvme-tcp://h/x", Address::Spdk("spdk:nvme-tcp://h/x".into())),
+        ];
+        for (text, address) in golden {
+            assert_eq!(text.parse(), Ok(address.clone()), "{text}");
+            assert_eq!(address.to_string().parse(), Ok(address), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_reason() {
+        use AddressError::*;
+        let parse = |text: &str| text.parse::<Address>().unwrap_err();
+        assert_eq!(parse(""), Empty);
+        assert_eq!(Address::parse_list("a,,b"), Err(Empty));
+        assert_eq!(parse("a\0b"), Nul);
+        assert!(matches!(parse("nvme-tcp://h"), Url(_)));
+        assert!(matches!(parse("nvme-tcp:///x"), Url(_)));
+        assert!(matches!(parse("nvme-tcp://::1/x"), Url(_)));
+        assert!(matches!(parse("nvme-tcp://[::1]4420/x"), Url(_)));
+        assert!(matches!(parse("nvme-tcp://h/x?nsid=1"), Url(_)));
+        assert!(matches!(parse("nvme-tcp://h/"), Nqn { error: NqnError::Empty, .. }));
+        assert!(matches!(parse("nvme-tcp://h/a%0Ab"), Nqn { error: NqnError::Control, .. }));
+        assert!(matches!(parse("nvme-tcp://h/x%2"), Escape(_)));
+        assert!(matches!(parse("nvme-tcp://h/%FF"), Escape(_)));
+        for port in ["0", "65536", "+1", "http", ""] {
+            assert_eq!(parse(&format!("nvme-tcp://h:{port}/x")), Port(port.into()));
+        }
+        for ns in ["0", "4294967295", "-1", "one", ""] {
+            assert_eq!(parse(&format!("nvme-tcp://h/x?ns={ns}")), AddressError::Nsid(ns.into()));
+        }
+        assert!(matches!(parse("trtype:FC traddr:x subnqn:y"), Value { key: "trtype", .. }));
+        assert!(matches!(
+            parse("trtype:TCP adrfam:IB traddr:x subnqn:y"),
+            Value { key: "adrfam", .. }
+        ));
+        assert!(matches!(parse("trtype:TCP traddr:x"), Key { problem: "missing", .. }));
+        assert!(matches!(
+            parse("trtype:TCP traddr:x traddr:y subnqn:z"),
+            Key { problem: "given twice", .. }
+        ));
+        assert!(matches!(parse("trtype:TCP colour:x"), Key { problem: "unknown", .. }));
+    }
+
+    #[test]
+    fn a_list_is_split_at_commas_and_printed_so_that_it_reads_back() {
+        let text = "a%2Cb.dlfs,nvme-tcp://h:1/x%2Cy?ns=1,trtype:RDMA traddr:1.2.3.4";
+        let list = Address::parse_list(text).unwrap();
+        assert_eq!(list.len(), 3);
+        assert_eq!(list[0], Address::from_path("a,b.dlfs"));
+        assert_eq!(Address::parse_list(&Address::list_to_string(&list)), Ok(list));
+    }
+
+    #[test]
+    fn paths_that_look_like_something_else_are_printed_as_paths() {
+        for name in ["nvme-tcp://x/y", "spdk:x", "trtype:TCP", " trtype:x"] {
+            let address = Address::from_path(name);
+            let back: Address = address.to_string().parse().unwrap();
+            assert_eq!(back, Address::from_path(format!("./{name}")));
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_not_utf8_comes_from_the_command_line_and_survives_printing() {
+        let name = OsStr::from_bytes(b"caf\xE9%E9,x");
+        let list = Address::parse_list_os(name).unwrap();
+        assert_eq!(list[0], Address::from_path(OsStr::from_bytes(b"caf\xE9\xE9")));
+        let address = Address::from_path(name);
+        assert_eq!(address.to_string(), "caf%E9%25E9%2Cx");
+        assert_eq!(address.to_string().parse(), Ok(address));
+    }
+
+    proptest! {
+        #[test]
+        fn any_path_survives_printing(bytes in prop::collection::vec(1u8.., 1..40)) {
+            let address = Address::from_path(OsStr::from_bytes(&bytes));
+            let back = Address::parse_list(&address.to_string()).unwrap();
+            prop_assert_eq!(back, [address]);
+        }
+
+        #[test]
+        fn any_tcp_address_survives_printing(
+            traddr in "[!-~]{1,20}", trsvcid in 1u16.., subnqn in "[ -~é]{1,60}", nsid in prop::option::of(1u32..u32::MAX),
+        ) {
+            let address = tcp(&traddr, trsvcid, &subnqn, nsid);
+            let back = Address::parse_list(&address.to_string()).unwrap();
+            prop_assert_eq!(back, [address]);
+        }
+
+        #[test]
+        fn any_text_is_parsed_without_a_panic(text in "(nvme-tcp://|trtype:TCP |spdk:|)\\PC{0,60}") {
+            if let Ok(address) = text.parse::<Address>() {
+                let again = address.to_string().parse::<Address>();
+                prop_assert!(again.is_ok(), "{:?} from {:?}", again, address);
+            }
+        }
+    }
+}
