@@ -5,8 +5,10 @@
 
 mod device;
 pub mod mem;
+mod options;
 
 pub use device::Device;
+pub use options::{ConnectOptions, Direct};
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

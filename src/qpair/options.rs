@@ -1,0 +1,89 @@
+//! How to open a namespace and how long to wait for what.
+//!
+//! The names are nvme-cli's where it has them.
+
+use std::time::Duration;
+
+use crate::nvme::{Address, Nqn};
+
+/// Options of [`crate::qpair::open`]; the defaults suit a training job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Ask for header digests; a target that declines them is refused.
+    pub hdr_digest: bool,
+    /// Ask for data digests; a target that declines them is refused.
+    pub data_digest: bool,
+    /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one of this machine's own.
+    pub hostnqn: Option<Nqn>,
+    /// Host identifier; `None`: that of `/etc/nvme/hostid`, else the UUID in the host NQN, else one
+    /// derived from the host NQN.
+    pub hostid: Option<[u8; 16]>,
+    /// I/O queues to ask for: one for each queue pair. The target may grant fewer.
+    pub nr_io_queues: u16,
+    /// Entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
+    pub queue_size: u16,
+    /// Keep Alive Timeout (KATO): a side that hears nothing for this long gives the other up; zero
+    /// switches it off.
+    pub keep_alive_tmo: Duration,
+    /// How long reconnecting goes on before a lost controller is given up.
+    pub ctrl_loss_tmo: Duration,
+    /// How long a queue pair with outstanding I/O may go without progress before its connection is
+    /// torn down and its reads are issued again on another.
+    pub io_timeout: Duration,
+    /// How long opening may take in all, every path and step included.
+    pub connect_timeout: Duration,
+    /// How long one TCP connection may take to be accepted.
+    pub tcp_connect_timeout: Duration,
+    /// Further addresses of the same namespace, used when the first is down.
+    pub paths: Vec<Address>,
+    /// Whether files are opened with O_DIRECT.
+    pub direct: Direct,
+    /// Whether writes are wanted: otherwise files are opened for reading only, and writes refused.
+    pub writable: bool,
+}
+
+/// Whether the file engine bypasses the page cache (O_DIRECT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direct {
+    /// For block devices and for images larger than half of the memory.
+    #[default]
+    Auto,
+    /// Always; opening fails where it cannot be had.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            hdr_digest: false,
+            data_digest: false,
+            hostnqn: None,
+            hostid: None,
+            nr_io_queues: 16,
+            queue_size: 128,
+            keep_alive_tmo: Duration::from_secs(15),
+            ctrl_loss_tmo: Duration::from_secs(600),
+            io_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(10),
+            tcp_connect_timeout: Duration::from_secs(3),
+            paths: Vec::new(),
+            direct: Direct::Auto,
+            writable: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_wait_ends_and_inner_waits_end_before_outer_ones() {
+        let options = ConnectOptions::default();
+        assert!(options.tcp_connect_timeout < options.connect_timeout);
+        assert!(options.connect_timeout < options.ctrl_loss_tmo);
+        assert!(options.io_timeout < options.keep_alive_tmo);
+    }
+}
