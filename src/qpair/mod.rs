@@ -3,7 +3,9 @@
 //! An I/O owns its buffer; its completion gives the buffer back. No lifetime crosses the trait, no
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
+pub mod blocking;
 mod device;
+pub mod group;
 pub mod mem;
 mod options;
 

@@ -1,0 +1,347 @@
+//! Several queue pairs polled by one thread, and how that thread waits when nothing moves.
+//!
+//! This is DLFS's shared completion queue: whoever owns the group sees the completions of all pairs in
+//! one list. A loop over it reads
+//!
+//! ```text
+//! group.submit(index, &mut pending);
+//! if group.poll(now, max, &mut done) == 0 { group.wait(until) }
+//! ```
+//!
+//! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
+//! for at most 50 µs since the last completion; then it sleeps on what the pairs name. Spins that
+//! brought nothing halve the next one, and a sleep so short that a spin would have caught its end
+//! brings the whole spin back. An idle group costs no processor time.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::{Completion, Io, QueuePair};
+use crate::error::Result;
+
+/// Queue pairs that one thread polls together. See the module for the loop around it.
+pub struct PollGroup {
+    pairs: Vec<Box<dyn QueuePair>>,
+    /// Who is polled first; moves on by one a turn, so that `max` starves nobody.
+    first: usize,
+    scratch: Vec<Completion>,
+    patience: Patience,
+    wake: Arc<Wake>,
+}
+
+impl PollGroup {
+    /// A group without queue pairs.
+    ///
+    /// # Errors
+    /// The operating system gives no event descriptor.
+    pub fn new() -> Result<PollGroup> {
+        let patience = Patience { budget: SPIN, quiet_since: None, busy_poll: false };
+        let wake = Arc::new(Wake {
+            woken: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(std::io::Error::from)?,
+        });
+        Ok(PollGroup { pairs: Vec::new(), first: 0, scratch: Vec::new(), patience, wake })
+    }
+
+    /// Never sleep while I/Os are outstanding: the lowest latency, at the price of a whole core.
+    pub fn set_busy_poll(&mut self, busy_poll: bool) {
+        self.patience.busy_poll = busy_poll;
+    }
+
+    /// Adds a queue pair; the index names it from now on.
+    pub fn add(&mut self, pair: Box<dyn QueuePair>) -> usize {
+        self.pairs.push(pair);
+        self.pairs.len() - 1
+    }
+
+    /// The queue pair `index`.
+    ///
+    /// # Panics
+    /// `add` never returned this index.
+    pub fn pair(&self, index: usize) -> &dyn QueuePair {
+        &*self.pairs[index]
+    }
+
+    /// How many queue pairs there are.
+    pub fn num_pairs(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// Takes I/O from the front of `pending` for pair `index`, as [`QueuePair::submit`] does.
+    ///
+    /// # Panics
+    /// `add` never returned this index.
+    pub fn submit(&mut self, index: usize, pending: &mut VecDeque<Io>) -> usize {
+        self.pairs[index].submit(pending)
+    }
+
+    /// I/Os taken by all pairs together and not yet completed.
+    pub fn outstanding(&self) -> usize {
+        self.pairs.iter().map(|pair| pair.outstanding()).sum()
+    }
+
+    /// Polls every pair once; appends at most `max` completions, each with the index of its pair, and
+    /// returns how many.
+    pub fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<(usize, Completion)>) -> usize {
+        let num_pairs = self.pairs.len();
+        let mut count = 0;
+        for turn in 0..num_pairs {
+            let index = (self.first + turn) % num_pairs;
+            count += self.pairs[index].poll(now, max - count, &mut self.scratch);
+            done.extend(self.scratch.drain(..).map(|completion| (index, completion)));
+        }
+        self.first = (self.first + 1) % num_pairs.max(1);
+        if count > 0 {
+            self.patience.quiet_since = None;
+        }
+        count
+    }
+
+    /// Waits until polling again may bring something, a [`Waker`] calls, or `until` has come.
+    ///
+    /// May return early for no reason; after at most 50 µs of returning at once it sleeps. To be
+    /// called after a `poll` that brought nothing.
+    pub fn wait(&mut self, until: Instant) {
+        let now = Instant::now();
+        if self.wake.woken.swap(false, Ordering::SeqCst) || until <= now {
+            return;
+        }
+        if self.outstanding() > 0 && self.patience.spin(now) {
+            std::hint::spin_loop();
+            return;
+        }
+        if self.pairs.iter().any(|pair| completes_in_poll_alone(&**pair)) {
+            return;
+        }
+        let until =
+            self.pairs.iter().filter_map(|pair| pair.next_timeout()).fold(until, Instant::min);
+        self.sleep(until.saturating_duration_since(now));
+        self.patience.slept(now.elapsed());
+    }
+
+    /// A handle that ends a [`PollGroup::wait`] from another thread.
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.wake))
+    }
+
+    fn sleep(&self, limit: Duration) {
+        self.wake.asleep.store(true, Ordering::SeqCst);
+        if !self.wake.woken.swap(false, Ordering::SeqCst) {
+            let mut fds: Vec<PollFd<'_>> =
+                self.pairs.iter().filter_map(|p| poll_fd(&**p)).collect();
+            fds.push(PollFd::from_borrowed_fd(self.wake.event.as_fd(), PollFlags::IN));
+            let limit = Timespec::try_from(limit).ok(); // beyond i64 seconds: no limit
+            // An error is a signal, or no memory for the call: the caller polls, and waits again.
+            let _ = poll(&mut fds, limit.as_ref());
+        }
+        self.wake.asleep.store(false, Ordering::SeqCst);
+        self.wake.drain();
+    }
+}
+
+/// Whether there is nothing to sleep on although something is to be done.
+fn completes_in_poll_alone(pair: &dyn QueuePair) -> bool {
+    pair.outstanding() > 0 && pair.wait_fd().is_none() && pair.next_timeout().is_none()
+}
+
+fn poll_fd(pair: &dyn QueuePair) -> Option<PollFd<'_>> {
+    let wait = pair.wait_fd()?;
+    let mut events = PollFlags::IN;
+    if wait.writable {
+        events |= PollFlags::OUT;
+    }
+    Some(PollFd::from_borrowed_fd(wait.fd, events))
+}
+
+/// How long to spin before sleeping.
+struct Patience {
+    /// What the next spin may last.
+    budget: Duration,
+    /// The first wait since the last completion.
+    quiet_since: Option<Instant>,
+    busy_poll: bool,
+}
+
+impl Patience {
+    /// Whether to spin on.
+    fn spin(&mut self, now: Instant) -> bool {
+        let quiet_since = *self.quiet_since.get_or_insert(now);
+        self.busy_poll || now.saturating_duration_since(quiet_since) < self.budget
+    }
+
+    /// Learns from a sleep, which came after a spin without effect.
+    fn slept(&mut self, slept: Duration) {
+        // A wake-up itself takes tens of microseconds, so a sleep of 2 × SPIN was for about one SPIN.
+        self.budget = if slept < 2 * SPIN { SPIN } else { self.budget / 2 };
+        self.quiet_since = None;
+    }
+}
+
+/// Ends the wait of a [`PollGroup`] from another thread. A call while nobody waits ends the next wait.
+#[derive(Clone)]
+pub struct Waker(Arc<Wake>);
+
+impl Waker {
+    /// Ends the wait. Makes a system call only while the group's thread sleeps.
+    pub fn wake(&self) {
+        self.0.woken.store(true, Ordering::SeqCst);
+        // Either this load sees the sleeper, or the sleeper's look at `woken` sees the store above.
+        if self.0.asleep.load(Ordering::SeqCst) {
+            self.0.ring();
+        }
+    }
+
+    /// The descriptor that becomes readable when a sleeping group is woken.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.event.as_fd()
+    }
+}
+
+struct Wake {
+    woken: AtomicBool,
+    asleep: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Wake {
+    fn ring(&self) {
+        // The only failure is a counter at its maximum, and then it is readable anyway.
+        let _ = rustix::io::write(&self.event, &[1; 8]); // not zero in any byte order
+    }
+
+    fn drain(&self) {
+        // The only failure is that nobody rang.
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+        // The wait ends now, so whoever called until here has what it wanted.
+        self.woken.swap(false, Ordering::SeqCst);
+    }
+}
+
+/// The longest spin without a completion.
+const SPIN: Duration = Duration::from_micros(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::IoBuf;
+    use crate::qpair::mem::MemNamespace;
+    use crate::qpair::{Device, IoOp, Namespace, Wait};
+    use crate::units::Lba;
+
+    fn read(tag: u64) -> Io {
+        Io { op: IoOp::Read, slba: Lba(tag), buf: IoBuf::zeroed(512), tag }
+    }
+
+    #[test]
+    fn completions_of_all_pairs_come_in_one_list_and_max_starves_nobody() {
+        let device = MemNamespace::new(1 << 16, 512).unwrap();
+        let mut group = PollGroup::new().unwrap();
+        for index in 0..3 {
+            assert_eq!(group.add(device.queue_pair().unwrap()), index);
+            group.submit(index, &mut (0..4).map(read).collect());
+        }
+        assert_eq!((group.outstanding(), group.num_pairs()), (12, 3));
+        let mut done = Vec::new();
+        for turn in 0..3 {
+            assert_eq!(group.poll(Instant::now(), 4, &mut done), 4, "turn {turn}");
+        }
+        let firsts: Vec<usize> = done.iter().step_by(4).map(|(index, _)| *index).collect();
+        assert_eq!((firsts, group.outstanding()), (vec![0, 1, 2], 0));
+        assert_eq!(group.poll(Instant::now(), 4, &mut done), 0);
+    }
+
+    #[test]
+    fn a_wait_does_not_sleep_while_polling_alone_completes() {
+        let device = MemNamespace::new(1 << 16, 512).unwrap();
+        let mut group = PollGroup::new().unwrap();
+        group.add(device.queue_pair().unwrap());
+        group.submit(0, &mut VecDeque::from([read(0)]));
+        let far = Instant::now() + Duration::from_secs(3600);
+        (0..10_000).for_each(|_| group.wait(far)); // would hang if it slept
+        assert_eq!(group.outstanding(), 1);
+    }
+
+    #[test]
+    fn a_wait_ends_when_its_time_has_come() {
+        let until = Instant::now() + Duration::from_millis(20);
+        let mut group = PollGroup::new().unwrap();
+        while Instant::now() < until {
+            group.wait(until);
+        }
+        group.wait(until); // of the past: returns
+    }
+
+    #[test]
+    fn a_waker_ends_a_wait_before_it_and_during_it() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let mut group = PollGroup::new().unwrap();
+        let waker = group.waker();
+        waker.wake();
+        group.wait(far);
+        for _ in 0..1000 {
+            let waker = waker.clone();
+            let other = std::thread::spawn(move || waker.wake());
+            group.wait(far);
+            other.join().unwrap();
+            group.wake.woken.store(false, Ordering::SeqCst); // it may have ended for an older ring
+        }
+    }
+
+    /// Never completes, never becomes ready, but wants to be polled at a certain time.
+    struct Stuck(Namespace, Option<Instant>);
+
+    impl QueuePair for Stuck {
+        fn namespace(&self) -> &Namespace {
+            &self.0
+        }
+        fn submit(&mut self, _pending: &mut VecDeque<Io>) -> usize {
+            0
+        }
+        fn poll(&mut self, _: Instant, _: usize, _: &mut Vec<Completion>) -> usize {
+            0
+        }
+        fn outstanding(&self) -> usize {
+            1
+        }
+        fn wait_fd(&self) -> Option<Wait<'_>> {
+            None
+        }
+        fn next_timeout(&self) -> Option<Instant> {
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_when_a_pair_wants_to_be_polled() {
+        let namespace = MemNamespace::new(512, 512).unwrap().namespace();
+        let mut group = PollGroup::new().unwrap();
+        let wanted = Instant::now() + Duration::from_millis(5);
+        group.add(Box::new(Stuck(namespace, Some(wanted))));
+        let far = wanted + Duration::from_secs(3600);
+        while Instant::now() < wanted {
+            group.wait(far);
+        }
+    }
+
+    #[test]
+    fn spins_become_shorter_without_effect_and_whole_again_when_one_would_have_paid() {
+        let mut patience = Patience { budget: SPIN, quiet_since: None, busy_poll: false };
+        let start = Instant::now();
+        assert!(patience.spin(start) && patience.spin(start + SPIN / 2));
+        assert!(!patience.spin(start + SPIN));
+        patience.slept(Duration::from_millis(3));
+        assert!(patience.spin(start));
+        assert!(!patience.spin(start + SPIN / 2));
+        patience.slept(Duration::from_micros(30));
+        assert!(patience.spin(start) && patience.spin(start + SPIN / 2));
+        patience.busy_poll = true;
+        assert!(patience.spin(start + 10 * SPIN));
+    }
+}
