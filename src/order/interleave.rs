@@ -1,0 +1,111 @@
+//! Lanes that take turns: which lane, and which of its samples, a position is.
+//!
+//! The sequence takes one sample of each lane in turn, in the order of the lanes; a lane that has no
+//! more drops out. Between two drop-outs, a *phase*, the number of lanes that take part stays the
+//! same, so a position is a division: no replay, and at most as many phases as lanes.
+
+/// Position <-> (lane, index in the lane), for lanes of given lengths.
+#[derive(Debug, Clone)]
+pub(super) struct Interleave {
+    lengths: Vec<u64>,
+    phases: Vec<Phase>,
+    /// The phase that was asked for last, and the lanes that take part in it, in turn.
+    current: usize,
+    active: Vec<u32>,
+}
+
+/// A stretch of rounds in which the same lanes take part.
+#[derive(Debug, Clone, Copy)]
+struct Phase {
+    first_position: u64,
+    end_position: u64,
+    /// Samples that each lane of the phase gave before it.
+    first_round: u64,
+    num_active: u64,
+}
+
+impl Interleave {
+    pub(super) fn new(lengths: Vec<u64>) -> Interleave {
+        let phases = phases(&lengths);
+        let mut interleave = Interleave { lengths, phases, current: 0, active: Vec::new() };
+        interleave.enter(0);
+        interleave
+    }
+
+    /// Lane, and index of the sample in it. `position` is below the sum of all lengths.
+    #[inline]
+    pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
+        let mut phase = &self.phases[self.current];
+        if !(phase.first_position..phase.end_position).contains(&position) {
+            self.enter(self.phases.partition_point(|phase| phase.end_position <= position));
+            phase = &self.phases[self.current];
+        }
+        let offset = position - phase.first_position;
+        let (round, turn) = (offset / phase.num_active, offset % phase.num_active);
+        (self.active[turn as usize], phase.first_round + round)
+    }
+
+    /// The position of the sample `index` of `lane`: the inverse of [`Interleave::locate`].
+    pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
+        let later = self.phases.partition_point(|phase| phase.first_round <= index);
+        let phase = &self.phases[later - 1];
+        let before = &self.lengths[..lane as usize];
+        let turn = before.iter().filter(|&&length| length > phase.first_round).count() as u64;
+        phase.first_position + (index - phase.first_round) * phase.num_active + turn
+    }
+
+    fn enter(&mut self, phase: usize) {
+        self.current = phase;
+        let first_round = self.phases[phase].first_round;
+        self.active.clear();
+        let lanes = (0..).zip(&self.lengths);
+        self.active.extend(lanes.filter(|&(_, &len)| len > first_round).map(|(lane, _)| lane));
+    }
+}
+
+/// One phase for each distinct length above zero; a single empty one where all lanes are empty.
+fn phases(lengths: &[u64]) -> Vec<Phase> {
+    let mut sorted = lengths.to_vec();
+    sorted.sort_unstable();
+    let mut phases: Vec<Phase> = Vec::new();
+    let (mut first_position, mut first_round) = (0, 0);
+    for (gone, &length) in sorted.iter().enumerate() {
+        if length > first_round {
+            let num_active = (sorted.len() - gone) as u64;
+            let end_position = first_position + (length - first_round) * num_active;
+            phases.push(Phase { first_position, end_position, first_round, num_active });
+            (first_position, first_round) = (end_position, length);
+        }
+    }
+    if phases.is_empty() {
+        phases.push(Phase { first_position: 0, end_position: 0, first_round: 0, num_active: 1 });
+    }
+    phases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_take_turns_and_drop_out_as_a_walk_through_them_does() {
+        let cases: [&[u64]; 8] =
+            [&[5], &[3, 3, 3], &[1, 4, 2], &[0, 3, 0, 1], &[7, 0], &[2, 2, 9, 2], &[], &[0, 0]];
+        for lengths in cases {
+            let mut interleave = Interleave::new(lengths.to_vec());
+            let rounds = lengths.iter().copied().max().unwrap_or(0);
+            let walk = (0..rounds).flat_map(|round| {
+                let lanes = (0..).zip(lengths).filter(move |&(_, &length)| length > round);
+                lanes.map(move |(lane, _)| (lane, round))
+            });
+            let walk: Vec<(u32, u64)> = walk.collect();
+            for (position, &expected) in (0..).zip(&walk) {
+                assert_eq!(interleave.locate(position), expected, "{position} of {lengths:?}");
+                assert_eq!(interleave.position(expected.0, expected.1), position);
+            }
+            for (position, &expected) in walk.iter().enumerate().rev() {
+                assert_eq!(interleave.locate(position as u64), expected, "backwards");
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Orders of ranks that keep a share of their own: local shuffling, and partial local shuffling (PLS).
+//!
+//! The live samples, in slot order, are cut into one contiguous share a rank (the first N mod W have
+//! one more), so that a rank stages whole chunks. A share has numbered *places*. In epoch e:
+//!
+//! - rank r reads its places in an order shuffled by (seed, e, r); position p is rank p mod W, its
+//!   sample p / W;
+//! - the first floor(q * n) places of a shuffle of 0..n by (seed, e), the same on every rank, are
+//!   exchanged, n being the length of the shortest share. For the i-th of them the ranks are permuted
+//!   by (seed, e, i): each sends the sample at that place to one rank and receives one from another
+//!   (or keeps its own), so shares neither grow nor shrink;
+//! - what was received is read from the next epoch on.
+//!
+//! A sample never changes its place, only its rank. So who holds what is found without a table, by
+//! following one place back through the epochs: about 15 ns an epoch.
+
+use super::{Population, SlotRanks};
+use crate::permutation::{Key, Permutation};
+use crate::units::Epoch;
+
+#[derive(Debug, Clone)]
+pub(super) struct Partial {
+    slots: SlotRanks,
+    world_size: u64,
+    /// Keys and exchanged places of the epochs before this one.
+    past: Vec<Exchange>,
+    key: Key,
+    /// The rank that was asked for last, and how it reads its places.
+    reading: Option<(u64, Permutation)>,
+}
+
+#[derive(Debug, Clone)]
+struct Exchange {
+    key: Key,
+    /// The place at index i < `num_exchanged` is the i-th exchanged.
+    places: Permutation,
+    num_exchanged: u64,
+}
+
+impl Partial {
+    pub(super) fn new(
+        population: &(impl Population + ?Sized),
+        seed: u64,
+        epoch: Epoch,
+        world_size: u32,
+        q: f64,
+    ) -> Partial {
+        let slots = SlotRanks::new(population);
+        let world_size = u64::from(world_size);
+        let shortest = slots.len() / world_size;
+        // A product of doubles is the same on every machine; floor of a share of q <= 1 fits.
+        let num_exchanged = (shortest as f64 * q).floor() as u64;
+        let nobody_moves = num_exchanged == 0 || world_size == 1;
+        let epochs = if nobody_moves { 0..0 } else { 0..epoch.0 };
+        let past = epochs.map(|epoch| {
+            let key = epoch_key(seed, epoch).with(EXCHANGE);
+            Exchange { key, places: Permutation::new(shortest, key), num_exchanged }
+        });
+        let past = past.collect();
+        let key = epoch_key(seed, epoch.0).with(READ);
+        Partial { slots, world_size, past, key, reading: None }
+    }
+
+    /// Chunk and place in it of the sample at `position`.
+    pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
+        let (rank, index) = (position % self.world_size, position / self.world_size);
+        let places = match self.reading {
+            Some((last, places)) if last == rank => places,
+            _ => self.reading.insert((rank, self.places_of(rank))).1,
+        };
+        let place = places.forward(index);
+        let holder = self.first_holder(rank, place);
+        self.slots.locate(self.share_start(holder) + place)
+    }
+
+    /// The rank in whose share the sample began that `rank` has at `place` now.
+    fn first_holder(&self, rank: u64, place: u64) -> u64 {
+        let exchanges = self.past.iter().rev().filter(|exchange| place < exchange.places.len());
+        exchanges.fold(rank, |rank, exchange| {
+            let step = exchange.places.inverse(place);
+            if step >= exchange.num_exchanged {
+                return rank;
+            }
+            Permutation::new(self.world_size, exchange.key.with(step)).inverse(rank)
+        })
+    }
+
+    fn places_of(&self, rank: u64) -> Permutation {
+        let extra = u64::from(rank < self.slots.len() % self.world_size);
+        Permutation::new(self.slots.len() / self.world_size + extra, self.key.with(rank))
+    }
+
+    fn share_start(&self, rank: u64) -> u64 {
+        let (each, extra) =
+            (self.slots.len() / self.world_size, self.slots.len() % self.world_size);
+        rank * each + rank.min(extra)
+    }
+}
+
+fn epoch_key(seed: u64, epoch: u64) -> Key {
+    Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
+}
+
+/// Words of the keys. Frozen.
+const READ: u64 = 0;
+const EXCHANGE: u64 = 1;

@@ -1,0 +1,387 @@
+//! Orders as a whole: frozen, complete for every way to share and resume, and mixed within bounds.
+
+use std::collections::BTreeSet;
+
+use dlfs::order::{
+    EpochOrder, OrderKind, OrderSpec, Population, Positions, SequentialBy, Shard, Tail,
+};
+use dlfs::units::{Epoch, SampleId};
+use proptest::prelude::*;
+
+/// Chunks of given live samples, and spans; ids are scattered over the slots by a stride.
+#[derive(Debug, Clone)]
+struct Chunks {
+    sizes: Vec<u32>,
+    spans: Vec<u32>,
+    ids: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Chunks {
+    fn new(sizes: Vec<u32>, spans: Vec<u32>) -> Chunks {
+        let n: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
+        let gcd = |mut a: u64, mut b: u64| {
+            while b != 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        let stride = (7..).find(|&stride| n == 0 || gcd(stride, n) == 1).unwrap();
+        let ids = (0..n).map(|i| (i * stride + 3) % n).collect();
+        let starts = sizes.iter().scan(0, |end, &size| {
+            let start = *end;
+            *end += size as usize;
+            Some(start)
+        });
+        Chunks { starts: starts.collect(), ids, sizes, spans }
+    }
+
+    fn even(chunks: u32, size: u32) -> Chunks {
+        Chunks::new(vec![size; chunks as usize], vec![1; chunks as usize])
+    }
+}
+
+impl Population for Chunks {
+    fn num_live(&self) -> u64 {
+        self.ids.len() as u64
+    }
+
+    fn num_chunks(&self) -> u32 {
+        self.sizes.len() as u32
+    }
+
+    fn live_in_chunk(&self, chunk: u32) -> u32 {
+        self.sizes[chunk as usize]
+    }
+
+    fn span_of_chunk(&self, chunk: u32) -> u32 {
+        self.spans[chunk as usize]
+    }
+
+    fn id_of_live(&self, rank: u64) -> SampleId {
+        assert!(rank < self.num_live());
+        SampleId(rank)
+    }
+
+    fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+        assert!(nth < self.sizes[chunk as usize]);
+        SampleId(self.ids[self.starts[chunk as usize] + nth as usize])
+    }
+}
+
+fn order(kind: OrderKind, seed: u64, epoch: u64, chunks: &Chunks) -> EpochOrder {
+    EpochOrder::new(&OrderSpec { kind, seed }, Epoch(epoch), chunks).unwrap()
+}
+
+fn ids_at(order: &mut EpochOrder, chunks: &Chunks, positions: impl Into<Positions>) -> Vec<u64> {
+    let mut ids = Vec::new();
+    order.ids(chunks, positions.into(), &mut ids);
+    ids.into_iter().map(|id| id.0).collect()
+}
+
+fn all_ids(kind: OrderKind, seed: u64, epoch: u64, chunks: &Chunks) -> Vec<u64> {
+    ids_at(&mut order(kind, seed, epoch, chunks), chunks, 0..chunks.num_live())
+}
+
+#[test]
+fn every_order_is_the_one_in_the_golden_file() {
+    let mut lines = 0;
+    for line in include_str!("golden/orders.txt").lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [chunks, kind, seed, epoch, ids] = fields[..] else { panic!("line: {line}") };
+        let (sizes, spans) = chunks
+            .split_whitespace()
+            .map(|chunk| {
+                let (size, span) = chunk.split_once('/').unwrap_or((chunk, "1"));
+                (size.parse::<u32>().unwrap(), span.parse::<u32>().unwrap())
+            })
+            .unzip();
+        let ids: Vec<u64> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+        let (seed, epoch) = (seed.parse().unwrap(), epoch.parse().unwrap());
+        let got = all_ids(parse_kind(kind), seed, epoch, &Chunks::new(sizes, spans));
+        assert_eq!(got, ids, "line: {line}");
+        lines += 1;
+    }
+    assert_eq!(lines, 180);
+}
+
+fn parse_kind(text: &str) -> OrderKind {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let number = |i: usize| words[i].parse().unwrap();
+    match words[0] {
+        "sequential" if words[1] == "id" => OrderKind::Sequential { by: SequentialBy::Id },
+        "sequential" => OrderKind::Sequential { by: SequentialBy::Slot },
+        "global" => OrderKind::Global,
+        "grouped" => OrderKind::Grouped { lanes: number(1), group: number(2) },
+        "local" => OrderKind::Local { world_size: number(1) },
+        "partial" => OrderKind::Partial { world_size: number(1), q: words[2].parse().unwrap() },
+        _ => panic!("order {text}"),
+    }
+}
+
+fn any_kind() -> impl Strategy<Value = OrderKind> {
+    prop_oneof![
+        Just(OrderKind::Sequential { by: SequentialBy::Id }),
+        Just(OrderKind::Sequential { by: SequentialBy::Slot }),
+        Just(OrderKind::Global),
+        (1..20_u32, 1..9_u32).prop_map(|(lanes, group)| OrderKind::Grouped { lanes, group }),
+        (1..9_u32).prop_map(|world_size| OrderKind::Local { world_size }),
+        (0.0..=1.0, 1..9_u32).prop_map(|(q, world_size)| OrderKind::Partial { q, world_size }),
+    ]
+}
+
+fn any_chunks() -> impl Strategy<Value = Chunks> {
+    proptest::collection::vec((0..40_u32, 1..4_u32), 0..30)
+        .prop_map(|chunks| chunks.into_iter().unzip())
+        .prop_map(|(sizes, spans)| Chunks::new(sizes, spans))
+}
+
+proptest! {
+    #[test]
+    fn an_epoch_has_every_live_sample_once(
+        kind in any_kind(), chunks in any_chunks(), seed: u64, epoch in 0..6_u64,
+    ) {
+        let mut ids = all_ids(kind, seed, epoch, &chunks);
+        ids.sort_unstable();
+        prop_assert_eq!(ids, (0..chunks.num_live()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_position_has_the_same_sample_whichever_way_it_is_reached(
+        kind in any_kind(), chunks in any_chunks(), seed: u64, epoch in 0..4_u64,
+        jumps in proptest::collection::vec(any::<proptest::sample::Index>(), 50),
+    ) {
+        let walked = all_ids(kind, seed, epoch, &chunks);
+        let mut order = order(kind, seed, epoch, &chunks);
+        for jump in jumps.iter().filter(|_| !walked.is_empty()) {
+            let position = jump.index(walked.len());
+            let id = ids_at(&mut order, &chunks, position as u64..position as u64 + 1);
+            prop_assert_eq!(&id[..], &walked[position..=position]);
+        }
+    }
+
+    #[test]
+    fn ranks_share_an_epoch_without_gap_or_overlap_also_after_resuming_with_others(
+        len in 0..2000_u64,
+        runs in proptest::collection::vec((1..17_u32, 1..70_u64, 0..9_u64), 1..5),
+    ) {
+        // Each run: world size, batch of a rank, and how many global batches it makes before it stops.
+        let (mut consumed, mut read) = (0, Vec::new());
+        for (i, &(world_size, batch, batches)) in runs.iter().enumerate() {
+            let batches = if i + 1 == runs.len() { u64::MAX } else { batches };
+            let shards = (0..world_size).map(|rank| Shard::new(rank, world_size, Tail::Keep).unwrap());
+            let shards: Vec<Shard> = shards.map(|shard| shard.after(consumed)).collect();
+            for shard in &shards {
+                let mut own = shard.positions(len);
+                (0..batches).map_while(|_| Some(own.split_front(batch)).filter(|b| b.remaining() > 0))
+                    .for_each(|batch| read.extend(batch));
+            }
+            consumed = shards[0].consumed_after(len, batch.saturating_mul(batches));
+            read.sort_unstable();
+            prop_assert_eq!(&read, &(0..consumed).collect::<Vec<_>>());
+        }
+        prop_assert_eq!(consumed, len);
+    }
+
+    #[test]
+    fn drop_last_and_pad_give_every_rank_the_same_number(
+        len in 0..500_u64, consumed in 0..500_u64, world_size in 1..17_u32,
+    ) {
+        let consumed = consumed.min(len);
+        let world = u64::from(world_size);
+        for (tail, total) in [
+            (Tail::DropLast, (len - consumed) / world * world),
+            (Tail::Pad, (len - consumed).next_multiple_of(world)),
+        ] {
+            let of_rank = |rank| Shard::new(rank, world_size, tail).unwrap().after(consumed).positions(len);
+            let counts: BTreeSet<usize> = (0..world_size).map(|rank| of_rank(rank).count()).collect();
+            prop_assert_eq!(counts.len(), 1);
+            let mut all: Vec<u64> = (0..world_size).flat_map(of_rank).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (consumed..consumed + total).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_global_batch_is_the_same_set_for_every_world_size(
+        chunks in any_chunks(), seed: u64, per_rank in 1..5_u64,
+    ) {
+        let kind = OrderKind::Grouped { lanes: 4, group: 2 };
+        let global_batch = |world_size: u32| -> Vec<u64> {
+            let mut set: Vec<u64> = (0..world_size)
+                .flat_map(|rank| {
+                    let mut own = Shard::new(rank, world_size, Tail::Keep).unwrap().positions(chunks.num_live());
+                    let front = own.split_front(per_rank * 12 / u64::from(world_size));
+                    ids_at(&mut order(kind, seed, 0, &chunks), &chunks, front)
+                })
+                .collect();
+            set.sort_unstable();
+            set
+        };
+        for world_size in [2, 3, 4, 6, 12] {
+            prop_assert_eq!(global_batch(world_size), global_batch(1));
+        }
+    }
+
+    #[test]
+    fn groups_tell_what_is_needed_and_when_it_is_used_up(
+        chunks in any_chunks(), lanes in 1..6_u32, group in 1..5_u32, seed: u64,
+        first in 0..7_u64, step in 1..7_u64,
+    ) {
+        let mut order = order(OrderKind::Grouped { lanes, group }, seed, 1, &chunks);
+        let (mut picks, mut groups) = (Vec::new(), Vec::new());
+        order.picks((0..order.len()).into(), &mut picks);
+        for number in 0..order.num_groups() {
+            let group = order.group(number);
+            let uses = || (0..).zip(&picks).filter(|(_, pick)| pick.group == number).map(|(p, _)| p);
+            prop_assert_eq!(uses().count() as u64, group.num_samples);
+            prop_assert_eq!(uses().min(), Some(group.first_position));
+            prop_assert_eq!(uses().max(), Some(group.last_position));
+            let of_group = picks.iter().filter(|pick| pick.group == number);
+            let from: BTreeSet<u32> = of_group.map(|pick| pick.chunk).collect();
+            prop_assert_eq!(from, group.chunks.iter().copied().collect());
+            if let Some(next) = group.next_in_lane {
+                prop_assert_eq!(order.group(next).lane, group.lane);
+                prop_assert!(order.group(next).first_position > group.last_position);
+            }
+        }
+        let own = Positions::new(first, step, order.len().saturating_sub(first).div_ceil(step));
+        order.groups(own, &mut groups);
+        let mut expected = Vec::new();
+        for position in own {
+            let group = picks[position as usize].group;
+            if !expected.contains(&group) {
+                expected.push(group);
+            }
+        }
+        prop_assert_eq!(groups, expected);
+    }
+}
+
+#[test]
+fn one_lane_is_the_chunk_based_shuffle_group_after_group() {
+    let chunks = Chunks::even(20, 10);
+    let mut order = order(OrderKind::Grouped { lanes: 1, group: 4 }, 5, 0, &chunks);
+    let mut picks = Vec::new();
+    order.picks((0..200).into(), &mut picks);
+    let mut seen = BTreeSet::new();
+    for group in picks.chunks(40) {
+        let of_group: BTreeSet<u32> = group.iter().map(|pick| pick.chunk).collect();
+        assert_eq!(of_group.len(), 4, "a group holds the samples of four chunks");
+        assert!(of_group.iter().all(|&chunk| seen.insert(chunk)), "and of no others");
+        let changes = group.windows(2).filter(|pair| pair[0].chunk != pair[1].chunk).count();
+        assert!(changes > 20, "they are mixed, not one chunk after another: {changes} changes");
+    }
+}
+
+#[test]
+fn a_group_of_all_chunks_is_a_full_shuffle_and_a_group_of_one_keeps_chunks_together() {
+    let chunks = Chunks::even(10, 100);
+    let chunk_changes = |group| {
+        let mut picks = Vec::new();
+        let mut order = order(OrderKind::Grouped { lanes: 1, group }, 5, 0, &chunks);
+        order.picks((0..1000).into(), &mut picks);
+        picks.windows(2).filter(|pair| pair[0].chunk != pair[1].chunk).count()
+    };
+    assert_eq!(chunk_changes(1), 9);
+    let full = chunk_changes(10);
+    assert!((840..960).contains(&full), "{full} of 999 steps change the chunk, chance says 900");
+    assert_eq!(chunk_changes(u32::MAX), full, "a group larger than the data set is the data set");
+}
+
+#[test]
+fn more_lanes_than_chunks_leave_some_empty() {
+    let chunks = Chunks::even(3, 5);
+    let mut order = order(OrderKind::Grouped { lanes: 1000, group: 2 }, 1, 0, &chunks);
+    let mut picks = Vec::new();
+    order.picks((0..15).into(), &mut picks);
+    assert_eq!(order.num_groups(), 3);
+    let turns: Vec<u32> = picks.iter().map(|pick| pick.chunk).collect();
+    assert!(turns.chunks(3).all(|turn| turn == &turns[..3]), "three lanes take turns: {turns:?}");
+}
+
+#[test]
+fn a_rank_whose_world_size_divides_the_lanes_reads_chunks_that_nobody_else_reads() {
+    let chunks = Chunks::even(64, 32);
+    for world_size in [1, 2, 4, 8] {
+        let mut readers = vec![BTreeSet::new(); 64];
+        for rank in 0..world_size {
+            let mut picks = Vec::new();
+            let own =
+                Shard::new(rank, world_size, Tail::Keep).unwrap().positions(chunks.num_live());
+            order(OrderKind::Grouped { lanes: 8, group: 2 }, 3, 2, &chunks).picks(own, &mut picks);
+            picks.iter().for_each(|pick| _ = readers[pick.chunk as usize].insert(rank));
+        }
+        assert!(
+            readers.iter().all(|ranks| ranks.len() == 1),
+            "world size {world_size}: {readers:?}"
+        );
+    }
+}
+
+#[test]
+fn a_host_holds_no_more_than_its_lanes_times_the_group() {
+    let chunks = Chunks::even(120, 16);
+    for (world_size, lanes, group) in [(1, 1, 4), (1, 6, 3), (2, 6, 3), (3, 6, 5)] {
+        let mut order = order(OrderKind::Grouped { lanes, group }, 9, 0, &chunks);
+        let mut own =
+            Shard::new(1 % world_size, world_size, Tail::Keep).unwrap().positions(order.len());
+        let mut held: Vec<u32> = Vec::new();
+        let mut most = 0;
+        while own.remaining() > 0 {
+            let batch = own.split_front(1);
+            let position = batch.clone().next().unwrap();
+            held.retain(|&number| order.group(number).last_position >= position);
+            order.groups(batch, &mut held);
+            held.dedup();
+            held.sort_unstable();
+            held.dedup();
+            most = most.max(held.iter().map(|&number| order.group(number).chunks.len()).sum());
+        }
+        assert_eq!(most, (lanes / world_size * group) as usize);
+    }
+}
+
+#[test]
+fn an_oversize_sample_counts_as_the_chunks_that_it_spans() {
+    let chunks = Chunks::new(vec![8, 1, 8, 8, 1, 8], vec![1, 3, 1, 1, 5, 1]);
+    let order = order(OrderKind::Grouped { lanes: 1, group: 4 }, 2, 0, &chunks);
+    for number in 0..order.num_groups() {
+        let of_group = order.group(number).chunks;
+        let span: u32 = of_group.iter().map(|&chunk| chunks.spans[chunk as usize]).sum();
+        assert!(span <= 4 || of_group == [4], "group {of_group:?} spans {span} chunks");
+    }
+}
+
+#[test]
+fn epochs_seeds_and_kinds_have_nothing_in_common() {
+    let chunks = Chunks::even(40, 25);
+    let kinds = [
+        OrderKind::Global,
+        OrderKind::Grouped { lanes: 1, group: 40 },
+        OrderKind::Local { world_size: 1 },
+    ];
+    let mut orders = Vec::new();
+    for kind in kinds {
+        for (seed, epoch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            orders.push(all_ids(kind, seed, epoch, &chunks));
+        }
+    }
+    for (i, a) in orders.iter().enumerate() {
+        for b in &orders[..i] {
+            let same = a.iter().zip(b).filter(|(a, b)| a == b).count();
+            assert!(same < 12, "two orders agree at {same} of 1000 places, chance says 1");
+        }
+    }
+}
+
+#[test]
+fn a_padded_epoch_repeats_its_first_samples() {
+    let chunks = Chunks::even(2, 5);
+    for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 2, group: 1 }] {
+        let mut order = order(kind, 4, 0, &chunks);
+        let all = ids_at(&mut order, &chunks, 0..10);
+        let own = Shard::new(3, 4, Tail::Pad).unwrap().positions(10);
+        assert_eq!(ids_at(&mut order, &chunks, own), [all[3], all[7], all[1]]);
+    }
+}
