@@ -1,1 +1,3 @@
 //! Sources, chunks and commits: everything that writes an image.
+
+pub mod sources;

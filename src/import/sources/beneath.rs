@@ -1,0 +1,307 @@
+//! Opening what lies beneath a folder, and nothing else.
+//!
+//! No path is handed to the kernel as a whole when it is longer than the kernel takes, and no link is
+//! followed that was not looked at first: the descriptor that comes back lies in the folder, whatever
+//! somebody renames meanwhile.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use super::index::BadReason;
+use crate::{Error, Result};
+
+/// A folder, held open, and the only way into it.
+#[derive(Debug)]
+pub struct Root {
+    fd: OwnedFd,
+    path: PathBuf,
+    canonical: PathBuf,
+}
+
+/// Why something beneath a root did not open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    /// A component is a link: [`Root::resolve`] may know where it leads.
+    Link,
+    Os(Errno),
+}
+
+impl Root {
+    /// Holds the folder at `path`; the path itself may lead over links.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused` or `Io` naming the path.
+    pub fn open(path: &Path) -> Result<Root> {
+        let name = |error: std::io::Error| Error::from(error).path(path);
+        let canonical = path.canonicalize().map_err(name)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = fs::open(&canonical, flags, Mode::empty()).map_err(|error| name(error.into()))?;
+        Ok(Root { fd, path: path.to_path_buf(), canonical })
+    }
+
+    /// The folder's path, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file at `relative` for reading, over links that stay in the folder.
+    pub fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+        // A FIFO that took the file's place must not hold the import; a file does not care.
+        self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+    }
+
+    /// Opens the folder at `relative` (empty: the root itself) for listing.
+    pub fn open_folder(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
+        self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// What `relative` is once its links are followed.
+    pub fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+        let fd = self.open_beneath(relative, OFlags::PATH)?;
+        fs::fstat(fd).map_err(unreadable)
+    }
+
+    /// The path beneath the root that `relative` means when every link in it is followed.
+    ///
+    /// # Errors
+    /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: anything else.
+    pub fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
+        let mut real: Vec<u8> = Vec::new();
+        let mut left: VecDeque<Vec<u8>> = components(relative).map(<[u8]>::to_vec).collect();
+        let mut links = 0;
+        while let Some(name) = left.pop_front() {
+            if name == b".." {
+                pop(&mut real)?;
+                continue;
+            }
+            let Some(target) = self.link_at(&real, &name)? else {
+                push(&mut real, &name);
+                continue;
+            };
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(BadReason::Cyclic);
+            }
+            let target = if target.starts_with(b"/") {
+                real.clear();
+                self.beneath(&target)?
+            } else {
+                target
+            };
+            for name in components(&target).collect::<Vec<_>>().into_iter().rev() {
+                left.push_front(name.to_vec());
+            }
+        }
+        Ok(real)
+    }
+
+    fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
+        match self.open_strict(relative, flags) {
+            Ok(fd) => Ok(fd),
+            Err(Refusal::Os(errno)) => Err(unreadable(errno)),
+            Err(Refusal::Link) => {
+                let real = self.resolve(relative)?;
+                self.open_strict(&real, flags).map_err(|refusal| match refusal {
+                    Refusal::Link => BadReason::Changed,
+                    Refusal::Os(Errno::NOENT) => BadReason::Dangling,
+                    Refusal::Os(errno) => unreadable(errno),
+                })
+            }
+        }
+    }
+
+    /// Opens without following any link.
+    fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = if relative.is_empty() { &b"."[..] } else { relative };
+        if path.len() <= MAX_KERNEL_PATH_BYTES {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            match fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
+                Ok(fd) => return refuse_a_link(fd, flags),
+                Err(Errno::LOOP) => return Err(Refusal::Link),
+                // Old kernels do not have the call, and some sandboxes forbid it.
+                Err(Errno::NOSYS | Errno::PERM) => {}
+                Err(errno) => return Err(Refusal::Os(errno)),
+            }
+        }
+        self.open_stepwise(path, flags)
+    }
+
+    fn open_stepwise(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
+        let mut held: Option<OwnedFd> = None;
+        let mut names = components(relative).peekable();
+        while let Some(name) = names.next() {
+            let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
+            if names.peek().is_some() {
+                held = Some(enter(at, name)?);
+                continue;
+            }
+            return match fs::openat(at, name, flags, Mode::empty()) {
+                Ok(fd) => refuse_a_link(fd, flags),
+                Err(Errno::LOOP) => Err(Refusal::Link),
+                Err(Errno::NOTDIR) if is_link(at, name) => Err(Refusal::Link),
+                Err(errno) => Err(Refusal::Os(errno)),
+            };
+        }
+        fs::openat(&self.fd, c".", flags, Mode::empty()).map_err(Refusal::Os)
+    }
+
+    /// What the link `name` in the folder `real` says; `None` when it is no link.
+    fn link_at(&self, real: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, BadReason> {
+        let folder = match self.open_strict(real, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(fd) => fd,
+            Err(Refusal::Os(Errno::NOENT | Errno::NOTDIR)) => return Err(BadReason::Dangling),
+            Err(Refusal::Os(errno)) => return Err(unreadable(errno)),
+            Err(Refusal::Link) => return Err(BadReason::Changed),
+        };
+        match fs::readlinkat(folder, name, Vec::new()) {
+            Ok(target) => Ok(Some(target.into_bytes())),
+            Err(Errno::INVAL) => Ok(None),
+            Err(Errno::NOENT) => Err(BadReason::Dangling),
+            Err(errno) => Err(unreadable(errno)),
+        }
+    }
+
+    /// An absolute path as one beneath the root, its links followed.
+    fn beneath(&self, target: &[u8]) -> Result<Vec<u8>, BadReason> {
+        let target = Path::new(std::ffi::OsStr::from_bytes(target));
+        let real = target.canonicalize().map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => BadReason::Dangling,
+            Some(libc::ELOOP) => BadReason::Cyclic,
+            other => BadReason::Unreadable(other.unwrap_or(libc::EIO)),
+        })?;
+        let inside = real.strip_prefix(&self.canonical).map_err(|_| BadReason::LeavesSource)?;
+        Ok(inside.as_os_str().as_bytes().to_vec())
+    }
+}
+
+fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Refusal> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match fs::openat(at, name, flags, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) if is_link(at, name) => Err(Refusal::Link),
+        other => other.map_err(Refusal::Os),
+    }
+}
+
+/// `O_PATH | O_NOFOLLOW` opens a link itself, where every other open refuses it.
+fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Refusal> {
+    if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
+        return Ok(fd);
+    }
+    let stat = fs::fstat(&fd).map_err(Refusal::Os)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => Err(Refusal::Link),
+        _ => Ok(fd),
+    }
+}
+
+fn is_link(at: BorrowedFd<'_>, name: &[u8]) -> bool {
+    fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+}
+
+fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
+}
+
+fn push(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+}
+
+fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
+    if path.is_empty() {
+        return Err(BadReason::LeavesSource);
+    }
+    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+    path.truncate(end);
+    Ok(())
+}
+
+fn unreadable(errno: Errno) -> BadReason {
+    BadReason::Unreadable(errno.raw_os_error())
+}
+
+/// As many links as Linux follows in one path.
+const MAX_LINKS: u32 = 40;
+
+/// `PATH_MAX` without its NUL.
+const MAX_KERNEL_PATH_BYTES: usize = 4095;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::write(root.join("a/b/file"), b"inside").unwrap();
+        std::fs::write(dir.path().join("secret"), b"outside").unwrap();
+        let root = Root::open(&root).unwrap();
+        (dir, root)
+    }
+
+    fn content(root: &Root, relative: &[u8]) -> Result<String, BadReason> {
+        let file = std::fs::File::from(root.open_file(relative)?);
+        Ok(std::io::read_to_string(file).unwrap())
+    }
+
+    #[test]
+    fn links_that_stay_inside_are_followed_relative_and_absolute() {
+        let (_dir, root) = tree();
+        let at = |name: &str| root.path().join(name);
+        symlink("a/b/file", at("rel")).unwrap();
+        symlink(at("a/b/file"), at("abs")).unwrap();
+        symlink("../../a", at("a/b/up")).unwrap();
+        for name in ["a/b/file", "rel", "abs", "a/b/up/b/file"] {
+            assert_eq!(content(&root, name.as_bytes()).as_deref(), Ok("inside"), "{name}");
+        }
+        assert_eq!(root.resolve(b"a/b/up/b").unwrap(), b"a/b");
+    }
+
+    #[test]
+    fn links_that_leave_dangle_or_turn_in_circles_are_told_apart() {
+        let (_dir, root) = tree();
+        let at = |name: &str| root.path().join(name);
+        for (name, target, reason) in [
+            ("out", "../secret", BadReason::LeavesSource),
+            ("out_abs", "/etc/passwd", BadReason::LeavesSource),
+            ("out_and_in", "../root/a/b/file", BadReason::LeavesSource),
+            ("nothing", "a/none", BadReason::Dangling),
+            ("nothing_abs", "/nonexistent/none", BadReason::Dangling),
+            ("self", "self", BadReason::Cyclic),
+            ("a/ping", "pong", BadReason::Cyclic),
+            ("a/pong", "ping", BadReason::Cyclic),
+        ] {
+            symlink(target, at(name)).unwrap();
+            if name != "a/ping" {
+                assert_eq!(content(&root, name.as_bytes()), Err(reason.clone()), "{name}");
+                assert_eq!(root.resolve(name.as_bytes()), Err(reason), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn stepwise_opening_agrees_with_the_kernels_own() {
+        let (_dir, root) = tree();
+        symlink("a", root.path().join("link")).unwrap();
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        assert!(root.open_stepwise(b"a/b/file", flags).is_ok());
+        assert!(root.open_stepwise(b"", flags).is_ok());
+        let refusal = |path| root.open_stepwise(path, flags).unwrap_err();
+        assert_eq!(refusal(b"link/b/file"), Refusal::Link);
+        assert_eq!(refusal(b"link"), Refusal::Link);
+        assert_eq!(refusal(b"a/none"), Refusal::Os(Errno::NOENT));
+        assert_eq!(refusal(b"a/b/file/x"), Refusal::Os(Errno::NOTDIR));
+    }
+}

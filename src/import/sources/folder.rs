@@ -1,0 +1,299 @@
+//! A folder tree: every file a sample, its class the folder at the top.
+//!
+//! Ids are those of torchvision's ImageFolder: classes in order of their names, within a class folder
+//! by folder in order of their paths, within a folder by name. Files outside class folders have no
+//! label and come last, so that they shift no id.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
+use rustix::io::Errno;
+
+use super::beneath::Root;
+use super::index::{BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Part};
+use super::stamp;
+use crate::Result;
+
+/// Indexes the folders `paths` as one source, leaving out the files `exclude` (device, inode): the
+/// image itself may lie in the folder that it is made from.
+///
+/// # Errors
+/// A folder of `paths` does not open. What lies in them and cannot be imported is in `bad`.
+pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Root>)> {
+    let roots = paths.iter().map(|path| Root::open(path)).collect::<Result<Vec<_>>>()?;
+    let mut index = Index::default();
+    index.only_field();
+    let mut tops = Vec::new();
+    for (container, root) in roots.iter().enumerate() {
+        let path = root.path().to_path_buf();
+        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+        let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
+        tops.push(walk.list(&Folder::root()));
+    }
+    index.classes = class_names(&tops);
+    for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
+        let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
+        walk.classes(top);
+    }
+    Ok((index, roots))
+}
+
+fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
+    let folders = tops.iter().flat_map(|top| &top.folders);
+    let mut names: Vec<_> = folders.map(|folder| folder.path.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+struct Walk<'a> {
+    root: &'a Root,
+    container: u32,
+    exclude: &'a [(u64, u64)],
+    index: &'a mut Index,
+}
+
+/// A folder to be listed.
+#[derive(Clone)]
+struct Folder {
+    /// Beneath the root, as names of samples begin.
+    path: Vec<u8>,
+    /// Beneath the root, links followed.
+    real: Vec<u8>,
+    /// The links that led here: following one of them again would never end.
+    over: Option<Rc<Jump>>,
+}
+
+struct Jump {
+    from: Vec<u8>,
+    depth: u32,
+    over: Option<Rc<Jump>>,
+}
+
+/// What a folder holds.
+#[derive(Default)]
+struct Listing {
+    files: Vec<File>,
+    folders: Vec<Folder>,
+}
+
+struct File {
+    name: Vec<u8>,
+    len_bytes: u64,
+    stamp: u64,
+}
+
+impl Walk<'_> {
+    fn classes(&mut self, mut top: Listing) {
+        top.folders.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        for folder in top.folders {
+            let class = self.index.classes.binary_search(&folder.path);
+            let class = class.expect("the classes are the names of these folders");
+            self.class(folder, class as i64);
+        }
+        self.emit(b"", top.files, None);
+    }
+
+    /// Everything beneath a class folder, as `sorted(os.walk(folder))` orders it.
+    fn class(&mut self, folder: Folder, label: i64) {
+        let mut left = vec![folder];
+        let mut listed = Vec::new();
+        while let Some(folder) = left.pop() {
+            let Listing { files, folders } = self.list(&folder);
+            listed.push((folder.path, files));
+            left.extend(folders);
+        }
+        listed.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (path, files) in listed {
+            self.emit(&path, files, Some(label));
+        }
+    }
+
+    fn emit(&mut self, folder: &[u8], mut files: Vec<File>, label: Option<i64>) {
+        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for file in files {
+            let name = join(folder, &file.name);
+            if name.len() > MAX_NAME_BYTES {
+                self.bad(name, BadReason::Name("is longer than 4,096 bytes"));
+                continue;
+            }
+            let Some(len_bytes) =
+                u32::try_from(file.len_bytes).ok().filter(|_| file.len_bytes <= MAX_SAMPLE_BYTES)
+            else {
+                self.bad(name, BadReason::TooLarge(file.len_bytes));
+                continue;
+            };
+            self.index.push(&name, label);
+            let (place, container) = (file.stamp, self.container);
+            self.index.push_part(Part { field: 0, len_bytes, place, container });
+        }
+    }
+
+    fn list(&mut self, folder: &Folder) -> Listing {
+        let mut listing = Listing::default();
+        let names = self.root.open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
+        let (mut found, fd) = match names {
+            Ok(found) => found,
+            Err(reason) => {
+                self.bad(folder.path.clone(), reason);
+                return listing;
+            }
+        };
+        // Inodes lie on the disk in this order, and names do not.
+        found.sort_unstable_by_key(|&(ino, _)| ino);
+        for (_, name) in found {
+            self.look(&fd, folder, name, &mut listing);
+        }
+        listing
+    }
+
+    fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: Vec<u8>, listing: &mut Listing) {
+        let stat = match fs::statat(fd, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // It was there a moment ago.
+            Err(Errno::NOENT) => return self.bad(join(&folder.path, &name), BadReason::Changed),
+            Err(errno) => return self.bad(join(&folder.path, &name), unreadable(errno)),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => self.file(fd.as_fd(), folder, name, &stat, listing),
+            FileType::Directory => listing.folders.push(Folder {
+                path: join(&folder.path, &name),
+                real: join(&folder.real, &name),
+                over: folder.over.clone(),
+            }),
+            FileType::Symlink => self.link(folder, name, listing),
+            special => {
+                self.bad(join(&folder.path, &name), BadReason::Special(kind_name(special)));
+            }
+        }
+    }
+
+    fn file(
+        &mut self,
+        at: BorrowedFd<'_>,
+        folder: &Folder,
+        name: Vec<u8>,
+        stat: &Stat,
+        listing: &mut Listing,
+    ) {
+        if self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+            return;
+        }
+        // Asking costs a system call, so it is left out where everybody may read.
+        let open_to_all = stat.st_mode & 0o444 == 0o444;
+        if !open_to_all
+            && let Err(errno) = fs::accessat(at, &*name, Access::READ_OK, AtFlags::EACCESS)
+        {
+            return self.bad(join(&folder.path, &name), unreadable(errno));
+        }
+        listing.files.push(File { name, len_bytes: stat.st_size as u64, stamp: stamp(stat) });
+    }
+
+    fn link(&mut self, folder: &Folder, name: Vec<u8>, listing: &mut Listing) {
+        let path = join(&folder.path, &name);
+        let real = match self.root.resolve(&join(&folder.real, &name)) {
+            Ok(real) => real,
+            Err(reason) => return self.bad(path, reason),
+        };
+        let stat = match self.root.stat(&real) {
+            Ok(stat) => stat,
+            Err(BadReason::Unreadable(libc::ENOENT)) => return self.bad(path, BadReason::Dangling),
+            Err(reason) => return self.bad(path, reason),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                // Its readability is asked for where the file itself lies.
+                if let Err(reason) = self.root.open_file(&real) {
+                    return self.bad(path, reason);
+                }
+                let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
+                if !self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                    listing.files.push(File { name, len_bytes, stamp });
+                }
+            }
+            FileType::Directory => match jump(folder, &real) {
+                Some(over) => listing.folders.push(Folder { path, real, over: Some(over) }),
+                None => self.bad(path, BadReason::Cyclic),
+            },
+            special => self.bad(path, BadReason::Special(kind_name(special))),
+        }
+    }
+
+    fn bad(&mut self, name: Vec<u8>, reason: BadReason) {
+        self.index.bad.push(BadEntry { name, reason });
+    }
+}
+
+impl Folder {
+    fn root() -> Folder {
+        Folder { path: Vec::new(), real: Vec::new(), over: None }
+    }
+}
+
+/// The jump from `folder` over a link to the folder `real`; `None` where that would lead in a circle.
+fn jump(folder: &Folder, real: &[u8]) -> Option<Rc<Jump>> {
+    let mut at = folder.over.as_ref();
+    let depth = at.map_or(1, |jump| jump.depth + 1);
+    if depth > MAX_JUMPS || lies_in(&folder.real, real) {
+        return None;
+    }
+    while let Some(jump) = at {
+        if lies_in(&jump.from, real) {
+            return None;
+        }
+        at = jump.over.as_ref();
+    }
+    Some(Rc::new(Jump { from: folder.real.clone(), depth, over: folder.over.clone() }))
+}
+
+/// Whether the folder `inner` is `outer` or lies in it.
+fn lies_in(inner: &[u8], outer: &[u8]) -> bool {
+    outer.is_empty()
+        || inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+}
+
+/// Names and inodes of what a folder holds, without `.` and `..`.
+fn names(fd: &OwnedFd) -> Result<Vec<(u64, Vec<u8>)>, BadReason> {
+    let mut buffer = Vec::with_capacity(LIST_BUFFER_BYTES);
+    let mut entries = RawDir::new(fd, buffer.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(unreadable)?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push((entry.ino(), name.to_vec()));
+        }
+    }
+    Ok(names)
+}
+
+fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
+    path.extend_from_slice(folder);
+    if !folder.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice => "character device",
+        FileType::BlockDevice => "block device",
+        _ => "thing that is no file",
+    }
+}
+
+fn unreadable(errno: Errno) -> BadReason {
+    BadReason::Unreadable(errno.raw_os_error())
+}
+
+/// Links to folders on one path: each may multiply what is found.
+const MAX_JUMPS: u32 = 8;
+
+const LIST_BUFFER_BYTES: usize = 64 * 1024;

@@ -1,0 +1,430 @@
+//! What a source holds: one row a sample, in id order, in flat columns.
+//!
+//! A column costs what its numbers cost: nothing is allocated per sample, and columns that a kind of
+//! source does not need stay empty.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Files or folders that rows point into: shards, or the roots of folder trees.
+    pub containers: Vec<Container>,
+    /// Names of the fields. One field without a name, where a sample is a file or a record.
+    pub fields: Vec<Vec<u8>>,
+    /// Names of the classes that labels count; empty where labels are numbers of the source.
+    pub classes: Vec<Vec<u8>>,
+    /// Every entry that cannot be imported, in the order found.
+    pub bad: Vec<BadEntry>,
+    names: Names,
+    /// Empty while no row has a label.
+    labels: Vec<i64>,
+    /// Where the parts of row `i` begin; empty while every row has exactly one part of field 0.
+    part_starts: Vec<u64>,
+    part_fields: Vec<u16>,
+    part_lens: Vec<u32>,
+    part_places: Vec<u64>,
+    /// Empty while there is one container.
+    part_containers: Vec<u32>,
+}
+
+/// A file or folder that rows point into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// How to open it again.
+    pub path: PathBuf,
+    /// Changes when the file changes: see [`super::stamp`]. Zero for folders.
+    pub stamp: u64,
+    /// Length in bytes. Zero for folders.
+    pub len_bytes: u64,
+}
+
+/// The bytes of one field of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which field of [`Index::fields`].
+    pub field: u16,
+    /// Length in bytes.
+    pub len_bytes: u32,
+    /// Byte offset in the container; for a file of a folder, its stamp.
+    pub place: u64,
+    /// Which container.
+    pub container: u32,
+}
+
+/// An entry of a source that cannot be imported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadEntry {
+    /// Its name in the source, or the shard's where no name could be read.
+    pub name: Vec<u8>,
+    /// What is wrong with it.
+    pub reason: BadReason,
+}
+
+/// Why an entry cannot be imported.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadReason {
+    /// The operating system refused to open or read it.
+    #[error("unreadable: {}", std::io::Error::from_raw_os_error(*.0))]
+    Unreadable(i32),
+    /// Not a file: a FIFO, a socket, a device.
+    #[error("is a {0}")]
+    Special(&'static str),
+    /// A link to nothing.
+    #[error("is a link to nothing")]
+    Dangling,
+    /// A link that leads back to itself, or to a folder that it lies in.
+    #[error("is a link that leads back to itself")]
+    Cyclic,
+    /// A link to something outside the source.
+    #[error("is a link out of the source")]
+    LeavesSource,
+    /// It is not any more what it was when it was indexed.
+    #[error("changed while it was imported")]
+    Changed,
+    /// Over the limit of 4 GiB - 1 bytes a sample.
+    #[error("holds {0} bytes, more than the limit of 4 GiB - 1")]
+    TooLarge(u64),
+    /// Its name cannot be stored.
+    #[error("name: {0}")]
+    Name(&'static str),
+    /// Another entry has the same name.
+    #[error("name appears twice")]
+    Twice,
+    /// The archive or shard ends inside it, or without its end mark.
+    #[error("ends early: {0}")]
+    Truncated(&'static str),
+    /// A checksum of the source's format differs.
+    #[error("{what} CRC is {found:#010x}, its bytes give {expected:#010x}")]
+    BadCrc {
+        /// Which checksum.
+        what: &'static str,
+        /// What the bytes give.
+        expected: u32,
+        /// What is stored.
+        found: u32,
+    },
+    /// The archive's or list's own syntax is broken here.
+    #[error("{0}")]
+    Syntax(&'static str),
+}
+
+impl fmt::Display for BadEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name.escape_ascii(), self.reason)
+    }
+}
+
+impl BadEntry {
+    /// `name` is bad because of `reason`.
+    pub fn new(name: &[u8], reason: BadReason) -> BadEntry {
+        BadEntry { name: name.to_vec(), reason }
+    }
+}
+
+impl Index {
+    /// Rows.
+    pub fn len(&self) -> u64 {
+        self.names.len() as u64
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.names.len() == 0
+    }
+
+    /// The name of a row.
+    pub fn name(&self, row: u64) -> &[u8] {
+        self.names.at(row as usize)
+    }
+
+    /// The label of a row; `None` where it has none.
+    pub fn label(&self, row: u64) -> Option<i64> {
+        self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
+    }
+
+    /// Whether any row has a label.
+    pub fn has_labels(&self) -> bool {
+        !self.labels.is_empty()
+    }
+
+    /// The parts of a row, in the order in which the source holds them.
+    pub fn parts(&self, row: u64) -> impl ExactSizeIterator<Item = Part> + '_ {
+        self.part_range(row).map(|part| self.part_at(part))
+    }
+
+    /// The length of a row's part in `field`; `None` where it has none.
+    pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
+        if self.part_starts.is_empty() {
+            return (field == 0).then(|| self.part_lens[row as usize]);
+        }
+        self.part_range(row)
+            .find(|&part| self.part_fields[part] == field)
+            .map(|part| self.part_lens[part])
+    }
+
+    /// Payload bytes of a row: the lengths of its parts together.
+    pub fn payload_bytes(&self, row: u64) -> u64 {
+        self.part_lens[self.part_range(row)].iter().map(|&len| u64::from(len)).sum()
+    }
+
+    /// Appends a row; its parts follow with [`Index::push_part`].
+    pub fn push(&mut self, name: &[u8], label: Option<i64>) {
+        let row = self.names.len();
+        self.names.push(name);
+        if label.is_some() && self.labels.is_empty() {
+            self.labels.resize(row, NO_LABEL);
+        }
+        if label.is_some() || !self.labels.is_empty() {
+            self.labels.push(label.unwrap_or(NO_LABEL));
+        }
+        if !self.part_starts.is_empty() {
+            self.part_starts.push(self.part_lens.len() as u64);
+        }
+    }
+
+    /// Appends a part to the last row.
+    pub fn push_part(&mut self, part: Part) {
+        let rows = self.names.len();
+        let parts = self.part_lens.len();
+        let plain = part.field == 0 && parts + 1 == rows;
+        if self.part_starts.is_empty() && !plain {
+            self.begin_part_columns();
+        }
+        if !self.part_starts.is_empty() {
+            self.part_fields.push(part.field);
+        }
+        if part.container != 0 && self.part_containers.is_empty() {
+            self.part_containers.resize(parts, 0);
+        }
+        if part.container != 0 || !self.part_containers.is_empty() {
+            self.part_containers.push(part.container);
+        }
+        self.part_lens.push(part.len_bytes);
+        self.part_places.push(part.place);
+    }
+
+    /// Gives the last row its label.
+    pub fn set_last_label(&mut self, label: i64) {
+        let rows = self.names.len();
+        assert!(rows > 0, "a label belongs to a row");
+        self.labels.resize(rows, NO_LABEL);
+        self.labels[rows - 1] = label;
+    }
+
+    /// Gives every row the label that its name and the classes say.
+    pub fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
+        let labels = (0..self.len()).map(|row| label(self.name(row), &self.classes));
+        self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
+    }
+
+    /// Gives row `to` the bytes of row `from`, in a source where every row has one part.
+    pub fn copy_plain_part(&mut self, from: u64, to: u64) {
+        assert!(self.part_starts.is_empty(), "rows of plain sources have one part each");
+        let (from, to) = (from as usize, to as usize);
+        self.part_lens[to] = self.part_lens[from];
+        self.part_places[to] = self.part_places[from];
+        if !self.part_containers.is_empty() {
+            self.part_containers[to] = self.part_containers[from];
+        }
+    }
+
+    /// The number of the field called `name`, made when it is new; `None` beyond the limit.
+    pub fn field(&mut self, name: &[u8]) -> Option<u16> {
+        if let Some(at) = self.fields.iter().position(|field| field == name) {
+            return u16::try_from(at).ok();
+        }
+        if self.fields.len() == MAX_FIELDS {
+            return None;
+        }
+        self.fields.push(name.to_vec());
+        u16::try_from(self.fields.len() - 1).ok()
+    }
+
+    /// A number for the field that every row of a plain source has.
+    pub fn only_field(&mut self) -> u16 {
+        if self.fields.is_empty() {
+            self.fields.push(Vec::new());
+        }
+        0
+    }
+
+    /// The same source without the rows of `drop`, which is sorted; ids close the gaps.
+    pub fn without(&self, drop: &[u64]) -> Index {
+        let mut kept = Index {
+            containers: self.containers.clone(),
+            fields: self.fields.clone(),
+            classes: self.classes.clone(),
+            bad: self.bad.clone(),
+            ..Index::default()
+        };
+        for row in 0..self.len() {
+            if drop.binary_search(&row).is_err() {
+                kept.push(self.name(row), self.label(row));
+                self.parts(row).for_each(|part| kept.push_part(part));
+            }
+        }
+        kept
+    }
+
+    /// Rows whose name an earlier row has too, sorted.
+    pub fn rows_with_a_taken_name(&self) -> Vec<u64> {
+        let mut order: Vec<u64> = (0..self.len()).collect();
+        // Ids break ties, so that the first row of a name is the one that keeps it.
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        let mut taken: Vec<u64> = order
+            .windows(2)
+            .filter(|pair| self.name(pair[0]) == self.name(pair[1]))
+            .map(|pair| pair[1])
+            .collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// A hash of everything that decides the bytes of the image: an import resumes only onto the same.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for name in self.fields.iter().chain(&self.classes) {
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+        }
+        for container in &self.containers {
+            hash.update(&container.stamp.to_le_bytes());
+            hash.update(&container.len_bytes.to_le_bytes());
+        }
+        hash.update(&self.names.bytes);
+        self.names.ends.iter().for_each(|end| hash.update(&end.to_le_bytes()));
+        self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
+        self.part_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
+        self.part_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
+        self.part_lens.iter().for_each(|len| hash.update(&len.to_le_bytes()));
+        self.part_places.iter().for_each(|place| hash.update(&place.to_le_bytes()));
+        self.part_containers.iter().for_each(|at| hash.update(&at.to_le_bytes()));
+        hash.digest()
+    }
+
+    /// Heap bytes of the columns.
+    pub fn memory_bytes(&self) -> u64 {
+        let bytes = self.names.bytes.capacity()
+            + 8 * (self.names.ends.capacity() + self.labels.capacity())
+            + 8 * (self.part_starts.capacity() + self.part_places.capacity())
+            + 4 * (self.part_lens.capacity() + self.part_containers.capacity())
+            + 2 * self.part_fields.capacity();
+        bytes as u64
+    }
+
+    fn part_range(&self, row: u64) -> std::ops::Range<usize> {
+        let row = row as usize;
+        if self.part_starts.is_empty() {
+            return row..row + 1;
+        }
+        let end = self.part_starts.get(row + 1).map_or(self.part_lens.len(), |&end| end as usize);
+        self.part_starts[row] as usize..end
+    }
+
+    fn part_at(&self, part: usize) -> Part {
+        Part {
+            field: self.part_fields.get(part).copied().unwrap_or(0),
+            len_bytes: self.part_lens[part],
+            place: self.part_places[part],
+            container: self.part_containers.get(part).copied().unwrap_or(0),
+        }
+    }
+
+    /// From one part a row to any number: the rows so far have one each, but the last may have none.
+    fn begin_part_columns(&mut self) {
+        let rows = self.names.len() as u64;
+        let parts = self.part_lens.len() as u64;
+        self.part_starts = (0..rows).map(|row| row.min(parts)).collect();
+        self.part_fields = vec![0; self.part_lens.len()];
+    }
+}
+
+/// Names one behind the other.
+#[derive(Debug, Default)]
+struct Names {
+    bytes: Vec<u8>,
+    ends: Vec<u64>,
+}
+
+impl Names {
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn at(&self, row: usize) -> &[u8] {
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start as usize..self.ends[row] as usize]
+    }
+
+    fn push(&mut self, name: &[u8]) {
+        self.bytes.extend_from_slice(name);
+        self.ends.push(self.bytes.len() as u64);
+    }
+}
+
+/// What the label column holds for a row without a label: ImageFolder's classes count from 0.
+pub const NO_LABEL: i64 = -1;
+
+/// The most bytes of a name.
+pub const MAX_NAME_BYTES: usize = 4096;
+
+/// The most bytes of a sample.
+pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+
+/// The most fields of a sample: more than any data set has, and a bound for damaged archives.
+const MAX_FIELDS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(field: u16, len_bytes: u32) -> Part {
+        Part { field, len_bytes, place: u64::from(len_bytes) * 10, container: 0 }
+    }
+
+    #[test]
+    fn plain_rows_have_one_part_each_and_no_part_columns() {
+        let mut index = Index::default();
+        for (name, len) in [("a", 1), ("b", 2)] {
+            index.push(name.as_bytes(), None);
+            index.push_part(part(0, len));
+        }
+        assert_eq!(index.parts(1).collect::<Vec<_>>(), [part(0, 2)]);
+        assert!(index.part_starts.is_empty() && !index.has_labels());
+        assert_eq!((index.name(0), index.label(0)), (&b"a"[..], None));
+    }
+
+    #[test]
+    fn rows_with_several_fields_keep_their_parts_apart_also_when_they_begin_late() {
+        let mut index = Index::default();
+        index.push(b"plain", None);
+        index.push_part(part(0, 5));
+        index.push(b"none", None);
+        index.push(b"two", Some(3));
+        index.push_part(part(1, 7));
+        index.push_part(part(0, 8));
+        let parts = |row| index.parts(row).collect::<Vec<_>>();
+        assert_eq!((parts(0), parts(1)), (vec![part(0, 5)], vec![]));
+        assert_eq!(parts(2), [part(1, 7), part(0, 8)]);
+        assert_eq!((index.payload_bytes(2), index.field_len_bytes(2, 1)), (15, Some(7)));
+        assert_eq!((index.label(0), index.label(2)), (None, Some(3)));
+    }
+
+    #[test]
+    fn a_name_taken_twice_is_found_wherever_it_stands() {
+        let mut index = Index::default();
+        for name in ["x", "b", "x", "a", "x"] {
+            index.push(name.as_bytes(), None);
+            index.push_part(part(0, 1));
+        }
+        assert_eq!(index.rows_with_a_taken_name(), [2, 4]);
+        let kept = index.without(&[2, 4]);
+        assert_eq!((kept.len(), kept.name(2)), (3, &b"a"[..]));
+        assert_ne!(kept.fingerprint(), index.fingerprint());
+    }
+}

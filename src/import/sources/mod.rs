@@ -1,0 +1,234 @@
+//! Where samples come from: folder trees, lists, tar archives and WebDataset shards, TFRecord shards.
+//!
+//! A source is read twice. Indexing finds every sample's name, length, label and place, and every
+//! entry that cannot be imported; it reads no payload. Then payloads are read in the order of
+//! placement, by several threads, each with a [`SourceReader`] of its own. What is read must be what
+//! was indexed: a file or shard that changed meanwhile is a bad entry, never a torn sample.
+//!
+//! A source that can be read only once (a pipe, a compressed archive) is copied into a file first
+//! ([`spool`]), or goes through `stream` in the order in which it comes.
+//!
+//! Read [`index`] for what is kept, [`folder`] and [`tar_members`] for how it is found.
+
+pub mod beneath;
+pub mod detect;
+pub mod folder;
+pub mod index;
+pub mod list;
+pub mod shard;
+pub mod spool;
+pub mod tar;
+pub mod tar_members;
+pub mod tfrecord;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::Stat;
+use xxhash_rust::xxh3::Xxh3;
+
+use self::beneath::Root;
+pub use self::detect::SourceKind;
+use self::index::MAX_SAMPLE_BYTES;
+pub use self::index::{BadEntry, BadReason, Container, Index, Part};
+use self::shard::OpenShards;
+use crate::{Error, ErrorKind, Result};
+
+/// An indexed source, to be read by any number of threads.
+#[derive(Debug)]
+pub struct Source {
+    kind: SourceKind,
+    index: Index,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    /// Files beneath folders: parts' containers are the roots.
+    Folders(Vec<Root>),
+    /// Shards: their files stay open only where they have no name (spooled ones).
+    Shards(Vec<Option<Arc<File>>>),
+}
+
+/// How a source is opened.
+#[derive(Debug, Clone, Default)]
+pub struct SourceOptions {
+    /// What the paths are; [`SourceKind::Auto`] looks.
+    pub kind: SourceKind,
+    /// Where compressed archives and pipes are copied to; `None`: they are refused.
+    pub spool: Option<PathBuf>,
+    /// Files to leave out, as (device, inode): the image itself.
+    pub exclude: Vec<(u64, u64)>,
+}
+
+impl Source {
+    /// Finds and indexes what `paths` name.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: a path does not open. `BadSource`: it is no source, or an empty one.
+    /// `InvalidArgument`: paths of different kinds. Entries that cannot be imported are no error:
+    /// they are in [`Index::bad`].
+    pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
+        let found = detect::detect(paths, options)?;
+        let (mut index, store) = match found.kind {
+            SourceKind::Folder => {
+                let (index, roots) = folder::index(&found.paths, &options.exclude)?;
+                (index, Store::Folders(roots))
+            }
+            SourceKind::List => {
+                let (index, roots) = list::index(&found.paths)?;
+                (index, Store::Folders(roots))
+            }
+            _ => index_shards(&found, options)?,
+        };
+        drop_impossible_rows(&mut index, found.kind);
+        if index.is_empty() && index.bad.is_empty() {
+            let message = format!("there is no sample in this {}", found.kind);
+            return Err(Error::new(ErrorKind::BadSource, message).path(paths[0].clone()));
+        }
+        Ok(Source { kind: found.kind, index, store })
+    }
+
+    /// What the source is, once looked at.
+    pub fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// What the source holds.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Leaves out the rows `drop` (sorted), which became unreadable; ids close the gaps.
+    pub fn drop_rows(&mut self, drop: &[u64]) {
+        self.index = self.index.without(drop);
+    }
+
+    /// A reader for one thread.
+    pub fn reader(&self) -> SourceReader<'_> {
+        let mut open = OpenShards::default();
+        if let Store::Shards(files) = &self.store {
+            for (number, file) in files.iter().enumerate() {
+                if let Some(file) = file {
+                    open.keep(number as u32, file.clone());
+                }
+            }
+        }
+        SourceReader { source: self, open }
+    }
+}
+
+/// Reads payloads for one thread.
+#[derive(Debug)]
+pub struct SourceReader<'a> {
+    source: &'a Source,
+    open: OpenShards,
+}
+
+impl SourceReader<'_> {
+    /// Reads a part of `row` into `into`, which is as long as the part.
+    ///
+    /// # Errors
+    /// Why the entry cannot be imported; `into` may be overwritten then.
+    pub fn read(&mut self, row: u64, part: &Part, into: &mut [u8]) -> Result<(), BadReason> {
+        let number = part.container as usize;
+        match &self.source.store {
+            Store::Folders(roots) => {
+                read_file(&roots[number], self.source.index.name(row), part.place, into)
+            }
+            Store::Shards(_) => {
+                let container = &self.source.index.containers[number];
+                self.open.read(part.container, container, part.place, into)?;
+                if self.source.kind == SourceKind::TfRecord {
+                    let mut crc = [0; tfrecord::CRC_BYTES];
+                    let place = tfrecord::crc_place(part);
+                    self.open.read(part.container, container, place, &mut crc)?;
+                    tfrecord::check_payload(into, crc)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A number that changes when a file is changed or replaced.
+pub fn stamp(stat: &Stat) -> u64 {
+    let mut hash = Xxh3::new();
+    let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime as u64, stat.st_mtime_nsec];
+    numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
+    hash.digest()
+}
+
+fn read_file(root: &Root, name: &[u8], stamped: u64, into: &mut [u8]) -> Result<(), BadReason> {
+    let file = File::from(root.open_file(name)?);
+    match file.read_exact_at(into, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(BadReason::Changed);
+        }
+        Err(error) => return Err(unreadable(&error)),
+    }
+    // After the read, so that a change during it is seen too.
+    let stat =
+        rustix::fs::fstat(&file).map_err(|errno| BadReason::Unreadable(errno.raw_os_error()))?;
+    if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
+}
+
+fn unreadable(error: &io::Error) -> BadReason {
+    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn index_shards(found: &detect::Found, options: &SourceOptions) -> Result<(Index, Store)> {
+    let mut index = Index::default();
+    let mut rows = tar::Rows::new(found.kind == SourceKind::WebDataset);
+    let mut files = Vec::new();
+    for (number, path) in found.paths.iter().enumerate() {
+        let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
+        index.containers.push(container);
+        let number = u32::try_from(number).map_err(|_| {
+            Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
+        })?;
+        files.push(nameless.then(|| file.clone()));
+        match found.kind {
+            SourceKind::TfRecord => {
+                index.only_field();
+                tfrecord::index_shard(file, number, &mut index);
+            }
+            _ => rows.index_shard(file, number, &mut index),
+        }
+    }
+    let dead = rows.finish(&mut index);
+    if !dead.is_empty() {
+        index = index.without(&dead);
+    }
+    Ok((index, Store::Shards(files)))
+}
+
+/// Moves rows that no image can hold to the bad entries.
+fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
+    let mut drop = match kind {
+        // A folder has each name once; several of them, or anything else, may not.
+        SourceKind::Folder if index.containers.len() == 1 => Vec::new(),
+        _ => index.rows_with_a_taken_name(),
+    };
+    for &row in &drop {
+        index.bad.push(BadEntry::new(index.name(row), BadReason::Twice));
+    }
+    if index.fields.len() > 1 {
+        let table = 4 * index.fields.len() as u64;
+        for row in 0..index.len() {
+            let len = table + index.payload_bytes(row);
+            if len > MAX_SAMPLE_BYTES && drop.binary_search(&row).is_err() {
+                index.bad.push(BadEntry::new(index.name(row), BadReason::TooLarge(len)));
+                drop.push(row);
+            }
+        }
+        drop.sort_unstable();
+    }
+    if !drop.is_empty() {
+        *index = index.without(&drop);
+    }
+}

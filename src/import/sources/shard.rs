@@ -1,0 +1,141 @@
+//! Shard files: opened, read front to back with a small buffer, and read again at computed places.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::index::{BadReason, Container};
+use super::stamp;
+use super::tar_members::Input;
+use crate::{Error, ErrorKind, Result};
+
+/// Opens the shard at `path`, a plain file.
+///
+/// # Errors
+/// It does not open, or it is no file.
+pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
+    let name = |error: rustix::io::Errno| Error::from(io::Error::from(error)).path(path);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(name)?;
+    let stat = rustix::fs::fstat(&fd).map_err(name)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::new(ErrorKind::BadSource, "a shard must be a file").path(path));
+    }
+    let len_bytes = stat.st_size as u64;
+    let container = Container { path: path.to_path_buf(), stamp: stamp(&stat), len_bytes };
+    Ok((Arc::new(File::from(fd)), container))
+}
+
+/// A shard read from front to back.
+#[derive(Debug)]
+pub struct FrontToBack {
+    file: Arc<File>,
+    len_bytes: u64,
+    /// Where in the file the next refill reads.
+    next: u64,
+    buffer: Vec<u8>,
+    /// What of the buffer is read and not yet handed out.
+    ready: std::ops::Range<usize>,
+}
+
+impl FrontToBack {
+    /// From the first byte of `file`, which is `len_bytes` long.
+    pub fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
+        FrontToBack { file, len_bytes, next: 0, buffer: vec![0; BUFFER_BYTES], ready: 0..0 }
+    }
+}
+
+impl Input for FrontToBack {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.ready.is_empty() {
+            // What was appended since it was opened is not part of the source.
+            let left = self.len_bytes.saturating_sub(self.next).min(BUFFER_BYTES as u64) as usize;
+            let read = read_at(&self.file, &mut self.buffer[..left], self.next)?;
+            self.next += read as u64;
+            self.ready = 0..read;
+        }
+        let taken = self.ready.len().min(into.len());
+        into[..taken].copy_from_slice(&self.buffer[self.ready.start..][..taken]);
+        self.ready.start += taken;
+        Ok(taken)
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        let buffered = bytes.min(self.ready.len() as u64);
+        self.ready.start += buffered as usize;
+        self.next = self.next.saturating_add(bytes - buffered);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> Option<u64> {
+        Some(self.len_bytes)
+    }
+}
+
+/// The shards that one thread has open, a few of any number.
+#[derive(Debug, Default)]
+pub struct OpenShards {
+    open: Vec<(u32, Arc<File>)>,
+    next_out: usize,
+}
+
+impl OpenShards {
+    /// Fills `into` from `place` of the shard `number`.
+    ///
+    /// # Errors
+    /// `Changed`: the shard is not what was indexed. `Unreadable`: it does not open or read.
+    pub fn read(
+        &mut self,
+        number: u32,
+        container: &Container,
+        place: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let file = self.file(number, container)?;
+        match file.read_exact_at(into, place) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(BadReason::Changed),
+            Err(error) => Err(BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))),
+        }
+    }
+
+    /// Takes a file that has no name any more as shard `number`.
+    pub fn keep(&mut self, number: u32, file: Arc<File>) {
+        self.open.push((number, file));
+    }
+
+    fn file(&mut self, number: u32, container: &Container) -> Result<Arc<File>, BadReason> {
+        if let Some((_, file)) = self.open.iter().find(|(open, _)| *open == number) {
+            return Ok(file.clone());
+        }
+        let (file, now) = open(&container.path).map_err(|_| BadReason::Changed)?;
+        if now != *container {
+            return Err(BadReason::Changed);
+        }
+        if self.open.len() < MAX_OPEN {
+            self.open.push((number, file.clone()));
+        } else {
+            self.open[self.next_out] = (number, file.clone());
+            self.next_out = (self.next_out + 1) % MAX_OPEN;
+        }
+        Ok(file)
+    }
+}
+
+fn read_at(file: &File, into: &mut [u8], place: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(into, place) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Few enough for several threads under the usual limit of 1,024 descriptors.
+const MAX_OPEN: usize = 64;

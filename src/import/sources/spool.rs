@@ -1,0 +1,132 @@
+//! Sources that can be read only from front to back, copied into a file first.
+//!
+//! The copy has no name: it is gone when the import ends, however it ends. Its stamp is a hash of its
+//! bytes, so that an import from a pipe resumes when the same bytes come through the pipe again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use flate2::read::{GzDecoder, MultiGzDecoder};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::detect::is_stream;
+use super::index::Container;
+use super::shard;
+use crate::{Error, ErrorKind, Result};
+
+/// Opens the shard at `path`, by way of a copy in `spool` if it is a stream or compressed; says
+/// whether it is such a copy.
+///
+/// # Errors
+/// It does not open. `BadSource`: it is a stream and there is no place to copy it to, or its
+/// compression is broken. `NoSpace`: the spool is full.
+pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Container, bool)> {
+    let name = |error: io::Error| Error::from(error).path(path);
+    if !is_stream(path) {
+        let (file, container) = shard::open(path)?;
+        let mut head = Vec::new();
+        (&*file).take(2).read_to_end(&mut head).map_err(name)?;
+        if !is_gzip(&head) {
+            return Ok((file, container, false));
+        }
+    }
+    let Some(spool) = spool else {
+        let message = "a pipe or compressed archive can be read only in its own order";
+        return Err(Error::new(ErrorKind::BadSource, message).path(path).hint(
+            "give it room for a copy with --spool DIR, or keep its order with --placement source",
+        ));
+    };
+    let mut from = open_stream(path)?;
+    let mut copy = nameless_file(spool).map_err(|error| Error::from(error).path(spool))?;
+    let mut hash = Xxh3::new();
+    let mut len_bytes = 0;
+    let mut buffer = vec![0; COPY_BYTES];
+    loop {
+        let read = match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                let message = "a compressed source is broken or ends early";
+                return Err(Error::new(ErrorKind::BadSource, message).path(path).source(error));
+            }
+        };
+        hash.update(&buffer[..read]);
+        len_bytes += read as u64;
+        copy.write_all(&buffer[..read]).map_err(|error| Error::from(error).path(spool))?;
+    }
+    let container = Container { path: path.to_path_buf(), stamp: hash.digest(), len_bytes };
+    Ok((Arc::new(copy), container, true))
+}
+
+/// The bytes of `path` (`-`: standard input) from front to back, decompressed.
+///
+/// # Errors
+/// It does not open.
+pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
+    let name = |error: io::Error| Error::from(error).path(path);
+    let mut raw: Box<dyn Read + Send> = match path == Path::new("-") {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(name)?),
+    };
+    let mut head = Vec::new();
+    raw.by_ref().take(2).read_to_end(&mut head).map_err(name)?;
+    let compressed = is_gzip(&head);
+    let whole = io::Cursor::new(head).chain(raw);
+    Ok(match compressed {
+        true => Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(COPY_BYTES, whole))),
+        false => Box::new(whole),
+    })
+}
+
+/// Whether a file's first bytes are gzip's.
+pub fn is_gzip(head: &[u8]) -> bool {
+    head.starts_with(&[0x1f, 0x8b])
+}
+
+/// The first bytes of a compressed file, as far as its first bytes give them.
+pub fn gunzip_head(head: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut decoder = GzDecoder::new(head).take(HEAD_BYTES);
+    let mut buffer = [0; 512];
+    while let Ok(read @ 1..) = decoder.read(&mut buffer) {
+        bytes.extend_from_slice(&buffer[..read]);
+    }
+    bytes
+}
+
+/// The program for a compression that is not read here.
+pub fn foreign_compression(head: &[u8]) -> Option<&'static str> {
+    match head {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some("xz"),
+        [b'B', b'Z', b'h', ..] => Some("bzip2"),
+        _ => None,
+    }
+}
+
+fn nameless_file(folder: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
+        Ok(file) => return Ok(file),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        Err(error) => return Err(error),
+    }
+    // Some file systems want a name first.
+    for attempt in 0..100 {
+        let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
+        match options.clone().create_new(true).open(&path) {
+            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+const COPY_BYTES: usize = 256 * 1024;
+const HEAD_BYTES: u64 = 4096;

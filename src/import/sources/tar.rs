@@ -1,0 +1,321 @@
+//! Tar archives: every file a sample, or, as WebDataset reads them, every run of files with one key.
+//!
+//! The key of a member is its path up to the first dot of its last part, what follows the dot is its
+//! field. A plain archive's labels are its top folders, numbered as a folder tree's are.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
+use super::shard::FrontToBack;
+use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
+
+/// Turns members of archives into rows.
+#[derive(Debug, Default)]
+pub struct Rows {
+    grouped: bool,
+    /// Key of the group that the last row is of.
+    open_key: Option<Vec<u8>>,
+    links: Vec<Link>,
+    top_folders: BTreeSet<Vec<u8>>,
+}
+
+/// A member that is another name of a member: its row waits for the other's place.
+#[derive(Debug)]
+struct Link {
+    row: u64,
+    target: Vec<u8>,
+}
+
+/// What became of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Took {
+    /// Its payload is a part of the last row; it may be a class number.
+    Part {
+        /// Whether the payload says the row's label.
+        label: bool,
+    },
+    /// Nothing of it is read.
+    Nothing,
+}
+
+impl Rows {
+    /// Of plain archives, or `grouped` as WebDataset does.
+    pub fn new(grouped: bool) -> Rows {
+        Rows { grouped, ..Rows::default() }
+    }
+
+    /// Appends the members of one shard; where it is broken, the rest of it is one bad entry.
+    pub fn index_shard(&mut self, file: Arc<File>, container: u32, index: &mut Index) {
+        let len_bytes = index.containers[container as usize].len_bytes;
+        let mut members = Members::new(FrontToBack::new(file, len_bytes));
+        self.begin_shard();
+        loop {
+            let member = match members.next_member() {
+                Ok(Some(member)) => member,
+                Ok(None) => return,
+                Err(error) => {
+                    let shard = index.containers[container as usize].path.clone();
+                    let name = shard.as_os_str().as_bytes();
+                    return index.bad.push(BadEntry::new(name, error.into()));
+                }
+            };
+            if self.take(&member, container, index) == (Took::Part { label: true })
+                && let Some(label) = read_label(&mut members, &member)
+            {
+                index.set_last_label(label);
+            }
+        }
+    }
+
+    /// Groups do not reach over the end of a shard.
+    pub fn begin_shard(&mut self) {
+        self.open_key = None;
+    }
+
+    /// Appends a member to `index`: as a row, as a part of the last row, or to the bad entries.
+    pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> Took {
+        match self.try_take(member, container, index) {
+            Ok(took) => took,
+            Err(reason) => {
+                index.bad.push(BadEntry::new(&member.name, reason));
+                Took::Nothing
+            }
+        }
+    }
+
+    /// Gives linked rows their bytes and rows of plain archives their labels.
+    pub fn finish(self, index: &mut Index) -> Vec<u64> {
+        let dead = self.resolve_links(index);
+        if !self.grouped && !self.top_folders.is_empty() {
+            index.classes = self.top_folders.into_iter().collect();
+            index.label_by(|name, classes| {
+                let slash = name.iter().position(|&byte| byte == b'/')?;
+                let class = classes.binary_search_by(|class| class[..].cmp(&name[..slash]));
+                Some(class.expect("every top folder is a class") as i64)
+            });
+        }
+        dead
+    }
+
+    fn try_take(
+        &mut self,
+        member: &Member,
+        container: u32,
+        index: &mut Index,
+    ) -> Result<Took, BadReason> {
+        if member.kind == MemberKind::Folder {
+            self.note_folder(&member.name);
+            return Ok(Took::Nothing);
+        }
+        let name = clean_name(&member.name)?;
+        let target = match &member.kind {
+            MemberKind::File => None,
+            MemberKind::HardLink(target) => Some(clean_name(target)?),
+            MemberKind::SymLink(target) => Some(beside(&name, target)?),
+            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
+            MemberKind::Sparse => return Err(BadReason::Syntax("is a sparse file")),
+            MemberKind::Folder => unreachable!("returned above"),
+        };
+        if member.len_bytes > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(member.len_bytes));
+        }
+        let mut part = Part {
+            field: 0,
+            len_bytes: member.len_bytes as u32, // within the limit just tested
+            place: member.place,
+            container,
+        };
+        if self.grouped {
+            let (key, field) = key_and_field(&name)?;
+            if target.is_some() {
+                return Err(BadReason::Special("link in a shard of grouped files"));
+            }
+            part.field = index.field(&field).ok_or(BadReason::Syntax("is of a 257th field"))?;
+            self.push_grouped(key, part, index)?;
+            return Ok(Took::Part { label: field == b"cls" });
+        }
+        self.note_folder_of(&name);
+        index.only_field();
+        index.push(&name, None);
+        index.push_part(part);
+        if let Some(target) = target {
+            self.links.push(Link { row: index.len() - 1, target });
+        }
+        Ok(Took::Part { label: false })
+    }
+
+    fn push_grouped(&mut self, key: &[u8], part: Part, index: &mut Index) -> Result<(), BadReason> {
+        if self.open_key.as_deref() != Some(key) {
+            index.push(key, None);
+            self.open_key = Some(key.to_vec());
+        } else if index.field_len_bytes(index.len() - 1, part.field).is_some() {
+            return Err(BadReason::Twice);
+        }
+        index.push_part(part);
+        Ok(())
+    }
+
+    fn note_folder(&mut self, name: &[u8]) {
+        if let Ok(name) = clean_name(name) {
+            let top = name.split(|&byte| byte == b'/').next().unwrap_or(&name);
+            self.note_class(top);
+        }
+    }
+
+    fn note_folder_of(&mut self, name: &[u8]) {
+        if let Some(slash) = name.iter().position(|&byte| byte == b'/') {
+            self.note_class(&name[..slash]);
+        }
+    }
+
+    fn note_class(&mut self, class: &[u8]) {
+        if !self.top_folders.contains(class) {
+            self.top_folders.insert(class.to_vec());
+        }
+    }
+
+    /// Gives each link the place of what it means; returns the rows whose link leads nowhere.
+    fn resolve_links(&self, index: &mut Index) -> Vec<u64> {
+        if self.links.is_empty() {
+            return Vec::new();
+        }
+        let rows: HashMap<Vec<u8>, u64> =
+            (0..index.len()).map(|row| (index.name(row).to_vec(), row)).collect();
+        let links: HashMap<u64, &[u8]> =
+            self.links.iter().map(|link| (link.row, &link.target[..])).collect();
+        let mut dead = Vec::new();
+        for link in &self.links {
+            match follow(link, &rows, &links) {
+                Ok(row) => index.copy_plain_part(row, link.row),
+                Err(reason) => {
+                    index.bad.push(BadEntry::new(index.name(link.row), reason));
+                    dead.push(link.row);
+                }
+            }
+        }
+        dead
+    }
+}
+
+fn follow(
+    link: &Link,
+    rows: &HashMap<Vec<u8>, u64>,
+    links: &HashMap<u64, &[u8]>,
+) -> Result<u64, BadReason> {
+    let mut target = &link.target[..];
+    for _ in 0..MAX_LINKS {
+        let row = *rows.get(target).ok_or(BadReason::Dangling)?;
+        match links.get(&row) {
+            Some(next) => target = next,
+            None => return Ok(row),
+        }
+    }
+    Err(BadReason::Cyclic)
+}
+
+/// The member that a link called `name` means by `target`.
+fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
+    if target.starts_with(b"/") {
+        return Err(BadReason::LeavesSource);
+    }
+    let mut at: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
+    at.pop();
+    for part in target.split(|&byte| byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(at.pop().ok_or(BadReason::LeavesSource)?),
+            part => at.push(part),
+        }
+    }
+    clean_name(&at.join(&b'/')).map_err(|_| BadReason::Dangling)
+}
+
+/// `a/b.seg.png` is the field `seg.png` of the key `a/b`.
+fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
+    let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let dot = name[base..].iter().position(|&byte| byte == b'.').map(|dot| base + dot);
+    match dot {
+        Some(dot) if dot > base && dot + 1 < name.len() => {
+            Ok((&name[..dot], name[dot + 1..].to_ascii_lowercase()))
+        }
+        _ => Err(BadReason::Name("has no key before a dot and no field behind it")),
+    }
+}
+
+/// The number that a `.cls` member holds; `None` where it is no number.
+fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64> {
+    let mut text = [0; MAX_LABEL_BYTES];
+    let len = usize::try_from(member.len_bytes).ok().filter(|&len| len <= text.len())?;
+    let mut filled = 0;
+    while filled < len {
+        match members.read_payload(&mut text[filled..len]) {
+            Ok(read) if read > 0 => filled += read,
+            _ => return None, // the next header will say what is wrong with the archive
+        }
+    }
+    parse_label(&text[..len])
+}
+
+/// A class number as text.
+pub fn parse_label(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
+}
+
+/// Whether an archive looks like WebDataset's: files beside each other with one key and two fields.
+pub fn looks_grouped(file: Arc<File>, len_bytes: u64) -> bool {
+    let mut members = Members::new(FrontToBack::new(file, len_bytes));
+    let mut before: Option<(Vec<u8>, Vec<u8>)> = None;
+    let mut files = 0;
+    while files < MEMBERS_LOOKED_AT {
+        let Ok(Some(member)) = members.next_member() else { return false };
+        if member.kind != MemberKind::File {
+            continue;
+        }
+        files += 1;
+        let Ok(name) = clean_name(&member.name) else { return false };
+        let Ok((key, field)) = key_and_field(&name) else { return false };
+        if before.is_some_and(|(last, other)| last == key && other != field) {
+            return true;
+        }
+        before = Some((key.to_vec(), field));
+    }
+    false
+}
+
+const MAX_LINKS: u32 = 40;
+const MAX_LABEL_BYTES: usize = 32;
+const MEMBERS_LOOKED_AT: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_end_at_the_first_dot_of_the_last_part() {
+        let split = |name: &'static str| key_and_field(name.as_bytes());
+        assert_eq!(split("a.b/c.seg.PNG"), Ok((&b"a.b/c"[..], b"seg.png".to_vec())));
+        assert_eq!(split("c.jpg"), Ok((&b"c"[..], b"jpg".to_vec())));
+        for none in ["a.b/c", "a/.hidden", "c.", "c"] {
+            assert!(split(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn links_are_seen_from_their_folder_and_may_not_climb_out() {
+        assert_eq!(beside(b"a/b/link", b"../c").unwrap(), b"a/c");
+        assert_eq!(beside(b"link", b"./x//y").unwrap(), b"x/y");
+        assert_eq!(beside(b"a/link", b"../../c"), Err(BadReason::LeavesSource));
+        assert_eq!(beside(b"a/link", b"/a/c"), Err(BadReason::LeavesSource));
+    }
+
+    #[test]
+    fn labels_are_numbers_from_0() {
+        assert_eq!(parse_label(b" 12\n"), Some(12));
+        for none in [&b"-3"[..], b"dog", b"", b"\xff", b"99999999999999999999"] {
+            assert_eq!(parse_label(none), None);
+        }
+    }
+}

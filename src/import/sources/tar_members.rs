@@ -1,0 +1,448 @@
+//! The members of a tar archive: ustar, PAX, GNU long names, sizes in base 256, old v7.
+//!
+//! Where GNU tar and Python's tarfile would read the same bytes as two different listings, this
+//! refuses: a member that one tool sees and the other does not is an attack or an accident, never a
+//! sample. Nothing is allocated by a length that the archive states, but for extended headers, which
+//! have a limit.
+
+use std::io;
+
+use super::index::{BadReason, MAX_NAME_BYTES};
+
+/// Where an archive's bytes come from.
+pub trait Input {
+    /// Reads some bytes; 0 at the end.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
+
+    /// Passes over `bytes` bytes; may end up past the end.
+    fn skip(&mut self, bytes: u64) -> io::Result<()>;
+
+    /// Length of all, where it is known.
+    fn len_bytes(&self) -> Option<u64>;
+}
+
+/// Reads members one after the other.
+#[derive(Debug)]
+pub struct Members<I> {
+    input: I,
+    position: u64,
+    /// Bytes of the present member, with its padding, not yet passed over.
+    left: u64,
+    /// Payload bytes of the present member not yet read.
+    payload_left: u64,
+}
+
+/// One member of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its name, as the archive spells it.
+    pub name: Vec<u8>,
+    /// What it is.
+    pub kind: MemberKind,
+    /// Length of its payload in bytes.
+    pub len_bytes: u64,
+    /// Byte offset of its payload in the archive.
+    pub place: u64,
+}
+
+/// What a member is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemberKind {
+    /// A file with its bytes.
+    File,
+    /// A folder.
+    Folder,
+    /// Another name, seen from the archive's root, of an earlier member.
+    HardLink(Vec<u8>),
+    /// A link, seen from the folder that it lies in.
+    SymLink(Vec<u8>),
+    /// Not importable.
+    Special(&'static str),
+    /// A file of which some parts are left out.
+    Sparse,
+}
+
+/// Why the rest of an archive cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TarError {
+    /// The archive is broken.
+    #[error("{0}")]
+    Bad(BadReason),
+    /// It could not be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<TarError> for BadReason {
+    fn from(error: TarError) -> BadReason {
+        match error {
+            TarError::Bad(reason) => reason,
+            TarError::Io(error) => BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+}
+
+/// What extended headers say about the member that follows them.
+#[derive(Default)]
+struct Extended {
+    pax: bool,
+    name: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    len_bytes: Option<u64>,
+    sparse: bool,
+}
+
+impl<I: Input> Members<I> {
+    /// Members of `input`, which stands at the archive's first byte.
+    pub fn new(input: I) -> Members<I> {
+        Members { input, position: 0, left: 0, payload_left: 0 }
+    }
+
+    /// The next member; `None` after the end mark.
+    ///
+    /// # Errors
+    /// The archive ends early or its headers are broken: what follows cannot be read.
+    pub fn next_member(&mut self) -> Result<Option<Member>, TarError> {
+        let mut extended = Extended::default();
+        loop {
+            self.pass_over_member()?;
+            let mut block = [0; BLOCK_BYTES];
+            if !self.read_block(&mut block)? {
+                return Err(truncated("the archive has no end mark"));
+            }
+            if block.iter().all(|&byte| byte == 0) {
+                return match extended.is_empty() {
+                    true => Ok(None),
+                    false => Err(syntax("an extended header without a member")),
+                };
+            }
+            let header = Header::parse(&block)?;
+            match header.kind {
+                b'x' | b'X' => {
+                    if extended.pax {
+                        return Err(syntax("two extended headers for one member"));
+                    }
+                    extended.pax = true;
+                    let records = self.read_extended(header.len_bytes)?;
+                    extended.read_pax(&records)?;
+                }
+                b'g' => {
+                    let records = self.read_extended(header.len_bytes)?;
+                    let mut global = Extended::default();
+                    global.read_pax(&records)?;
+                    if !global.is_empty() {
+                        return Err(syntax("a global header that names or sizes members"));
+                    }
+                }
+                b'L' => extended.set_name(self.read_long(header.len_bytes)?)?,
+                b'K' => extended.set_link(self.read_long(header.len_bytes)?)?,
+                b'V' => self.enter(header.len_bytes)?,
+                _ => return self.member(header, extended).map(Some),
+            }
+        }
+    }
+
+    /// Reads the next bytes of the present member's payload; 0 at its end.
+    ///
+    /// # Errors
+    /// The archive ends inside the member, or the operating system refused.
+    pub fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
+        let most = self.payload_left.min(into.len() as u64) as usize;
+        if most == 0 {
+            return Ok(0);
+        }
+        let read = self.input.read(&mut into[..most])?;
+        if read == 0 {
+            return Err(truncated("inside a member"));
+        }
+        self.position += read as u64;
+        self.left -= read as u64;
+        self.payload_left -= read as u64;
+        Ok(read)
+    }
+
+    fn member(&mut self, header: Header, extended: Extended) -> Result<Member, TarError> {
+        let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
+        let name = extended.name.unwrap_or(header.name);
+        let link = extended.link.unwrap_or(header.link);
+        let is_folder = name.ends_with(b"/");
+        let (kind, has_payload) = match header.kind {
+            _ if extended.sparse => (MemberKind::Sparse, true),
+            b'S' => return Err(syntax("a sparse member in GNU's old form")),
+            b'M' => return Err(syntax("a member that began in another volume")),
+            b'D' => (MemberKind::Folder, true),
+            b'1' => (MemberKind::HardLink(link), false),
+            b'2' => (MemberKind::SymLink(link), false),
+            b'3' => (MemberKind::Special("character device"), false),
+            b'4' => (MemberKind::Special("block device"), false),
+            b'5' => (MemberKind::Folder, false),
+            b'6' => (MemberKind::Special("FIFO"), false),
+            0 | b'0' if is_folder => (MemberKind::Folder, false),
+            _ => (MemberKind::File, true),
+        };
+        // Some tools pass over such bytes and some do not, except for hard links, where all agree.
+        if !has_payload && len_bytes != 0 && header.kind != b'1' {
+            return Err(syntax("a length where there can be no payload"));
+        }
+        let len_bytes = if has_payload { len_bytes } else { 0 };
+        let place = self.position;
+        self.enter(len_bytes)?;
+        if self.input.len_bytes().is_some_and(|len| place + len_bytes > len) {
+            return Err(truncated("inside a member"));
+        }
+        Ok(Member { name, kind, len_bytes, place })
+    }
+
+    /// Makes the next `len_bytes` bytes the present member.
+    fn enter(&mut self, len_bytes: u64) -> Result<(), TarError> {
+        let padded = len_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
+        let padded = padded.filter(|padded| self.position.checked_add(*padded).is_some());
+        self.left = padded.ok_or_else(|| syntax("a length past all limits"))?;
+        self.payload_left = len_bytes;
+        Ok(())
+    }
+
+    fn pass_over_member(&mut self) -> Result<(), TarError> {
+        if self.left > 0 {
+            self.input.skip(self.left)?;
+            self.position += self.left;
+        }
+        (self.left, self.payload_left) = (0, 0);
+        Ok(())
+    }
+
+    /// Reads one block; `false` when the archive ends before it.
+    fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
+        let mut filled = 0;
+        while filled < BLOCK_BYTES {
+            match self.input.read(&mut block[filled..])? {
+                0 if filled == 0 => return Ok(false),
+                0 => return Err(truncated("inside a header")),
+                read => filled += read,
+            }
+        }
+        self.position += BLOCK_BYTES as u64;
+        Ok(true)
+    }
+
+    fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, TarError> {
+        if len_bytes > MAX_EXTENDED_BYTES {
+            return Err(syntax("an extended header of more than 1 MiB"));
+        }
+        self.enter(len_bytes)?;
+        let mut bytes = vec![0; len_bytes as usize];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            filled += self.read_payload(&mut bytes[filled..])?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_long(&mut self, len_bytes: u64) -> Result<Vec<u8>, TarError> {
+        Ok(until_nul(&self.read_extended(len_bytes)?).to_vec())
+    }
+}
+
+impl Extended {
+    fn is_empty(&self) -> bool {
+        self.name.is_none() && self.link.is_none() && self.len_bytes.is_none() && !self.sparse
+    }
+
+    fn set_name(&mut self, name: Vec<u8>) -> Result<(), TarError> {
+        match self.name.replace(name) {
+            None => Ok(()),
+            Some(_) => Err(syntax("two long names for one member")),
+        }
+    }
+
+    fn set_link(&mut self, link: Vec<u8>) -> Result<(), TarError> {
+        match self.link.replace(link) {
+            None => Ok(()),
+            Some(_) => Err(syntax("two long link names for one member")),
+        }
+    }
+
+    /// Records of the form `length key=value\n`, the length counting itself.
+    fn read_pax(&mut self, mut records: &[u8]) -> Result<(), TarError> {
+        // Padding with NUL ends them too: some writers do it.
+        while records.first().is_some_and(|&byte| byte != 0) {
+            let (key, value, rest) = pax_record(records).ok_or_else(|| syntax(BROKEN_PAX))?;
+            records = rest;
+            match key {
+                b"path" => self.set_name(value.to_vec())?,
+                b"linkpath" => self.set_link(value.to_vec())?,
+                b"size" => {
+                    let len = decimal(value).ok_or_else(|| syntax(BROKEN_PAX))?;
+                    if self.len_bytes.replace(len).is_some() {
+                        return Err(syntax("two lengths for one member"));
+                    }
+                }
+                key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = records.iter().take(MAX_DIGITS).position(|&byte| byte == b' ')?;
+    let len = usize::try_from(decimal(&records[..space])?).ok()?;
+    if len <= space + 1 || len > records.len() {
+        return None;
+    }
+    let (record, rest) = records.split_at(len);
+    let record = record[space + 1..].strip_suffix(b"\n")?;
+    let equals = record.iter().position(|&byte| byte == b'=')?;
+    Some((&record[..equals], &record[equals + 1..], rest))
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// What of a header matters here.
+///
+/// | bytes    | field        | meaning                                              |
+/// |----------|--------------|------------------------------------------------------|
+/// | 0..100   | `name`       | name, cut at the first NUL                           |
+/// | 124..136 | `len_bytes`  | payload length, octal, or base 256 if bit 7 is set   |
+/// | 148..156 | checksum     | sum of all bytes, these eight counted as spaces      |
+/// | 156      | `kind`       | type flag                                            |
+/// | 157..257 | `link`       | link target                                          |
+/// | 257..263 | magic        | `ustar\0`: the prefix below counts; GNU's has spaces |
+/// | 345..500 | prefix       | what stands before `name` and a slash                |
+struct Header {
+    name: Vec<u8>,
+    len_bytes: u64,
+    kind: u8,
+    link: Vec<u8>,
+}
+
+impl Header {
+    fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, TarError> {
+        check_sum(block)?;
+        let mut name = until_nul(&block[..100]).to_vec();
+        let prefix = until_nul(&block[345..500]);
+        if &block[257..263] == b"ustar\0" && !prefix.is_empty() {
+            name = [prefix, b"/", &name].concat();
+        }
+        let len_bytes = number(&block[124..136]).ok_or_else(|| syntax("a length is no number"))?;
+        let link = until_nul(&block[157..257]).to_vec();
+        Ok(Header { name, len_bytes, kind: block[156], link })
+    }
+}
+
+fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
+    let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { block[at] };
+    let unsigned: u64 = (0..BLOCK_BYTES).map(|at| u64::from(counted(at))).sum();
+    // Old writers summed signed characters.
+    let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
+    let stored = number(&block[148..156]).ok_or_else(|| syntax("no header where one should be"))?;
+    match stored == unsigned || i64::try_from(stored) == Ok(signed) {
+        true => Ok(()),
+        false => Err(syntax("a header's checksum differs")),
+    }
+}
+
+/// A number field: octal with spaces or NUL around it, or base 256 with the top bit set.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let mut value = u64::from(field[0] & 0x7f);
+        if field[0] & 0x40 != 0 {
+            return None; // negative
+        }
+        for &byte in &field[1..] {
+            value = value.checked_mul(256)?.checked_add(u64::from(byte))?;
+        }
+        return Some(value);
+    }
+    let digits = until_nul(field).trim_ascii();
+    digits.iter().try_fold(0_u64, |value, &digit| match digit {
+        b'0'..=b'7' => value.checked_mul(8)?.checked_add(u64::from(digit - b'0')),
+        _ => None,
+    })
+}
+
+fn until_nul(field: &[u8]) -> &[u8] {
+    field.split(|&byte| byte == 0).next().unwrap_or(field)
+}
+
+/// A member's or list's name as samples are named: relative, without `.` and doubled slashes.
+///
+/// # Errors
+/// `Name`: it is empty, too long, holds NUL or a `..`.
+pub fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
+    if name.contains(&0) {
+        return Err(BadReason::Name("holds a NUL"));
+    }
+    let mut clean = Vec::with_capacity(name.len());
+    for part in name.split(|&byte| byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err(BadReason::Name("holds `..`")),
+            part => {
+                if !clean.is_empty() {
+                    clean.push(b'/');
+                }
+                clean.extend_from_slice(part);
+            }
+        }
+    }
+    match clean.len() {
+        0 => Err(BadReason::Name("is empty")),
+        1..=MAX_NAME_BYTES => Ok(clean),
+        _ => Err(BadReason::Name("is longer than 4,096 bytes")),
+    }
+}
+
+fn syntax(what: &'static str) -> TarError {
+    TarError::Bad(BadReason::Syntax(what))
+}
+
+fn truncated(r#where: &'static str) -> TarError {
+    TarError::Bad(BadReason::Truncated(r#where))
+}
+
+const BLOCK_BYTES: usize = 512;
+const MAX_EXTENDED_BYTES: u64 = 1 << 20;
+const MAX_DIGITS: usize = 20;
+const BROKEN_PAX: &str = "an extended header's records are broken";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_octal_or_base_256_and_nothing_else() {
+        assert_eq!(number(b"0000017\0"), Some(0o17));
+        assert_eq!(number(b"   17 \0\0"), Some(0o17));
+        assert_eq!(number(b"\0\0\0\0\0\0\0\0"), Some(0));
+        assert_eq!(number(b"\x80\0\0\0\0\0\0\0\0\0\x01\x02"), Some(258));
+        assert_eq!(number(b"\xff\xff\xff\xff\xff\xff\xff\xff"), None);
+        assert_eq!(number(b"0000089\0"), None);
+        assert_eq!(number(b"\x80\x01\0\0\0\0\0\0\0\0\0\0"), None);
+    }
+
+    #[test]
+    fn names_are_made_relative_and_may_not_climb() {
+        assert_eq!(clean_name(b"./a//b/./c").unwrap(), b"a/b/c");
+        assert_eq!(clean_name(b"/etc/passwd").unwrap(), b"etc/passwd");
+        for bad in [&b"a/../b"[..], b"..", b"", b"./", b"a\0b", &[b'x'; 4097]] {
+            assert!(matches!(clean_name(bad), Err(BadReason::Name(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn pax_records_must_add_up() {
+        assert_eq!(pax_record(b"8 a=b\nxyz"), None);
+        assert_eq!(pax_record(b"6 a=b\nxyz"), Some((&b"a"[..], &b"b"[..], &b"xyz"[..])));
+        for broken in [&b"6 a=b"[..], b"0 a=b\n", b"x a=b\n", b"6 a+b\n", b"99 a=b\n", b" 6 a=b\n"]
+        {
+            assert_eq!(pax_record(broken), None, "{broken:?}");
+        }
+    }
+}

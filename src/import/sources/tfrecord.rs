@@ -1,0 +1,145 @@
+//! TFRecord shards: length, its masked CRC, payload, its masked CRC.
+//!
+//! | bytes        | field     | meaning                                    |
+//! |--------------|-----------|--------------------------------------------|
+//! | 0..8         | `len`     | payload length, little-endian              |
+//! | 8..12        | `len_crc` | masked CRC32C of the eight bytes before it |
+//! | 12..12+len   | payload   |                                            |
+//! | 12+len..+4   | `crc`     | masked CRC32C of the payload               |
+//!
+//! A record is named by its shard and its number in it, from 0. Payload checksums are checked when
+//! the payload is read, so that nothing is read twice.
+
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
+use super::shard::FrontToBack;
+use super::tar_members::Input;
+
+/// Appends the records of one shard; where it is broken, the rest of it is one bad entry.
+pub fn index_shard(file: Arc<File>, container: u32, index: &mut Index) {
+    let shard = index.containers[container as usize].clone();
+    let stem = shard.path.file_name().unwrap_or_default().as_bytes().to_vec();
+    let mut records = Records {
+        input: FrontToBack::new(file, shard.len_bytes),
+        place: 0,
+        len_bytes: shard.len_bytes,
+    };
+    for number in 0.. {
+        let mut name = stem.clone();
+        name.extend_from_slice(format!("/{number}").as_bytes());
+        match records.next_record() {
+            Ok(None) => return,
+            Ok(Some((place, len))) if len <= MAX_SAMPLE_BYTES => {
+                index.push(&name, None);
+                let len_bytes = len as u32; // within the limit just tested
+                index.push_part(Part { field: 0, len_bytes, place, container });
+            }
+            Ok(Some((_, len))) => index.bad.push(BadEntry::new(&name, BadReason::TooLarge(len))),
+            Err(reason) => return index.bad.push(BadEntry::new(&name, reason)),
+        }
+    }
+}
+
+/// Checks the payload at `place` of `shard` against the checksum stored behind it.
+pub fn check_payload(payload: &[u8], stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
+    check("payload", payload, stored)
+}
+
+/// Whether these first bytes of a file are a TFRecord's: the checksum of a length is right.
+pub fn looks_like(head: &[u8]) -> bool {
+    head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
+}
+
+/// Where the stored checksum of a part lies.
+pub fn crc_place(part: &Part) -> u64 {
+    part.place + u64::from(part.len_bytes)
+}
+
+struct Records {
+    input: FrontToBack,
+    place: u64,
+    len_bytes: u64,
+}
+
+impl Records {
+    /// Place and length of the next payload; `None` at the end of the shard.
+    fn next_record(&mut self) -> Result<Option<(u64, u64)>, BadReason> {
+        if self.place == self.len_bytes {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header)?;
+        let len = length(&header)?;
+        let place = self.place + HEADER_BYTES as u64;
+        let end = len.checked_add(CRC_BYTES as u64).and_then(|len| place.checked_add(len));
+        let end = end.filter(|&end| end <= self.len_bytes);
+        let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
+        self.input.skip(end - place).map_err(unreadable)?;
+        self.place = end;
+        Ok(Some((place, len)))
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
+        let mut filled = 0;
+        while filled < into.len() {
+            match self.input.read(&mut into[filled..]).map_err(unreadable)? {
+                0 => return Err(BadReason::Truncated("the shard ends inside a record's header")),
+                read => filled += read,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
+    let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
+    check("length", len, crc.try_into().expect("12 - 8 bytes"))?;
+    Ok(u64::from_le_bytes(*len))
+}
+
+fn check(what: &'static str, bytes: &[u8], stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
+    let found = u32::from_le_bytes(stored);
+    let expected = masked_crc(bytes);
+    match expected == found {
+        true => Ok(()),
+        false => Err(BadReason::BadCrc { what, expected, found }),
+    }
+}
+
+/// TensorFlow masks stored checksums, since a CRC of bytes that hold their own CRC says little.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
+}
+
+fn unreadable(error: std::io::Error) -> BadReason {
+    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+const HEADER_BYTES: usize = 12;
+
+/// Bytes of a stored checksum.
+pub const CRC_BYTES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_masked_checksum_is_tensorflows() {
+        // RFC 3720's vector for 32 zero bytes, masked by hand.
+        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8A91_36AA);
+        assert_eq!(
+            masked_crc(&[0; 32]),
+            0x8A91_36AA_u32.rotate_right(15).wrapping_add(0xA282_EAD8)
+        );
+        // The header that TensorFlow writes for a record of 5 bytes.
+        let header = [5, 0, 0, 0, 0, 0, 0, 0, 0xea, 0xb2, 0x04, 0x3e];
+        assert_eq!(length(&header), Ok(5));
+        assert!(
+            looks_like(&header) && !looks_like(&header[..11]) && !looks_like(b"path\tlabel\n..")
+        );
+    }
+}
