@@ -18,6 +18,7 @@
 mod chunked;
 mod interleave;
 mod partial;
+pub mod report;
 mod shard;
 mod spec;
 mod state;

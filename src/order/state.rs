@@ -222,3 +222,104 @@ impl TryFrom<String> for ImageId {
 }
 
 const VERSION: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::super::SequentialBy;
+    use super::*;
+
+    const IMAGE: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff];
+
+    fn spec(kind: OrderKind) -> OrderSpec {
+        OrderSpec { kind, seed: 7 }
+    }
+
+    fn state(kind: OrderKind, consumed: u64) -> State {
+        State { consumed, ..State::start(IMAGE, Generation(3), spec(kind)) }
+    }
+
+    #[test]
+    fn a_state_is_json_that_reads_back_equal() {
+        let state = state(OrderKind::Grouped { lanes: 8, group: 4 }, 512);
+        let json = state.to_json();
+        assert_eq!(
+            json,
+            concat!(
+                r#"{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3,"#,
+                r#""order":{"kind":"grouped","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
+            )
+        );
+        assert_eq!(State::from_json(&json).unwrap(), state);
+    }
+
+    #[test]
+    fn text_that_is_no_state_or_of_another_version_is_refused_with_the_reason() {
+        let json = state(OrderKind::Global, 0).to_json();
+        let refused = |text: &str| State::from_json(text).unwrap_err().report();
+        assert!(refused("").contains("no reading state"));
+        assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
+        assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
+        assert!(refused(&json.replace("\"version\":1", "\"version\":2")).contains("version 2"));
+        assert!(refused(&json.replace("\"seed\":7", "\"seed\":-7")).contains("-7"));
+        assert!(
+            refused(&json.replace("\"global\"", "\"grouped\",\"lanes\":0,\"group\":1"))
+                .contains("lanes")
+        );
+    }
+
+    #[test]
+    fn a_state_goes_on_with_any_world_size_where_the_order_does_not_depend_on_it() {
+        for kind in [OrderKind::Global, OrderKind::Sequential { by: SequentialBy::Slot }] {
+            for world_size in [1, 3, 64] {
+                let check =
+                    state(kind, 100).check(IMAGE, Generation(3), &spec(kind), world_size, 1000);
+                assert_eq!(check, Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_difference_that_would_change_the_sequence_is_refused_by_name() {
+        let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+        let state = state(kind, 100);
+        let check = |image, generation, order: OrderSpec, len| {
+            state.check(image, Generation(generation), &order, 2, len).unwrap_err().to_string()
+        };
+        assert!(check([9; 16], 3, spec(kind), 1000).contains("image 0909"));
+        assert!(check(IMAGE, 4, spec(kind), 1000).contains("generation 4"));
+        assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("Global"));
+        let other = OrderKind::Grouped { lanes: 8, group: 5 };
+        assert!(check(IMAGE, 3, spec(other), 1000).contains("group: 5"));
+        assert!(check(IMAGE, 3, OrderSpec { kind, seed: 8 }, 1000).contains("seed is 7"));
+        assert!(check(IMAGE, 3, spec(kind), 99).contains("100 samples of an epoch of 99"));
+    }
+
+    #[test]
+    fn orders_with_a_share_for_each_rank_refuse_another_world_size_with_that_reason() {
+        let kind = |world_size| OrderKind::Partial { q: 0.25, world_size };
+        let check = |consumed, asked, world_size| {
+            state(kind(4), consumed).check(
+                IMAGE,
+                Generation(3),
+                &spec(kind(asked)),
+                world_size,
+                1000,
+            )
+        };
+        assert_eq!(check(100, 4, 4), Ok(()));
+        assert_eq!(check(100, 8, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
+        assert_eq!(check(100, 4, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
+        assert_eq!(check(101, 4, 4), Err(Refusal::Uneven { consumed: 101, world_size: 4 }));
+        assert_eq!(check(1000, 4, 4), Ok(()));
+    }
+
+    #[test]
+    fn the_end_of_an_epoch_is_the_start_of_the_next() {
+        let state = state(OrderKind::Global, 0);
+        let at = |consumed| {
+            let state = state.at(Epoch(5), consumed, 1000);
+            (state.epoch.0, state.consumed)
+        };
+        assert_eq!((at(999), at(1000)), ((5, 999), (6, 0)));
+    }
+}
