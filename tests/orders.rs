@@ -376,6 +376,31 @@ fn epochs_seeds_and_kinds_have_nothing_in_common() {
 }
 
 #[test]
+fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_for_none() {
+    let (chunks, world_size) = (Chunks::even(40, 25), 8);
+    let shares = |q, epoch| -> Vec<BTreeSet<u64>> {
+        let ids = all_ids(OrderKind::Partial { q, world_size }, 3, epoch, &chunks);
+        (0..8).map(|rank| ids.iter().copied().skip(rank).step_by(8).collect()).collect()
+    };
+    let moved = |q| -> usize {
+        let (before, after) = (shares(q, 1), shares(q, 2));
+        before.iter().zip(&after).map(|(before, after)| after.difference(before).count()).sum()
+    };
+    assert_eq!(moved(0.0), 0);
+    let local = all_ids(OrderKind::Local { world_size }, 3, 2, &chunks);
+    assert_eq!(all_ids(OrderKind::Partial { q: 0.0, world_size }, 3, 2, &chunks), local);
+    // Each of the floor(q * 125) steps moves 8 samples, but for the ranks that draw themselves: one of
+    // 8 in the mean, so 1/8 of them stay.
+    for (q, steps) in [(0.3, 37), (1.0, 125)] {
+        let (found, chance) = (moved(q), steps * 7);
+        assert!(
+            found.abs_diff(chance) < chance / 8,
+            "{found} samples moved at q = {q}, chance says {chance}"
+        );
+    }
+}
+
+#[test]
 fn a_padded_epoch_repeats_its_first_samples() {
     let chunks = Chunks::even(2, 5);
     for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 2, group: 1 }] {

@@ -1,0 +1,85 @@
+//! What an order costs: nanoseconds a sample, and the set-up of an epoch.
+//!
+//! Run: `cargo bench --bench order`. One thread, no I/O; 1,281,167 samples (ImageNet-1K's number) of
+//! 38 a chunk, batches of 256.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Population, SequentialBy, Shard, Tail};
+use dlfs::permutation::{Key, Permutation};
+use dlfs::units::{Epoch, SampleId};
+
+const SAMPLES: u64 = 1_281_167;
+const PER_CHUNK: u64 = 38;
+const BATCH: u64 = 256;
+
+/// Ids are ranks: what remains is the order's own cost.
+struct Even;
+
+impl Population for Even {
+    fn num_live(&self) -> u64 {
+        SAMPLES
+    }
+
+    fn num_chunks(&self) -> u32 {
+        SAMPLES.div_ceil(PER_CHUNK) as u32
+    }
+
+    fn live_in_chunk(&self, chunk: u32) -> u32 {
+        PER_CHUNK.min(SAMPLES - u64::from(chunk) * PER_CHUNK) as u32
+    }
+
+    fn id_of_live(&self, rank: u64) -> SampleId {
+        SampleId(rank)
+    }
+
+    fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+        SampleId(u64::from(chunk) * PER_CHUNK + u64::from(nth))
+    }
+}
+
+fn main() {
+    println!("{SAMPLES} samples, {PER_CHUNK} a chunk, batches of {BATCH}");
+    for len in [SAMPLES, 1 << 40] {
+        let permutation = Permutation::new(len, Key::new(1));
+        let start = Instant::now();
+        (0..SAMPLES).for_each(|index| _ = black_box(permutation.forward(index)));
+        let nanos = start.elapsed().as_nanos() as f64 / SAMPLES as f64;
+        println!("permutation of {len:<32}{nanos:>8.1} ns a value");
+    }
+    let grouped = |lanes, group| OrderKind::Grouped { lanes, group };
+    for (name, kind, epoch) in [
+        ("sequential by id", OrderKind::Sequential { by: SequentialBy::Id }, 0),
+        ("sequential by slot", OrderKind::Sequential { by: SequentialBy::Slot }, 0),
+        ("global", OrderKind::Global, 0),
+        ("grouped, 1 lane of 1 chunk", grouped(1, 1), 0),
+        ("grouped, 1 lane of 32 chunks", grouped(1, 32), 0),
+        ("grouped, 8 lanes of 4 chunks", grouped(8, 4), 0),
+        ("grouped, 64 lanes of 8 chunks", grouped(64, 8), 0),
+        ("local, 8 ranks", OrderKind::Local { world_size: 8 }, 0),
+        ("partial 0.3, 8 ranks, epoch 10", OrderKind::Partial { q: 0.3, world_size: 8 }, 10),
+    ] {
+        time_epoch(name, kind, epoch);
+    }
+}
+
+/// One rank's epoch: all of it, or the first of eight shares where the order has shares.
+fn time_epoch(name: &str, kind: OrderKind, epoch: u64) {
+    let start = Instant::now();
+    let mut order = EpochOrder::new(&OrderSpec { kind, seed: 7 }, Epoch(epoch), &Even).unwrap();
+    let setup = start.elapsed();
+    let shard = Shard::new(0, kind.world_size().unwrap_or(1), Tail::Keep).unwrap();
+    let mut positions = shard.positions(order.len());
+    let count = positions.remaining();
+    let mut ids = Vec::new();
+    let start = Instant::now();
+    while positions.remaining() > 0 {
+        ids.clear();
+        order.ids(&Even, positions.split_front(BATCH), &mut ids);
+        black_box(&ids);
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / count as f64;
+    let million_s = 1000.0 / nanos;
+    println!("{name:<47}{nanos:>8.1} ns an id, {million_s:>6.1} M ids/s, set-up {setup:.1?}");
+}
