@@ -19,6 +19,7 @@
 pub mod deframer;
 pub mod digest;
 pub mod error;
+pub mod host;
 pub mod pdu;
 
 pub use digest::Digests;

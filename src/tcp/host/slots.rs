@@ -1,0 +1,176 @@
+//! Outstanding commands by their command identifier.
+
+use super::{CommandError, DIRECT_MIN, Event, Transfer};
+use crate::nvme::Cqe;
+
+/// A command that the connection has taken and not given back.
+#[derive(Debug)]
+pub(super) struct Outstanding<B> {
+    pub(super) payload: B,
+    pub(super) transfer: Transfer,
+    /// Bytes of the transfer.
+    pub(super) len: u32,
+    /// Bytes received so far, or asked for so far by R2Ts.
+    pub(super) at: u32,
+    /// Bytes of the payload that are queued and not handed to the socket.
+    pub(super) unsent: u32,
+    pub(super) in_capsule: bool,
+    /// May take any time.
+    pub(super) patient: bool,
+    pub(super) digest_failed: bool,
+    /// What the controller said, once it has.
+    pub(super) outcome: Option<Result<Cqe, CommandError>>,
+}
+
+impl<B> Outstanding<B> {
+    pub(super) fn new(
+        payload: B,
+        transfer: Transfer,
+        len: u32,
+        in_capsule: bool,
+        patient: bool,
+    ) -> Outstanding<B> {
+        Outstanding {
+            payload,
+            transfer,
+            len,
+            at: 0,
+            unsent: 0,
+            in_capsule,
+            patient,
+            digest_failed: false,
+            outcome: None,
+        }
+    }
+
+    fn is_bulk_read(&self) -> bool {
+        self.transfer == Transfer::In && self.len as usize >= DIRECT_MIN
+    }
+}
+
+/// Slots for commands. A CID is the slot's index below a count of the slot's uses, so that a late or
+/// doubled answer does not meet the next command of the slot.
+#[derive(Debug)]
+pub(super) struct Slots<B> {
+    slots: Vec<Slot<B>>,
+    free: Vec<usize>,
+    num_patient: usize,
+    num_bulk_reads: usize,
+    num_small_reads: usize,
+}
+
+#[derive(Debug)]
+struct Slot<B> {
+    use_count: u16,
+    command: Option<Outstanding<B>>,
+}
+
+impl<B> Slots<B> {
+    pub(super) fn new(capacity: u16) -> Slots<B> {
+        let capacity = usize::from(capacity.clamp(1, MAX_SLOTS));
+        Slots {
+            slots: (0..capacity).map(|_| Slot { use_count: 0, command: None }).collect(),
+            // The lowest is taken first.
+            free: (0..capacity).rev().collect(),
+            num_patient: 0,
+            num_bulk_reads: 0,
+            num_small_reads: 0,
+        }
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Commands that time counts for.
+    pub(super) fn num_impatient(&self) -> usize {
+        self.len() - self.num_patient
+    }
+
+    /// Reads whose data are worth receiving straight into their payload.
+    pub(super) fn num_bulk_reads(&self) -> usize {
+        self.num_bulk_reads
+    }
+
+    /// Other reads.
+    pub(super) fn num_small_reads(&self) -> usize {
+        self.num_small_reads
+    }
+
+    /// Takes a command while there is room; returns its slot.
+    pub(super) fn insert(&mut self, command: Outstanding<B>) -> usize {
+        let slot = self.free.pop().expect("the caller asked for room");
+        self.count(&command, 1);
+        self.slots[slot].command = Some(command);
+        slot
+    }
+
+    pub(super) fn cid(&self, slot: usize) -> u16 {
+        self.slots[slot].use_count << INDEX_BITS | slot as u16
+    }
+
+    /// The slot of a command that is outstanding and not answered.
+    pub(super) fn find(&self, cid: u16) -> Option<usize> {
+        let index = usize::from(cid & MAX_SLOTS);
+        let slot = self.slots.get(index)?;
+        let command = slot.command.as_ref()?;
+        (slot.use_count == cid >> INDEX_BITS && command.outcome.is_none()).then_some(index)
+    }
+
+    pub(super) fn get(&self, slot: usize) -> &Outstanding<B> {
+        self.slots[slot].command.as_ref().expect("the slot is in use")
+    }
+
+    pub(super) fn get_mut(&mut self, slot: usize) -> &mut Outstanding<B> {
+        self.slots[slot].command.as_mut().expect("the slot is in use")
+    }
+
+    /// Takes note that `len` bytes of the payload are handed to the socket; whether that was the last
+    /// thing that an answered command waited for.
+    pub(super) fn sent(&mut self, slot: usize, len: u32) -> bool {
+        let command = self.get_mut(slot);
+        command.unsent -= len;
+        command.unsent == 0 && command.outcome.is_some()
+    }
+
+    /// Frees the slot of an answered command.
+    pub(super) fn remove(&mut self, slot: usize) -> Event<B> {
+        let command = self.take(slot).expect("the slot is in use");
+        let result = command.outcome.expect("the command is answered");
+        Event::Done { payload: command.payload, result }
+    }
+
+    /// Frees a slot if it is in use.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Outstanding<B>> {
+        let entry = &mut self.slots[slot];
+        let command = entry.command.take()?;
+        entry.use_count = (entry.use_count + 1) & (u16::MAX >> INDEX_BITS);
+        self.free.push(slot);
+        self.count(&command, -1);
+        Some(command)
+    }
+
+    fn count(&mut self, command: &Outstanding<B>, change: isize) {
+        let count = match command.transfer {
+            _ if command.patient => &mut self.num_patient,
+            Transfer::In if command.is_bulk_read() => &mut self.num_bulk_reads,
+            Transfer::In => &mut self.num_small_reads,
+            Transfer::None | Transfer::Out => return,
+        };
+        *count = count.checked_add_signed(change).expect("as many in as out");
+    }
+}
+
+/// Bits of a CID that are the slot's index; the others count the slot's uses.
+const INDEX_BITS: u32 = 12;
+
+/// One fewer than the bits allow, since CID FFFFh means "no command" in places.
+const MAX_SLOTS: u16 = (1 << INDEX_BITS) - 1;
