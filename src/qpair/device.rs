@@ -1,7 +1,11 @@
-//! A device: what queue pairs are made from.
+//! A device: what queue pairs are made from, and how an address becomes one.
 
-use super::{Namespace, QueuePair};
-use crate::error::Result;
+use std::sync::Arc;
+
+use super::file::{FileNamespace, FileOptions};
+use super::{ConnectOptions, Namespace, QueuePair};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Address;
 
 /// An opened namespace that gives out queue pairs: an image file, a RAM region, a remote namespace.
 ///
@@ -16,4 +20,36 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `Refused`: the device gives no more queue pairs. `Disconnected`, `TimedOut`: it is not there.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>>;
+
+    /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can.
+    /// Queue pairs see the new size with their next submission.
+    ///
+    /// # Errors
+    /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        let namespace = self.namespace();
+        if len_bytes <= namespace.len_bytes() {
+            return Ok(());
+        }
+        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
+        Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
+    }
+}
+
+/// Opens the namespace at `address`.
+///
+/// # Errors
+/// As [`FileNamespace::open`] for a path. `Unsupported`: an address that needs another build.
+pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let ConnectOptions { direct, writable, .. } = *options;
+    match address {
+        Address::Path(path) => {
+            let options = FileOptions { direct, writable, ..FileOptions::default() };
+            Ok(Arc::new(FileNamespace::open(path, options)?))
+        }
+        Address::Tcp(_) | Address::Spdk(_) => {
+            let message = "this build has no engine for such an address";
+            Err(Error::new(ErrorKind::Unsupported, message).target(address.to_string()))
+        }
+    }
 }

@@ -5,11 +5,14 @@
 
 pub mod blocking;
 mod device;
+pub mod file;
 pub mod group;
 pub mod mem;
 mod options;
+mod pread;
+mod uring;
 
-pub use device::Device;
+pub use device::{Device, open};
 pub use options::{ConnectOptions, Direct};
 
 use std::collections::VecDeque;

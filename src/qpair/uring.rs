@@ -1,0 +1,189 @@
+//! The file engine with io_uring: one system call a turn starts and ends any number of I/Os.
+//!
+//! The ring is set up so that completions are processed when this thread enters the kernel anyway
+//! (COOP_TASKRUN), and says when there is something to enter for (TASKRUN_FLAG). Not SINGLE_ISSUER
+//! with DEFER_TASKRUN: these bind a ring to the thread that made it, while a queue pair may move to
+//! another thread, with I/O outstanding too.
+#![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, opcode, squeue};
+use rustix::io::Errno;
+use slab::Slab;
+
+use super::file::{Files, QUEUE_DEPTH, Step, Transfer};
+use super::{Completion, Io, IoOp, Namespace, QueuePair, Wait};
+
+/// A queue pair on a ring of its own.
+pub(super) struct UringPair {
+    namespace: Namespace,
+    /// What cannot be: completed by the next poll.
+    refused: VecDeque<Completion>,
+    ring: Ring,
+}
+
+impl UringPair {
+    /// Whether the kernel lets this process have rings.
+    pub(super) fn is_available() -> bool {
+        build_ring(8).is_ok()
+    }
+
+    pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> std::io::Result<UringPair> {
+        let ring = Ring::new(files)?;
+        Ok(UringPair { namespace, refused: VecDeque::new(), ring })
+    }
+}
+
+impl QueuePair for UringPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.ring.files.refresh(&mut self.namespace);
+        let room = usize::from(self.namespace.queue_depth) - self.outstanding();
+        let count = room.min(pending.len());
+        for io in pending.drain(..count) {
+            match self.namespace.check(&io) {
+                Ok(()) => self.ring.start(Transfer::new(io, self.namespace.block_len_bytes)),
+                Err(error) => self.refused.push_back(Completion {
+                    tag: io.tag,
+                    buf: io.buf,
+                    result: Err(error),
+                }),
+            }
+        }
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let refused = max.min(self.refused.len());
+        done.extend(self.refused.drain(..refused));
+        self.ring.enter();
+        refused + self.ring.reap(max - refused, done)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.ring.transfers.len() + self.refused.len()
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        // SAFETY: the ring's descriptor is open as long as the ring, which `self` owns.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.ring.uring.as_raw_fd()) };
+        Some(Wait { fd, writable: false })
+    }
+}
+
+/// A ring, and the transfers whose buffers the kernel may be using.
+///
+/// Invariant: from the moment its entry is pushed until its completion is taken from the ring, a
+/// transfer stays in `transfers`, and its buffer is neither touched nor freed.
+struct Ring {
+    uring: IoUring,
+    transfers: Slab<Transfer>,
+    files: Arc<Files>,
+    /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
+    pid: u32,
+}
+
+impl Ring {
+    fn new(files: Arc<Files>) -> std::io::Result<Ring> {
+        let uring = build_ring(u32::from(QUEUE_DEPTH))?;
+        let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
+        Ok(Ring { uring, transfers, files, pid: std::process::id() })
+    }
+
+    /// Queues a transfer; `enter` starts it.
+    fn start(&mut self, transfer: Transfer) {
+        let key = self.transfers.insert(transfer);
+        self.push(key);
+    }
+
+    /// Queues what is left of transfer `key`.
+    fn push(&mut self, key: usize) {
+        let entry = self.entry(key).user_data(key as u64);
+        // SAFETY: the entry points to the buffer of a transfer that is in `transfers`, which keeps it
+        // until the completion, and to descriptors that `files` keeps open.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
+    }
+
+    fn entry(&mut self, key: usize) -> squeue::Entry {
+        let transfer = &mut self.transfers[key];
+        let fd = Fd(transfer.file(&self.files).as_raw_fd());
+        let (offset, moved) = (transfer.offset(), transfer.moved);
+        let rest = &mut transfer.io.buf[moved..];
+        let len = u32::try_from(rest.len()).expect("at most the largest transfer");
+        match transfer.io.op {
+            IoOp::Read => opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build(),
+            IoOp::Write => opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).build(),
+            IoOp::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        }
+    }
+
+    /// Enters the kernel if there is something to start or to process.
+    fn enter(&mut self) {
+        let queue = self.uring.submission();
+        let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
+        drop(queue);
+        if !idle {
+            // A failure (a signal, no memory just now) leaves the entries queued for the next turn.
+            let _ = self.uring.submit();
+        }
+    }
+
+    /// Takes at most `max` completions from the ring.
+    fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = 0;
+        while count < max {
+            let Some(entry) = self.uring.completion().next() else { break };
+            let key = entry.user_data() as usize; // as pushed
+            match self.transfers[key].advance(result_of(entry.result())) {
+                Step::Again => self.push(key),
+                Step::Ended(result) => {
+                    let Transfer { io, .. } = self.transfers.remove(key);
+                    done.push(Completion { tag: io.tag, buf: io.buf, result });
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while !self.transfers.is_empty() && self.pid == std::process::id() {
+            let waited = self.uring.submit_and_wait(1);
+            if waited.is_err_and(|e| !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)))
+            {
+                break;
+            }
+            self.reap(usize::MAX, &mut done);
+            done.clear();
+        }
+        if !self.transfers.is_empty() {
+            // What the kernel may still be writing to is never freed.
+            std::mem::forget(std::mem::take(&mut self.transfers));
+        }
+    }
+}
+
+/// The kernel's result of an entry: a count, or an error number below zero.
+fn result_of(result: i32) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
+}
+
+fn build_ring(entries: u32) -> std::io::Result<IoUring> {
+    let best = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+    match best {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries), // < 5.19
+        result => result,
+    }
+}

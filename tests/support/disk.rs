@@ -1,0 +1,40 @@
+//! A disk of a few MiB, to be filled up.
+
+use std::path::Path;
+use std::process::Command;
+
+/// A tmpfs of a stated size, unmounted on drop.
+pub struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None`, and a line that says so, where this process may not mount.
+    pub fn new(len_bytes: u64) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={len_bytes},mode=700");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "dlfs-test"])
+            .arg(folder.path())
+            .output();
+        match mount {
+            Ok(output) if output.status.success() => Some(SmallDisk(folder)),
+            why => {
+                println!("skipped: no small disk to fill up, mounting one failed: {why:?}");
+                None
+            }
+        }
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let umount = Command::new("umount").arg("-l").arg(self.0.path()).status();
+        if !umount.is_ok_and(|status| status.success()) {
+            println!("{} stays mounted", self.0.path().display());
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! A device whose queue pairs misbehave on request, around any other device.
+//!
+//! Rules are added while it is in use; each strikes the next I/Os that it matches, a stated number of
+//! times. What no rule matches passes through.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dlfs::Result;
+use dlfs::nvme::Status;
+use dlfs::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use dlfs::units::Lba;
+
+use super::random::Random;
+
+/// What goes wrong with an I/O.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    /// Its completion is held back for this many polls.
+    Delay { polls: u32 },
+    /// Its completion is held back for this long.
+    DelayTime(Duration),
+    /// It never completes while its queue pair lives.
+    Swallow,
+    /// Bit `bit` of the bytes that were read is flipped, counted from the start of the buffer.
+    FlipBit { bit: usize },
+    /// It completes with this status and no bytes.
+    Status(Status),
+    /// Half of its bytes come, called success by the target and found out by the engine.
+    Short,
+    /// The operating system fails it.
+    Os(i32),
+    /// All I/Os of the queue pair, and all later ones, end with `Disconnected`.
+    Disconnect,
+}
+
+/// Which I/Os a fault strikes, and how often.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pub op: IoOp,
+    pub blocks: Range<u64>,
+    pub times: u32,
+    pub fault: Fault,
+}
+
+impl Rule {
+    /// The next `times` reads that touch any block of `blocks`.
+    pub fn read(blocks: Range<u64>, times: u32, fault: Fault) -> Rule {
+        Rule { op: IoOp::Read, blocks, times, fault }
+    }
+
+    /// The next `times` reads, wherever they are.
+    pub fn any_read(times: u32, fault: Fault) -> Rule {
+        Rule::read(0..u64::MAX, times, fault)
+    }
+
+    fn matches(&self, op: IoOp, slba: Lba, num_blocks: u64) -> bool {
+        let end = slba.0.saturating_add(num_blocks.max(1));
+        self.times > 0 && self.op == op && slba.0 < self.blocks.end && self.blocks.start < end
+    }
+}
+
+/// A device around another one, and its rules. Clones share the rules.
+#[derive(Clone)]
+pub struct Faulty {
+    inner: Arc<dyn Device>,
+    rules: Arc<Mutex<Rules>>,
+}
+
+#[derive(Default)]
+struct Rules {
+    rules: Vec<Rule>,
+    shuffle: Option<u64>,
+    struck: u32,
+    seen: Vec<(IoOp, Lba, usize)>,
+}
+
+impl Faulty {
+    pub fn new(inner: Arc<dyn Device>) -> Faulty {
+        Faulty { inner, rules: Arc::default() }
+    }
+
+    /// Adds a rule; the oldest that matches strikes.
+    pub fn add(&self, rule: Rule) {
+        self.rules.lock().unwrap().rules.push(rule);
+    }
+
+    /// From now on new queue pairs complete in a random order.
+    pub fn shuffle_completions(&self, seed: u64) {
+        self.rules.lock().unwrap().shuffle = Some(seed);
+    }
+
+    /// How many I/Os have been struck.
+    pub fn struck(&self) -> u32 {
+        self.rules.lock().unwrap().struck
+    }
+
+    /// The I/Os submitted since the last call: operation, block and bytes.
+    pub fn take_seen(&self) -> Vec<(IoOp, Lba, usize)> {
+        std::mem::take(&mut self.rules.lock().unwrap().seen)
+    }
+}
+
+impl Device for Faulty {
+    fn namespace(&self) -> Namespace {
+        self.inner.namespace()
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let shuffle = self.rules.lock().unwrap().shuffle.map(Random::new);
+        Ok(Box::new(FaultyPair {
+            inner: self.inner.queue_pair()?,
+            rules: Arc::clone(&self.rules),
+            shuffle,
+            struck: Vec::new(),
+            held: Vec::new(),
+            ready: VecDeque::new(),
+            swallowed: Vec::new(),
+            disconnected: false,
+        }))
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.inner.grow(len_bytes)
+    }
+}
+
+struct FaultyPair {
+    inner: Box<dyn QueuePair>,
+    rules: Arc<Mutex<Rules>>,
+    shuffle: Option<Random>,
+    /// Tags under way in `inner` that a fault will strike when they complete.
+    struck: Vec<(u64, Fault)>,
+    /// Completions held back: until so many polls, or a time, have passed.
+    held: Vec<(u32, Option<Instant>, Completion)>,
+    ready: VecDeque<Completion>,
+    swallowed: Vec<Completion>,
+    disconnected: bool,
+}
+
+impl FaultyPair {
+    fn strike(&mut self, now: Instant, mut completion: Completion) {
+        let position = self.struck.iter().position(|(tag, _)| *tag == completion.tag);
+        let fault = position.map(|position| self.struck.swap_remove(position).1);
+        match fault {
+            None => return self.ready.push_back(completion),
+            Some(Fault::Delay { polls }) => return self.held.push((polls, None, completion)),
+            Some(Fault::DelayTime(time)) => {
+                return self.held.push((0, Some(now + time), completion));
+            }
+            Some(Fault::Swallow) => return self.swallowed.push(completion),
+            Some(Fault::FlipBit { bit }) => {
+                let bit = bit % (completion.buf.len() * 8);
+                completion.buf[bit / 8] ^= 1 << (bit % 8);
+            }
+            Some(Fault::Status(status)) => completion.result = Err(IoError::Status(status)),
+            Some(Fault::Short) => {
+                let expected = completion.buf.len() as u64;
+                completion.result = Err(IoError::Short { expected, found: expected / 2 });
+            }
+            Some(Fault::Os(errno)) => completion.result = Err(IoError::Os(errno)),
+            Some(Fault::Disconnect) => self.disconnected = true,
+        }
+        self.ready.push_back(completion);
+    }
+
+    fn release_held(&mut self, now: Instant) {
+        for (polls, _, _) in &mut self.held {
+            *polls = polls.saturating_sub(1);
+        }
+        let due = |(polls, time, _): &mut (u32, Option<Instant>, Completion)| {
+            *polls == 0 && time.is_none_or(|time| time <= now)
+        };
+        self.ready.extend(self.held.extract_if(.., due).map(|(_, _, completion)| completion));
+    }
+
+    fn disconnect(&mut self) {
+        self.ready.extend(self.held.drain(..).map(|(_, _, completion)| completion));
+        self.ready.extend(self.swallowed.drain(..));
+        for completion in &mut self.ready {
+            completion.result = Err(IoError::Disconnected("a fault was asked for".into()));
+        }
+    }
+}
+
+impl QueuePair for FaultyPair {
+    fn namespace(&self) -> &Namespace {
+        self.inner.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let before: Vec<_> =
+            pending.iter().map(|io| (io.op, io.slba, io.buf.len(), io.tag)).collect();
+        let hidden = self.held.len() + self.swallowed.len() + self.ready.len();
+        let depth = usize::from(self.inner.namespace().queue_depth);
+        let room = depth.saturating_sub(self.inner.outstanding() + hidden);
+        let mut offered: VecDeque<Io> = pending.drain(..room.min(pending.len())).collect();
+        let taken = self.inner.submit(&mut offered);
+        while let Some(io) = offered.pop_back() {
+            pending.push_front(io);
+        }
+        let block_len = self.inner.namespace().block_len_bytes as usize;
+        let mut rules = self.rules.lock().unwrap();
+        for (op, slba, len, tag) in before.into_iter().take(taken) {
+            rules.seen.push((op, slba, len));
+            let num_blocks = (len / block_len) as u64;
+            let rule = rules.rules.iter_mut().find(|rule| rule.matches(op, slba, num_blocks));
+            if let Some(rule) = rule {
+                rule.times -= 1;
+                self.struck.push((tag, rule.fault.clone()));
+                rules.struck += 1;
+            }
+        }
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut arrived = Vec::new();
+        self.inner.poll(now, usize::MAX, &mut arrived);
+        self.release_held(now);
+        for completion in arrived {
+            self.strike(now, completion);
+        }
+        if self.disconnected {
+            self.disconnect();
+        }
+        if let Some(random) = &mut self.shuffle {
+            random.shuffle(self.ready.make_contiguous());
+        }
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.inner.outstanding() + self.held.len() + self.swallowed.len() + self.ready.len()
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        if self.held.is_empty() && self.ready.is_empty() { self.inner.wait_fd() } else { None }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let held = self.held.iter().filter_map(|(_, time, _)| *time);
+        held.chain(self.inner.next_timeout()).min()
+    }
+}
