@@ -477,7 +477,8 @@ mod tests {
 
         #[test]
         fn any_tcp_address_survives_printing(
-            traddr in "[!-~]{1,20}", trsvcid in 1u16.., subnqn in "[ -~é]{1,60}", nsid in prop::option::of(1u32..u32::MAX),
+            traddr in "[!-~]{1,20}", trsvcid in 1u16.., subnqn in "[ -~é]{1,60}",
+            nsid in prop::option::of(1u32..u32::MAX),
         ) {
             let address = tcp(&traddr, trsvcid, &subnqn, nsid);
             let back = Address::parse_list(&address.to_string()).unwrap();

@@ -1,0 +1,313 @@
+//! Rules that no compiler checks: who may use whom, what must stay pure, where `unsafe` lives, and that
+//! what the documents name exists. Each failure lists every place that breaks the rule.
+
+#[path = "tidy/source.rs"]
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use source::{Source, without_comments_and_strings};
+
+/// Who may use whom inside the library: the module, then everything it may name.
+///
+/// Layers 0 to 4 of the library. Within a layer only what is written here; the left side (`tcp`,
+/// `qpair`, `target`: moves blocks) never names the right one (`format`, `directory`, `order`: knows
+/// samples).
+const LAYERS: &[(&str, &str)] = &[
+    ("units", ""),
+    ("permutation", ""),
+    ("nvme", "units"),
+    ("error", "nvme units"),
+    ("buf", "error units"),
+    ("tcp", "buf error nvme units"),
+    ("spdk", "buf error nvme units"),
+    ("format", "error permutation units"),
+    ("qpair", "buf error nvme spdk tcp units"),
+    ("directory", "error format permutation units"),
+    ("order", "error permutation units"),
+    ("tier", "directory error format units"),
+    ("plan", "directory error format order permutation tier units"),
+    ("reader", "buf directory error format nvme order plan qpair tier units"),
+    ("prefetch", "buf directory error format nvme order plan qpair reader tier units"),
+    ("import", "buf directory error format nvme permutation qpair units"),
+    ("target", "buf error nvme qpair tcp units"),
+    (
+        "volume",
+        "buf directory error format import nvme order plan prefetch qpair reader target tier units",
+    ),
+    (
+        "job",
+        "buf directory error format import nvme order plan prefetch qpair reader target tier units \
+         volume",
+    ),
+];
+
+/// Modules that only compute: bytes, time and seeds are arguments.
+const PURE: &str = "units permutation nvme tcp format directory order plan tier";
+
+/// What a pure module has no business with.
+const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
+     std::fs std::thread std::env std::process std::os::fd \
+     Instant::now SystemTime HashMap HashSet RandomState getrandom rustix socket2 libc parking_lot crossbeam";
+
+/// Where `unsafe` may be written.
+const UNSAFE_HOMES: &str = "src/buf/ src/spdk/ src/qpair/uring vendor/spdk-sys/ tools/capi/ tools/preload/ \
+     tools/python/src/ffi.rs tests/support/counting_alloc.rs";
+
+const MAX_LINES: usize = 900;
+const MAX_COLUMNS: usize = 120;
+
+#[test]
+fn a_module_uses_only_what_stands_lower_or_what_its_arrow_names() {
+    let table: BTreeMap<&str, &str> = LAYERS.iter().copied().collect();
+    let re_exported = ["Error", "ErrorKind", "Result"];
+    let mut wrong = Vec::new();
+    for source in library() {
+        let Some(module) = source.module() else { continue };
+        let Some(allowed) = table.get(module) else {
+            wrong.push(format!("{}: module `{module}` is not in the layer table", source.path));
+            continue;
+        };
+        for used in source.crate_paths() {
+            let used = if re_exported.contains(&&*used) { "error" } else { &*used };
+            let may = used == module || allowed.split(' ').any(|name| name == used);
+            if table.contains_key(used) && !may {
+                wrong.push(format!("{}: `{module}` uses `{used}`", source.path));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn pure_modules_have_no_socket_file_thread_clock_environment_or_random_number() {
+    let mut wrong = Vec::new();
+    for source in library().into_iter().filter(|source| !source.is_test) {
+        if source.module().is_some_and(|module| PURE.split(' ').any(|pure| pure == module)) {
+            let code = source.without_test_module();
+            let found = IMPURE.split_whitespace().filter(|word| contains_path(code, word));
+            wrong.extend(found.map(|word| format!("{}: `{word}`", source.path)));
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn unsafe_code_stays_in_its_homes() {
+    let mut wrong = Vec::new();
+    for source in rust_files() {
+        let at_home = UNSAFE_HOMES.split_whitespace().any(|home| source.path.starts_with(home));
+        if !at_home && contains_path(&source.code, "unsafe") {
+            wrong.push(source.path);
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn every_file_is_reached_by_a_mod() {
+    let files: BTreeSet<String> = rust_files().into_iter().map(|source| source.path).collect();
+    let reached: BTreeSet<String> = reached_files().into_keys().collect();
+    let mut wrong: Vec<String> =
+        files.difference(&reached).map(|path| format!("{path}: no `mod`")).collect();
+    wrong.extend(reached.difference(&files).map(|path| format!("{path}: a `mod` without a file")));
+    assert_none(wrong);
+}
+
+#[test]
+fn every_file_says_first_what_it_is_and_none_grows_too_long_or_too_wide() {
+    let mut wrong = Vec::new();
+    for source in rust_files() {
+        let told = source.text.starts_with("//! ") || source.text.starts_with("#!");
+        if !told && !source.path.ends_with("/tests.rs") {
+            wrong.push(format!("{}: does not begin with a `//!` sentence", source.path));
+        }
+        let lines = source.text.lines().count();
+        if lines > MAX_LINES {
+            wrong.push(format!("{}: {lines} lines, more than {MAX_LINES}", source.path));
+        }
+        for (number, line) in (1..).zip(source.text.lines()) {
+            if line.chars().count() > MAX_COLUMNS {
+                wrong.push(format!("{}:{number}: wider than {MAX_COLUMNS} columns", source.path));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn nothing_is_left_for_later_and_no_place_of_one_machine_is_named() {
+    let words = [
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+        concat!("todo", "!("),
+        concat!("unimplemented", "!("),
+        concat!("allow(dead", "_code)"),
+        concat!("../", "shared"),
+        concat!("/", "work/"),
+    ];
+    let mut wrong = Vec::new();
+    for path in text_files() {
+        let text = fs::read_to_string(root().join(&path)).expect("a text file");
+        for (number, line) in (1..).zip(text.lines()) {
+            let found = words.iter().filter(|word| line.contains(*word));
+            wrong.extend(found.map(|word| format!("{path}:{number}: {word}")));
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn code_that_users_run_unwraps_nothing_without_a_reason() {
+    let mut wrong = Vec::new();
+    for source in rust_files().into_iter().filter(|source| !source.is_test) {
+        if source.text.contains(concat!("expect(", "\"\")")) {
+            wrong.push(format!("{}: expects without a reason", source.path));
+        }
+        let ours = source.path.starts_with("src/") || source.path.starts_with("tools/");
+        let code = source.without_test_module();
+        for (number, line) in (1..).zip(code.lines()).filter(|_| ours) {
+            if line.contains(".unwrap()") {
+                wrong.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn every_package_has_the_lints_of_the_workspace() {
+    let packages = files().into_iter().filter(|path| path.ends_with("Cargo.toml"));
+    let without = packages.filter(|path| {
+        let text = fs::read_to_string(root().join(path)).expect("a manifest");
+        !path.starts_with("tests/fuzz") && !text.contains("[lints]\nworkspace = true")
+    });
+    assert_none(without.collect());
+}
+
+#[test]
+fn the_documents_name_files_that_exist() {
+    let mut wrong = Vec::new();
+    for document in ["README.md"] {
+        let text = fs::read_to_string(root().join(document)).unwrap_or_default();
+        if text.is_empty() {
+            wrong.push(format!("{document} is missing"));
+        }
+        for name in text.split('`').skip(1).step_by(2) {
+            let path = name.split("::").next().unwrap_or(name).trim_end_matches('/');
+            let folders = ["src/", "tests/", "tools/", "benches/", "vendor/", ".ci/"];
+            let is_path =
+                folders.iter().any(|folder| path.starts_with(folder)) && !path.contains(' ');
+            if is_path && !path.contains('*') && !root().join(path).exists() {
+                wrong.push(format!("{document}: `{name}`"));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
+fn assert_none(wrong: Vec<String>) {
+    assert!(wrong.is_empty(), "{} places:\n  {}", wrong.len(), wrong.join("\n  "));
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file of the project, relative to its root; nothing that is built or hidden, but `.ci`.
+fn files() -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the project").flatten() {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let hidden = name.starts_with('.') && name != ".ci";
+            let built = ["target", "tests/fuzz/target"].contains(&&*relative(&path));
+            if hidden || built || name == "__pycache__" {
+                continue;
+            }
+            match entry.file_type().expect("its type") {
+                kind if kind.is_dir() => folders.push(path),
+                kind if kind.is_file() => found.push(relative(&path)),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).expect("inside the project").to_string_lossy().into_owned()
+}
+
+fn text_files() -> Vec<String> {
+    let text = [".rs", ".md", ".toml", ".py", ".sh", ".txt", ".h", ".c", "run", "check", "init"];
+    let mut files = files();
+    files.retain(|path| text.iter().any(|end| path.ends_with(end)));
+    files
+}
+
+fn rust_files() -> Vec<Source> {
+    let reached = reached_files();
+    let paths = files().into_iter().filter(|path| path.ends_with(".rs"));
+    let read = paths.map(|path| {
+        let in_tests = path.starts_with("tests/") || path.contains("/tests/");
+        let is_test = in_tests || reached.get(&path).copied().unwrap_or(false);
+        Source::read(&root(), path, is_test)
+    });
+    read.collect()
+}
+
+fn library() -> Vec<Source> {
+    let mut sources = rust_files();
+    sources.retain(|source| source.path.starts_with("src/"));
+    sources
+}
+
+/// Files that are part of a crate, and whether only its tests have them.
+fn reached_files() -> BTreeMap<String, bool> {
+    let is_root = |path: &str| {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        name == "build.rs"
+            || ["lib.rs", "main.rs"].contains(&name)
+            || ["tests", "benches", "examples", "bin", "fuzz_targets"]
+                .contains(&folder.rsplit('/').next().unwrap_or(folder))
+    };
+    let all = files();
+    let roots = all.iter().filter(|path| path.ends_with(".rs") && is_root(path));
+    let mut queue: Vec<(String, bool)> = roots.map(|path| (path.clone(), false)).collect();
+    let mut reached: BTreeMap<String, bool> = BTreeMap::new();
+    while let Some((path, is_test)) = queue.pop() {
+        if reached.get(&path).is_some_and(|&known| !known || is_test) {
+            continue;
+        }
+        let text = fs::read_to_string(root().join(&path)).unwrap_or_default();
+        reached.insert(path.clone(), is_test);
+        for (file, test_only) in source::modules(&path, &text, is_root(&path), &all) {
+            queue.push((file, is_test || test_only));
+        }
+    }
+    reached
+}
+
+/// Whether `code` has `word` not as a part of a longer name.
+fn contains_path(code: &str, word: &str) -> bool {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        !code[..at].chars().next_back().is_some_and(is_name)
+            && !code[at + word.len()..].chars().next().is_some_and(is_name)
+    })
+}
+
+#[test]
+fn the_scanner_takes_comments_and_strings_away_and_nothing_else() {
+    let source =
+        "a /* b /* c */ d */ e // f\n\"g \\\" h\" r#\"i \" j\"# 'k' '\\'' b'\\\\' fn l<'m>() {}";
+    let code = without_comments_and_strings(source);
+    let words: Vec<&str> = code.split_whitespace().collect();
+    assert_eq!(words, ["a", "e", "\"\"", "r#\"\"#", "''", "''", "b''", "fn", "l<'m>()", "{}"]);
+    assert_eq!(code.lines().count(), source.lines().count());
+}
