@@ -117,19 +117,19 @@ impl Root {
 
     /// Opens without following any link.
     fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = flags | OFlags::CLOEXEC;
         let path = if relative.is_empty() { &b"."[..] } else { relative };
         if path.len() <= MAX_KERNEL_PATH_BYTES {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
             match fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
-                Ok(fd) => return refuse_a_link(fd, flags),
+                Ok(fd) => return Ok(fd),
                 Err(Errno::LOOP) => return Err(Refusal::Link),
                 // Old kernels do not have the call, and some sandboxes forbid it.
                 Err(Errno::NOSYS | Errno::PERM) => {}
                 Err(errno) => return Err(Refusal::Os(errno)),
             }
         }
-        self.open_stepwise(path, flags)
+        self.open_stepwise(path, flags | OFlags::NOFOLLOW)
     }
 
     fn open_stepwise(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {

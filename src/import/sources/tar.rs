@@ -182,8 +182,10 @@ impl Rows {
         if self.links.is_empty() {
             return Vec::new();
         }
-        let rows: HashMap<Vec<u8>, u64> =
-            (0..index.len()).map(|row| (index.name(row).to_vec(), row)).collect();
+        let mut rows = HashMap::new();
+        for row in 0..index.len() {
+            rows.entry(index.name(row).to_vec()).or_insert(row);
+        }
         let links: HashMap<u64, &[u8]> =
             self.links.iter().map(|link| (link.row, &link.target[..])).collect();
         let mut dead = Vec::new();

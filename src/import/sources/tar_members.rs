@@ -136,7 +136,6 @@ impl<I: Input> Members<I> {
                 }
                 b'L' => extended.set_name(self.read_long(header.len_bytes)?)?,
                 b'K' => extended.set_link(self.read_long(header.len_bytes)?)?,
-                b'V' => self.enter(header.len_bytes)?,
                 _ => return self.member(header, extended).map(Some),
             }
         }
@@ -170,14 +169,16 @@ impl<I: Input> Members<I> {
             _ if extended.sparse => (MemberKind::Sparse, true),
             b'S' => return Err(syntax("a sparse member in GNU's old form")),
             b'M' => return Err(syntax("a member that began in another volume")),
-            b'D' => (MemberKind::Folder, true),
+            b'D' => return Err(syntax("a folder's dump, which some tools take for a file")),
+            b'V' => return Err(syntax("a volume's label, which some tools take for a file")),
             b'1' => (MemberKind::HardLink(link), false),
             b'2' => (MemberKind::SymLink(link), false),
             b'3' => (MemberKind::Special("character device"), false),
             b'4' => (MemberKind::Special("block device"), false),
             b'5' => (MemberKind::Folder, false),
             b'6' => (MemberKind::Special("FIFO"), false),
-            0 | b'0' if is_folder => (MemberKind::Folder, false),
+            0 if is_folder => (MemberKind::Folder, false),
+            b'0' if is_folder => return Err(syntax("a file whose name ends like a folder's")),
             _ => (MemberKind::File, true),
         };
         // Some tools pass over such bytes and some do not, except for hard links, where all agree.
@@ -230,11 +231,17 @@ impl<I: Input> Members<I> {
             return Err(syntax("an extended header of more than 1 MiB"));
         }
         self.enter(len_bytes)?;
-        let mut bytes = vec![0; len_bytes as usize];
+        self.payload_left = self.left;
+        let mut bytes = vec![0; self.left as usize]; // at most 1 MiB and a block
         let mut filled = 0;
         while filled < bytes.len() {
             filled += self.read_payload(&mut bytes[filled..])?;
         }
+        // Some tools stop at the stated length, and some at the first NUL in the padding.
+        if bytes[len_bytes as usize..].iter().any(|&byte| byte != 0) {
+            return Err(syntax("an extended header that goes on behind its end"));
+        }
+        bytes.truncate(len_bytes as usize);
         Ok(bytes)
     }
 
@@ -326,11 +333,19 @@ impl Header {
     fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, TarError> {
         check_sum(block)?;
         let mut name = until_nul(&block[..100]).to_vec();
-        let prefix = until_nul(&block[345..500]);
-        if &block[257..263] == b"ustar\0" && !prefix.is_empty() {
+        let (magic, prefix) = (&block[257..263], until_nul(&block[345..500]));
+        if !prefix.is_empty() && magic == b"ustar\0" {
             name = [prefix, b"/", &name].concat();
+        } else if !prefix.is_empty() {
+            // Python's tarfile takes it for a prefix; GNU tar does not, and writes it in dumps only.
+            return Err(syntax("a header with a name's prefix, of a format that has none"));
         }
         let len_bytes = number(&block[124..136]).ok_or_else(|| syntax("a length is no number"))?;
+        // They mean nothing here, but Python's tarfile ends a listing where one of them is no number.
+        let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
+        if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
+            return Err(syntax("a header with a number that is none"));
+        }
         let link = until_nul(&block[157..257]).to_vec();
         Ok(Header { name, len_bytes, kind: block[156], link })
     }
@@ -351,10 +366,8 @@ fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
 /// A number field: octal with spaces or NUL around it, or base 256 with the top bit set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        let mut value = u64::from(field[0] & 0x7f);
-        if field[0] & 0x40 != 0 {
-            return None; // negative
-        }
+        // FFh begins a negative number, and nothing else is one.
+        let mut value = (field[0] == 0x80).then_some(0_u64)?;
         for &byte in &field[1..] {
             value = value.checked_mul(256)?.checked_add(u64::from(byte))?;
         }
