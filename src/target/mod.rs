@@ -1,1 +1,169 @@
-//! Serves any queue pair's namespace over NVMe/TCP.
+//! Serves any device's namespace over NVMe/TCP: the embedded default, and each node's cache for its
+//! peers.
+//!
+//! One [`Target`] is one subsystem with one namespace a [`Device`], its discovery service on the same
+//! port, and one or several *pollers*: threads that each own connections, one queue pair a namespace
+//! and a pool of buffers. A read travels: capsule, check, buffer from the pool, queue pair, one
+//! gathered send from that buffer; its payload is copied by nobody but the kernel.
+//!
+//! It is not a volume manager: it changes no byte on its own, and it knows no image. Hosts are told
+//! apart by their NQN only, which keeps out mistakes, not attackers.
+//!
+//! Invariants:
+//! - Read-only unless asked otherwise; loopback unless hosts are named.
+//! - No memory is sized by what a host sent before it was checked, and before Connect a connection
+//!   has no more than its state and 1,024 bytes of Connect data.
+//! - A write reaches the device only when all its data have come with the right digests.
+//! - Every wait has a limit: Connect, keep alive, answers that nobody reads, stopping.
+//!
+//! Read `poller.rs` first (the turn of the pump), then `connection.rs`.
+
+mod admin;
+mod connection;
+mod io;
+mod options;
+mod poller;
+mod stats;
+mod subsystem;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub use options::TargetOptions;
+pub use stats::TargetStats;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::{Address, Nqn, TcpAddress};
+use crate::qpair::Device;
+use crate::units::Nsid;
+use poller::{Door, Poller};
+use stats::Counters;
+use subsystem::Subsystem;
+
+/// A running NVMe/TCP target. It stops when it is dropped.
+pub struct Target {
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+    doors: Arc<[Door]>,
+    threads: Vec<JoinHandle<()>>,
+    local_addr: SocketAddr,
+}
+
+impl Target {
+    /// Listens, and serves `devices` as namespaces 1, 2, ... on threads of its own.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no device, or an address beyond this machine without hosts being named.
+    /// `Busy`: the port is in use. What a device says when it has no queue pair to give.
+    pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
+        check(&options, &devices)?;
+        let address = options.listen;
+        let listener = TcpListener::bind(address).map_err(|e| poller::listen_error(address, e))?;
+        listener.set_nonblocking(true)?;
+        let local_addr = listener.local_addr()?;
+        let num_pollers = options.num_pollers.max(1);
+        let doors = (0..num_pollers).map(|_| Door::new()).collect::<Result<Arc<[Door]>>>()?;
+        let mut target = Target {
+            subsystem: Arc::new(Subsystem::new(options, devices)),
+            counters: Arc::default(),
+            doors,
+            threads: Vec::new(),
+            local_addr,
+        };
+        let mut listener = Some(listener);
+        for number in 0..num_pollers {
+            let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
+            let doors = target.doors.clone();
+            let poller = Poller::new(subsystem, counters, doors, number, listener.take())?;
+            let thread = std::thread::Builder::new().name(format!("dlfs-target-{number}"));
+            target.threads.push(thread.spawn(move || poller.run())?);
+        }
+        Ok(target)
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Name of the subsystem.
+    pub fn nqn(&self) -> &Nqn {
+        &self.subsystem.options.nqn
+    }
+
+    /// The address by which a host on this machine reaches namespace `nsid`, from 1.
+    pub fn address(&self, nsid: Nsid) -> Address {
+        Address::Tcp(TcpAddress {
+            traddr: self.local_addr.ip().to_string(),
+            trsvcid: self.local_addr.port(),
+            subnqn: self.nqn().clone(),
+            nsid: Some(nsid),
+        })
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> TargetStats {
+        self.counters.read(self.subsystem.num_controllers() as u64)
+    }
+
+    /// Closes all connections, waits for what the devices still do (5 s at most) and ends the
+    /// threads. Dropping does the same.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.doors.iter().for_each(Door::stop);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the target had panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Target({} on {})", self.nqn(), self.local_addr)
+    }
+}
+
+/// What cannot be served at all.
+fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
+    if devices.is_empty() {
+        return Err(invalid("a target needs at least one namespace".to_owned()));
+    }
+    if options.max_queue_entries < 2 {
+        return Err(invalid("a queue has at least 2 entries".to_owned()));
+    }
+    if options.nqn.as_str() == Nqn::DISCOVERY {
+        return Err(invalid(
+            "a subsystem cannot have the name of the discovery service".to_owned(),
+        ));
+    }
+    let is_open = options.allow_any_host || !options.allow_hosts.is_empty();
+    if !options.listen.ip().is_loopback() && !is_open {
+        let message =
+            format!("{} is reachable from other machines, and no host is allowed", options.listen);
+        return Err(invalid(message)
+            .hint("name the hosts (--allow-host NQN), or allow all (--allow-any-host)"));
+    }
+    for device in devices {
+        let namespace = device.namespace();
+        if !(512..=4096).contains(&namespace.block_len_bytes)
+            || !namespace.block_len_bytes.is_power_of_two()
+        {
+            let message = format!("blocks of {} bytes cannot be served", namespace.block_len_bytes);
+            return Err(invalid(message).target(namespace.address));
+        }
+    }
+    Ok(())
+}

@@ -82,6 +82,18 @@ pub enum ProtocolError {
         /// The command identifier.
         cid: u16,
     },
+    /// A command whose identifier another outstanding command has.
+    #[error("CID {cid:04X}h is in use by an outstanding command")]
+    CidInUse {
+        /// The command identifier.
+        cid: u16,
+    },
+    /// More commands outstanding than the queue has room for.
+    #[error("more than {limit} commands outstanding")]
+    TooManyCommands {
+        /// The most that the queue's size allows.
+        limit: u16,
+    },
     /// A transfer tag that no R2T gave out.
     #[error("H2CData with transfer tag {ttag:04X}h, which is not outstanding")]
     UnknownTransferTag {
@@ -186,7 +198,10 @@ impl ProtocolError {
             HeaderLen { .. } => (FES_INVALID_HEADER_FIELD, 2),
             PduDataOffset { .. } => (FES_INVALID_HEADER_FIELD, 3),
             PduLen { .. } => (FES_INVALID_HEADER_FIELD, 4),
-            DataLimit { .. } | TooManyR2ts { .. } => (FES_LIMIT_EXCEEDED, 0),
+            CidInUse { .. } => (FES_INVALID_HEADER_FIELD, 10),
+            DataLimit { .. } | TooManyR2ts { .. } | TooManyCommands { .. } => {
+                (FES_LIMIT_EXCEEDED, 0)
+            }
             HeaderDigest { found, .. } => (FES_HEADER_DIGEST, found),
             UnsupportedParameter { offset, .. } => (FES_UNSUPPORTED_PARAMETER, offset),
             UnknownCid { pdu_type: PduType::CapsuleResp, .. } => (FES_INVALID_HEADER_FIELD, 20),

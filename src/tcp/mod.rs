@@ -16,11 +16,13 @@
 //!
 //! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`].
 
+pub mod controller;
 pub mod deframer;
 pub mod digest;
 pub mod error;
 pub mod host;
 pub mod pdu;
+pub mod transmit;
 
 pub use digest::Digests;
 pub use error::ProtocolError;

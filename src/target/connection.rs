@@ -1,0 +1,421 @@
+//! One connection of a host: its socket, its protocol, and the commands that are on their way.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use zerocopy::FromBytes;
+
+use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
+use super::io::{Backend, Kind, Request, Tag, status_of};
+use super::stats::Counters;
+use super::subsystem::{Queue, Refusal};
+use crate::buf::IoBuf;
+use crate::nvme::sqe::fctype;
+use crate::nvme::{ConnectData, Cqe, Sqe, Status};
+use crate::qpair::Completion;
+use crate::tcp::controller::{
+    CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
+};
+use crate::tcp::{Digests, ProtocolError};
+
+/// One connection of a host.
+pub(super) struct HostConnection {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    local: SocketAddr,
+    /// Index and generation, which make the tags of its I/O.
+    index: usize,
+    generation: u32,
+    protocol: Connection,
+    /// The queue, once Connect has succeeded.
+    queue: Option<Queue>,
+    /// Checked commands for whose data there was no memory, oldest first.
+    waiting: VecDeque<(CommandId, Request)>,
+    /// Bytes of buffers that are with the device or with the host.
+    held_bytes: usize,
+    async_events: Vec<CommandId>,
+    opened: Instant,
+    /// When sending last made progress, or had nothing to do.
+    last_progress: Instant,
+    /// Whether the socket is full, so that the poller waits for room.
+    pub(super) is_blocked: bool,
+    /// Whether the poller knows that there is something to send.
+    pub(super) is_dirty: bool,
+    /// Set when the protocol has failed: nothing is served any more, and then it is closed.
+    terminated: Option<Instant>,
+}
+
+/// The connection is to be closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// The host closed it.
+    ByHost,
+    /// The host broke the protocol, or one of its time limits passed.
+    Dropped,
+}
+
+impl HostConnection {
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        index: usize,
+        generation: u32,
+        max_transfer_bytes: u32,
+        now: Instant,
+    ) -> io::Result<HostConnection> {
+        let digests = Digests { header: true, data: true };
+        let options = ConnectionOptions { digests, max_h2c_data_bytes: max_transfer_bytes };
+        Ok(HostConnection {
+            local: stream.local_addr()?,
+            stream,
+            peer,
+            index,
+            generation,
+            protocol: Connection::new(options),
+            queue: None,
+            waiting: VecDeque::new(),
+            held_bytes: 0,
+            async_events: Vec::new(),
+            opened: now,
+            last_progress: now,
+            is_blocked: false,
+            is_dirty: false,
+            terminated: None,
+        })
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Whether commands wait for memory.
+    pub(super) fn is_starved(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether there is something to send.
+    pub(super) fn wants_to_send(&self) -> bool {
+        !self.protocol.transmit().is_empty()
+    }
+
+    /// Receives once, as much as there is: payload straight into its place, the rest through
+    /// `scratch`; and starts what arrived.
+    pub(super) fn receive(
+        &mut self,
+        backend: &mut Backend,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> Result<(), Closed> {
+        let payload = self.protocol.payload().unwrap_or_default();
+        let payload_len = payload.len();
+        let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(scratch)];
+        let len = match (&self.stream).read_vectored(&mut slices) {
+            Ok(0) => return Err(Closed::ByHost),
+            Ok(len) => len,
+            Err(error) if is_transient(&error) => return Ok(()),
+            Err(_) => return Err(Closed::ByHost),
+        };
+        if self.terminated.is_some() {
+            return Ok(()); // nobody reads it: the protocol has failed
+        }
+        if let Some(queue) = &self.queue {
+            queue.seen(now);
+        }
+        let in_place = len.min(payload_len);
+        if in_place > 0 {
+            self.protocol.payload_received(in_place);
+        }
+        let mut input = &scratch[..len - in_place];
+        loop {
+            match self.protocol.next(&mut input) {
+                Ok(Some(event)) => self.handle(event, backend, now),
+                Ok(None) => return Ok(()),
+                Err(error) => return self.terminate(&error, now),
+            }
+        }
+    }
+
+    /// The protocol has failed: says so to the host, if there is a way, and closes a little later,
+    /// so that the host may read it.
+    fn terminate(&mut self, error: &ProtocolError, now: Instant) -> Result<(), Closed> {
+        tracing::debug!(peer = %self.peer, %error, "connection terminated");
+        self.protocol.terminate(error);
+        self.terminated = Some(now);
+        self.waiting.clear();
+        self.queue = None;
+        if self.wants_to_send() { Ok(()) } else { Err(Closed::Dropped) }
+    }
+
+    fn handle(&mut self, event: Event, backend: &mut Backend, now: Instant) {
+        match event {
+            Event::Command { id, sqe, data } => match &self.queue {
+                None => self.begin_connect(id, &sqe, data),
+                Some(queue) if queue.qid == 0 => self.begin_admin(id, &sqe, data, backend),
+                Some(queue) if !queue.controller.is_enabled() || queue.is_orphan() => {
+                    self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+                }
+                Some(_) => self.begin_io(id, &sqe, data, backend),
+            },
+            Event::Received { id, sqe, buf } => match &self.queue {
+                None => self.end_connect(id, &sqe, &buf, backend, now),
+                Some(queue) if queue.qid == 0 => self.answer(id, &sqe, 0, backend),
+                Some(_) => self.end_write(id, &sqe, buf, backend),
+            },
+        }
+    }
+
+    fn fail(&mut self, id: CommandId, status: Status) {
+        self.protocol.finish(id, status, 0);
+    }
+
+    /// Before Connect nothing else is served, and its 1,024 bytes are the only ones accepted.
+    fn begin_connect(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer) {
+        const LEN: u32 = size_of::<ConnectData>() as u32;
+        match data {
+            _ if sqe.fctype() != Some(fctype::CONNECT) => {
+                self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+            }
+            DataTransfer::FromHost { len: LEN, in_capsule: true } => {
+                self.protocol.receive(id, IoBuf::zeroed(LEN as usize));
+            }
+            _ => self.fail(id, Status::INVALID_SGL_LENGTH.do_not_retry()),
+        }
+    }
+
+    fn end_connect(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        buf: &IoBuf,
+        backend: &Backend,
+        now: Instant,
+    ) {
+        let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
+        match backend.subsystem.connect(sqe, &data, now) {
+            Err(Refusal { status, dw0 }) => self.protocol.finish(id, status, u64::from(dw0)),
+            Ok(queue) => {
+                let capsule_data = match queue.qid {
+                    0 => FABRICS_CAPSULE_DATA_BYTES,
+                    _ => IO_CAPSULE_DATA_BYTES,
+                };
+                self.protocol.connected(queue.sqsize, capsule_data, queue.sq_flow_control);
+                let mut cqe = Cqe::new(0, Status::SUCCESS);
+                cqe.dw0.set(u32::from(queue.controller.cntlid));
+                if !queue.sq_flow_control {
+                    cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
+                }
+                self.protocol.finish_with(id, cqe);
+                self.queue = Some(queue);
+            }
+        }
+    }
+
+    fn begin_admin(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &Backend) {
+        match data {
+            DataTransfer::None => self.answer(id, sqe, 0, backend),
+            DataTransfer::ToHost(room) => self.answer(id, sqe, room, backend),
+            DataTransfer::FromHost { len, .. } if len <= FABRICS_CAPSULE_DATA_BYTES => {
+                self.protocol.receive(id, IoBuf::zeroed(len as usize));
+            }
+            DataTransfer::FromHost { .. } => self.fail(id, Status::INVALID_FIELD.do_not_retry()),
+        }
+    }
+
+    fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, backend: &Backend) {
+        let Some(queue) = &self.queue else { return };
+        let controller = &queue.controller;
+        let answer = admin::execute(&backend.subsystem, controller, sqe, room, self.local);
+        let is_enabled = controller.is_enabled();
+        match answer {
+            Answer::Done(result) => self.protocol.finish(id, Status::SUCCESS, result),
+            Answer::Data(buf) => self.protocol.send_data(id, buf),
+            Answer::Fail(status) => self.fail(id, status.do_not_retry()),
+            Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
+                self.async_events.push(id);
+            }
+            Answer::Pending => self.fail(id, Status::AER_LIMIT_EXCEEDED.do_not_retry()),
+        }
+        if !is_enabled {
+            for id in std::mem::take(&mut self.async_events) {
+                self.fail(id, Status::ABORTED_SQ_DELETED);
+            }
+        }
+    }
+
+    fn begin_io(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
+        let request = match backend.check(sqe, data) {
+            Ok(request) => request,
+            Err(status) => {
+                Counters::add(&backend.counters.errors, 1);
+                return self.fail(id, status.do_not_retry());
+            }
+        };
+        match data {
+            DataTransfer::FromHost { len, in_capsule: true } => {
+                // These data have come already, so they cannot wait for memory of the pool.
+                let len = len as usize;
+                let buf = backend.pool.take(len).unwrap_or_else(|| IoBuf::zeroed(len));
+                self.held_bytes += len;
+                self.protocol.receive(id, buf);
+            }
+            _ if self.is_starved() || !self.start(id, &request, backend) => {
+                self.waiting.push_back((id, request));
+            }
+            _ => {}
+        }
+    }
+
+    /// Starts what moves data: a read at the device, a write with its R2T. `false`: no memory.
+    fn start(&mut self, id: CommandId, request: &Request, backend: &mut Backend) -> bool {
+        let len = request.len_bytes as usize;
+        if request.kind == Kind::Flush {
+            backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
+            return true;
+        }
+        let holds = self.held_bytes + self.protocol.transmit().len_bytes();
+        if holds > 0 && holds + len > backend.connection_bytes {
+            return false;
+        }
+        let Some(buf) = backend.pool.take(len) else { return false };
+        self.held_bytes += len;
+        match request.kind {
+            Kind::Read => backend.push(request, buf, self.tag(id, Kind::Read)),
+            _ => self.protocol.receive(id, buf),
+        }
+        true
+    }
+
+    /// Starts commands that waited for memory, as far as it suffices; whether any was started.
+    pub(super) fn start_waiting(&mut self, backend: &mut Backend) -> bool {
+        let before = self.waiting.len();
+        while let Some((id, request)) = self.waiting.pop_front() {
+            if !self.start(id, &request, backend) {
+                self.waiting.push_front((id, request));
+                break;
+            }
+        }
+        self.waiting.len() < before
+    }
+
+    /// The data of a write are all here.
+    fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
+        let (len, in_capsule) = (buf.len() as u32, true);
+        // Checked before its data were asked for; what it names may have changed meanwhile.
+        match backend.check(sqe, DataTransfer::FromHost { len, in_capsule }) {
+            Ok(request) => backend.push(&request, buf, self.tag(id, request.kind)),
+            Err(status) => {
+                self.held_bytes -= buf.len();
+                Counters::add(&backend.counters.errors, 1);
+                self.fail(id, status.do_not_retry());
+            }
+        }
+    }
+
+    fn tag(&self, id: CommandId, kind: Kind) -> Tag {
+        Tag { connection: self.index, generation: self.generation, id, kind }
+    }
+
+    /// The device has ended an I/O of this connection.
+    pub(super) fn complete(
+        &mut self,
+        queue: usize,
+        tag: Tag,
+        completion: Completion,
+        backend: &mut Backend,
+    ) {
+        let len = completion.buf.len();
+        self.held_bytes -= len;
+        if self.terminated.is_some() {
+            return;
+        }
+        let counters = &backend.counters;
+        match (completion.result, tag.kind) {
+            (Err(error), kind) => {
+                Counters::add(&counters.errors, 1);
+                self.fail(tag.id, status_of(&error, kind));
+            }
+            (Ok(()), Kind::Read) => {
+                Counters::add(&counters.reads, 1);
+                Counters::add(&counters.read_bytes, len as u64);
+                self.protocol.send_data(tag.id, completion.buf);
+            }
+            (Ok(()), Kind::DurableWrite) => {
+                let request =
+                    Request { kind: Kind::Flush, queue, slba: Default::default(), len_bytes: 0 };
+                Counters::add(&counters.writes, 1);
+                Counters::add(&counters.written_bytes, len as u64);
+                backend.push(&request, IoBuf::empty(), self.tag(tag.id, Kind::Flush));
+            }
+            (Ok(()), Kind::Write) => {
+                Counters::add(&counters.writes, 1);
+                Counters::add(&counters.written_bytes, len as u64);
+                self.protocol.finish(tag.id, Status::SUCCESS, 0);
+            }
+            (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),
+        }
+    }
+
+    /// Sends as much as the socket takes, gathered from headers and I/O buffers.
+    pub(super) fn send(&mut self, now: Instant) -> Result<(), Closed> {
+        self.is_blocked = false;
+        while self.wants_to_send() {
+            let mut slices = [IoSlice::new(&[]); SLICES_PER_SEND];
+            let num_slices = self.protocol.transmit().gather(&mut slices);
+            // A host that is gone must be an error here, never a SIGPIPE.
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let mut control = SendAncillaryBuffer::default();
+            match sendmsg(&self.stream, &slices[..num_slices], &mut control, flags) {
+                Ok(len) => {
+                    self.protocol.sent(len);
+                    self.last_progress = now;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.is_blocked = true;
+                    return Ok(());
+                }
+                Err(_) => return Err(Closed::ByHost),
+            }
+        }
+        self.last_progress = now;
+        Ok(())
+    }
+
+    /// What time asks for: an orphan, a silent host, a slow Connect, answers that nobody reads.
+    pub(super) fn check_time(&self, backend: &Backend, now: Instant) -> Result<(), Closed> {
+        let options = &backend.subsystem.options;
+        let passed =
+            |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
+        let is_late = match (&self.terminated, &self.queue) {
+            (Some(since), _) => passed(*since, LINGER),
+            (None, None) => passed(self.opened, options.connect_timeout),
+            (None, Some(queue)) => {
+                queue.is_orphan()
+                    || queue.qid == 0 && queue.keep_alive_deadline().is_some_and(|at| now >= at)
+            }
+        };
+        let is_stuck = self.wants_to_send() && passed(self.last_progress, options.send_timeout);
+        if is_late || is_stuck { Err(Closed::Dropped) } else { Ok(()) }
+    }
+}
+
+/// Whether a failed call may simply be tried again.
+pub(super) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// How long a connection that broke the protocol stays open, so that the host can read why.
+const LINGER: Duration = Duration::from_secs(1);
+/// Slices of one gathered send: 128 answers with data.
+const SLICES_PER_SEND: usize = 256;

@@ -1,0 +1,202 @@
+//! NVM commands: checked against the namespace, then handed to its queue pair; and back to a status.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::stats::Counters;
+use super::subsystem::Subsystem;
+use crate::buf::{IoBuf, Pool};
+use crate::nvme::sqe::{FUA, nvm};
+use crate::nvme::{Sqe, Status};
+use crate::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
+use crate::tcp::controller::{CommandId, DataTransfer};
+use crate::units::Lba;
+
+/// What the connections of one poller share: queue pairs, memory, counters.
+pub(super) struct Backend {
+    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) pool: Pool,
+    /// One queue pair a namespace, in the order of the NSIDs.
+    pub(super) queues: Vec<NamespaceQueue>,
+    /// The most bytes that one connection may hold of the pool.
+    pub(super) connection_bytes: usize,
+}
+
+/// The queue pair of one namespace, and the I/O that it has no room for yet.
+pub(super) struct NamespaceQueue {
+    pub(super) queue_pair: Box<dyn QueuePair>,
+    pub(super) pending: VecDeque<Io>,
+}
+
+/// A command that has been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) kind: Kind,
+    /// Index of the namespace.
+    pub(super) queue: usize,
+    pub(super) slba: Lba,
+    pub(super) len_bytes: u32,
+}
+
+/// What is done for a command; part of the tag of its I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    /// A write that is followed by a flush before it is answered (FUA).
+    DurableWrite,
+    Flush,
+}
+
+/// Which command of which connection an I/O belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// Index of the connection, at most [`MAX_CONNECTIONS`].
+    pub(super) connection: usize,
+    /// Which connection of that index, modulo 2^28.
+    pub(super) generation: u32,
+    pub(super) id: CommandId,
+    pub(super) kind: Kind,
+}
+
+impl Backend {
+    /// Checks an I/O command against its namespace.
+    pub(super) fn check(&self, sqe: &Sqe, data: DataTransfer) -> Result<Request, Status> {
+        let queue = sqe.nsid.get().checked_sub(1).map(|index| index as usize);
+        let queue = queue.filter(|&queue| queue < self.queues.len());
+        let queue = queue.ok_or(Status::INVALID_NAMESPACE)?;
+        let namespace = self.queues[queue].queue_pair.namespace();
+        let kind = match sqe.opcode {
+            nvm::READ => Kind::Read,
+            nvm::WRITE if sqe.cdw12.get() & FUA != 0 => Kind::DurableWrite,
+            nvm::WRITE => Kind::Write,
+            nvm::FLUSH => {
+                let (slba, len_bytes) = (Lba(0), 0);
+                return Ok(Request { kind: Kind::Flush, queue, slba, len_bytes });
+            }
+            _ => return Err(Status::INVALID_OPCODE),
+        };
+        let is_read_only = namespace.read_only || !self.subsystem.options.writable;
+        if kind != Kind::Read && is_read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED);
+        }
+        let len_bytes = self.check_range(sqe, namespace)?;
+        let moved = match data {
+            DataTransfer::None => 0,
+            DataTransfer::ToHost(len) | DataTransfer::FromHost { len, .. } => len,
+        };
+        if moved != len_bytes {
+            return Err(Status::INVALID_SGL_LENGTH);
+        }
+        Ok(Request { kind, queue, slba: sqe.slba(), len_bytes })
+    }
+
+    /// Bytes of the blocks that a command names, if they are there and within MDTS.
+    fn check_range(&self, sqe: &Sqe, namespace: &Namespace) -> Result<u32, Status> {
+        let end = sqe.slba().0.checked_add(u64::from(sqe.num_blocks()));
+        if end.is_none_or(|end| end > namespace.num_blocks) {
+            return Err(Status::LBA_OUT_OF_RANGE);
+        }
+        let len_bytes = u64::from(sqe.num_blocks()) * u64::from(namespace.block_len_bytes);
+        let len_bytes = u32::try_from(len_bytes).map_err(|_| Status::INVALID_FIELD)?;
+        if len_bytes > self.subsystem.max_transfer_bytes {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(len_bytes)
+    }
+
+    /// Queues the I/O of a request; it is submitted at the end of the turn.
+    pub(super) fn push(&mut self, request: &Request, buf: IoBuf, tag: Tag) {
+        let op = match tag.kind {
+            Kind::Read => IoOp::Read,
+            Kind::Write | Kind::DurableWrite => IoOp::Write,
+            Kind::Flush => IoOp::Flush,
+        };
+        let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
+        self.queues[request.queue].pending.push_back(io);
+    }
+
+    /// Whether any I/O is queued or outstanding.
+    pub(super) fn is_busy(&self) -> bool {
+        self.queues
+            .iter()
+            .any(|queue| !queue.pending.is_empty() || queue.queue_pair.outstanding() > 0)
+    }
+}
+
+impl Tag {
+    pub(super) fn to_u64(self) -> u64 {
+        u64::from(self.id.0)
+            | (self.kind as u64) << 16
+            | (self.connection as u64) << 20
+            | u64::from(self.generation & GENERATION_MASK) << 36
+    }
+
+    pub(super) fn from_u64(tag: u64) -> Tag {
+        Tag {
+            id: CommandId((tag & 0xFFFF) as u16),
+            kind: match tag >> 16 & 0xF {
+                0 => Kind::Read,
+                1 => Kind::Write,
+                2 => Kind::DurableWrite,
+                _ => Kind::Flush,
+            },
+            connection: (tag >> 20 & 0xFFFF) as usize,
+            generation: (tag >> 36) as u32,
+        }
+    }
+}
+
+/// The status that tells a host of a failed I/O.
+pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
+    let fault = match kind {
+        Kind::Read => Status::UNRECOVERED_READ_ERROR,
+        Kind::Write | Kind::DurableWrite | Kind::Flush => Status::WRITE_FAULT,
+    };
+    match error {
+        IoError::Status(status) => *status,
+        IoError::Disconnected(_) => Status::INTERNAL_PATH_ERROR,
+        IoError::Short { .. } | IoError::DataDigest => Status::DATA_TRANSFER_ERROR,
+        IoError::Os(libc::ENOSPC | libc::EDQUOT) => Status::CAPACITY_EXCEEDED.do_not_retry(),
+        IoError::Os(libc::EROFS | libc::EPERM | libc::EBADF) if kind != Kind::Read => {
+            Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()
+        }
+        IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
+        IoError::Os(_) => fault,
+    }
+}
+
+/// Connections have indices below this.
+pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
+/// Generations of a connection's index are counted modulo 2^28.
+pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_survives_its_number() {
+        for kind in [Kind::Read, Kind::Write, Kind::DurableWrite, Kind::Flush] {
+            for (connection, generation, id) in
+                [(0, 0, 0), (0xFFFF, GENERATION_MASK, 0xFFFF), (3, 7, 9)]
+            {
+                let tag = Tag { connection, generation, id: CommandId(id), kind };
+                assert_eq!(Tag::from_u64(tag.to_u64()), tag);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_and_a_lost_origin_have_statuses_of_their_own() {
+        let status = |error, kind| status_of(&error, kind);
+        assert!(status(IoError::Os(libc::ENOSPC), Kind::Write).is(Status::CAPACITY_EXCEEDED));
+        assert!(status(IoError::Os(libc::EIO), Kind::Read).is(Status::UNRECOVERED_READ_ERROR));
+        assert!(
+            status(IoError::Os(libc::EBADF), Kind::Write).is(Status::NAMESPACE_WRITE_PROTECTED)
+        );
+        let lost = IoError::Disconnected("gone".into());
+        assert!(status(lost, Kind::Read).is(Status::INTERNAL_PATH_ERROR));
+    }
+}

@@ -1,0 +1,63 @@
+//! What a target offers, to whom, and within which limits.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::nvme::Nqn;
+
+/// What a [`super::Target`] offers, to whom, and within which limits.
+#[derive(Debug, Clone)]
+pub struct TargetOptions {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Name of the subsystem.
+    pub nqn: Nqn,
+    /// Hosts that may connect. Empty: any host when listening on loopback, else none.
+    ///
+    /// A host NQN is sent in clear and proves nothing: this keeps out mistakes, not attackers.
+    pub allow_hosts: Vec<Nqn>,
+    /// Lets any host connect, whatever the address.
+    pub allow_any_host: bool,
+    /// Lets hosts write, where the device can be written.
+    pub writable: bool,
+    /// Threads that move data, each with queue pairs of its own. A connection stays on one.
+    pub num_pollers: usize,
+    /// Memory for data on their way, of each poller.
+    pub buffer_bytes: usize,
+    /// The most of one command's data (MDTS), rounded down to a power of two.
+    pub max_transfer_bytes: u32,
+    /// The most entries of a queue.
+    pub max_queue_entries: u16,
+    /// The most I/O queues of a controller.
+    pub max_io_queues: u16,
+    /// The most controllers at a time.
+    pub max_controllers: u16,
+    /// The most TCP connections at a time, of each poller.
+    pub max_connections: usize,
+    /// How long a connection may take until its Connect succeeds.
+    pub connect_timeout: Duration,
+    /// How long a host may leave answers unread.
+    pub send_timeout: Duration,
+}
+
+impl TargetOptions {
+    /// A read-only subsystem `nqn` on a free port of loopback, for any host.
+    pub fn new(nqn: Nqn) -> TargetOptions {
+        TargetOptions {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            nqn,
+            allow_hosts: Vec::new(),
+            allow_any_host: false,
+            writable: false,
+            num_pollers: 1,
+            buffer_bytes: 64 << 20,
+            max_transfer_bytes: 1 << 20,
+            max_queue_entries: 1024,
+            max_io_queues: 64,
+            max_controllers: 256,
+            max_connections: 1024,
+            connect_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! The thread that moves data: sockets on one side, queue pairs on the other.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slab::Slab;
+
+use super::connection::{Closed, HostConnection, is_transient};
+use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, Tag};
+use super::stats::Counters;
+use super::subsystem::Subsystem;
+use crate::buf::{HugePages, Pool, PoolOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::qpair::Completion;
+
+/// What a poller shares with the other threads of its target.
+pub(super) struct Door {
+    /// Connections that another poller accepted for this one.
+    inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
+    waker: OwnedFd,
+    stop: AtomicBool,
+}
+
+impl Door {
+    pub(super) fn new() -> Result<Door> {
+        let waker =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        Ok(Door { inbox: Mutex::default(), waker, stop: AtomicBool::new(false) })
+    }
+
+    /// Asks the poller to end.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Any number wakes. It fails only when the counter is full, and then the poller is awake.
+        let _ = rustix::io::write(&self.waker, &[1; 8]);
+    }
+}
+
+/// One thread's connections, queue pairs and memory.
+pub(super) struct Poller {
+    backend: Backend,
+    doors: Arc<[Door]>,
+    /// Which of the doors is its own.
+    number: usize,
+    epoll: OwnedFd,
+    /// The first poller accepts for all.
+    listener: Option<TcpListener>,
+    /// Whether accepting has been given up until the next tick, for want of file descriptors.
+    accept_paused: bool,
+    /// Which poller gets the next connection.
+    next_door: usize,
+    connections: Slab<HostConnection>,
+    next_generation: u32,
+    /// Connections that have something to send.
+    dirty: Vec<usize>,
+    /// Connections with commands that wait for memory.
+    starved: Vec<usize>,
+    scratch: Vec<u8>,
+    done: Vec<Completion>,
+    /// When time limits are looked at again.
+    next_tick: Instant,
+    spin: Duration,
+}
+
+impl Poller {
+    pub(super) fn new(
+        subsystem: Arc<Subsystem>,
+        counters: Arc<Counters>,
+        doors: Arc<[Door]>,
+        number: usize,
+        listener: Option<TcpListener>,
+    ) -> Result<Poller> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let add = |fd: &dyn AsFd, token| {
+            epoll::add(&epoll, fd.as_fd(), EventData::new_u64(token), EventFlags::IN)
+                .map_err(|errno| Error::from(io::Error::from(errno)))
+        };
+        add(&doors[number].waker, WAKER)?;
+        if let Some(listener) = &listener {
+            add(listener, LISTENER)?;
+        }
+        Ok(Poller {
+            backend: make_backend(subsystem, counters)?,
+            doors,
+            number,
+            epoll,
+            listener,
+            accept_paused: false,
+            next_door: 0,
+            connections: Slab::new(),
+            next_generation: 0,
+            dirty: Vec::new(),
+            starved: Vec::new(),
+            scratch: vec![0; SCRATCH_BYTES],
+            done: Vec::with_capacity(COMPLETIONS_PER_TURN),
+            next_tick: Instant::now(),
+            spin: spin_limit(),
+        })
+    }
+
+    /// Serves until the door says stop; then waits for what the devices still do, within limits.
+    pub(super) fn run(mut self) {
+        let mut last_work = Instant::now();
+        while !self.doors[self.number].stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if self.turn(now) {
+                last_work = now;
+            } else if now.saturating_duration_since(last_work) >= self.spin {
+                self.sleep(now);
+            }
+        }
+        self.listener = None;
+        self.close_all();
+        let limit = Instant::now() + STOP_LIMIT;
+        while self.backend.is_busy() && Instant::now() < limit {
+            if !self.turn(Instant::now()) {
+                self.sleep(Instant::now());
+            }
+        }
+    }
+
+    /// One turn of the pump; whether there was anything to do.
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut events =
+            [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
+        let num_events = self.wait_for_events(&mut events);
+        for event in &events[..num_events] {
+            // Copied out: the fields of the kernel's structure are not aligned.
+            let (token, flags) = (event.data.u64(), event.flags);
+            match token {
+                WAKER => self.take_from_inbox(now),
+                LISTENER => self.accept(now),
+                index => self.socket_ready(index as usize, flags, now),
+            }
+        }
+        let num_completed = self.run_devices(now);
+        self.send_dirty(now);
+        let num_fed = self.feed_starved();
+        if now >= self.next_tick {
+            self.tick(now);
+        }
+        num_events + num_completed + num_fed > 0
+    }
+
+    fn wait_for_events(&self, events: &mut [epoll::Event]) -> usize {
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interrupted call is as good as one without events: the next turn asks again.
+        epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
+    }
+
+    /// Sleeps until a socket or a device is ready, or until the next tick.
+    fn sleep(&mut self, now: Instant) {
+        let mut until = self.next_tick;
+        let mut fds = Vec::with_capacity(1 + self.backend.queues.len());
+        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        for queue in &self.backend.queues {
+            let queue_pair = &queue.queue_pair;
+            until = queue_pair.next_timeout().map_or(until, |at| until.min(at));
+            if queue_pair.outstanding() == 0 && queue.pending.is_empty() {
+                continue;
+            }
+            match queue_pair.wait_fd() {
+                Some(wait) => {
+                    let write = if wait.writable { PollFlags::OUT } else { PollFlags::empty() };
+                    fds.push(PollFd::from_borrowed_fd(wait.fd, PollFlags::IN | write));
+                }
+                // It completes only when it is polled.
+                None => return,
+            }
+        }
+        let wait = until.saturating_duration_since(now);
+        let timeout =
+            Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        // Whatever wakes us, the next turn finds out.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    fn take_from_inbox(&mut self, now: Instant) {
+        let door = &self.doors[self.number];
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&door.waker, &mut count); // empties it; it may be empty
+        let streams = std::mem::take(&mut *door.inbox.lock());
+        for (stream, peer) in streams {
+            self.add(stream, peer, now);
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = &self.listener else { return };
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_transient(&error) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections for now");
+                    return self.pause_accepting(true);
+                }
+            };
+            Counters::add(&self.backend.counters.accepted, 1);
+            let door = self.next_door % self.doors.len();
+            self.next_door = door + 1;
+            if door == self.number {
+                self.add(stream, peer, now);
+            } else {
+                self.doors[door].inbox.lock().push((stream, peer));
+                self.doors[door].wake();
+            }
+        }
+    }
+
+    /// Stops or goes on listening to the listener, which would otherwise be ready all the time.
+    fn pause_accepting(&mut self, pause: bool) {
+        let Some(listener) = &self.listener else { return };
+        let flags = if pause { EventFlags::empty() } else { EventFlags::IN };
+        // The listener is registered as long as it exists.
+        let _ = epoll::modify(&self.epoll, listener, EventData::new_u64(LISTENER), flags);
+        self.accept_paused = pause;
+    }
+
+    fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Instant) {
+        let max = self.backend.subsystem.options.max_connections.min(MAX_CONNECTIONS);
+        if self.connections.len() >= max && !self.drop_oldest_stranger() {
+            tracing::warn!(%peer, "refused: there are {max} connections already");
+            Counters::add(&self.backend.counters.dropped, 1);
+            return;
+        }
+        self.next_generation = (self.next_generation + 1) & GENERATION_MASK;
+        let entry = self.connections.vacant_entry();
+        let index = entry.key();
+        let max_transfer_bytes = self.backend.subsystem.max_transfer_bytes;
+        let connection = prepare(&stream).and_then(|()| {
+            let token = EventData::new_u64(index as u64);
+            epoll::add(&self.epoll, &stream, token, EventFlags::IN)?;
+            HostConnection::new(stream, peer, index, self.next_generation, max_transfer_bytes, now)
+        });
+        match connection {
+            Ok(connection) => {
+                entry.insert(connection);
+                Counters::add(&self.backend.counters.connections, 1);
+                self.next_tick = self.next_tick.min(now + TICK);
+            }
+            Err(error) => tracing::debug!(%peer, %error, "connection lost while it was accepted"),
+        }
+    }
+
+    /// Makes room by closing the oldest connection that has not connected to a queue.
+    fn drop_oldest_stranger(&mut self) -> bool {
+        let strangers =
+            self.connections.iter().filter(|(_, connection)| !connection.is_connected());
+        let oldest = strangers.min_by_key(|(_, connection)| connection.opened());
+        let Some((index, _)) = oldest else { return false };
+        self.close(index, Closed::Dropped);
+        true
+    }
+
+    fn socket_ready(&mut self, index: usize, flags: EventFlags, now: Instant) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let mut result = Ok(());
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            result = connection.receive(&mut self.backend, &mut self.scratch, now);
+        }
+        if flags.contains(EventFlags::OUT) {
+            connection.is_blocked = false;
+            watch(&self.epoll, index, connection, EventFlags::IN);
+        }
+        if let Err(closed) = result {
+            return self.close(index, closed);
+        }
+        if connection.is_starved() && !self.starved.contains(&index) {
+            self.starved.push(index);
+        }
+        self.mark_dirty(index);
+    }
+
+    fn mark_dirty(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.wants_to_send() && !connection.is_dirty && !connection.is_blocked {
+            connection.is_dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// Submits what is pending, and hands completions to their connections; returns how many.
+    fn run_devices(&mut self, now: Instant) -> usize {
+        let mut num_completed = 0;
+        for number in 0..self.backend.queues.len() {
+            let queue = &mut self.backend.queues[number];
+            if !queue.pending.is_empty() {
+                queue.queue_pair.submit(&mut queue.pending);
+            }
+            let mut done = std::mem::take(&mut self.done);
+            num_completed += queue.queue_pair.poll(now, COMPLETIONS_PER_TURN, &mut done);
+            for completion in done.drain(..) {
+                self.complete(number, completion);
+            }
+            self.done = done;
+        }
+        num_completed
+    }
+
+    fn complete(&mut self, queue: usize, completion: Completion) {
+        let tag = Tag::from_u64(completion.tag);
+        let connection = self.connections.get_mut(tag.connection);
+        // The I/O of a connection that is gone ends here, and its buffer goes home.
+        let Some(connection) = connection.filter(|c| c.generation() == tag.generation) else {
+            return;
+        };
+        connection.complete(queue, tag, completion, &mut self.backend);
+        self.mark_dirty(tag.connection);
+    }
+
+    fn send_dirty(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
+            let Some(connection) = self.connections.get_mut(index) else { continue };
+            connection.is_dirty = false;
+            match connection.send(now) {
+                Err(closed) => self.close(index, closed),
+                Ok(()) if connection.is_blocked => {
+                    watch(&self.epoll, index, connection, EventFlags::IN | EventFlags::OUT);
+                }
+                Ok(()) => {}
+            }
+        }
+        self.dirty = dirty;
+    }
+
+    /// Starts commands for which there is memory now; what that makes to do is the next turn's.
+    /// Returns how many connections could go on.
+    fn feed_starved(&mut self) -> usize {
+        let mut num_fed = 0;
+        let mut starved = std::mem::take(&mut self.starved);
+        starved.retain(|&index| {
+            let Some(connection) = self.connections.get_mut(index) else { return false };
+            let fed = connection.start_waiting(&mut self.backend);
+            let is_starved = connection.is_starved();
+            if fed {
+                num_fed += 1;
+                self.mark_dirty(index);
+            }
+            is_starved
+        });
+        self.starved = starved;
+        num_fed
+    }
+
+    /// Looks at every time limit.
+    fn tick(&mut self, now: Instant) {
+        self.next_tick = now + if self.connections.is_empty() { IDLE_TICK } else { TICK };
+        if self.accept_paused {
+            self.pause_accepting(false);
+        }
+        let late: Vec<(usize, Closed)> = self
+            .connections
+            .iter()
+            .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
+            .collect();
+        for (index, closed) in late {
+            self.close(index, closed);
+        }
+    }
+
+    fn close(&mut self, index: usize, closed: Closed) {
+        let connection = self.connections.remove(index);
+        tracing::debug!(peer = %connection.peer, ?closed, "connection closed");
+        let counters = &self.backend.counters;
+        counters.connections.fetch_sub(1, Ordering::Relaxed);
+        if closed == Closed::Dropped {
+            Counters::add(&counters.dropped, 1);
+        }
+        if connection.is_connected() {
+            // The other queues of its controller may be orphans now.
+            self.next_tick = Instant::now();
+            for (number, door) in self.doors.iter().enumerate() {
+                if number != self.number {
+                    door.wake();
+                }
+            }
+        }
+    }
+
+    fn close_all(&mut self) {
+        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            self.close(index, Closed::ByHost);
+        }
+    }
+}
+
+fn make_backend(subsystem: Arc<Subsystem>, counters: Arc<Counters>) -> Result<Backend> {
+    let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
+    let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
+    let queues = subsystem.devices.iter().map(|device| {
+        let queue_pair = device.queue_pair()?;
+        Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
+    });
+    let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
+    Ok(Backend { subsystem, counters, pool, queues, connection_bytes: bytes / 4 })
+}
+
+/// Sets up an accepted socket: no waiting, no delay, and an end when the other machine is gone.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
+}
+
+fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: EventFlags) {
+    // The socket is registered as long as the connection is in the table.
+    let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
+}
+
+/// How long to look for work before sleeping: not at all where hosts need the same cores.
+fn spin_limit() -> Duration {
+    let num_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    if num_cores > 4 { Duration::from_micros(50) } else { Duration::ZERO }
+}
+
+/// An error that names the address that could not be had.
+pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
+    let (kind, hint) = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            (ErrorKind::Busy, "another process listens there: choose another port")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            (ErrorKind::InvalidArgument, "this machine does not have that address")
+        }
+        io::ErrorKind::PermissionDenied => {
+            (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
+        }
+        _ => (ErrorKind::Io, "check the address"),
+    };
+    Error::new(kind, format!("cannot listen on {address}")).source(error).hint(hint)
+}
+
+const WAKER: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX - 1;
+/// Bytes of one receive.
+const SCRATCH_BYTES: usize = 256 << 10;
+/// Completions taken from a queue pair before they are sent.
+const COMPLETIONS_PER_TURN: usize = 32;
+const ACCEPTS_PER_TURN: usize = 64;
+/// How often time limits are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// The same while nobody is connected.
+const IDLE_TICK: Duration = Duration::from_secs(60);
+/// How long a stopped poller waits for its devices.
+const STOP_LIMIT: Duration = Duration::from_secs(5);

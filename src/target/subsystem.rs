@@ -1,0 +1,393 @@
+//! The subsystem: its namespaces, its controllers, and who may connect to it.
+//!
+//! Shared by all pollers. I/O commands touch no lock here: they read their controller's atomics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::options::TargetOptions;
+use crate::nvme::fabrics::InvalidParameter;
+use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
+use crate::qpair::{Device, Namespace};
+use crate::units::Nsid;
+
+/// The subsystem that a target serves, and its discovery service.
+pub(super) struct Subsystem {
+    pub(super) options: TargetOptions,
+    pub(super) devices: Vec<Arc<dyn Device>>,
+    /// The most data of a command: a power of two of at least 4,096.
+    pub(super) max_transfer_bytes: u32,
+    /// Times are counted from here, so that they fit into atomics.
+    start: Instant,
+    controllers: Mutex<Controllers>,
+}
+
+#[derive(Default)]
+struct Controllers {
+    by_cntlid: BTreeMap<u16, Arc<Controller>>,
+    last_cntlid: u16,
+}
+
+/// A controller: made by the Connect of its admin queue, gone with that queue's connection.
+pub(super) struct Controller {
+    pub(super) cntlid: u16,
+    pub(super) hostnqn: Nqn,
+    pub(super) hostid: [u8; 16],
+    pub(super) is_discovery: bool,
+    /// Set when its admin queue is gone; its other connections close themselves.
+    is_dead: AtomicBool,
+    /// Controller Configuration as the host wrote it.
+    cc: AtomicU32,
+    /// Controller Status but for RDY.
+    csts: AtomicU32,
+    /// How often it was disabled: I/O queues from before are no longer its own.
+    resets: AtomicU32,
+    /// Keep alive time-out; 0 for none.
+    pub(super) kato_ms: AtomicU32,
+    /// When a connection of it last received something.
+    last_seen_ms: AtomicU64,
+    /// Asynchronous event configuration, kept for Get Features.
+    pub(super) async_event_config: AtomicU32,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// I/O queues granted; `None` before the host asked.
+    granted: Option<u16>,
+    /// Which identifiers are connected.
+    connected: Vec<u16>,
+}
+
+/// One connected queue. Dropping it takes it from its controller, and the controller with its admin
+/// queue.
+pub(super) struct Queue {
+    pub(super) controller: Arc<Controller>,
+    pub(super) qid: u16,
+    pub(super) sqsize: u16,
+    pub(super) sq_flow_control: bool,
+    resets: u32,
+    subsystem: Arc<Subsystem>,
+}
+
+/// Why a Connect is refused, with dword 0 of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) status: Status,
+    pub(super) dw0: u32,
+}
+
+impl Subsystem {
+    pub(super) fn new(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Subsystem {
+        let smallest = devices.iter().map(|device| device.namespace().max_transfer_bytes).min();
+        let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
+        let held = u32::try_from(options.buffer_bytes / 2).unwrap_or(u32::MAX).max(4096);
+        let max_transfer_bytes = 1 << wanted.min(held).ilog2();
+        let start = Instant::now();
+        Subsystem { options, devices, max_transfer_bytes, start, controllers: Mutex::default() }
+    }
+
+    /// The namespace `nsid` as hosts see it, if there is one.
+    pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
+        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
+        let mut namespace = self.devices.get(index)?.namespace();
+        namespace.read_only |= !self.options.writable;
+        if namespace.nguid == [0; 16] {
+            namespace.nguid = self.nguid_of(nsid);
+        }
+        Some(namespace)
+    }
+
+    /// Namespaces, all of which are active.
+    pub(super) fn nsids(&self) -> impl Iterator<Item = Nsid> {
+        (1..=self.devices.len() as u32).map(Nsid)
+    }
+
+    /// An identifier for a namespace that has none: the same whenever this subsystem serves it.
+    fn nguid_of(&self, nsid: u32) -> [u8; 16] {
+        let name = format!("{}/{nsid}", self.options.nqn);
+        xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
+    }
+
+    pub(super) fn allows(&self, host: &Nqn) -> bool {
+        let options = &self.options;
+        let any = options.allow_hosts.is_empty() && options.listen.ip().is_loopback();
+        options.allow_any_host || any || options.allow_hosts.contains(host)
+    }
+
+    pub(super) fn num_controllers(&self) -> usize {
+        self.controllers.lock().by_cntlid.len()
+    }
+
+    pub(super) fn cap(&self) -> Cap {
+        Cap::new(self.options.max_queue_entries, READY_TIMEOUT_MS)
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_millis() as u64
+    }
+
+    /// Executes a Connect.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        sqe: &Sqe,
+        data: &ConnectData,
+        now: Instant,
+    ) -> Result<Queue, Refusal> {
+        if sqe.connect_recfmt() != 0 {
+            return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
+        }
+        let sqsize = sqe.connect_sqsize();
+        if sqsize == 0 || sqsize >= self.options.max_queue_entries {
+            return Err(Refusal::command(SQSIZE_OFFSET));
+        }
+        let hostnqn = data.hostnqn().map_err(|_| Refusal::data(ConnectData::HOSTNQN_OFFSET))?;
+        let subnqn = data.subnqn().map_err(|_| Refusal::data(ConnectData::SUBNQN_OFFSET))?;
+        let is_discovery = subnqn.as_str() == Nqn::DISCOVERY;
+        if !is_discovery && subnqn != self.options.nqn {
+            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET));
+        }
+        if !is_discovery && !self.allows(&hostnqn) {
+            tracing::warn!(host = %hostnqn.as_str().escape_debug(), "refused a host that is not on the allow-list");
+            return Err(Status::CONNECT_INVALID_HOST.into());
+        }
+        let controller = match sqe.connect_qid() {
+            0 => self.add_controller(sqe, data, hostnqn, is_discovery, now)?,
+            qid => self.join_controller(qid, data, &hostnqn, is_discovery)?,
+        };
+        Ok(Queue {
+            resets: controller.resets.load(Ordering::Relaxed),
+            controller,
+            qid: sqe.connect_qid(),
+            sqsize,
+            sq_flow_control: !sqe.connect_disables_sq_flow_control(),
+            subsystem: self.clone(),
+        })
+    }
+
+    fn add_controller(
+        &self,
+        sqe: &Sqe,
+        data: &ConnectData,
+        hostnqn: Nqn,
+        is_discovery: bool,
+        now: Instant,
+    ) -> Result<Arc<Controller>, Refusal> {
+        if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
+            return Err(Refusal::data(ConnectData::CNTLID_OFFSET));
+        }
+        let kato_ms = match sqe.connect_kato_ms() {
+            0 if is_discovery => DISCOVERY_KATO_MS,
+            kato_ms => kato_ms,
+        };
+        let mut controllers = self.controllers.lock();
+        let cntlid = controllers.next_cntlid(self.options.max_controllers);
+        let cntlid = cntlid.ok_or(Refusal::from(Status::CONNECT_CONTROLLER_BUSY))?;
+        let controller = Arc::new(Controller {
+            cntlid,
+            hostnqn,
+            hostid: data.hostid,
+            is_discovery,
+            is_dead: AtomicBool::new(false),
+            cc: AtomicU32::new(0),
+            csts: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
+            kato_ms: AtomicU32::new(kato_ms),
+            last_seen_ms: AtomicU64::new(self.millis(now)),
+            async_event_config: AtomicU32::new(0),
+            queues: Mutex::default(),
+        });
+        controllers.by_cntlid.insert(cntlid, controller.clone());
+        Ok(controller)
+    }
+
+    fn join_controller(
+        &self,
+        qid: u16,
+        data: &ConnectData,
+        hostnqn: &Nqn,
+        is_discovery: bool,
+    ) -> Result<Arc<Controller>, Refusal> {
+        let controller = self.controllers.lock().by_cntlid.get(&data.cntlid.get()).cloned();
+        let controller = controller
+            .filter(|controller| controller.is_discovery == is_discovery)
+            .ok_or(Refusal::data(ConnectData::CNTLID_OFFSET))?;
+        if controller.hostnqn != *hostnqn {
+            return Err(Refusal::data(ConnectData::HOSTNQN_OFFSET));
+        }
+        if controller.hostid != data.hostid {
+            return Err(Refusal::data(0));
+        }
+        if is_discovery {
+            return Err(Refusal::command(QID_OFFSET));
+        }
+        if !controller.is_enabled() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        controller.add_queue(qid)?;
+        Ok(controller)
+    }
+
+    fn remove_controller(&self, controller: &Controller) {
+        controller.is_dead.store(true, Ordering::Relaxed);
+        self.controllers.lock().by_cntlid.remove(&controller.cntlid);
+    }
+}
+
+impl Controllers {
+    /// A CNTLID that was not in use lately, if there is room for one more controller.
+    fn next_cntlid(&mut self, max: u16) -> Option<u16> {
+        if self.by_cntlid.len() >= usize::from(max) {
+            return None;
+        }
+        loop {
+            self.last_cntlid = self.last_cntlid % MAX_CNTLID + 1;
+            if !self.by_cntlid.contains_key(&self.last_cntlid) {
+                return Some(self.last_cntlid);
+            }
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn is_enabled(&self) -> bool {
+        Csts(self.csts()).is_ready()
+    }
+
+    pub(super) fn cc(&self) -> u32 {
+        self.cc.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn csts(&self) -> u32 {
+        let csts = self.csts.load(Ordering::Relaxed);
+        let ready = Cc(self.cc()).is_enabled() && !Csts(csts).is_fatal();
+        csts | if ready { Csts::READY } else { 0 }
+    }
+
+    /// Property Set of CC: enables, disables, shuts down. What cannot be served is a fatal status.
+    pub(super) fn set_cc(&self, value: u32) {
+        let before = Cc(self.cc.swap(value, Ordering::Relaxed));
+        let after = Cc(value);
+        let mut csts = self.csts.load(Ordering::Relaxed);
+        if before.is_enabled() && !after.is_enabled() {
+            csts = 0;
+            self.resets.fetch_add(1, Ordering::Relaxed);
+            *self.queues.lock() = Queues::default();
+        }
+        if !before.is_enabled() && after.is_enabled() && !self.can_enable(value) {
+            csts |= Csts::FATAL;
+        }
+        if after.wants_shutdown() {
+            csts |= Csts::SHUTDOWN_COMPLETE;
+        }
+        self.csts.store(csts, Ordering::Relaxed);
+    }
+
+    /// Page size, arbitration and command set 0, entries of 64 and 16 bytes (which a discovery
+    /// controller, having no I/O queues, need not be told).
+    fn can_enable(&self, cc: u32) -> bool {
+        let entries = cc >> 16 & 0xFF;
+        cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
+    }
+
+    /// Grants I/O queues, as many as asked for but at most `max`; refuses once some are connected.
+    pub(super) fn grant_queues(&self, asked: u16, max: u16) -> Result<u16, Status> {
+        let mut queues = self.queues.lock();
+        if !queues.connected.is_empty() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        let granted = asked.min(max).max(1);
+        queues.granted = Some(granted);
+        Ok(granted)
+    }
+
+    pub(super) fn granted_queues(&self) -> u16 {
+        self.queues.lock().granted.unwrap_or(0)
+    }
+
+    fn add_queue(&self, qid: u16) -> Result<(), Refusal> {
+        let mut queues = self.queues.lock();
+        if qid > queues.granted.unwrap_or(0) {
+            return Err(Refusal::command(QID_OFFSET));
+        }
+        if queues.connected.contains(&qid) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        queues.connected.push(qid);
+        Ok(())
+    }
+}
+
+impl Queue {
+    /// Whether the queue has lost its controller: the admin queue is gone, or it was disabled.
+    pub(super) fn is_orphan(&self) -> bool {
+        let controller = &self.controller;
+        let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
+        is_reset || controller.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// Something was received: the host lives.
+    pub(super) fn seen(&self, now: Instant) {
+        self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
+    }
+
+    /// When the controller is given up unless something is received: after twice its KATO, since a
+    /// host that sends every half of it may be late on a busy machine.
+    pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
+        let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
+        let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
+        (kato_ms > 0)
+            .then(|| self.subsystem.start + Duration::from_millis(last_seen_ms + 2 * kato_ms))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.qid == 0 {
+            return self.subsystem.remove_controller(&self.controller);
+        }
+        if self.controller.resets.load(Ordering::Relaxed) == self.resets {
+            self.controller.queues.lock().connected.retain(|&qid| qid != self.qid);
+        }
+    }
+}
+
+impl Refusal {
+    fn command(offset: u16) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: false })
+    }
+
+    fn data(offset: u16) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: true })
+    }
+
+    fn invalid(parameter: InvalidParameter) -> Refusal {
+        let status = Status::CONNECT_INVALID_PARAMETERS.do_not_retry();
+        Refusal { status, dw0: parameter.to_wire() }
+    }
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        // A busy subsystem may have room later; everything else stays as it is.
+        let retry = status.is(Status::CONNECT_CONTROLLER_BUSY);
+        Refusal { status: if retry { status } else { status.do_not_retry() }, dw0: 0 }
+    }
+}
+
+/// MPS, AMS and CSS of CC.
+const CC_MPS_AMS_CSS: u32 = 0x3FF0;
+/// Offset of QID in Connect.
+const QID_OFFSET: u16 = 42;
+/// Offset of SQSIZE in Connect.
+const SQSIZE_OFFSET: u16 = 44;
+/// The highest controller identifier that the specification leaves to subsystems.
+const MAX_CNTLID: u16 = 0xFFEF;
+/// CAP.TO: what a controller may take to become ready; ours is at once.
+const READY_TIMEOUT_MS: u32 = 5_000;
+/// A discovery controller without KATO is given up after this time.
+const DISCOVERY_KATO_MS: u32 = 60_000;

@@ -1,0 +1,489 @@
+//! Controller side of one NVMe/TCP connection: bytes in, commands out; answers in, bytes out.
+//!
+//! It owns no socket and knows no opcode but for the direction of its data. Read [`Connection`].
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::deframer::{Deframer, Event as Wire, Pdu, Role};
+use super::digest::Digests;
+use super::error::ProtocolError;
+use super::pdu::{
+    C2HData, CapsuleCmd, CapsuleResp, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
+    PduType, R2T, put_term_req,
+};
+use super::transmit::Transmit;
+use crate::buf::IoBuf;
+use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
+
+/// What a connection offers before it knows its host.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionOptions {
+    /// Digests that the host may switch on.
+    pub digests: Digests,
+    /// MAXH2CDATA: the most data in one H2CData; at least 4,096 and a multiple of 4.
+    pub max_h2c_data_bytes: u32,
+}
+
+/// Controller side of one NVMe/TCP connection. It owns no socket and never asks for the time.
+///
+/// Call [`Connection::next`] with received bytes until it returns `None`; answer each command with
+/// [`Connection::receive`] (where its data go), [`Connection::send_data`] or [`Connection::finish`];
+/// send what [`Connection::gather`] shows. After an error call [`Connection::terminate`], send the
+/// rest and close.
+///
+/// Every command that came out is owed exactly one answer. Until [`Connection::connected`] there is
+/// at most one, and no data but those of its capsule.
+#[derive(Debug)]
+pub struct Connection {
+    options: ConnectionOptions,
+    deframer: Deframer,
+    /// How our PDUs are formed.
+    form: Form,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// The most commands outstanding: SQSIZE, 0-based as it is on the wire.
+    max_outstanding: u16,
+    cids: CidSet,
+    /// The command whose data come next; `None`: those data are thrown away.
+    filling: Option<u16>,
+    transmit: Transmit,
+    /// SQ head, counted while SQ flow control is on.
+    sqhd: Option<SqHead>,
+    terminated: bool,
+}
+
+/// A command that came out of a [`Connection`] and is not answered yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandId(pub u16);
+
+/// Where the data of a command go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataTransfer {
+    /// There are none.
+    None,
+    /// To the host: at most so many bytes.
+    ToHost(u32),
+    /// From the host: so many bytes, above 0. Nothing moves before [`Connection::receive`], but
+    /// data in the capsule have come: receive or refuse them before the next [`Connection::next`].
+    FromHost {
+        /// Bytes.
+        len: u32,
+        /// Whether the data are in the capsule.
+        in_capsule: bool,
+    },
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub enum Event {
+    /// A command.
+    Command {
+        /// Name it by this.
+        id: CommandId,
+        /// The command.
+        sqe: Sqe,
+        /// Its data.
+        data: DataTransfer,
+    },
+    /// All data of a command have come, and their digests were right.
+    Received {
+        /// The command.
+        id: CommandId,
+        /// The command.
+        sqe: Sqe,
+        /// The buffer that was given to [`Connection::receive`], filled.
+        buf: IoBuf,
+    },
+}
+
+#[derive(Debug)]
+struct Slot {
+    sqe: Sqe,
+    state: State,
+    /// Where data of the host go.
+    buf: IoBuf,
+    /// Bytes of `buf` that are filled.
+    filled: u32,
+    digest_ok: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    /// With the caller. `in_capsule`: data that come next may still be wanted.
+    Presented {
+        len: u32,
+        in_capsule: bool,
+    },
+    /// The data are in the capsule that is being received.
+    FillingFromCapsule,
+    /// The data were asked for with an R2T.
+    FillingFromR2t,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SqHead {
+    head: u16,
+    num_entries: u32,
+}
+
+impl Connection {
+    /// Waits for the ICReq.
+    pub fn new(options: ConnectionOptions) -> Connection {
+        let max_h2c_data = options.max_h2c_data_bytes;
+        assert!(max_h2c_data >= 4096 && max_h2c_data.is_multiple_of(4), "hosts refuse this");
+        Connection {
+            options,
+            deframer: Deframer::new(Role::Controller, FABRICS_CAPSULE_DATA_BYTES, max_h2c_data),
+            form: Form::default(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            max_outstanding: 1,
+            cids: CidSet::default(),
+            filling: None,
+            transmit: Transmit::default(),
+            sqhd: None,
+            terminated: false,
+        }
+    }
+
+    /// Connect succeeded: from now on `sqsize` commands (0-based, as on the wire) may be outstanding,
+    /// with at most `max_capsule_data_bytes` in a capsule, with SQ flow control or without.
+    pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
+        self.max_outstanding = sqsize.max(1);
+        self.deframer.set_max_capsule_data(max_capsule_data_bytes);
+        self.sqhd = sq_flow_control.then(|| SqHead { head: 0, num_entries: u32::from(sqsize) + 1 });
+    }
+
+    /// Consumes bytes from the front of `input` up to the next event; `None`: all are consumed.
+    ///
+    /// # Errors
+    /// The host broke the protocol or ended the connection: [`Connection::terminate`].
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Event>, ProtocolError> {
+        loop {
+            let event = match self.deframer.next(input)? {
+                None => return Ok(None),
+                Some(Wire::Header { pdu, data_len }) => match pdu {
+                    Pdu::IcReq(req) => self.initialise(&req).map(|()| None)?,
+                    Pdu::CapsuleCmd(cmd) => self.take_command(&cmd, data_len)?,
+                    Pdu::H2CData(data) => self.begin_data(&data).map(|()| None)?,
+                    Pdu::TermReq(term) => {
+                        let (fes, fei) = (term.fes.get(), term.fei.get());
+                        return Err(ProtocolError::Terminated { fes, fei });
+                    }
+                    Pdu::IcResp(_) | Pdu::CapsuleResp(_) | Pdu::C2HData(_) | Pdu::R2T(_) => {
+                        unreachable!("the deframer refuses what controllers send")
+                    }
+                },
+                Some(Wire::Data(bytes)) => {
+                    self.fill(bytes);
+                    None
+                }
+                Some(Wire::DataEnd { digest_ok }) => self.end_data(digest_ok),
+            };
+            if event.is_some() {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The rest of the data that come next, in their final place, if somebody wants them: receive
+    /// into it, then call [`Connection::payload_received`].
+    pub fn payload(&mut self) -> Option<&mut [u8]> {
+        let left = self.deframer.data_left() as usize;
+        let slot = &mut self.slots[usize::from(self.filling?)];
+        let at = slot.filled as usize;
+        (left > 0).then(|| &mut slot.buf[at..at + left])
+    }
+
+    /// Notes that the first `len` bytes of [`Connection::payload`] are there. Call
+    /// [`Connection::next`] afterwards, with no input if there is none.
+    pub fn payload_received(&mut self, len: usize) {
+        let filling = self.filling.expect("payload() gave the place");
+        let slot = &mut self.slots[usize::from(filling)];
+        let at = slot.filled as usize;
+        self.deframer.take_data(&slot.buf[at..at + len]);
+        slot.filled += len as u32;
+    }
+
+    /// Answers a command: its data go into `buf`, which has exactly their length. It comes back with
+    /// [`Event::Received`]; when a digest was wrong the command is failed here and `buf` dropped.
+    pub fn receive(&mut self, id: CommandId, buf: IoBuf) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        let State::Presented { len, in_capsule } = slot.state else {
+            panic!("receive for a command that is not waiting for a place");
+        };
+        assert_eq!(buf.len(), len as usize, "the buffer has the length of the data");
+        (slot.buf, slot.filled, slot.digest_ok) = (buf, 0, true);
+        if in_capsule {
+            slot.state = State::FillingFromCapsule;
+            self.filling = Some(id.0);
+        } else {
+            slot.state = State::FillingFromR2t;
+            let r2t = R2T::new(slot.sqe.cid.get(), id.0, 0, len, self.form);
+            self.transmit.put(self.form, &r2t, None);
+        }
+    }
+
+    /// Answers a command with success and these data, in one C2HData.
+    pub fn send_data(&mut self, id: CommandId, buf: IoBuf) {
+        let cid = self.slots[usize::from(id.0)].sqe.cid.get();
+        if buf.is_empty() {
+            return self.finish(id, Status::SUCCESS, 0);
+        }
+        // Without SQ flow control nothing in a completion would tell the host more.
+        let implied = self.sqhd.is_none();
+        let flags = if implied { FLAG_LAST_PDU | FLAG_SUCCESS } else { FLAG_LAST_PDU };
+        let data = C2HData::new(cid, 0, buf.len() as u32, flags, self.form);
+        self.transmit.put(self.form, &data, Some(buf));
+        if implied {
+            self.release(id);
+        } else {
+            self.finish(id, Status::SUCCESS, 0);
+        }
+    }
+
+    /// Answers a command without data: `result` goes into the two command specific dwords.
+    pub fn finish(&mut self, id: CommandId, status: Status, result: u64) {
+        let cid = self.slots[usize::from(id.0)].sqe.cid.get();
+        let mut cqe = Cqe::new(cid, status).with_result(result);
+        cqe.sqhd.set(self.sqhd.as_mut().map_or(0, SqHead::advance));
+        self.finish_with(id, cqe);
+    }
+
+    /// Answers a command with this completion entry; its CID is set here.
+    pub fn finish_with(&mut self, id: CommandId, mut cqe: Cqe) {
+        cqe.cid = self.slots[usize::from(id.0)].sqe.cid;
+        self.release(id);
+        let entry = cqe.as_bytes().try_into().expect("a completion entry has 16 bytes");
+        self.transmit.put(self.form, &CapsuleResp::new(entry, self.form), None);
+    }
+
+    /// Ends the connection: puts a termination request after what is still to be sent, where the
+    /// protocol has one for this error. Nothing can be answered afterwards.
+    pub fn terminate(&mut self, error: &ProtocolError) {
+        if std::mem::replace(&mut self.terminated, true) {
+            return;
+        }
+        if let Some((fes, fei)) = error.fatal_status() {
+            let header = self.deframer.last_header();
+            self.transmit.put_heads(|heads| put_term_req(heads, false, fes, fei, header));
+        }
+    }
+
+    /// What is still to be sent.
+    pub fn transmit(&self) -> &Transmit {
+        &self.transmit
+    }
+
+    /// Notes that the next `len` bytes of [`Connection::transmit`] are sent.
+    pub fn sent(&mut self, len: usize) {
+        self.transmit.sent(len);
+    }
+
+    /// Commands that are not answered yet.
+    pub fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Digests in force.
+    pub fn digests(&self) -> Digests {
+        self.form.digests
+    }
+
+    fn initialise(&mut self, req: &IcReq) -> Result<(), ProtocolError> {
+        let unsupported = |offset, value| ProtocolError::UnsupportedParameter { offset, value };
+        if req.pfv.get() != 0 {
+            return Err(unsupported(8, u32::from(req.pfv.get())));
+        }
+        if req.hpda > 31 {
+            return Err(unsupported(10, u32::from(req.hpda)));
+        }
+        let asked = Digests::from_bits(req.dgst);
+        let allowed = self.options.digests;
+        let digests =
+            Digests { header: asked.header && allowed.header, data: asked.data && allowed.data };
+        self.form = Form { digests, pda: req.hpda };
+        self.deframer.initialised(Form { digests, pda: 0 });
+        let resp = IcResp::new(digests, self.options.max_h2c_data_bytes);
+        self.transmit.put_heads(|heads| heads.extend_from_slice(resp.as_bytes()));
+        Ok(())
+    }
+
+    /// A capsule came: finds a slot, checks how its data travel, and hands it out or refuses it.
+    fn take_command(
+        &mut self,
+        cmd: &CapsuleCmd,
+        data_len: u32,
+    ) -> Result<Option<Event>, ProtocolError> {
+        let sqe = Sqe::read_from_bytes(&cmd.sqe).expect("an entry has 64 bytes");
+        let cid = sqe.cid.get();
+        if self.outstanding() >= usize::from(self.max_outstanding) {
+            return Err(ProtocolError::TooManyCommands { limit: self.max_outstanding });
+        }
+        if !self.cids.insert(cid) {
+            return Err(ProtocolError::CidInUse { cid });
+        }
+        self.filling = None;
+        let id = self.occupy(sqe);
+        match check_data(&sqe, data_len) {
+            Ok(data) => {
+                if let DataTransfer::FromHost { len, in_capsule } = data {
+                    self.slots[usize::from(id.0)].state = State::Presented { len, in_capsule };
+                }
+                Ok(Some(Event::Command { id, sqe, data }))
+            }
+            Err(status) => {
+                self.finish(id, status.do_not_retry(), 0);
+                Ok(None)
+            }
+        }
+    }
+
+    fn occupy(&mut self, sqe: Sqe) -> CommandId {
+        let state = State::Presented { len: 0, in_capsule: false };
+        let slot = Slot { sqe, state, buf: IoBuf::empty(), filled: 0, digest_ok: true };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[usize::from(index)] = slot;
+                CommandId(index)
+            }
+            None => {
+                self.slots.push(slot);
+                CommandId((self.slots.len() - 1) as u16)
+            }
+        }
+    }
+
+    fn release(&mut self, id: CommandId) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        assert_ne!(slot.state, State::Free, "a command is answered once");
+        slot.state = State::Free;
+        slot.buf = IoBuf::empty();
+        self.cids.remove(slot.sqe.cid.get());
+        self.free.push(id.0);
+        if self.filling == Some(id.0) {
+            self.filling = None; // refused: the rest of its capsule is thrown away
+        }
+    }
+
+    /// An H2CData came: it must continue the data of a command that an R2T asked for.
+    fn begin_data(&mut self, data: &H2CData) -> Result<(), ProtocolError> {
+        let (ttag, cid) = (data.ttag.get(), data.cccid.get());
+        let slot = self.slots.get(usize::from(ttag));
+        let slot = slot
+            .filter(|slot| slot.state == State::FillingFromR2t)
+            .ok_or(ProtocolError::UnknownTransferTag { ttag })?;
+        let pdu_type = PduType::H2CData;
+        if slot.sqe.cid.get() != cid {
+            return Err(ProtocolError::UnknownCid { pdu_type, cid });
+        }
+        let (datao, datal, len) = (data.datao.get(), data.datal.get(), slot.buf.len() as u32);
+        if datao != slot.filled {
+            return Err(ProtocolError::OutOfOrder {
+                pdu_type,
+                cid,
+                expected: slot.filled,
+                found: datao,
+            });
+        }
+        let end = u64::from(datao) + u64::from(datal);
+        if end > u64::from(len) {
+            return Err(ProtocolError::OutOfRange { pdu_type, cid, end, len });
+        }
+        let is_last = data.ch.flags & FLAG_LAST_PDU != 0;
+        if is_last != (end == u64::from(len)) {
+            return Err(ProtocolError::LastPdu { pdu_type, cid });
+        }
+        self.filling = Some(ttag);
+        Ok(())
+    }
+
+    fn fill(&mut self, bytes: &[u8]) {
+        let Some(filling) = self.filling else { return };
+        let slot = &mut self.slots[usize::from(filling)];
+        let at = slot.filled as usize;
+        slot.buf[at..at + bytes.len()].copy_from_slice(bytes);
+        slot.filled += bytes.len() as u32;
+    }
+
+    /// The data of one PDU are complete; the command's may be, too.
+    fn end_data(&mut self, digest_ok: bool) -> Option<Event> {
+        let filling = self.filling.take()?;
+        let slot = &mut self.slots[usize::from(filling)];
+        slot.digest_ok &= digest_ok;
+        if (slot.filled as usize) < slot.buf.len() {
+            return None;
+        }
+        let id = CommandId(filling);
+        if !slot.digest_ok {
+            self.finish(id, Status::TRANSIENT_TRANSPORT_ERROR, 0);
+            return None;
+        }
+        slot.state = State::Presented { len: 0, in_capsule: false };
+        Some(Event::Received { id, sqe: slot.sqe, buf: std::mem::take(&mut slot.buf) })
+    }
+}
+
+impl SqHead {
+    fn advance(&mut self) -> u16 {
+        let next = u32::from(self.head) + 1;
+        self.head = if next == self.num_entries { 0 } else { next as u16 };
+        self.head
+    }
+}
+
+/// How the data of a command travel, or why they cannot. The stream stays in order either way.
+fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
+    if sqe.flags != sqe::FLAGS_SGL {
+        return Err(Status::INVALID_FIELD);
+    }
+    let sgl = &sqe.sgl;
+    let in_capsule = match sgl.identifier {
+        Sgl::IN_CAPSULE => true,
+        Sgl::TRANSPORT => false,
+        // Old hosts leave the descriptor of a command without data all zero.
+        0 if sgl.len.get() == 0 => false,
+        _ => return Err(Status::INVALID_SGL_TYPE),
+    };
+    if in_capsule && sgl.address.get() != 0 {
+        return Err(Status::INVALID_SGL_OFFSET);
+    }
+    let expected = if in_capsule { sgl.len.get() } else { 0 };
+    if data_len != expected {
+        return Err(Status::INVALID_SGL_LENGTH);
+    }
+    let len = sgl.len.get();
+    // Bits 1:0 of an opcode (of FCTYPE for Fabrics commands) give the direction of its data.
+    match sqe.fctype().unwrap_or(sqe.opcode) & 3 {
+        _ if len == 0 => Ok(DataTransfer::None),
+        0b01 => Ok(DataTransfer::FromHost { len, in_capsule }),
+        0b10 if !in_capsule => Ok(DataTransfer::ToHost(len)),
+        0b00 if !in_capsule => Ok(DataTransfer::None),
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// Command identifiers that are in use: one bit each, allocated with the first.
+#[derive(Debug, Default)]
+struct CidSet(Option<Box<[u64; 1024]>>);
+
+impl CidSet {
+    /// Whether `cid` was not in use.
+    fn insert(&mut self, cid: u16) -> bool {
+        let words = self.0.get_or_insert_with(|| Box::new([0; 1024]));
+        let (word, bit) = (&mut words[usize::from(cid / 64)], 1 << (cid % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    fn remove(&mut self, cid: u16) {
+        if let Some(words) = &mut self.0 {
+            words[usize::from(cid / 64)] &= !(1 << (cid % 64));
+        }
+    }
+}
+
+/// The most data in the capsule of a Fabrics or admin command.
+pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;

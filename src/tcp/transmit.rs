@@ -1,0 +1,182 @@
+//! What a connection still has to send: headers in one byte buffer, payload where it lies.
+//!
+//! PDUs leave in the order in which they were put. Payload is never copied: it is gathered with the
+//! headers into one vectored write, and its buffer is dropped when its last byte is sent.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::digest;
+use super::pdu::Form;
+use crate::buf::IoBuf;
+
+/// Bytes to send, in order.
+#[derive(Debug, Default)]
+pub struct Transmit {
+    /// Headers, paddings and digests; those before `heads_sent` are sent.
+    heads: Vec<u8>,
+    heads_sent: usize,
+    items: VecDeque<Item>,
+    /// Bytes of the first payload that are sent; headers are cut off as they are sent.
+    payload_sent: usize,
+    len_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Item {
+    /// As many bytes of `heads`.
+    Heads(usize),
+    Payload(IoBuf),
+}
+
+impl Transmit {
+    /// Bytes that are still to be sent.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether everything is sent.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Puts the PDU with this header and these data, which the header's lengths count.
+    pub fn put<H: IntoBytes + Immutable>(
+        &mut self,
+        form: Form,
+        header: &H,
+        payload: Option<IoBuf>,
+    ) {
+        self.put_heads(|heads| form.put(heads, header));
+        let Some(payload) = payload.filter(|payload| !payload.is_empty()) else { return };
+        let ddgst = form.digests.data.then(|| digest::digest(&payload));
+        self.len_bytes += payload.len();
+        self.items.push_back(Item::Payload(payload));
+        if let Some(ddgst) = ddgst {
+            self.put_heads(|heads| heads.extend_from_slice(&ddgst));
+        }
+    }
+
+    /// Puts what `write` appends: whole PDUs without payload.
+    pub fn put_heads(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.heads.len();
+        write(&mut self.heads);
+        let added = self.heads.len() - before;
+        self.len_bytes += added;
+        match self.items.back_mut() {
+            Some(Item::Heads(len)) => *len += added,
+            _ => self.items.push_back(Item::Heads(added)),
+        }
+    }
+
+    /// Fills `slices` with the next bytes to send; returns how many slices those are.
+    pub fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut heads_at = self.heads_sent;
+        let mut skip = self.payload_sent;
+        for (slice, item) in slices.iter_mut().zip(&self.items) {
+            *slice = match item {
+                Item::Heads(len) => {
+                    heads_at += len;
+                    IoSlice::new(&self.heads[heads_at - len..heads_at])
+                }
+                Item::Payload(payload) => IoSlice::new(&payload[std::mem::take(&mut skip)..]),
+            };
+        }
+        slices.len().min(self.items.len())
+    }
+
+    /// Notes that the next `len` bytes are sent; drops the payload that is sent whole.
+    pub fn sent(&mut self, mut len: usize) {
+        assert!(len <= self.len_bytes, "sent more than there was");
+        self.len_bytes -= len;
+        while let Some(first) = self.items.front_mut() {
+            let left = match first {
+                Item::Heads(left) => *left,
+                Item::Payload(payload) => payload.len() - self.payload_sent,
+            };
+            let now = left.min(len);
+            len -= now;
+            match first {
+                Item::Heads(left) => {
+                    *left -= now;
+                    self.heads_sent += now;
+                }
+                Item::Payload(_) => self.payload_sent += now,
+            }
+            if now < left {
+                break;
+            }
+            if let Some(Item::Payload(_)) = self.items.pop_front() {
+                self.payload_sent = 0;
+            }
+        }
+        self.forget_sent_heads();
+    }
+
+    /// Keeps the header buffer from growing: its sent part goes when it is the larger one.
+    fn forget_sent_heads(&mut self) {
+        if self.heads_sent * 2 >= self.heads.len() {
+            self.heads.drain(..self.heads_sent);
+            self.heads_sent = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::digest::Digests;
+    use super::super::pdu::{C2HData, CapsuleResp};
+    use super::*;
+
+    /// Sends everything, `step` bytes at a time, through windows of `num_slices` slices.
+    fn drain(transmit: &mut Transmit, num_slices: usize, step: usize) -> Vec<u8> {
+        let mut wire = Vec::new();
+        while !transmit.is_empty() {
+            let mut slices = vec![IoSlice::new(&[]); num_slices];
+            let n = transmit.gather(&mut slices);
+            let mut bytes: Vec<u8> =
+                slices[..n].iter().flat_map(|slice| slice.iter().copied()).collect();
+            bytes.truncate(step);
+            wire.extend_from_slice(&bytes);
+            transmit.sent(bytes.len());
+        }
+        wire
+    }
+
+    proptest! {
+        #[test]
+        fn the_stream_is_the_same_however_it_is_cut(
+            lens in prop::collection::vec(0usize..300, 1..20),
+            header in any::<bool>(), data in any::<bool>(),
+            num_slices in 1usize..6, step in 1usize..400,
+        ) {
+            let form = Form { digests: Digests { header, data }, pda: 0 };
+            let mut transmit = Transmit::default();
+            let mut expected = Vec::new();
+            for (cid, &len) in lens.iter().enumerate() {
+                let mut payload = IoBuf::zeroed(len);
+                payload.fill(cid as u8 + 1);
+                if len == 0 {
+                    let resp = CapsuleResp::new([cid as u8; 16], form);
+                    form.put(&mut expected, &resp);
+                    transmit.put(form, &resp, None);
+                    continue;
+                }
+                let pdu = C2HData::new(cid as u16, 0, len as u32, 0, form);
+                form.put(&mut expected, &pdu);
+                expected.extend_from_slice(&payload);
+                if data {
+                    expected.extend_from_slice(&digest::digest(&payload));
+                }
+                transmit.put(form, &pdu, Some(payload));
+            }
+            prop_assert_eq!(transmit.len_bytes(), expected.len());
+            prop_assert_eq!(drain(&mut transmit, num_slices, step), expected);
+            prop_assert!(transmit.items.is_empty() && transmit.heads.is_empty());
+        }
+    }
+}
