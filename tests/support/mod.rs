@@ -5,3 +5,4 @@ pub mod contract;
 pub mod disk;
 pub mod faults;
 pub mod random;
+pub mod raw_host;
