@@ -210,10 +210,19 @@ impl Transfer {
 
     /// The descriptor for the bytes that are left, by their alignment.
     pub(super) fn file<'a>(&self, files: &'a Files) -> BorrowedFd<'a> {
-        match &files.direct {
-            Some(direct) if !self.buffered_only && self.is_aligned(direct) => direct.file.as_fd(),
-            _ => files.buffered.as_fd(),
+        match self.direct(files) {
+            Some(direct) => direct.file.as_fd(),
+            None => files.buffered.as_fd(),
         }
+    }
+
+    /// Whether the bytes that are left go through the page cache.
+    pub(super) fn is_buffered(&self, files: &Files) -> bool {
+        self.direct(files).is_none()
+    }
+
+    fn direct<'a>(&self, files: &'a Files) -> Option<&'a DirectFile> {
+        files.direct.as_ref().filter(|direct| !self.buffered_only && self.is_aligned(direct))
     }
 
     fn is_aligned(&self, direct: &DirectFile) -> bool {

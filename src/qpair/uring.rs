@@ -4,26 +4,33 @@
 //! (COOP_TASKRUN), and says when there is something to enter for (TASKRUN_FLAG). Not SINGLE_ISSUER
 //! with DEFER_TASKRUN: these bind a ring to the thread that made it, while a queue pair may move to
 //! another thread, with I/O outstanding too.
+//!
+//! A read of bytes that the page cache has is cheaper as a `preadv2` that does not wait (0.76 against
+//! 0.90 µs for 4 KiB on the machine of the README), so that is tried first while it succeeds.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
 
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use slab::Slab;
 
 use super::file::{Files, QUEUE_DEPTH, Step, Transfer};
-use super::{Completion, Io, IoOp, Namespace, QueuePair, Wait};
+use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 
 /// A queue pair on a ring of its own.
 pub(super) struct UringPair {
     namespace: Namespace,
     /// What cannot be: completed by the next poll.
     refused: VecDeque<Completion>,
+    /// Taken, and started by the next poll.
+    fresh: VecDeque<Transfer>,
+    peek: Peek,
     ring: Ring,
 }
 
@@ -34,8 +41,9 @@ impl UringPair {
     }
 
     pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> std::io::Result<UringPair> {
+        let (refused, fresh) = (VecDeque::new(), VecDeque::with_capacity(usize::from(QUEUE_DEPTH)));
         let ring = Ring::new(files)?;
-        Ok(UringPair { namespace, refused: VecDeque::new(), ring })
+        Ok(UringPair { namespace, refused, fresh, peek: Peek::default(), ring })
     }
 }
 
@@ -50,32 +58,87 @@ impl QueuePair for UringPair {
         let count = room.min(pending.len());
         for io in pending.drain(..count) {
             match self.namespace.check(&io) {
-                Ok(()) => self.ring.start(Transfer::new(io, self.namespace.block_len_bytes)),
-                Err(error) => self.refused.push_back(Completion {
-                    tag: io.tag,
-                    buf: io.buf,
-                    result: Err(error),
-                }),
+                Ok(()) => self.fresh.push_back(Transfer::new(io, self.namespace.block_len_bytes)),
+                Err(error) => {
+                    let result = Err(error);
+                    self.refused.push_back(Completion { tag: io.tag, buf: io.buf, result });
+                }
             }
         }
         count
     }
 
     fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let refused = max.min(self.refused.len());
-        done.extend(self.refused.drain(..refused));
+        let mut count = max.min(self.refused.len());
+        done.extend(self.refused.drain(..count));
+        while let Some(mut transfer) = self.fresh.pop_front() {
+            let result = match count < max {
+                true => self.peek.read(&mut transfer, &self.ring.files),
+                false => None,
+            };
+            match result {
+                Some(result) => {
+                    let Io { tag, buf, .. } = transfer.io;
+                    done.push(Completion { tag, buf, result });
+                    count += 1;
+                }
+                None => self.ring.start(transfer),
+            }
+        }
         self.ring.enter();
-        refused + self.ring.reap(max - refused, done)
+        count + self.ring.reap(max - count, done)
     }
 
     fn outstanding(&self) -> usize {
-        self.ring.transfers.len() + self.refused.len()
+        self.ring.transfers.len() + self.fresh.len() + self.refused.len()
     }
 
     fn wait_fd(&self) -> Option<Wait<'_>> {
         // SAFETY: the ring's descriptor is open as long as the ring, which `self` owns.
         let fd = unsafe { BorrowedFd::borrow_raw(self.ring.uring.as_raw_fd()) };
         Some(Wait { fd, writable: false })
+    }
+}
+
+/// Reads what the page cache has at once, and learns when it has little.
+#[derive(Default)]
+struct Peek {
+    /// Reads to send straight to the ring.
+    skip: u32,
+    /// What `skip` was set to after the last miss; zero after a hit.
+    backoff: u32,
+}
+
+impl Peek {
+    /// The end of `transfer`, if the page cache had all that was left of it.
+    fn read(&mut self, transfer: &mut Transfer, files: &Files) -> Option<Result<(), IoError>> {
+        if transfer.io.op != IoOp::Read || !transfer.is_buffered(files) {
+            return None;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return None;
+        }
+        let (file, offset) = (transfer.file(files), transfer.offset());
+        let mut rest = [IoSliceMut::new(&mut transfer.io.buf)];
+        match preadv2(file, &mut rest, offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) => {
+                self.backoff = 0;
+                match transfer.advance(Ok(count)) {
+                    Step::Ended(result) => Some(result),
+                    Step::Again => None, // the ring reads what is left
+                }
+            }
+            Err(Errno::AGAIN) => {
+                self.backoff = (2 * self.backoff).clamp(1, MAX_SKIP);
+                self.skip = self.backoff;
+                None
+            }
+            Err(_) => {
+                self.skip = u32::MAX; // this file system does not do it
+                None
+            }
+        }
     }
 }
 
@@ -187,3 +250,6 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
         result => result,
     }
 }
+
+/// How many reads pass by the page cache after it has missed again and again.
+const MAX_SKIP: u32 = 64;

@@ -1,0 +1,175 @@
+//! What the benches share: options, the machine's name, pinning, processor time, side processes.
+#![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
+
+use std::collections::BTreeMap;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// The options of a bench: `--name VALUE`, each with a default.
+pub struct Options(BTreeMap<&'static str, String>);
+
+impl Options {
+    /// Reads the command line. `--help` prints `usage` and the defaults and ends the process; so does
+    /// an option that is not known, with status 2.
+    pub fn parse(usage: &str, defaults: &[(&'static str, &str)]) -> Options {
+        let mut options: BTreeMap<&'static str, String> =
+            defaults.iter().map(|&(name, value)| (name, value.to_owned())).collect();
+        let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench"); // cargo's own
+        while let Some(argument) = arguments.next() {
+            let name = argument.strip_prefix("--").unwrap_or_default();
+            match (options.get_mut(name), arguments.next()) {
+                (Some(option), Some(value)) => *option = value,
+                _ if name == "help" => {
+                    println!("{usage}\n\noptions, with their defaults:");
+                    defaults.iter().for_each(|(name, value)| println!("  --{name} '{value}'"));
+                    std::process::exit(0);
+                }
+                _ => {
+                    eprintln!("'{argument}' is no option with a value; see --help");
+                    std::process::exit(2);
+                }
+            }
+        }
+        Options(options)
+    }
+
+    /// The value of `name`.
+    pub fn text(&self, name: &str) -> &str {
+        &self.0[name]
+    }
+
+    /// The value of `name` as a number; `K`, `M` and `G` behind it are powers of 1,024.
+    pub fn number(&self, name: &str) -> u64 {
+        parse_number(self.text(name)).unwrap_or_else(|| {
+            eprintln!("--{name} '{}' is no number", self.text(name));
+            std::process::exit(2);
+        })
+    }
+}
+
+fn parse_number(text: &str) -> Option<u64> {
+    let shift = match text.chars().last()? {
+        'K' => 10,
+        'M' => 20,
+        'G' => 30,
+        _ => 0,
+    };
+    let digits = text.trim_end_matches(['K', 'M', 'G']);
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Processor, number of processors, memory and kernel, on one line.
+pub fn machine() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+    let model = field.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
+    let cpus = cpus().len();
+    let info = rustix::system::sysinfo();
+    let memory = (info.totalram * u64::from(info.mem_unit)) as f64 / (1u64 << 30) as f64;
+    let kernel = rustix::system::uname();
+    let release = kernel.release().to_string_lossy();
+    format!("{model}, {cpus} processors, {memory:.0} GiB, Linux {release}")
+}
+
+/// The processors that this process may run on.
+pub fn cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).expect("the affinity of this thread");
+    (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
+}
+
+/// Binds this thread to the `nth` of the processors that it may run on, counted round.
+pub fn pin(nth: usize) {
+    let cpus = cpus();
+    let mut set = CpuSet::new();
+    set.set(cpus[nth % cpus.len()]);
+    sched_setaffinity(None, &set).expect("one of the processors that were allowed");
+}
+
+/// Processor time of this process so far, in user and kernel mode together.
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Wall and processor time of a piece of work.
+pub struct Stopwatch {
+    start: Instant,
+    cpu: Duration,
+}
+
+impl Stopwatch {
+    pub fn start() -> Stopwatch {
+        Stopwatch { start: Instant::now(), cpu: cpu_time() }
+    }
+
+    /// Seconds of wall and of processor time since the start.
+    pub fn seconds(&self) -> (f64, f64) {
+        (self.start.elapsed().as_secs_f64(), (cpu_time() - self.cpu).as_secs_f64())
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+}
+
+/// A bench's other half: this program again, as a process of its own, so that each side's processor
+/// time is its own. Its standard output is read by this side; it ends when its standard input does.
+pub struct Side {
+    child: Child,
+    output: std::io::BufReader<ChildStdout>,
+}
+
+impl Side {
+    /// Starts this program with `arguments`.
+    pub fn start(arguments: &[&str]) -> Side {
+        let program = std::env::current_exe().expect("the path of this program");
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program runs a second time");
+        let output = std::io::BufReader::new(child.stdout.take().expect("piped above"));
+        Side { child, output }
+    }
+
+    /// The next line that it prints.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut self.output, &mut line).expect("a line of the other side");
+        assert!(line.ends_with('\n'), "the other side of the bench has died");
+        line.trim_end().to_owned()
+    }
+
+    /// Processor time that it has used so far, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        let path = format!("/proc/{}/schedstat", self.child.id());
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let Ok(tasks) = std::fs::read_dir(tasks) else { return schedstat_seconds(path.as_ref()) };
+        tasks.flatten().map(|task| schedstat_seconds(&task.path().join("schedstat"))).sum()
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take()); // tells it to end
+        let ended = self.child.wait();
+        assert!(ended.is_ok_and(|status| status.success()), "the other side of the bench failed");
+    }
+}
+
+fn schedstat_seconds(path: &std::path::Path) -> f64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let nanos = text.split_whitespace().next().and_then(|nanos| nanos.parse::<u64>().ok());
+    nanos.unwrap_or_default() as f64 / 1e9
+}
+
+/// Blocks until the standard input of this process ends: the other side is done.
+pub fn wait_for_end_of_input() {
+    let mut rest = Vec::new();
+    // An error is an end too.
+    let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut rest);
+}
