@@ -15,6 +15,7 @@ pub mod import;
 pub mod nvme;
 pub mod order;
 pub mod permutation;
+pub mod plan;
 pub mod prefetch;
 pub mod qpair;
 pub mod reader;

@@ -1,0 +1,171 @@
+//! Access strings: what a rank reads in a whole run, in order, computed and never stored.
+
+use std::ops::Range;
+
+use crate::order::{EpochOrder, OrderError, OrderSpec, Population, Shard, Tail};
+use crate::units::{Epoch, SampleId};
+
+/// The access strings of all ranks of a run.
+///
+/// An implementation recomputes them at each walk; a plan walks each a few times.
+pub trait Accesses {
+    /// Ranks that have a string.
+    fn num_ranks(&self) -> u32;
+
+    /// Calls `visit` with one piece after the other of what `rank` reads, first access to last.
+    ///
+    /// `rank` is below [`Accesses::num_ranks`].
+    fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
+}
+
+/// How long samples are.
+pub trait Lengths {
+    /// All ids are below this, also those of deleted samples.
+    fn num_samples(&self) -> u64;
+
+    /// Bytes of a sample.
+    fn len_bytes(&self, sample: SampleId) -> u32;
+}
+
+impl Lengths for [u32] {
+    fn num_samples(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn len_bytes(&self, sample: SampleId) -> u32 {
+        self[sample.0 as usize]
+    }
+}
+
+/// The run of a training job: epochs of one order, dealt to the ranks as [`Shard`] does it.
+#[derive(Debug, Clone)]
+pub struct Run<'a, P: ?Sized> {
+    population: &'a P,
+    order: OrderSpec,
+    epochs: Range<u64>,
+    consumed: u64,
+    world_size: u32,
+    tail: Tail,
+}
+
+impl<'a, P: Population + ?Sized> Run<'a, P> {
+    /// A run of `epochs` over `population` by `world_size` ranks.
+    ///
+    /// # Errors
+    /// The order has a number out of its range, or there is no rank.
+    pub fn new(
+        population: &'a P,
+        order: OrderSpec,
+        epochs: Range<u64>,
+        world_size: u32,
+        tail: Tail,
+    ) -> Result<Run<'a, P>, OrderError> {
+        order.check()?;
+        Shard::new(0, world_size, tail)?;
+        Ok(Run { population, order, epochs, consumed: 0, world_size, tail })
+    }
+
+    /// The same run where all ranks together have consumed `consumed` positions of its first epoch.
+    #[must_use]
+    pub fn after(self, consumed: u64) -> Run<'a, P> {
+        Run { consumed, ..self }
+    }
+}
+
+impl<P: Population + ?Sized> Accesses for Run<'_, P> {
+    fn num_ranks(&self) -> u32 {
+        self.world_size
+    }
+
+    fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
+        let mut ids = Vec::with_capacity(PIECE as usize);
+        for epoch in self.epochs.clone() {
+            let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
+                .expect("the specification was checked when the run was made");
+            let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
+            let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
+            let mut positions = shard.positions(order.len());
+            while positions.remaining() > 0 {
+                ids.clear();
+                order.ids(self.population, positions.split_front(PIECE), &mut ids);
+                visit(&ids);
+            }
+        }
+    }
+}
+
+/// Samples of a piece: few enough for the first-level cache.
+const PIECE: u64 = 1024;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::order::OrderKind;
+
+    /// Samples in chunks of 64, ids in slot order.
+    #[derive(Debug)]
+    pub(in crate::plan) struct Samples(pub(in crate::plan) u64);
+
+    impl Population for Samples {
+        fn num_live(&self) -> u64 {
+            self.0
+        }
+
+        fn num_chunks(&self) -> u32 {
+            self.0.div_ceil(64) as u32
+        }
+
+        fn live_in_chunk(&self, chunk: u32) -> u32 {
+            (self.0 - u64::from(chunk) * 64).min(64) as u32
+        }
+
+        fn id_of_live(&self, rank: u64) -> SampleId {
+            SampleId(rank)
+        }
+
+        fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+            SampleId(u64::from(chunk) * 64 + u64::from(nth))
+        }
+    }
+
+    pub(in crate::plan) const GLOBAL: OrderSpec = OrderSpec { kind: OrderKind::Global, seed: 11 };
+
+    pub(in crate::plan) fn string(accesses: &dyn Accesses, rank: u32) -> Vec<u64> {
+        let mut string = Vec::new();
+        accesses.walk(rank, &mut |ids| string.extend(ids.iter().map(|id| id.0)));
+        string
+    }
+
+    #[test]
+    fn the_strings_of_all_ranks_hold_each_sample_once_an_epoch() {
+        for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 3, group: 2 }] {
+            let samples = Samples(5_000);
+            let order = OrderSpec { kind, seed: 3 };
+            let run = Run::new(&samples, order, 2..5, 7, Tail::Keep).unwrap();
+            let mut counts = vec![0; 5_000];
+            for rank in 0..run.num_ranks() {
+                string(&run, rank).iter().for_each(|&id| counts[id as usize] += 1);
+            }
+            assert!(counts.iter().all(|&count| count == 3));
+        }
+    }
+
+    #[test]
+    fn a_string_is_what_the_rank_reads_also_after_a_restart_with_other_ranks() {
+        let samples = Samples(1_000);
+        let run = Run::new(&samples, GLOBAL, 4..6, 3, Tail::Keep).unwrap().after(100);
+        let mut expected = Vec::new();
+        for (epoch, consumed) in [(4, 100), (5, 0)] {
+            let mut order = EpochOrder::new(&GLOBAL, Epoch(epoch), &samples).unwrap();
+            let shard = Shard::new(1, 3, Tail::Keep).unwrap().after(consumed);
+            order.ids(&samples, shard.positions(1_000), &mut expected);
+        }
+        assert_eq!(string(&run, 1), expected.iter().map(|id| id.0).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_run_without_ranks_is_refused() {
+        let error = Run::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
+        assert_eq!(error, OrderError::EmptyWorld);
+    }
+}

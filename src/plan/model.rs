@@ -1,0 +1,335 @@
+//! The performance model: how fast a sample comes from where (HDMLP, section 3.1; SC'21, section 4).
+//!
+//! With its symbols: `compute` is c, `preprocess` is beta, `network` is b_c, `origin_link` is b_fs,
+//! `origin` is t(g), a [`Stage`] is a storage class with r_j, w_j and p_j; stage 0 is the staging
+//! buffer. All rates are aggregates over the threads of a stage, as the model has them.
+
+use serde::{Deserialize, Serialize};
+
+use super::PlanError;
+
+/// Bytes in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rate(pub u64);
+
+impl Rate {
+    /// `mb` times 10^6 bytes in a second: the unit of every published table.
+    pub const fn mb_per_s(mb: u64) -> Rate {
+        Rate(mb * 1_000_000)
+    }
+
+    /// How long `len_bytes` take, rounded up; the largest time there is at a rate of 0.
+    pub fn time_ns(self, len_bytes: u64) -> u64 {
+        match self.0 {
+            0 => u64::MAX,
+            rate => {
+                let ns = (u128::from(len_bytes) * 1_000_000_000).div_ceil(u128::from(rate));
+                u64::try_from(ns).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// The share of one of `count` that use it at once.
+    #[must_use]
+    pub const fn shared_by(self, count: u32) -> Rate {
+        Rate(self.0 / if count == 0 { 1 } else { count as u64 })
+    }
+}
+
+/// A measured rate by the number of clients or threads: a bandwidth table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Curve {
+    points: Vec<(u32, Rate)>,
+}
+
+impl Curve {
+    /// A table of `points` (clients, rate); `what` names it in errors.
+    ///
+    /// # Errors
+    /// It is empty, its clients do not grow from entry to entry, or a rate is 0.
+    pub fn new(what: &str, points: Vec<(u32, Rate)>) -> Result<Curve, PlanError> {
+        let curve = Curve { points };
+        curve.check(what)?;
+        Ok(curve)
+    }
+
+    /// The same rate for any number.
+    pub fn flat(rate: Rate) -> Curve {
+        Curve { points: vec![(1, rate)] }
+    }
+
+    /// Whether this is a table: what [`Curve::new`] refuses may still have been deserialized.
+    pub(super) fn check(&self, what: &str) -> Result<(), PlanError> {
+        let what = || what.to_owned();
+        if self.points.is_empty() {
+            return Err(PlanError::EmptyTable { what: what() });
+        }
+        for pair in self.points.windows(2) {
+            let (previous, next) = (pair[0].0, pair[1].0);
+            if previous >= next {
+                return Err(PlanError::UnsortedTable { what: what(), previous, next });
+            }
+        }
+        match self.points.iter().any(|&(_, rate)| rate.0 == 0) {
+            true => Err(PlanError::ZeroRate { what: what() }),
+            false => Ok(()),
+        }
+    }
+
+    /// The aggregate rate of `count`: linear between two entries, and that of the nearest entry
+    /// outside the table.
+    pub fn at(&self, count: u32) -> Rate {
+        let above = self.points.partition_point(|&(at, _)| at < count);
+        let Some(&(to, rate_to)) = self.points.get(above) else {
+            return self.points.last().expect("a table has an entry").1;
+        };
+        if to == count || above == 0 {
+            return rate_to;
+        }
+        let (from, rate_from) = self.points[above - 1];
+        let (step, width) = (i128::from(count - from), i128::from(to - from));
+        let rise = i128::from(rate_to.0) - i128::from(rate_from.0);
+        let rate = i128::from(rate_from.0) + (rise * step).div_euclid(width);
+        Rate(u64::try_from(rate).expect("between two rates"))
+    }
+}
+
+/// A storage class: a tier, or the staging buffer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Threads that fetch into it.
+    pub threads: u32,
+    /// Aggregate read rate by threads.
+    pub read: Curve,
+    /// Aggregate write rate by threads.
+    pub write: Curve,
+}
+
+impl Stage {
+    /// Read rate of one of its threads while all of them read: r_j(p_j) / p_j.
+    pub fn read_of_thread(&self) -> Rate {
+        self.read.at(self.threads).shared_by(self.threads)
+    }
+
+    /// Write rate of one of its threads while all of them write: w_j(p_j) / p_j.
+    pub fn write_of_thread(&self) -> Rate {
+        self.write.at(self.threads).shared_by(self.threads)
+    }
+}
+
+/// Where a sample is fetched from. In the order of preference between equally fast sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// A tier of this node, counted from 0.
+    Local(u8),
+    /// The same tier of another node.
+    Remote(u8),
+    /// The origin of all samples, a parallel file system or a storage target.
+    Origin,
+}
+
+/// The rates of a job's environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Model {
+    /// Nodes that take part.
+    pub nodes: u32,
+    /// What a node's training consumes.
+    pub compute: Rate,
+    /// What one thread decodes and transforms.
+    pub preprocess: Rate,
+    /// Between two nodes.
+    pub network: Rate,
+    /// Between a node and the origin.
+    pub origin_link: Rate,
+    /// Aggregate random reads of the origin by nodes that read.
+    pub origin: Curve,
+    /// The buffer from which samples are consumed.
+    pub staging: Stage,
+    /// Tiers, fastest first.
+    pub tiers: Vec<Stage>,
+}
+
+impl Model {
+    /// Whether every rate is one that a transfer ends at.
+    ///
+    /// # Errors
+    /// The first number that is not.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if self.nodes == 0 {
+            return Err(PlanError::Ranks { ranks: 0 });
+        }
+        let rates = [
+            ("compute", self.compute),
+            ("preprocessing", self.preprocess),
+            ("the network", self.network),
+            ("the origin's link", self.origin_link),
+        ];
+        if let Some((what, _)) = rates.iter().find(|(_, rate)| rate.0 == 0) {
+            return Err(PlanError::ZeroRate { what: (*what).to_owned() });
+        }
+        self.origin.check("the origin")?;
+        check_stage(&self.staging, "the staging buffer")?;
+        for (index, tier) in self.tiers.iter().enumerate() {
+            check_stage(tier, &format!("tier {index}"))?;
+        }
+        Ok(())
+    }
+
+    /// What one node gets from the origin while `readers` nodes read: min(b_fs, t(g) / g).
+    pub fn origin_rate(&self, readers: u32) -> Rate {
+        self.origin_link.min(self.origin.at(readers.max(1)).shared_by(readers))
+    }
+
+    /// What a fetching thread gets from `source`, with all nodes reading the origin: the worst case,
+    /// with which a plan is made.
+    pub fn rate(&self, source: Source) -> Rate {
+        match source {
+            Source::Local(tier) => self.tiers[usize::from(tier)].read_of_thread(),
+            Source::Remote(tier) => {
+                self.network.min(self.tiers[usize::from(tier)].read_of_thread())
+            }
+            Source::Origin => self.origin_rate(self.nodes),
+        }
+    }
+
+    /// The fastest of the origin, an own copy and another node's, named by their tiers; of equally
+    /// fast ones the own copy, then the other node's.
+    pub fn choose(&self, local: Option<u8>, remote: Option<u8>) -> Source {
+        let copies = [local.map(Source::Local), remote.map(Source::Remote)];
+        let sources = copies.into_iter().flatten().chain([Source::Origin]);
+        // `max_by_key` would keep the last of equals.
+        sources.min_by_key(|&source| std::cmp::Reverse(self.rate(source))).expect("the origin")
+    }
+
+    /// Time to fetch a sample from `source` on one thread.
+    pub fn fetch_ns(&self, source: Source, len_bytes: u64) -> u64 {
+        self.rate(source).time_ns(len_bytes)
+    }
+
+    /// Time to decode a sample and write it to the staging buffer, side by side, on one thread.
+    pub fn write_ns(&self, len_bytes: u64) -> u64 {
+        self.preprocess.min(self.staging.write_of_thread()).time_ns(len_bytes)
+    }
+}
+
+fn check_stage(stage: &Stage, what: &str) -> Result<(), PlanError> {
+    if stage.threads == 0 {
+        return Err(PlanError::NoThreads { what: what.to_owned() });
+    }
+    stage.read.check(what)?;
+    stage.write.check(what)?;
+    // A rate of fewer bytes a second than there are threads would leave nothing for each.
+    match stage.read_of_thread().0 == 0 || stage.write_of_thread().0 == 0 {
+        true => Err(PlanError::ZeroRate { what: what.to_owned() }),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mb(table: &[(u32, u64)]) -> Vec<(u32, Rate)> {
+        table.iter().map(|&(at, rate)| (at, Rate::mb_per_s(rate))).collect()
+    }
+
+    /// The environment of the thesis's simulations, section 5.2.1.
+    fn thesis() -> Model {
+        let stage = |rate| {
+            let rate = Curve::flat(Rate::mb_per_s(rate));
+            Stage { threads: 2, read: rate.clone(), write: rate }
+        };
+        Model {
+            nodes: 4,
+            compute: Rate::mb_per_s(100),
+            preprocess: Rate::mb_per_s(200),
+            network: Rate::mb_per_s(10_000),
+            origin_link: Rate::mb_per_s(2_000),
+            origin: Curve::new("t", mb(&[(1, 66), (2, 86), (3, 129), (4, 146)])).unwrap(),
+            staging: stage(21_164),
+            tiers: vec![stage(21_164), stage(86)],
+        }
+    }
+
+    #[test]
+    fn a_curve_is_linear_between_its_entries_and_flat_outside() {
+        let curve = Curve::new("t", mb(&[(2, 86), (4, 146), (8, 326), (16, 324)])).unwrap();
+        let at = |count| curve.at(count).0;
+        assert_eq!([at(0), at(1), at(2)], [86_000_000; 3]);
+        assert_eq!([at(3), at(4), at(5)], [116_000_000, 146_000_000, 191_000_000]);
+        assert_eq!(at(12), 325_000_000, "rates may fall");
+        assert_eq!([at(16), at(17), at(u32::MAX)], [324_000_000; 3]);
+    }
+
+    #[test]
+    fn a_curve_rounds_down_also_where_it_falls() {
+        let curve = Curve::new("t", vec![(1, Rate(10)), (4, Rate(2))]).unwrap();
+        assert_eq!([1, 2, 3, 4].map(|count| curve.at(count).0), [10, 7, 4, 2]);
+        let top = Curve::new("t", vec![(1, Rate(1)), (u32::MAX, Rate(u64::MAX))]).unwrap();
+        assert!(top.at(u32::MAX - 1) < Rate(u64::MAX));
+    }
+
+    #[test]
+    fn tables_that_are_empty_unsorted_or_zero_are_refused_by_name() {
+        let refuse = |points| Curve::new("disk", points).unwrap_err();
+        assert_eq!(refuse(vec![]), PlanError::EmptyTable { what: "disk".into() });
+        for next in [2, 1] {
+            assert_eq!(
+                refuse(mb(&[(2, 5), (next, 7)])),
+                PlanError::UnsortedTable { what: "disk".into(), previous: 2, next }
+            );
+        }
+        assert_eq!(refuse(mb(&[(1, 5), (2, 0)])), PlanError::ZeroRate { what: "disk".into() });
+    }
+
+    #[test]
+    fn an_environment_with_an_impossible_number_is_refused_by_name() {
+        thesis().check().unwrap();
+        let refuse = |change: fn(&mut Model)| {
+            let mut model = thesis();
+            change(&mut model);
+            model.check().unwrap_err().to_string()
+        };
+        assert!(refuse(|m| m.nodes = 0).contains("ranks, not 0"));
+        assert!(refuse(|m| m.compute = Rate(0)).contains("compute is 0"));
+        assert!(refuse(|m| m.network = Rate(0)).contains("network is 0"));
+        assert!(refuse(|m| m.tiers[1].threads = 0).contains("tier 1 has no thread"));
+        assert!(refuse(|m| m.tiers[0].read = Curve::flat(Rate(1))).contains("tier 0 is 0"));
+        assert!(refuse(|m| m.staging.read = Curve { points: vec![] }).contains("staging buffer"));
+        assert!(refuse(|m| m.origin = Curve { points: vec![] }).contains("the origin is empty"));
+    }
+
+    #[test]
+    fn rates_of_sources_are_those_of_the_model() {
+        let model = thesis();
+        assert_eq!(model.rate(Source::Origin), Rate(36_500_000));
+        assert_eq!(model.origin_rate(1), Rate(66_000_000));
+        assert_eq!(model.rate(Source::Local(0)), Rate(10_582_000_000));
+        assert_eq!(model.rate(Source::Remote(0)), Rate(10_000_000_000), "the network limits");
+        assert_eq!(model.rate(Source::Remote(1)), Rate(43_000_000));
+        assert_eq!(model.write_ns(1_000_000), 5_000_000, "preprocessing limits");
+        assert_eq!(model.fetch_ns(Source::Origin, 36_500_000), 1_000_000_000);
+    }
+
+    #[test]
+    fn the_fastest_source_is_chosen_and_of_equals_the_nearest() {
+        let mut model = thesis();
+        assert_eq!(model.choose(None, None), Source::Origin);
+        assert_eq!(model.choose(Some(1), Some(0)), Source::Remote(0));
+        assert_eq!(model.choose(Some(1), Some(1)), Source::Local(1));
+        model.tiers[1].read = Curve::flat(Rate::mb_per_s(73));
+        assert_eq!(model.choose(Some(1), None), Source::Local(1), "as fast as the origin, nearer");
+        assert_eq!(model.choose(None, Some(1)), Source::Remote(1));
+        model.tiers[1].read = Curve::flat(Rate::mb_per_s(60));
+        assert_eq!(model.choose(Some(1), Some(1)), Source::Origin);
+    }
+
+    #[test]
+    fn times_round_up_and_never_overflow() {
+        assert_eq!(Rate(3).time_ns(1), 333_333_334);
+        assert_eq!(Rate(1).time_ns(u64::MAX), u64::MAX);
+        assert_eq!(Rate(0).time_ns(1), u64::MAX);
+    }
+}
