@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
     EpochOrder, OrderKind, OrderSpec, Population, Positions, SequentialBy, Shard, Tail,
 };
+use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
 use proptest::prelude::*;
 
@@ -398,6 +400,42 @@ fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_
             "{found} samples moved at q = {q}, chance says {chance}"
         );
     }
+}
+
+#[test]
+fn grouped_orders_mix_classes_as_chance_does_where_placement_was_shuffled_and_not_where_it_was_not()
+{
+    // 40,000 samples in 100 classes, sorted by class as a folder is; 40 samples a chunk.
+    let n = 40_000;
+    let report = |kind, slot_to_id: &dyn Fn(u64) -> u64| -> ShuffleReport {
+        let mut chunks = Chunks::even(1000, 40);
+        chunks.ids = (0..n).map(slot_to_id).collect();
+        let mut chunk_of = vec![0; n as usize];
+        (0..).zip(&chunks.ids).for_each(|(slot, &id)| chunk_of[id as usize] = slot / 40);
+        let mut observer = Observer::new(256);
+        for rank in all_ids(kind, 1, 0, &chunks) {
+            let (chunk, label) = (chunk_of[rank as usize], Some((rank / 400) as i64));
+            observer.see(Observed { rank, chunk, label });
+        }
+        observer.finish()
+    };
+    let placement = Permutation::new(n, Key::new(5));
+    let shuffled = |slot| placement.inverse(slot);
+    let source = |slot| slot;
+    let classes = |report: &ShuffleReport| {
+        let classes = report.classes.clone().unwrap();
+        [classes.classes_per_batch, classes.chi_square, classes.class_runs]
+            .map(|row| row.deviations.abs())
+    };
+    let grouped = OrderKind::Grouped { lanes: 8, group: 4 };
+    let fair = [report(OrderKind::Global, &source), report(grouped, &shuffled)];
+    for report in fair {
+        assert!(report.displacement.deviations.abs() < 4.0, "{report}");
+        assert!(classes(&report).iter().all(|&deviations| deviations < 4.0), "{report}");
+    }
+    let unfair = report(grouped, &source);
+    let [in_a_batch, chi_square, _] = classes(&unfair);
+    assert!(in_a_batch > 100.0 && chi_square > 100.0, "{unfair}");
 }
 
 #[test]
