@@ -1,0 +1,146 @@
+//! Linux's own NVMe/TCP host, booted in QEMU, and an independent host in Python, against our target.
+//!
+//! Runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_host`. Without QEMU the Linux part
+//! is skipped, loudly; see tests/interop/README.md for what it needs.
+
+mod support;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use dlfs::nvme::Nqn;
+use dlfs::qpair::Direct;
+use dlfs::qpair::file::{FileNamespace, FileOptions};
+use dlfs::target::{Target, TargetOptions};
+use support::random::Random;
+use tempfile::NamedTempFile;
+
+const LEN: usize = 64 << 20;
+
+/// A file of seeded bytes and a target that serves it.
+struct Served {
+    target: Target,
+    file: NamedTempFile,
+}
+
+fn serve(writable: bool) -> Served {
+    let mut bytes = vec![0; LEN];
+    Random::new(2).fill(&mut bytes);
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(&bytes).unwrap();
+    let options = FileOptions { direct: Direct::Off, writable, ..FileOptions::default() };
+    let device = FileNamespace::open(file.path(), options).unwrap();
+    let mut options = TargetOptions::new(Nqn::new("nqn.2026-11.io.dlfs:interop").unwrap());
+    options.writable = writable;
+    Served { target: Target::bind(options, vec![Arc::new(device)]).unwrap(), file }
+}
+
+fn is_wanted(what: &str) -> bool {
+    let wanted = std::env::var_os("DLFS_INTEROP").is_some_and(|value| value == "1");
+    if !wanted {
+        eprintln!("SKIPPED: {what} (set DLFS_INTEROP=1 to run it)");
+    }
+    wanted
+}
+
+fn script(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "interop", name].iter().collect()
+}
+
+/// Runs a script of the lab on the target, and returns what it printed if it said that all is well.
+fn run(name: &str, served: &Served, arguments: &[&str]) -> String {
+    let port = served.target.local_addr().port().to_string();
+    let output: Output = Command::new(script(name))
+        .args(["--port", &port, "--nqn", served.target.nqn().as_str()])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{name} {arguments:?}: {}\n{text}\n{errors}", output.status);
+    text
+}
+
+/// Whether Linux can be booted here.
+fn linux_is_there() -> bool {
+    if !is_wanted("Linux's host against our target") {
+        return false;
+    }
+    let found = Command::new("qemu-system-x86_64").arg("--version").output().is_ok();
+    if !found {
+        eprintln!("SKIPPED: Linux's host against our target: qemu-system-x86_64 is not installed");
+    }
+    found
+}
+
+fn sha256(served: &Served) -> String {
+    let output = Command::new("sha256sum").arg(served.file.path()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn linux_discovers_connects_and_reads_the_right_bytes() {
+    if !linux_is_there() {
+        return;
+    }
+    let served = serve(false);
+    let text = run("linux-nvme-host", &served, &["--read", "64M", "--sha256", &sha256(&served)]);
+    assert!(text.contains("RESULT PASS") && text.contains("PASS discover"), "{text}");
+    assert_eq!(served.target.stats().writes, 0);
+}
+
+#[test]
+fn linux_reads_the_right_bytes_with_header_and_data_digests() {
+    if !linux_is_there() {
+        return;
+    }
+    let served = serve(false);
+    let arguments = ["-g", "-G", "--read", "64M", "--sha256", &sha256(&served)];
+    let text = run("linux-nvme-host", &served, &arguments);
+    assert!(text.contains("RESULT PASS"), "{text}");
+}
+
+#[test]
+fn linux_writes_and_makes_a_file_system_on_a_writable_namespace() {
+    if !linux_is_there() {
+        return;
+    }
+    for digests in [&[][..], &["-g", "-G"][..]] {
+        let served = serve(true);
+        let arguments = [&["--write", "--mkfs"], digests].concat();
+        let text = run("linux-nvme-host", &served, &arguments);
+        assert!(text.contains("RESULT PASS"), "{text}");
+        assert!(served.target.stats().writes > 0);
+    }
+}
+
+#[test]
+fn linux_sees_that_a_namespace_is_write_protected() {
+    if !linux_is_there() {
+        return;
+    }
+    let served = serve(false);
+    let before = sha256(&served);
+    let mut script = NamedTempFile::new().unwrap();
+    writeln!(script, "[ \"$(cat /sys/block/${{DEV##*/}}/ro)\" = 1 ] || exit 1").unwrap();
+    writeln!(script, "dd if=/dev/zero of=$DEV bs=4096 count=1 oflag=direct && exit 1; exit 0").unwrap();
+    run("linux-nvme-host", &served, &["--script", script.path().to_str().unwrap()]);
+    assert_eq!((served.target.stats().writes, sha256(&served)), (0, before));
+}
+
+#[test]
+fn an_independent_host_reads_writes_and_discovers() {
+    if !is_wanted("a host in Python against our target") {
+        return;
+    }
+    let served = serve(true);
+    let image = served.file.path().to_str().unwrap().to_owned();
+    for digests in [&[][..], &["-g", "-G"][..]] {
+        let read = ["--discover", "--read", "4194304", "--image", &image];
+        run("nvme_tcp_probe.py", &served, &[&read[..], digests].concat());
+        let write = ["--write", "1048576", "--read", "2097152", "--image", &image, "--io-size", "65536"];
+        run("nvme_tcp_probe.py", &served, &[&write[..], digests].concat());
+    }
+}
