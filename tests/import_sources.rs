@@ -350,7 +350,8 @@ for fmt, name in ((tarfile.USTAR_FORMAT, 'ustar'), (tarfile.GNU_FORMAT, 'gnu'), 
             folder = 'f%02d' % (i % 7)
             if fmt == tarfile.USTAR_FORMAT and length > 95:
                 folder, length = folder + '/' + 'p' * (length - 60), 60
-            add(folder + '/' + ('%04d' % i) + 'n' * (length - 8), rnd.randbytes(rnd.choice([0, 1, 511, 512, 513, 5000])))
+            data = rnd.randbytes(rnd.choice([0, 1, 511, 512, 513, 5000]))
+            add(folder + '/' + ('%04d' % i) + 'n' * (length - 8), data)
         add('./dotted//twice', b'dots')
         add('new\nline', b'nl')
         add('umlaut-\u00e4', b'u')

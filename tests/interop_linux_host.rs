@@ -125,7 +125,8 @@ fn linux_sees_that_a_namespace_is_write_protected() {
     let before = sha256(&served);
     let mut script = NamedTempFile::new().unwrap();
     writeln!(script, "[ \"$(cat /sys/block/${{DEV##*/}}/ro)\" = 1 ] || exit 1").unwrap();
-    writeln!(script, "dd if=/dev/zero of=$DEV bs=4096 count=1 oflag=direct && exit 1; exit 0").unwrap();
+    writeln!(script, "dd if=/dev/zero of=$DEV bs=4096 count=1 oflag=direct && exit 1; exit 0")
+        .unwrap();
     run("linux-nvme-host", &served, &["--script", script.path().to_str().unwrap()]);
     assert_eq!((served.target.stats().writes, sha256(&served)), (0, before));
 }
@@ -140,7 +141,8 @@ fn an_independent_host_reads_writes_and_discovers() {
     for digests in [&[][..], &["-g", "-G"][..]] {
         let read = ["--discover", "--read", "4194304", "--image", &image];
         run("nvme_tcp_probe.py", &served, &[&read[..], digests].concat());
-        let write = ["--write", "1048576", "--read", "2097152", "--image", &image, "--io-size", "65536"];
+        let write =
+            ["--write", "1048576", "--read", "2097152", "--image", &image, "--io-size", "65536"];
         run("nvme_tcp_probe.py", &served, &[&write[..], digests].concat());
     }
 }

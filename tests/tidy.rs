@@ -86,8 +86,8 @@ fn pure_modules_have_no_socket_file_thread_clock_environment_or_random_number() 
     let mut wrong = Vec::new();
     for source in library().into_iter().filter(|source| !source.is_test) {
         if source.module().is_some_and(|module| PURE.split(' ').any(|pure| pure == module)) {
-            let code = source.without_test_module();
-            let found = IMPURE.split_whitespace().filter(|word| contains_path(code, word));
+            let code = source.without_tests();
+            let found = IMPURE.split_whitespace().filter(|word| contains_path(&code, word));
             wrong.extend(found.map(|word| format!("{}: `{word}`", source.path)));
         }
     }
@@ -167,7 +167,7 @@ fn code_that_users_run_unwraps_nothing_without_a_reason() {
             wrong.push(format!("{}: expects without a reason", source.path));
         }
         let ours = source.path.starts_with("src/") || source.path.starts_with("tools/");
-        let code = source.without_test_module();
+        let code = source.without_tests();
         for (number, line) in (1..).zip(code.lines()).filter(|_| ours) {
             if line.contains(".unwrap()") {
                 wrong.push(format!("{}:{number}: {}", source.path, line.trim()));

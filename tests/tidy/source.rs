@@ -28,10 +28,16 @@ impl Source {
         Some(module).filter(|&module| module != "lib")
     }
 
-    /// The code before the tests at its end.
-    pub(crate) fn without_test_module(&self) -> &str {
-        let end = self.code.find("#[cfg(test)]\nmod ").unwrap_or(self.code.len());
-        &self.code[..end]
+    /// The code without its tests: each item under `#[cfg(test)]` is taken away, its lines stay.
+    pub(crate) fn without_tests(&self) -> String {
+        let (mut kept, mut rest) = (String::new(), &*self.code);
+        while let Some(at) = rest.find("#[cfg(test)]") {
+            let len = item_len(&rest[at..]);
+            kept.push_str(&rest[..at]);
+            kept.extend(rest[at..at + len].matches('\n'));
+            rest = &rest[at + len..];
+        }
+        kept + rest
     }
 
     /// What stands after each `crate::`, also in braces, and after a `super::` that means the crate.
@@ -49,6 +55,22 @@ impl Source {
         }
         names
     }
+}
+
+/// Up to the end of the item that begins here: its `;`, or the brace that closes its first.
+fn item_len(code: &str) -> usize {
+    let mut depth = 0;
+    for (at, c) in code.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 && matches!(c, ';' | '}') {
+            return at + 1;
+        }
+    }
+    code.len()
 }
 
 /// `a::b` gives a; `{a, b::c, d::{e, f}}` gives a, b and d.
