@@ -28,7 +28,7 @@ pub struct ConnectionOptions {
 ///
 /// Call [`Connection::next`] with received bytes until it returns `None`; answer each command with
 /// [`Connection::receive`] (where its data go), [`Connection::send_data`] or [`Connection::finish`];
-/// send what [`Connection::gather`] shows. After an error call [`Connection::terminate`], send the
+/// send what [`Connection::transmit`] holds. After an error call [`Connection::terminate`], send the
 /// rest and close.
 ///
 /// Every command that came out is owed exactly one answer. Until [`Connection::connected`] there is
