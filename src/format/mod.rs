@@ -1,1 +1,61 @@
-//! How bytes lie on media: superblock, chunk header, directory snapshot; pure.
+//! How bytes lie on media. Pure: bytes in, bytes out, and a [`FormatError`] with numbers in it.
+//!
+//! # What it is
+//! An *image* is a data set, generation by generation, on 1..65,535 namespaces. Each namespace is cut
+//! into *cells* of the chunk size. Cell 0 holds the two superblock copies; every other cell is free,
+//! or part of a *run*: a chunk of samples, a generation record, or a snapshot of the directory.
+//!
+//! ```text
+//! namespace 0   | superblocks A B | chunk 0 | chunk 2 | record | snapshot .............. | free
+//! namespace 1   | superblocks A B | chunk 1 | chunk 3 | free
+//! chunk         | head 128 | field names | entries | names | pad to 4,096 | samples ...... |
+//! ```
+//!
+//! Everything starts at a multiple of 4,096 bytes, whatever the block size of the namespace, so an
+//! image may be copied byte by byte. All numbers are little-endian. Every structure begins with a
+//! magic, a version, the image UUID and the generation, and has a CRC32C; reserved bytes are zero.
+//!
+//! # What it is not
+//! It does no I/O, takes no time and draws no random number; `import` does, and `directory` turns
+//! what is described here into something to look up in.
+//!
+//! # The order of writes (what `import` must do)
+//! 1. Chunks of the new generation, into cells that [`space::Space`] gives out: never a cell of the
+//!    current generation, nor one that the current generation freed. So the current and the previous
+//!    generation stay readable, byte for byte, while the next one is written.
+//! 2. The generation record and the snapshot ([`crate::directory::commit`] builds both).
+//! 3. Flush on every namespace.
+//! 4. Superblock copy (generation mod 2) on namespaces 1.., Flush on each of them.
+//! 5. The same copy on namespace 0, Flush. *This write commits.*
+//!
+//! Opening takes namespace 0's newest valid copy and wants that generation on all others; a newer
+//! copy there is an import that did not commit. [`open`] judges this, purely.
+//!
+//! Read [`geometry`] first, then [`superblock`], [`chunk`], [`builder`].
+
+pub mod builder;
+pub mod checksum;
+pub mod chunk;
+pub(crate) mod cursor;
+pub mod error;
+pub mod fields;
+pub mod geometry;
+pub mod open;
+pub mod packing;
+pub mod placement;
+pub mod record;
+pub mod snapshot;
+pub mod space;
+pub mod superblock;
+pub mod uuid;
+
+pub use builder::{ChunkBuilder, ChunkSpec, FinishedChunk, Fit, SampleMeta};
+pub use chunk::{ChunkHead, ChunkHeader, ChunkId, SampleEntry};
+pub use error::FormatError;
+pub use geometry::{Extent, ImageLayout, Run};
+pub use packing::Pack;
+pub use placement::{Part, Placement};
+pub use record::GenerationRecord;
+pub use space::Space;
+pub use superblock::Superblock;
+pub use uuid::Uuid;

@@ -1,0 +1,69 @@
+//! Memory that columns are windows of.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use crate::buf::IoBuf;
+
+/// Shared, immutable bytes: a window of a buffer that was read from media or made in memory.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<Owner>,
+    range: Range<usize>,
+}
+
+enum Owner {
+    Heap(Vec<u8>),
+    Io(IoBuf),
+}
+
+impl Bytes {
+    /// The window `range` of this one; `None` when it has not that many bytes.
+    pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
+        self.get(range.clone())?;
+        let start = self.range.start;
+        Some(Bytes { owner: self.owner.clone(), range: start + range.start..start + range.end })
+    }
+
+    /// The bytes as whole items, which need no alignment; what is left over at the end is not seen.
+    #[inline]
+    pub(crate) fn items<T: FromBytes + Immutable + KnownLayout>(&self) -> &[T] {
+        let bytes: &[u8] = self;
+        let whole = bytes.len() - bytes.len() % size_of::<T>();
+        <[T]>::ref_from_bytes(&bytes[..whole]).expect("whole items of an unaligned type")
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &*self.owner {
+            Owner::Heap(bytes) => &bytes[self.range.clone()],
+            Owner::Io(bytes) => &bytes[self.range.clone()],
+        }
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Heap(bytes)), range }
+    }
+}
+
+impl From<IoBuf> for Bytes {
+    fn from(bytes: IoBuf) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Io(bytes)), range }
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.len())
+    }
+}

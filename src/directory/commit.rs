@@ -1,0 +1,130 @@
+//! What an import, append, delete or purge writes when its chunks are written.
+//!
+//! ```text
+//! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
+//! write commit.record at commit.record_run
+//! write commit.snapshot, window by window, at commit.snapshot_run
+//! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
+//! ```
+//!
+//! `space` has reserved what the generation before reads ([`reserve_current`]), so nothing of it is
+//! written over. Before the last step the old generation is what a reader opens; after it, the new one.
+
+use crate::directory::{Directory, SnapshotWriter};
+use crate::format::geometry::ImageLayout;
+use crate::format::open::{CommitStep, commit_steps};
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
+use crate::format::{FormatError, Run, Space, Superblock};
+
+/// A generation ready to be written.
+#[derive(Debug)]
+pub struct Commit {
+    /// The directory, with the place of its record: the one to open when all is written.
+    pub directory: Directory,
+    /// Bytes of the generation record.
+    pub record: Vec<u8>,
+    /// Where they go.
+    pub record_run: Run,
+    /// The snapshot.
+    pub snapshot: SnapshotWriter,
+    /// Where it goes.
+    pub snapshot_run: Run,
+    /// One for each namespace, in the image's order.
+    pub superblocks: Vec<Superblock>,
+}
+
+impl Commit {
+    /// Gives record and snapshot their cells and makes the superblocks.
+    ///
+    /// # Errors
+    /// `NoSpace`: nothing is lost, there is no room for them. `NotLoaded`: the directory was opened
+    /// without its names.
+    pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
+        let layout = directory.layout;
+        let record = directory.record();
+        let len = record.encode(0, 0).len() as u64;
+        let record_run = allocate(space, layout.cells_of(len))?;
+        directory.record_run = record_run;
+        let record = record.encode(record_run.namespace, record_run.cell);
+        let snapshot = directory.snapshot()?;
+        let snapshot_run = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
+        let mut ends =
+            vec![COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64; layout.num_namespaces.into()];
+        for c in 0..directory.num_chunks() {
+            let chunk = directory.chunk(c);
+            grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
+        }
+        grow_run(&mut ends, &layout, record_run, record.len() as u64)?;
+        grow_run(&mut ends, &layout, snapshot_run, snapshot.len_bytes())?;
+        let superblock = |(namespace, used_len_bytes)| Superblock {
+            layout,
+            namespace,
+            generation: directory.generation,
+            time_ns: directory.time_ns,
+            optional_features: 0,
+            placement_seed: directory.parts().last().map_or(0, |part| part.seed),
+            used_len_bytes,
+            snapshot: SnapshotPlace {
+                namespace: snapshot_run.namespace,
+                offset_bytes: snapshot_run.cell * u64::from(layout.chunk_size_bytes),
+                len_bytes: snapshot.len_bytes(),
+                head_crc32c: snapshot.head_crc32c(),
+            },
+            num_samples: directory.num_samples(),
+            num_live: directory.num_live(),
+        };
+        let superblocks = (0..).zip(ends).map(superblock).collect();
+        Ok(Commit { directory, record, record_run, snapshot, snapshot_run, superblocks })
+    }
+
+    /// What to do when record and snapshot are written, in this order: see [`commit_steps`].
+    pub fn steps(&self) -> Vec<CommitStep> {
+        commit_steps(&self.superblocks)
+    }
+}
+
+/// Reserves what must not be written while the generation after `directory`'s is made: all cells that
+/// it reads, and those that it freed. `superblock` is the one it was opened by.
+pub fn reserve_current(space: &mut Space, directory: &Directory, superblock: &Superblock) {
+    let runs = directory.runs().chain(directory.freed().iter().copied());
+    runs.chain([superblock.snapshot_run()]).for_each(|run| space.reserve(run));
+}
+
+/// The cells that the generation after `directory`'s frees if it keeps the chunks in `kept`: for
+/// [`crate::directory::DirectoryBuilder::set_freed`] and [`Directory::set_freed`].
+pub fn freed_by_next(
+    directory: &Directory,
+    superblock: &Superblock,
+    kept: impl IntoIterator<Item = Run>,
+) -> Vec<Run> {
+    crate::format::space::freed(directory.runs().chain([superblock.snapshot_run()]), kept)
+}
+
+impl Directory {
+    /// Names the cells that this generation frees: after [`with_deleted`](Self::with_deleted), the
+    /// record and snapshot of the generation before.
+    pub fn set_freed(&mut self, freed: Vec<Run>) {
+        std::sync::Arc::make_mut(&mut self.facts).freed = freed;
+    }
+
+    /// Says where the generation record lies: a rebuild found it there.
+    pub fn set_record_run(&mut self, run: Run) {
+        self.record_run = run;
+    }
+}
+
+/// Record and snapshot prefer namespace 0, which is read first in any case.
+fn allocate(space: &mut Space, cells: u64) -> Result<Run, FormatError> {
+    let free = space.free_cells();
+    space.allocate(0, cells).ok_or(FormatError::NoSpace { cells, free })
+}
+
+fn grow(ends: &mut [u64], namespace: u16, end: u64) {
+    let known = &mut ends[usize::from(namespace)];
+    *known = end.max(*known);
+}
+
+fn grow_run(ends: &mut [u64], layout: &ImageLayout, run: Run, len: u64) -> Result<(), FormatError> {
+    grow(ends, run.namespace, layout.offset_of(run.cell)? + len);
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Which ids, or slots, are deleted: a bitmap with ranks, and nothing at all while none is.
+
+use zerocopy::little_endian::U64;
+
+use crate::directory::Bytes;
+use crate::format::FormatError;
+use crate::format::error::{at_most, equal};
+
+/// A set of numbers; counts and finds what is not in it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeletedSet {
+    /// One bit a number, in little-endian words; `None` for the empty set.
+    bits: Option<Bytes>,
+    /// How many are in the set before each block of words.
+    ranks: std::sync::Arc<Vec<u64>>,
+    count: u64,
+}
+
+impl DeletedSet {
+    /// The set of a bitmap over `len` numbers.
+    ///
+    /// # Errors
+    /// The bitmap is not as long as that, or has bits behind its end.
+    pub(crate) fn from_bits(bits: Bytes, len: u64) -> Result<DeletedSet, FormatError> {
+        equal("length of a deletion bitmap", len.div_ceil(64) * 8, bits.len() as u64)?;
+        if let (Some(last), tail @ 1..) = (bits.items::<U64>().last(), len % 64) {
+            at_most("bits behind a deletion bitmap", last.get() >> tail, 0)?;
+        }
+        Ok(DeletedSet::ranked(bits))
+    }
+
+    fn ranked(bits: Bytes) -> DeletedSet {
+        let (mut ranks, mut count) = (Vec::new(), 0);
+        for block in bits.items::<U64>().chunks(BLOCK_WORDS) {
+            ranks.push(count);
+            count += block.iter().map(|word| u64::from(word.get().count_ones())).sum::<u64>();
+        }
+        if count == 0 {
+            return DeletedSet::default();
+        }
+        DeletedSet { bits: Some(bits), ranks: ranks.into(), count }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, number: u64) -> bool {
+        let Some(bits) = &self.bits else { return false };
+        let word = bits.items::<U64>().get((number / 64) as usize);
+        word.is_some_and(|word| word.get() >> (number % 64) & 1 == 1)
+    }
+
+    /// How many numbers below `number` are in the set.
+    pub(crate) fn before(&self, number: u64) -> u64 {
+        let Some(bits) = &self.bits else { return 0 };
+        let (words, word) = (bits.items::<U64>(), (number / 64) as usize);
+        let block = word / BLOCK_WORDS;
+        let Some(rank) = self.ranks.get(block) else { return self.count };
+        let whole = words[block * BLOCK_WORDS..word].iter().map(|word| word.get().count_ones());
+        let part = words.get(word).map_or(0, |word| word.get() & !(u64::MAX << (number % 64)));
+        rank + u64::from(whole.sum::<u32>() + part.count_ones())
+    }
+
+    /// The number below `len` that is not in the set and has `rank` such numbers before it.
+    ///
+    /// # Panics
+    /// If there are not that many.
+    #[inline]
+    pub(crate) fn select_live(&self, rank: u64, len: u64) -> u64 {
+        assert!(rank < len - self.count, "live rank {rank} of {}", len - self.count);
+        let Some(bits) = &self.bits else { return rank };
+        self.select_in(bits, rank)
+    }
+
+    fn select_in(&self, bits: &Bytes, rank: u64) -> u64 {
+        let live_before = |block: usize| (block * BLOCK_WORDS * 64) as u64 - self.ranks[block];
+        // The last block that begins with at most `rank` live numbers before it.
+        let (mut low, mut high) = (0, self.ranks.len());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if live_before(middle) <= rank { low = middle } else { high = middle }
+        }
+        let mut left = rank - live_before(low);
+        let words = &bits.items::<U64>()[low * BLOCK_WORDS..];
+        for (index, word) in words.iter().enumerate() {
+            let mut live = !word.get();
+            let count = u64::from(live.count_ones());
+            if left >= count {
+                left -= count;
+                continue;
+            }
+            for _ in 0..left {
+                live &= live - 1;
+            }
+            return ((low * BLOCK_WORDS + index) * 64) as u64 + u64::from(live.trailing_zeros());
+        }
+        unreachable!("the rank is below the number of live ones")
+    }
+
+    /// The set as ascending runs of (first, length).
+    pub(crate) fn runs(&self) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>()).enumerate();
+        for (index, word) in words {
+            let mut word = word.get();
+            while word != 0 {
+                let number = index as u64 * 64 + u64::from(word.trailing_zeros());
+                word &= word - 1;
+                match runs.last_mut() {
+                    Some((first, len)) if *first + *len == number => *len += 1,
+                    _ => runs.push((number, 1)),
+                }
+            }
+        }
+        runs
+    }
+
+    /// The bitmap as it lies on media; `None` for the empty set.
+    pub(crate) fn bits(&self) -> Option<&Bytes> {
+        self.bits.as_ref()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let ranks = self.ranks.len() as u64 * 8;
+        self.bits.as_ref().map_or(0, |bits| bits.len() as u64) + ranks
+    }
+}
+
+/// A set being made.
+#[derive(Debug, Clone)]
+pub(crate) struct Bits {
+    words: Vec<u8>,
+}
+
+impl Bits {
+    pub(crate) fn new(len: u64) -> Bits {
+        Bits { words: vec![0; (len.div_ceil(64) * 8) as usize] }
+    }
+
+    /// Puts `number`, which is below the length, into the set.
+    pub(crate) fn set(&mut self, number: u64) {
+        self.words[(number / 8) as usize] |= 1 << (number % 8);
+    }
+
+    pub(crate) fn finish(self) -> DeletedSet {
+        DeletedSet::ranked(self.words.into())
+    }
+}
+
+impl DeletedSet {
+    /// This set as one to add to; it has to be told how long it is when it is empty.
+    pub(crate) fn to_bits(&self, len: u64) -> Bits {
+        match &self.bits {
+            Some(bits) => Bits { words: bits.to_vec() },
+            None => Bits::new(len),
+        }
+    }
+}
+
+/// Words between two ranks.
+const BLOCK_WORDS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn rank_and_select_agree_with_counting(
+            len in 1u64..3000, deleted in prop::collection::btree_set(0u64..3000, 0..500)
+        ) {
+            let deleted: Vec<u64> = deleted.into_iter().filter(|number| *number < len).collect();
+            let mut bits = Bits::new(len);
+            deleted.iter().for_each(|number| bits.set(*number));
+            let set = bits.finish();
+            let live: Vec<u64> = (0..len).filter(|n| deleted.binary_search(n).is_err()).collect();
+            prop_assert_eq!(set.count(), deleted.len() as u64);
+            for number in 0..=len {
+                let before = deleted.partition_point(|deleted| *deleted < number) as u64;
+                prop_assert_eq!(set.before(number), before);
+                prop_assert_eq!(set.contains(number), deleted.binary_search(&number).is_ok());
+            }
+            for (rank, number) in live.iter().enumerate() {
+                prop_assert_eq!(set.select_live(rank as u64, len), *number);
+            }
+            let runs = set.runs();
+            let back: Vec<u64> = runs.iter().flat_map(|(first, n)| *first..first + n).collect();
+            prop_assert_eq!(back, deleted);
+        }
+    }
+
+    #[test]
+    fn a_bitmap_of_another_length_or_with_bits_behind_its_end_is_refused() {
+        assert!(DeletedSet::from_bits(vec![0; 8].into(), 65).is_err());
+        assert!(DeletedSet::from_bits(vec![0, 0, 0, 0, 0, 0, 0, 0x80].into(), 63).is_err());
+        let full = DeletedSet::from_bits(vec![0xff; 8].into(), 64).unwrap();
+        assert_eq!((full.count(), full.runs()), (64, vec![(0, 64)]));
+    }
+}

@@ -1,0 +1,124 @@
+//! The label column: one number a sample, read without I/O.
+
+use crate::directory::Bytes;
+use crate::format::FormatError;
+use crate::format::error::equal;
+
+/// Labels of all samples, by id, each as wide as the widest needs.
+#[derive(Debug, Clone)]
+pub struct Labels {
+    bytes: Bytes,
+    width: usize,
+}
+
+impl Labels {
+    /// The column of `labels`; `None` when no sample has one.
+    pub(crate) fn build(labels: &[Option<i64>]) -> Option<Labels> {
+        let mut given = labels.iter().flatten().peekable();
+        given.peek()?;
+        let fits = |width: usize| move |label: &i64| *label > absent(width) && *label <= max(width);
+        let width = WIDTHS.into_iter().find(|width| given.clone().all(fits(*width))).unwrap_or(8);
+        let mut bytes = Vec::with_capacity(labels.len() * width);
+        for label in labels {
+            let label = label.unwrap_or(absent(width));
+            bytes.extend_from_slice(&label.to_le_bytes()[..width]);
+        }
+        Some(Labels { bytes: bytes.into(), width })
+    }
+
+    /// The column of `bytes` with `width` bytes a label, for `num_samples` samples.
+    ///
+    /// # Errors
+    /// There is no such width, or the length is another.
+    pub(crate) fn from_bytes(
+        bytes: Bytes,
+        width: u64,
+        num_samples: u64,
+    ) -> Result<Labels, FormatError> {
+        let Some(width) = WIDTHS.into_iter().find(|known| *known as u64 == width) else {
+            return Err(FormatError::OutOfRange {
+                what: "bytes of a label",
+                value: width,
+                limit: 8,
+            });
+        };
+        let len = num_samples.saturating_mul(width as u64);
+        equal("length of the labels", len, bytes.len() as u64)?;
+        Ok(Labels { bytes, width })
+    }
+
+    /// The label of `id`, deleted or not; `None` when it has none.
+    #[inline]
+    pub fn get(&self, id: u64) -> Option<i64> {
+        let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
+        let bytes = self.bytes.get(at..at.checked_add(self.width)?)?;
+        let mut wide = [0; 8];
+        wide[8 - self.width..].copy_from_slice(bytes);
+        let label = i64::from_le_bytes(wide) >> (64 - self.width * 8);
+        (label != absent(self.width)).then_some(label)
+    }
+
+    /// Bytes a label: 1, 2, 4 or 8.
+    pub fn width_bytes(&self) -> usize {
+        self.width
+    }
+
+    /// The column itself: little-endian two's complement, by id; the least value means no label.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn shared(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}
+
+/// The value of no label: the least there is. `i64::MIN` itself can therefore not be a label.
+fn absent(width: usize) -> i64 {
+    i64::MIN >> (64 - width * 8)
+}
+
+fn max(width: usize) -> i64 {
+    i64::MAX >> (64 - width * 8)
+}
+
+const WIDTHS: [usize; 4] = [1, 2, 4, 8];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_take_the_bytes_that_the_widest_needs() {
+        let cases = [
+            (vec![Some(0), None, Some(127), Some(-127)], 1),
+            (vec![Some(-128)], 2),
+            (vec![Some(1000), Some(-32_767)], 2),
+            (vec![Some(-32_768), None], 4),
+            (vec![Some(1 << 31)], 8),
+            (vec![Some(i64::MAX), Some(i64::MIN + 1), None], 8),
+        ];
+        for (labels, width) in cases {
+            let column = Labels::build(&labels).unwrap();
+            assert_eq!(column.width_bytes(), width, "{labels:?}");
+            for (id, label) in labels.iter().enumerate() {
+                assert_eq!(column.get(id as u64), *label);
+            }
+            assert_eq!(column.get(labels.len() as u64), None);
+            assert_eq!(column.get(u64::MAX), None);
+        }
+        assert!(Labels::build(&[None, None]).is_none());
+    }
+
+    #[test]
+    fn a_column_of_another_length_or_width_is_refused() {
+        assert!(Labels::from_bytes(vec![0; 8].into(), 3, 2).is_err());
+        assert!(Labels::from_bytes(vec![0; 8].into(), 4, 3).is_err());
+        assert!(Labels::from_bytes(vec![0; 8].into(), 8, u64::MAX).is_err());
+        assert!(Labels::from_bytes(vec![0; 8].into(), 4, 2).is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! What lies in a folder: names between two ranks, subfolders skipped as a whole.
+
+use crate::directory::Directory;
+use crate::format::FormatError;
+use crate::units::SampleId;
+
+/// One thing that lies directly in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name within the folder.
+    pub name: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// What an [`Entry`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A folder with at least one live sample somewhere in it.
+    Folder,
+    /// A sample.
+    Sample(SampleId),
+}
+
+impl Directory {
+    /// Calls `visit` with all that lies directly in `folder`, in the order of names, until it returns
+    /// false. Costs a search for each entry, however many samples lie deeper.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn for_each_in(
+        &self,
+        folder: &[u8],
+        visit: &mut dyn FnMut(Entry) -> bool,
+    ) -> Result<(), FormatError> {
+        let names = self.names()?;
+        let mut prefix = folder.to_vec();
+        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
+            prefix.push(b'/');
+        }
+        let mut rank = names.lower_bound(0, &prefix)?;
+        let mut name = Vec::new();
+        while rank < names.num_samples() {
+            let id = SampleId(names.at_rank(rank));
+            name.clear();
+            names.get(id.0, &mut name)?;
+            let Some(within) = name.strip_prefix(&prefix[..]) else { break };
+            let slash = within.iter().position(|byte| *byte == b'/');
+            let next = match slash {
+                None => rank + 1,
+                // Names behind the folder's begin with what is greater than its slash.
+                Some(at) => {
+                    let past = [&name[..prefix.len() + at], b"\x01"].concat();
+                    names.lower_bound(rank + 1, &past)?
+                }
+            };
+            let entry = match slash {
+                None => self.is_live(id).then_some(EntryKind::Sample(id)),
+                Some(_) => self.any_live(rank..next, names).then_some(EntryKind::Folder),
+            };
+            if let Some(kind) = entry {
+                let name = within[..slash.unwrap_or(within.len())].to_vec();
+                if !visit(Entry { name, kind }) {
+                    break;
+                }
+            }
+            rank = next;
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` with the id and name of every live sample in `folder` and below it, in the order
+    /// of names, until it returns false.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn for_each_below(
+        &self,
+        folder: &[u8],
+        visit: &mut dyn FnMut(SampleId, &[u8]) -> bool,
+    ) -> Result<(), FormatError> {
+        let names = self.names()?;
+        let mut prefix = folder.to_vec();
+        if !prefix.is_empty() && prefix.last() != Some(&b'/') {
+            prefix.push(b'/');
+        }
+        let mut name = Vec::new();
+        for rank in names.lower_bound(0, &prefix)?..names.num_samples() {
+            let id = SampleId(names.at_rank(rank));
+            name.clear();
+            names.get(id.0, &mut name)?;
+            if !name.starts_with(&prefix) || (self.is_live(id) && !visit(id, &name)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn any_live(&self, ranks: std::ops::Range<u64>, names: &super::names::Names) -> bool {
+        ranks.into_iter().any(|rank| self.is_live(SampleId(names.at_rank(rank))))
+    }
+}

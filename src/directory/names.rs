@@ -1,0 +1,287 @@
+//! The names: front-coded in blocks of 16, by id, and their order where ids are not in it.
+//!
+//! Each block begins with a whole name; each of the others is what it shares with the name before it
+//! and the rest. `NAME_BLOCKS` has the place of each block as a u64, and one more for the end.
+
+use std::cmp::Ordering;
+
+use zerocopy::little_endian::U64;
+
+use crate::directory::Bytes;
+use crate::directory::tree::id_width;
+use crate::format::FormatError;
+use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::MAX_NAME_BYTES;
+
+/// All names of a directory. Decoding is defensive: what a snapshot says is never trusted further
+/// than its bytes reach.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    /// Place of each block in `text`, u64 each, and the end.
+    pub(crate) blocks: Bytes,
+    pub(crate) text: Bytes,
+    /// Ids in the order of names; `None` where that is the order of ids.
+    pub(crate) order: Option<Bytes>,
+    num_samples: u64,
+}
+
+impl Names {
+    /// Names of ids 0, 1, 2 and so on.
+    pub(crate) fn build<'a>(names: impl Iterator<Item = &'a [u8]> + Clone) -> Names {
+        let (mut text, mut blocks) = (Vec::new(), Vec::new());
+        let (mut before, mut num_samples, mut sorted): (&[u8], u64, bool) = (b"", 0, true);
+        for name in names.clone() {
+            sorted &= compare(before, name) != Ordering::Greater;
+            if num_samples % BLOCK == 0 {
+                blocks.extend_from_slice(&(text.len() as u64).to_le_bytes());
+                put_string(&mut text, name);
+            } else {
+                let shared = common(before, name);
+                put_number(&mut text, shared as u64);
+                put_string(&mut text, &name[shared..]);
+            }
+            before = name;
+            num_samples += 1;
+        }
+        blocks.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        let order = (!sorted).then(|| order_of(names, num_samples));
+        Names { blocks: blocks.into(), text: text.into(), order, num_samples }
+    }
+
+    /// The names of columns from media.
+    ///
+    /// # Errors
+    /// A length is wrong.
+    pub(crate) fn from_bytes(
+        blocks: Bytes,
+        text: Bytes,
+        order: Option<(Bytes, u64)>,
+        num_samples: u64,
+    ) -> Result<Names, FormatError> {
+        let expected = num_samples.div_ceil(BLOCK).saturating_add(1).saturating_mul(8);
+        equal("length of the name blocks", expected, blocks.len() as u64)?;
+        let mut before = 0;
+        for block in blocks.items::<U64>() {
+            before = at_most("place of a name block", before, block.get()).map(|_| block.get())?;
+        }
+        equal("end of the names", text.len() as u64, before)?;
+        if let Some((order, width)) = &order {
+            let expected = id_width(num_samples) as u64;
+            equal("bytes of an id in the order of names", expected, *width)?;
+            let len = num_samples.saturating_mul(expected);
+            equal("length of the order of names", len, order.len() as u64)?;
+        }
+        Ok(Names { blocks, text, order: order.map(|(order, _)| order), num_samples })
+    }
+
+    /// Appends the name of `id`, which is below the number of samples.
+    ///
+    /// # Errors
+    /// The block it is in is damaged.
+    pub(crate) fn get(&self, id: u64, name: &mut Vec<u8>) -> Result<(), FormatError> {
+        let mut block = self.block(id)?;
+        for _ in 0..=id % BLOCK {
+            let (shared, rest) = block.next()?;
+            at_most("shared bytes of a name", shared as u64, name.len() as u64)?;
+            at_most("length of a name", (shared + rest.len()) as u64, MAX_NAME_BYTES as u64)?;
+            name.truncate(shared);
+            name.extend_from_slice(rest);
+        }
+        Ok(())
+    }
+
+    /// Whether `id` is called `name`. Nothing is copied; a damaged block holds no name.
+    pub(crate) fn is(&self, id: u64, name: &[u8]) -> bool {
+        self.matches(id, name).unwrap_or(false)
+    }
+
+    fn matches(&self, id: u64, name: &[u8]) -> Result<bool, FormatError> {
+        let mut block = self.block(id)?;
+        // How much of `name` the current one begins with, and how long the current one is.
+        let (mut same, mut len) = (0, 0);
+        for _ in 0..=id % BLOCK {
+            let (shared, rest) = block.next()?;
+            at_most("shared bytes of a name", shared as u64, len as u64)?;
+            if shared <= same {
+                same = shared + common(&name[shared..], rest);
+            }
+            len = shared + rest.len();
+        }
+        Ok(same == name.len() && len == same)
+    }
+
+    fn block(&self, id: u64) -> Result<Block<'_>, FormatError> {
+        let places = self.blocks.items::<U64>();
+        let index = (id / BLOCK) as usize;
+        let (start, end) = (places[index].get() as usize, places[index + 1].get() as usize);
+        let rest = Cursor::new("names", &self.text[start..end]);
+        Ok(Block { rest, first: true })
+    }
+
+    /// The id at `rank` in the order of names.
+    pub(crate) fn at_rank(&self, rank: u64) -> u64 {
+        let Some(order) = &self.order else { return rank };
+        let width = id_width(self.num_samples);
+        let at = rank as usize * width;
+        let mut id = [0; 8];
+        id[..width].copy_from_slice(&order[at..at + width]);
+        // An order from media may name an id that is not; it then names the last one.
+        u64::from_le_bytes(id).min(self.num_samples - 1)
+    }
+
+    /// The first rank at or after `from` whose name is not before `name`.
+    pub(crate) fn lower_bound(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+        let (mut low, mut high) = (from, self.num_samples);
+        let mut found = Vec::new();
+        while low < high {
+            let middle = low.midpoint(high);
+            found.clear();
+            self.get(self.at_rank(middle), &mut found)?;
+            if compare(&found, name) == Ordering::Less {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(low)
+    }
+
+    pub(crate) fn num_samples(&self) -> u64 {
+        self.num_samples
+    }
+
+    /// Bytes of the names and of their order.
+    pub(crate) fn memory_bytes(&self) -> (u64, u64) {
+        let order = self.order.as_ref().map_or(0, |order| order.len());
+        ((self.blocks.len() + self.text.len()) as u64, order as u64)
+    }
+}
+
+/// One block, read name by name.
+struct Block<'a> {
+    rest: Cursor<'a>,
+    first: bool,
+}
+
+impl<'a> Block<'a> {
+    #[inline]
+    fn next(&mut self) -> Result<(usize, &'a [u8]), FormatError> {
+        let shared = if self.first { 0 } else { self.rest.number()? };
+        self.first = false;
+        let shared = at_most("shared bytes of a name", shared, MAX_NAME_BYTES as u64)?;
+        Ok((shared as usize, self.rest.string()?))
+    }
+}
+
+fn order_of<'a>(names: impl Iterator<Item = &'a [u8]>, num_samples: u64) -> Bytes {
+    let mut order: Vec<(&[u8], u64)> = names.zip(0..).collect();
+    // A stable sort takes the runs that appended folders are in order of.
+    order.sort_by(|a, b| compare(a.0, b.0));
+    let width = id_width(num_samples);
+    let ids = order.iter().flat_map(|(_, id)| id.to_le_bytes().into_iter().take(width));
+    ids.collect::<Vec<u8>>().into()
+}
+
+/// The order of names: byte by byte, but a slash before all else, so that what is in a folder
+/// follows the folder's name directly, and class folders are in the order of their names.
+pub(crate) fn compare(a: &[u8], b: &[u8]) -> Ordering {
+    let same = common(a, b);
+    let next = |name: &[u8]| name.get(same).map(|byte| if *byte == b'/' { 0 } else { *byte });
+    next(a).cmp(&next(b))
+}
+
+/// How many bytes `a` and `b` have in common at their front.
+#[inline]
+fn common(a: &[u8], b: &[u8]) -> usize {
+    let len = a.len().min(b.len());
+    let words = a[..len].as_chunks::<8>().0.iter().zip(b[..len].as_chunks::<8>().0);
+    let mut same = 0;
+    for (a, b) in words {
+        let differ = u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b);
+        if differ != 0 {
+            return same + (differ.trailing_zeros() / 8) as usize;
+        }
+        same += 8;
+    }
+    same + a[same..len].iter().zip(&b[same..len]).take_while(|(a, b)| a == b).count()
+}
+
+/// Names of a block.
+const BLOCK: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names_of(names: &[Vec<u8>]) -> Names {
+        Names::build(names.iter().map(|name| &name[..]))
+    }
+
+    #[test]
+    fn a_slash_comes_before_all_else() {
+        let mut names = ["a-b/x", "a", "a/z", "a/b/c", "a\u{1}", "", "a/b"].map(str::as_bytes);
+        names.sort_by(|a, b| compare(a, b));
+        assert_eq!(names, ["", "a", "a/b", "a/b/c", "a/z", "a\u{1}", "a-b/x"].map(str::as_bytes));
+    }
+
+    #[test]
+    fn names_in_the_order_of_ids_need_no_order_of_their_own() {
+        let sorted: Vec<Vec<u8>> = (0..100).map(|i| format!("c/{i:03}").into_bytes()).collect();
+        assert!(names_of(&sorted).order.is_none());
+        let mut other = sorted.clone();
+        other.swap(3, 70);
+        let names = names_of(&other);
+        let in_order: Vec<Vec<u8>> =
+            (0..100).map(|rank| other[names.at_rank(rank) as usize].clone()).collect();
+        assert_eq!(in_order, sorted);
+    }
+
+    #[test]
+    fn damaged_blocks_give_an_error_and_no_name() {
+        let list: Vec<Vec<u8>> = (0..40).map(|i| format!("folder/{i:03}").into_bytes()).collect();
+        let whole = names_of(&list);
+        for at in 0..whole.text.len() {
+            for value in [0, 0x7f, 0x80, 0xff] {
+                let mut text = whole.text.to_vec();
+                text[at] = value;
+                let blocks = whole.blocks.clone();
+                let names = Names::from_bytes(blocks, text.into(), None, 40).unwrap();
+                for id in 0..40 {
+                    let mut name = Vec::new();
+                    let got = names.get(id, &mut name);
+                    assert!(name.len() <= MAX_NAME_BYTES);
+                    match got {
+                        Ok(()) => assert!(names.is(id, &name), "{at} {value} {id}"),
+                        Err(_) => assert!(!names.is(id, &list[id as usize]), "{at} {value} {id}"),
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_comes_back_and_is_told_from_others(
+            names in prop::collection::vec(prop::collection::vec(1u8..5, 0..12), 1..80)
+        ) {
+            let coded = names_of(&names);
+            for (id, name) in (0..).zip(&names) {
+                let mut found = Vec::new();
+                coded.get(id, &mut found).unwrap();
+                prop_assert_eq!(&found, name);
+                for other in names.iter().take(20) {
+                    prop_assert_eq!(coded.is(id, other), other == name);
+                }
+            }
+            let mut sorted = names.clone();
+            sorted.sort_by(|a, b| compare(a, b));
+            for name in &names {
+                let rank = coded.lower_bound(0, name).unwrap() as usize;
+                prop_assert_eq!(&sorted[rank], name);
+                prop_assert!(rank == 0 || compare(&sorted[rank - 1], name) == Ordering::Less);
+            }
+        }
+    }
+}

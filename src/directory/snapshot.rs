@@ -1,0 +1,313 @@
+//! A directory as the bytes of its snapshot, and back.
+
+use std::sync::OnceLock;
+
+use crate::directory::columns::Columns;
+use crate::directory::deleted::DeletedSet;
+use crate::directory::labels::Labels;
+use crate::directory::names::Names;
+use crate::directory::tree::{Tree, id_width};
+use crate::directory::{Bytes, Directory, Facts};
+use crate::format::checksum::crc32c;
+use crate::format::cursor::Cursor;
+use crate::format::error::{enough, equal};
+use crate::format::record::{
+    put_parts, put_runs, put_strings, read_parts, read_runs, read_strings,
+};
+use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, kind};
+use crate::format::{FormatError, Placement, Superblock};
+
+impl Directory {
+    /// A directory of the bytes of its snapshot: all of them, or as many as
+    /// [`SnapshotHead::core_len`] says, and then the names stay on media.
+    ///
+    /// Nothing is copied: the columns are windows of `bytes`. Every byte is checked against its
+    /// CRC32C, and every sample is laid out once to see that it lies within its chunk.
+    ///
+    /// # Errors
+    /// What is wrong with the snapshot.
+    pub fn from_snapshot(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
+        let bytes = bytes.into();
+        let head = SnapshotHead::parse(&bytes)?;
+        let whole = bytes.len() as u64 >= head.len_bytes;
+        enough("snapshot", if whole { head.len_bytes } else { head.core_len() }, bytes.len())?;
+        let source = Source { head: &head, bytes: &bytes, base: 0 };
+
+        let n = head.num_samples;
+        let (parts, facts) = read_facts(&source)?;
+        let end = parts.last().map_or(0, |part| part.first + part.count);
+        equal("samples of all parts", n, end)?;
+        let columns = Columns {
+            chunks: source.column(kind::CHUNKS)?,
+            checkpoints: source.column(kind::CHECKPOINTS)?,
+            lengths: source.column(kind::LENGTHS)?,
+            checksums: source.column(kind::CHECKSUMS)?,
+        };
+        equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
+        columns.check(&head.layout)?;
+        let tree = {
+            let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
+            let (width, len) = (ids.param, keys.param);
+            Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?
+        };
+        let deleted = |kind| match head.section(kind) {
+            Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
+            None => Ok(DeletedSet::default()),
+        };
+        let (deleted_ids, deleted_slots) =
+            (deleted(kind::DELETED_IDS)?, deleted(kind::DELETED_SLOTS)?);
+        equal("deleted slots", deleted_ids.count(), deleted_slots.count())?;
+        let labels = match head.section(kind::LABELS) {
+            Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
+            None => None,
+        };
+        let is_name = |section: &&Section| section.kind >= kind::NAME_BLOCKS;
+        let directory = Directory {
+            layout: head.layout,
+            generation: head.generation,
+            time_ns: head.time_ns,
+            placements: parts.into_iter().map(Placement::new).collect(),
+            facts: facts.into(),
+            record_run: head.record,
+            columns,
+            tree,
+            deleted_ids,
+            deleted_slots,
+            labels,
+            names: OnceLock::new(),
+            names_on_media: head.sections.iter().filter(is_name).copied().collect(),
+        };
+        if whole {
+            let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
+            directory.attach_names(names.expect("the whole snapshot is there"))?;
+        }
+        Ok(directory)
+    }
+
+    /// Takes the names of a directory that was opened without them: the bytes of its snapshot from
+    /// [`SnapshotHead::core_len`] to the end. Does nothing when it has them.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        if self.has_names() {
+            return Ok(());
+        }
+        let bytes = bytes.into();
+        let head = SnapshotHead {
+            layout: self.layout,
+            generation: self.generation,
+            time_ns: self.time_ns,
+            num_samples: self.num_samples(),
+            record: self.record_run,
+            len_bytes: 0,
+            sections: self.names_on_media.clone(),
+        };
+        let base = self.names_on_media.first().map_or(0, |section| section.offset);
+        let source = Source { head: &head, bytes: &bytes, base };
+        let order = match head.section(kind::NAME_ORDER) {
+            Some(section) => Some((source.bytes_of(section)?, section.param)),
+            None => None,
+        };
+        let (blocks, text) = (source.column(kind::NAME_BLOCKS)?, source.column(kind::NAMES)?);
+        let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
+        // Another thread may have been faster, with the same bytes.
+        let _ = self.names.set(names);
+        Ok(())
+    }
+
+    /// The snapshot of this directory, to be written piece by piece.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
+        let mut sections: Vec<(u16, u64, Bytes)> = vec![
+            (kind::FACTS, 0, self.encode_facts().into()),
+            (kind::CHUNKS, 0, self.columns.chunks.clone()),
+            (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone()),
+            (kind::LENGTHS, 0, self.columns.lengths.clone()),
+            (kind::CHECKSUMS, 0, self.columns.checksums.clone()),
+            (kind::TREE_KEYS, self.tree.len(), self.tree.keys().clone()),
+            (kind::TREE_IDS, self.tree.ids().1, self.tree.ids().0.clone()),
+        ];
+        let deleted =
+            [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
+        for (kind, set) in deleted {
+            sections.extend(set.bits().map(|bits| (kind, 0, bits.clone())));
+        }
+        if let Some(labels) = &self.labels {
+            sections.push((kind::LABELS, labels.width_bytes() as u64, labels.shared().clone()));
+        }
+        let names = self.names()?;
+        sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone()));
+        sections.push((kind::NAMES, 0, names.text.clone()));
+        if let Some(order) = &names.order {
+            let width = id_width(self.num_samples()) as u64;
+            sections.push((kind::NAME_ORDER, width, order.clone()));
+        }
+        Ok(SnapshotWriter::new(self, sections))
+    }
+
+    /// All bytes of the snapshot.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn to_snapshot(&self) -> Result<Vec<u8>, FormatError> {
+        let snapshot = self.snapshot()?;
+        let mut bytes = vec![0; snapshot.len_bytes() as usize];
+        snapshot.read_at(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    /// Whether this is the directory that `superblock` commits: a snapshot that was saved to a file
+    /// is stale when the image has moved on.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` of the generation.
+    pub fn check_current(&self, superblock: &Superblock) -> Result<(), FormatError> {
+        let (expected, found) = (superblock.layout.uuid, self.layout.uuid);
+        if expected != found {
+            return Err(FormatError::OtherImage { what: "snapshot", expected, found });
+        }
+        equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
+        equal("time of the snapshot", superblock.time_ns, self.time_ns)
+    }
+
+    fn encode_facts(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_parts(&mut out, &self.parts().copied().collect::<Vec<_>>());
+        put_strings(&mut out, &self.facts.fields);
+        put_strings(&mut out, &self.facts.classes);
+        put_runs(&mut out, &self.facts.freed);
+        out
+    }
+}
+
+/// A snapshot as bytes that are copied only when they are asked for.
+#[derive(Debug)]
+pub struct SnapshotWriter {
+    head: [u8; SNAPSHOT_HEAD_BYTES],
+    /// Where each piece begins, in ascending order; between them are zeroes.
+    pieces: Vec<(u64, Bytes)>,
+    len: u64,
+}
+
+impl SnapshotWriter {
+    fn new(directory: &Directory, contents: Vec<(u16, u64, Bytes)>) -> SnapshotWriter {
+        let mut len = SNAPSHOT_HEAD_BYTES as u64;
+        let (mut sections, mut pieces) = (Vec::new(), Vec::new());
+        for (kind, param, bytes) in contents {
+            let (offset, crc32c) = (len, crc32c(&bytes));
+            sections.push(Section { kind, offset, len: bytes.len() as u64, crc32c, param });
+            len = (offset + bytes.len() as u64).next_multiple_of(4096);
+            pieces.push((offset, bytes));
+        }
+        let head = SnapshotHead {
+            layout: directory.layout,
+            generation: directory.generation,
+            time_ns: directory.time_ns,
+            num_samples: directory.num_samples(),
+            record: directory.record_run,
+            len_bytes: len,
+            sections,
+        };
+        SnapshotWriter { head: head.encode(), pieces, len }
+    }
+
+    /// Bytes of the whole snapshot, a multiple of 4,096.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// CRC32C of the head, by which a superblock knows the snapshot.
+    pub fn head_crc32c(&self) -> u32 {
+        crc32c(&self.head)
+    }
+
+    /// Copies the bytes from `offset` on into `out`; zeroes behind the end.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) {
+        out.fill(0);
+        copy_overlap(offset, out, 0, &self.head);
+        let end = offset.saturating_add(out.len() as u64);
+        let from = self.pieces.partition_point(|(at, piece)| at + piece.len() as u64 <= offset);
+        for (at, piece) in self.pieces[from..].iter().take_while(|(at, _)| *at < end) {
+            copy_overlap(offset, out, *at, piece);
+        }
+    }
+}
+
+/// Copies what `piece`, which lies at `at`, has of the window `out`, which lies at `offset`.
+fn copy_overlap(offset: u64, out: &mut [u8], at: u64, piece: &[u8]) {
+    let (start, end) = (offset.max(at), (offset + out.len() as u64).min(at + piece.len() as u64));
+    if start < end {
+        let from = &piece[(start - at) as usize..(end - at) as usize];
+        out[(start - offset) as usize..(end - offset) as usize].copy_from_slice(from);
+    }
+}
+
+/// The sections of a snapshot, or of a part of one that begins at `base`.
+struct Source<'a> {
+    head: &'a SnapshotHead,
+    bytes: &'a Bytes,
+    base: u64,
+}
+
+impl Source<'_> {
+    fn need(&self, kind: u16) -> Result<&Section, FormatError> {
+        let missing =
+            FormatError::OutOfRange { what: "missing section", value: u64::from(kind), limit: 0 };
+        self.head.section(kind).ok_or(missing)
+    }
+
+    fn column(&self, kind: u16) -> Result<Bytes, FormatError> {
+        self.bytes_of(self.need(kind)?)
+    }
+
+    /// The bytes of a section, their checksum compared.
+    fn bytes_of(&self, section: &Section) -> Result<Bytes, FormatError> {
+        let start = section.offset.saturating_sub(self.base);
+        let end = start.saturating_add(section.len);
+        enough("section of a snapshot", end, self.bytes.len())?;
+        let bytes = self.bytes.slice(start as usize..end as usize).expect("they are there");
+        let (expected, found) = (section.crc32c, crc32c(&bytes));
+        if expected != found {
+            return Err(FormatError::Checksum {
+                what: section_name(section.kind),
+                expected,
+                found,
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+fn read_facts(source: &Source<'_>) -> Result<(Vec<crate::format::Part>, Facts), FormatError> {
+    let bytes = source.column(kind::FACTS)?;
+    let mut cursor = Cursor::new("facts of a snapshot", &bytes);
+    let parts = read_parts(&mut cursor)?;
+    let facts = Facts {
+        fields: read_strings(&mut cursor)?,
+        classes: read_strings(&mut cursor)?,
+        freed: read_runs(&mut cursor, &source.head.layout)?,
+    };
+    equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
+    Ok((parts, facts))
+}
+
+fn section_name(kind: u16) -> &'static str {
+    match kind {
+        kind::FACTS => "snapshot, facts",
+        kind::CHUNKS => "snapshot, chunk table",
+        kind::CHECKPOINTS => "snapshot, checkpoints",
+        kind::LENGTHS => "snapshot, lengths",
+        kind::CHECKSUMS => "snapshot, checksums",
+        kind::TREE_KEYS => "snapshot, keys of the lookup tree",
+        kind::TREE_IDS => "snapshot, ids of the lookup tree",
+        kind::DELETED_IDS => "snapshot, deleted ids",
+        kind::DELETED_SLOTS => "snapshot, deleted slots",
+        kind::LABELS => "snapshot, labels",
+        kind::NAME_BLOCKS => "snapshot, name blocks",
+        kind::NAMES => "snapshot, names",
+        _ => "snapshot, order of names",
+    }
+}

@@ -1,0 +1,355 @@
+//! Samples in, chunk bytes out.
+
+use zerocopy::IntoBytes;
+
+use crate::buf::IoBuf;
+use crate::format::FormatError;
+use crate::format::checksum::crc32c;
+use crate::format::chunk::{
+    ChunkHead, ChunkHeader, ChunkId, ChunkKind, ENTRY_BYTES, FLAG_LABEL, FLAG_PURGED, HEAD_BYTES,
+    RawEntry, padded,
+};
+use crate::format::error::at_most;
+use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES, MAX_NAME_BYTES};
+use crate::units::{Generation, SampleId, Slot};
+
+/// What all chunks of one part have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkSpec {
+    /// The image.
+    pub layout: ImageLayout,
+    /// The generation being written.
+    pub generation: Generation,
+    /// First id of the part.
+    pub part_first: u64,
+    /// Seed of the part's placement.
+    pub part_seed: u64,
+    /// Window of the part's placement; 0 is source order.
+    pub part_window: u64,
+    /// Names of the fields, in their order in a record; empty for one field without a name.
+    pub fields: Vec<Vec<u8>>,
+}
+
+/// What a chunk's table says of a sample beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleMeta<'a> {
+    /// Its id.
+    pub id: SampleId,
+    /// Its name: up to 4,096 bytes, none of them NUL.
+    pub name: &'a [u8],
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+}
+
+/// Where a sample belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// In this chunk.
+    Here,
+    /// In the next one: [`ChunkBuilder::finish`] this one first.
+    NextChunk,
+    /// In no chunk: finish this one if it has samples, then see [`ChunkBuilder::oversize`].
+    Oversize,
+}
+
+/// A chunk whose bytes are complete.
+#[derive(Debug)]
+pub struct FinishedChunk {
+    /// Its header, for [`crate::directory::DirectoryBuilder::add_chunk`].
+    pub header: ChunkHeader,
+    /// The buffer of the builder, to be split, or used again with [`ChunkBuilder::new`].
+    pub buf: IoBuf,
+    /// Which bytes of `buf` are the chunk: from a multiple of 4,096 on, whole blocks.
+    pub range: std::ops::Range<usize>,
+}
+
+impl FinishedChunk {
+    /// The bytes to write at the chunk's place.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[self.range.clone()]
+    }
+
+    /// The bytes to write, as a buffer that an I/O can own.
+    pub fn into_io_buf(mut self) -> IoBuf {
+        drop(self.buf.split_off(self.range.end));
+        self.buf.split_off(self.range.start)
+    }
+}
+
+/// Packs samples into a chunk, slot after slot.
+///
+/// For each sample, in the order of slots: ask [`fit`](Self::fit); when it is `Here`, read the sample
+/// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that are
+/// elsewhere). When it is `NextChunk`, [`finish`](Self::finish), take a cell from
+/// [`crate::format::Space`], write, and go on with a new builder.
+///
+/// The data is gathered behind room for the largest header there may be, so that the header, whose
+/// length is known last, is put right before it and nothing moves.
+#[derive(Debug)]
+pub struct ChunkBuilder {
+    spec: ChunkSpec,
+    first_slot: Slot,
+    buf: IoBuf,
+    fields: Vec<u8>,
+    entries: Vec<u8>,
+    names: Vec<u8>,
+    num_samples: u32,
+    /// End of the last sample, counted from the start of the data.
+    end: u64,
+}
+
+impl ChunkBuilder {
+    /// Bytes that the buffer of a builder has.
+    pub fn buf_len_bytes(layout: &ImageLayout) -> usize {
+        layout.chunk_size_bytes as usize + layout.max_header_bytes() as usize
+    }
+
+    /// An empty chunk whose first sample has `first_slot`. What `buf` holds does not matter.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the names of the fields are too long or contain NUL.
+    ///
+    /// # Panics
+    /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
+    pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
+        assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
+        let fields = encode_fields(&spec.fields)?;
+        Ok(ChunkBuilder {
+            spec,
+            first_slot,
+            buf,
+            fields,
+            entries: Vec::new(),
+            names: Vec::new(),
+            num_samples: 0,
+            end: 0,
+        })
+    }
+
+    /// How many samples it has.
+    pub fn num_samples(&self) -> u32 {
+        self.num_samples
+    }
+
+    /// The slot that the next sample gets.
+    pub fn next_slot(&self) -> Slot {
+        Slot(self.first_slot.0 + u64::from(self.num_samples))
+    }
+
+    /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
+    pub fn fit(&self, name_len: usize, len: u32) -> Fit {
+        let (layout, size) = (&self.spec.layout, u64::from(self.spec.layout.chunk_size_bytes));
+        let one = HEAD_BYTES + self.fields.len() + ENTRY_BYTES + name_len;
+        if padded(one as u64) + u64::from(len) > size {
+            return Fit::Oversize;
+        }
+        let header = one + self.entries.len() + self.names.len();
+        let end = layout.pack.place(self.end, len) + u64::from(len);
+        let fits = self.num_samples < MAX_CHUNK_SAMPLES
+            && header <= layout.max_header_bytes() as usize
+            && padded(header as u64) + end <= size;
+        if fits { Fit::Here } else { Fit::NextChunk }
+    }
+
+    /// Where the record of the next sample goes.
+    ///
+    /// # Panics
+    /// If the sample does not [`fit`](Self::fit) here.
+    pub fn space(&mut self, len: u32) -> &mut [u8] {
+        let at = self.data_at() + self.spec.layout.pack.place(self.end, len) as usize;
+        &mut self.buf[at..at + len as usize]
+    }
+
+    /// Takes the `len` bytes that were put into [`space`](Self::space) as a sample; returns their
+    /// CRC32C.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the name is too long or contains NUL; nothing was added.
+    ///
+    /// # Panics
+    /// If the sample does not [`fit`](Self::fit) here.
+    pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
+        check_name(meta.name)?;
+        assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
+        let crc = crc32c(self.space(len));
+        let start = self.spec.layout.pack.place(self.end, len);
+        let data_at = self.data_at();
+        self.buf[data_at + self.end as usize..data_at + start as usize].fill(0);
+        self.end = start + u64::from(len);
+        self.put_entry(meta, len, crc, false);
+        Ok(crc)
+    }
+
+    /// Copies `record` in as a sample if it fits; says where it belongs if not.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
+    pub fn push(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<Fit, FormatError> {
+        check_name(meta.name)?;
+        at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
+        let len = record.len() as u32;
+        let fit = self.fit(meta.name.len(), len);
+        if fit == Fit::Here {
+            self.space(len).copy_from_slice(record);
+            self.add(meta, len)?;
+        }
+        Ok(fit)
+    }
+
+    /// Keeps the place of a sample whose bytes are gone: it takes its slot and nothing else.
+    ///
+    /// A purge uses it for deleted samples, so that ids and slots of all others stay.
+    pub fn push_purged(&mut self, id: SampleId) -> Fit {
+        let fit = self.fit(0, 0);
+        if fit == Fit::Here {
+            self.put_entry(&SampleMeta { id, name: b"", label: None }, 0, crc32c(b""), true);
+        }
+        fit
+    }
+
+    /// Completes the chunk as number `sequence` of its generation, for the cell it will lie in.
+    ///
+    /// # Panics
+    /// If it has no sample.
+    pub fn finish(
+        mut self,
+        sequence: u64,
+        time_ns: u64,
+        namespace: u16,
+        cell: u64,
+    ) -> FinishedChunk {
+        assert!(self.num_samples > 0, "a chunk has samples");
+        let table = [&self.fields[..], &self.entries, &self.names].concat();
+        let place = ChunkPlace { sequence, time_ns, namespace, cell };
+        let header =
+            header_of(&self.spec, self.first_slot, self.num_samples as u16, place, self.end)
+                .with_table(table);
+        let data_at = self.data_at();
+        let range =
+            data_at - header.head().data_start() as usize..data_at + padded(self.end) as usize;
+        self.buf[data_at + self.end as usize..range.end].fill(0);
+        header.encode_into(&mut self.buf[range.clone()]);
+        FinishedChunk { header, buf: self.buf, range }
+    }
+
+    /// The header of a chunk of one sample that fits into no cell.
+    ///
+    /// Its run has [`ChunkHead::run`]`().cells` cells. The record goes to
+    /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096; the header itself
+    /// ([`ChunkHeader::encode_into`]) may be written last, when `crc` is known, since what is written
+    /// here depends on the length alone.
+    ///
+    /// # Errors
+    /// `OutOfRange`: a name that is too long or contains NUL, here or among the fields.
+    pub fn oversize(
+        spec: &ChunkSpec,
+        slot: Slot,
+        meta: &SampleMeta<'_>,
+        len: u32,
+        crc: u32,
+        place: ChunkPlace,
+    ) -> Result<ChunkHeader, FormatError> {
+        check_name(meta.name)?;
+        let mut table = encode_fields(&spec.fields)?;
+        table.extend_from_slice(entry_of(meta, len, crc, false).as_bytes());
+        table.extend_from_slice(meta.name);
+        Ok(header_of(spec, slot, 1, place, u64::from(len)).with_table(table))
+    }
+
+    fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
+        self.entries.extend_from_slice(entry_of(meta, len, crc, purged).as_bytes());
+        self.names.extend_from_slice(meta.name);
+        self.num_samples += 1;
+    }
+
+    /// Where the data begins in the buffer.
+    fn data_at(&self) -> usize {
+        self.spec.layout.max_header_bytes() as usize
+    }
+}
+
+/// Where and when a chunk is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkPlace {
+    /// Its number within the generation.
+    pub sequence: u64,
+    /// Now, in ns since 1970; never less than that of the chunk before it.
+    pub time_ns: u64,
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First cell.
+    pub cell: u64,
+}
+
+fn header_of(
+    spec: &ChunkSpec,
+    first_slot: Slot,
+    num_samples: u16,
+    place: ChunkPlace,
+    data_len: u64,
+) -> ChunkHead {
+    ChunkHead {
+        layout: spec.layout,
+        kind: ChunkKind::Samples,
+        id: ChunkId { generation: spec.generation, sequence: place.sequence },
+        time_ns: place.time_ns,
+        namespace: place.namespace,
+        cell: place.cell,
+        first_slot,
+        num_samples,
+        num_fields: spec.fields.len() as u16,
+        header_len: HEAD_BYTES as u32,
+        data_len,
+        part_first: spec.part_first,
+        part_seed: spec.part_seed,
+        part_window: spec.part_window,
+        table_crc: 0,
+    }
+}
+
+impl ChunkHead {
+    /// This head with the length and checksum of `table`, and the table.
+    fn with_table(mut self, table: Vec<u8>) -> ChunkHeader {
+        self.header_len = (HEAD_BYTES + table.len()) as u32;
+        self.table_crc = crc32c(&table);
+        ChunkHeader::from_parts(self, table).expect("a table as the builder makes it is valid")
+    }
+}
+
+fn entry_of(meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) -> RawEntry {
+    let label = if meta.label.is_some() { FLAG_LABEL } else { 0 };
+    let purged = if purged { FLAG_PURGED } else { 0 };
+    RawEntry {
+        id: meta.id.0.into(),
+        label: meta.label.unwrap_or(0).into(),
+        len: len.into(),
+        crc32c: crc.into(),
+        name_len: (meta.name.len() as u16).into(),
+        flags: (label | purged).into(),
+        reserved: 0.into(),
+    }
+}
+
+/// An error unless `name` may name a sample.
+pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
+    at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
+    if name.contains(&0) {
+        return Err(FormatError::OutOfRange { what: "byte of a name", value: 0, limit: 255 });
+    }
+    Ok(())
+}
+
+fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
+    let mut table = Vec::new();
+    for name in fields {
+        check_name(name)?;
+        table.extend_from_slice(&(name.len() as u16).to_le_bytes());
+        table.extend_from_slice(name);
+    }
+    at_most("length of all field names", table.len() as u64, MAX_FIELD_NAMES_BYTES as u64)?;
+    Ok(table)
+}
+
+/// Bytes of all field names of an image: with them, an entry and a name of 4,096 bytes still fit
+/// into a quarter of the smallest chunk.
+pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;

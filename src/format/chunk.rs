@@ -1,0 +1,498 @@
+//! The header of a chunk: which samples lie in it. Chunks describe themselves, so that the directory
+//! can be rebuilt from them alone.
+//!
+//! A header is a [head](RawHead) of 128 bytes and a *table*:
+//!
+//! ```text
+//! head | field names: u16 length, bytes, each | entries: 32 bytes each | names, one after the other
+//! ```
+//!
+//! Data begins at the next multiple of 4,096; the samples follow each other there as
+//! [`crate::format::Pack`] says, so that their offsets follow from their lengths.
+//!
+//! A chunk knows its image, generation, number and place. So a chunk that was copied elsewhere, or
+//! that an older generation left behind, is not taken for the one that should be there.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::checksum::crc32c;
+use crate::format::error::{at_most, enough, equal};
+use crate::format::geometry::{self, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
+use crate::units::{Generation, SampleId, Slot};
+
+/// The fixed part of a chunk's header.
+///
+/// | bytes    | field            | meaning                                                        |
+/// |----------|------------------|----------------------------------------------------------------|
+/// | 0..8     | `magic`          | "DLFSCHNK"                                                     |
+/// | 8..10    | `version`        | 1                                                              |
+/// | 10       | `kind`           | 1 samples, 2 generation record                                 |
+/// | 11       | `pack`           | 0 aligned, 1 tight                                             |
+/// | 12..16   | `header_len`     | bytes of head and table                                        |
+/// | 16..32   | `uuid`           | the image                                                      |
+/// | 32..40   | `generation`     | the generation that wrote it                                   |
+/// | 40..48   | `sequence`       | its number within the generation, from 0                       |
+/// | 48..56   | `time_ns`        | when it was written: ns since 1970, never decreasing           |
+/// | 56..64   | `first_slot`     | slot of the first sample                                       |
+/// | 64..72   | `cell`           | the cell where it begins                                       |
+/// | 72..80   | `data_len`       | bytes of the data behind the padded header                     |
+/// | 80..88   | `part_first`     | first id of the part                                           |
+/// | 88..96   | `part_seed`      | seed of the part's placement                                   |
+/// | 96..104  | `part_window`    | window of the part's placement; 0 is source order              |
+/// | 104..108 | `chunk_size`     | bytes of a cell                                                |
+/// | 108..112 | `reserved`       | zero                                                           |
+/// | 112..114 | `num_samples`    | entries in the table                                           |
+/// | 114..116 | `num_fields`     | field names in the table; 0: samples of one field without name |
+/// | 116..118 | `namespace`      | index of the namespace where it lies                           |
+/// | 118..120 | `num_namespaces` | how many the image has                                         |
+/// | 120..124 | `table_crc`      | CRC32C of the table                                            |
+/// | 124..128 | `head_crc`       | CRC32C of bytes 0..124                                         |
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawHead {
+    magic: [u8; 8],
+    version: U16,
+    kind: u8,
+    pack: u8,
+    header_len: U32,
+    uuid: [u8; 16],
+    generation: U64,
+    sequence: U64,
+    time_ns: U64,
+    first_slot: U64,
+    cell: U64,
+    data_len: U64,
+    part_first: U64,
+    part_seed: U64,
+    part_window: U64,
+    chunk_size: U32,
+    reserved: U32,
+    num_samples: U16,
+    num_fields: U16,
+    namespace: U16,
+    num_namespaces: U16,
+    table_crc: U32,
+    head_crc: U32,
+}
+const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
+
+/// One sample in the table of a header.
+///
+/// | bytes  | field      | meaning                                                       |
+/// |--------|------------|---------------------------------------------------------------|
+/// | 0..8   | `id`       | the sample's id                                               |
+/// | 8..16  | `label`    | its label, if flag bit 0 is set                               |
+/// | 16..20 | `len`      | bytes of its record                                           |
+/// | 20..24 | `crc32c`   | CRC32C of its record                                          |
+/// | 24..26 | `name_len` | bytes of its name                                             |
+/// | 26..28 | `flags`    | bit 0: has a label; bit 1: purged, an empty place of its slot |
+/// | 28..32 | `reserved` | zero                                                          |
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct RawEntry {
+    pub(crate) id: U64,
+    pub(crate) label: I64,
+    pub(crate) len: U32,
+    pub(crate) crc32c: U32,
+    pub(crate) name_len: U16,
+    pub(crate) flags: U16,
+    pub(crate) reserved: U32,
+}
+const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
+
+/// What a chunk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkKind {
+    /// Samples.
+    Samples,
+    /// What a generation is beside its chunks: see [`crate::format::record`].
+    Record,
+}
+
+/// Identity of a chunk. Sorts by the order of writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    /// The generation that wrote it.
+    pub generation: Generation,
+    /// Its number within the generation.
+    pub sequence: u64,
+}
+
+/// The fixed part of a header, decoded: all that is needed to choose chunks for a rebuild.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// What the whole image is like.
+    pub layout: ImageLayout,
+    /// What it is.
+    pub kind: ChunkKind,
+    /// Generation and number.
+    pub id: ChunkId,
+    /// When it was written, in ns since 1970.
+    pub time_ns: u64,
+    /// Index of the namespace where it lies.
+    pub namespace: u16,
+    /// The cell where it begins.
+    pub cell: u64,
+    /// Slot of the first sample.
+    pub first_slot: Slot,
+    /// How many samples.
+    pub num_samples: u16,
+    /// How many field names its table has.
+    pub num_fields: u16,
+    /// Bytes of head and table.
+    pub header_len: u32,
+    /// Bytes of data behind the padded header.
+    pub data_len: u64,
+    /// First id of its part.
+    pub part_first: u64,
+    /// Seed of its part.
+    pub part_seed: u64,
+    /// Window of its part.
+    pub part_window: u64,
+    /// CRC32C of the table.
+    pub table_crc: u32,
+}
+
+impl ChunkHead {
+    /// Reads a head from the first bytes of a cell; 128 of them are enough.
+    ///
+    /// # Errors
+    /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not looked at.
+    pub fn parse(bytes: &[u8]) -> Result<ChunkHead, FormatError> {
+        enough("chunk head", HEAD_BYTES as u64, bytes.len())?;
+        let (raw, _) = RawHead::read_from_prefix(bytes).expect("128 bytes are there");
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic { what: "chunk" });
+        }
+        let (expected, found) = (raw.head_crc.get(), crc32c(&bytes[..HEAD_BYTES - 4]));
+        if expected != found {
+            return Err(FormatError::Checksum { what: "chunk head", expected, found });
+        }
+        if raw.version.get() != VERSION {
+            let (what, found) = ("chunk", raw.version.get());
+            return Err(FormatError::Version { what, found, known: VERSION });
+        }
+        raw.decode()
+    }
+
+    /// Where the data begins, from the start of the chunk.
+    pub fn data_start(&self) -> u64 {
+        padded(u64::from(self.header_len))
+    }
+
+    /// Bytes to read for all of it: header and data, padded to 4,096.
+    pub fn len_bytes(&self) -> u64 {
+        self.data_start() + padded(self.data_len)
+    }
+
+    /// The cells it lies in.
+    pub fn run(&self) -> Run {
+        let cells = self.layout.cells_of(self.len_bytes());
+        Run { namespace: self.namespace, cell: self.cell, cells }
+    }
+
+    /// Slot behind its last sample.
+    pub fn end_slot(&self) -> Slot {
+        Slot(self.first_slot.0 + u64::from(self.num_samples))
+    }
+
+    /// An error unless it belongs to `layout`'s image and says that it lies where it was found.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` with the place: a write that went astray, or a copied chunk.
+    pub fn check_place(
+        &self,
+        layout: &ImageLayout,
+        namespace: u16,
+        cell: u64,
+    ) -> Result<(), FormatError> {
+        let (expected, found) = (layout.uuid, self.layout.uuid);
+        if expected != found {
+            return Err(FormatError::OtherImage { what: "chunk", expected, found });
+        }
+        let size = |layout: &ImageLayout| u64::from(layout.chunk_size_bytes);
+        equal("chunk size", size(layout), size(&self.layout))?;
+        equal("namespace of a chunk", u64::from(namespace), u64::from(self.namespace))?;
+        equal("cell of a chunk", cell, self.cell)
+    }
+
+    pub(crate) fn to_raw(self) -> RawHead {
+        let mut raw = RawHead {
+            magic: MAGIC,
+            version: VERSION.into(),
+            kind: match self.kind {
+                ChunkKind::Samples => KIND_SAMPLES,
+                ChunkKind::Record => KIND_RECORD,
+            },
+            pack: self.layout.pack.to_byte(),
+            header_len: self.header_len.into(),
+            uuid: self.layout.uuid.0,
+            generation: self.id.generation.0.into(),
+            sequence: self.id.sequence.into(),
+            time_ns: self.time_ns.into(),
+            first_slot: self.first_slot.0.into(),
+            cell: self.cell.into(),
+            data_len: self.data_len.into(),
+            part_first: self.part_first.into(),
+            part_seed: self.part_seed.into(),
+            part_window: self.part_window.into(),
+            chunk_size: self.layout.chunk_size_bytes.into(),
+            reserved: 0.into(),
+            num_samples: self.num_samples.into(),
+            num_fields: self.num_fields.into(),
+            namespace: self.namespace.into(),
+            num_namespaces: self.layout.num_namespaces.into(),
+            table_crc: self.table_crc.into(),
+            head_crc: 0.into(),
+        };
+        raw.head_crc = crc32c(&raw.as_bytes()[..HEAD_BYTES - 4]).into();
+        raw
+    }
+}
+
+impl RawHead {
+    /// Checks what the head alone can tell, so that later arithmetic on it stays within bounds.
+    fn decode(&self) -> Result<ChunkHead, FormatError> {
+        let chunk_size = self.chunk_size.get();
+        let pack = Pack::from_byte(self.pack)?;
+        let layout =
+            ImageLayout::new(Uuid(self.uuid), chunk_size, pack, self.num_namespaces.get())?;
+        let kind = match self.kind {
+            KIND_SAMPLES => ChunkKind::Samples,
+            KIND_RECORD => ChunkKind::Record,
+            other => {
+                let (what, value) = ("kind of a chunk", u64::from(other));
+                return Err(FormatError::OutOfRange { what, value, limit: 2 });
+            }
+        };
+        let head = ChunkHead {
+            layout,
+            kind,
+            id: ChunkId {
+                generation: Generation(self.generation.get()),
+                sequence: self.sequence.get(),
+            },
+            time_ns: self.time_ns.get(),
+            namespace: self.namespace.get(),
+            cell: self.cell.get(),
+            first_slot: Slot(self.first_slot.get()),
+            num_samples: self.num_samples.get(),
+            num_fields: self.num_fields.get(),
+            header_len: self.header_len.get(),
+            data_len: self.data_len.get(),
+            part_first: self.part_first.get(),
+            part_seed: self.part_seed.get(),
+            part_window: self.part_window.get(),
+            table_crc: self.table_crc.get(),
+        };
+        head.check()?;
+        Ok(head)
+    }
+}
+
+impl ChunkHead {
+    fn check(&self) -> Result<(), FormatError> {
+        let namespaces = u64::from(self.layout.num_namespaces);
+        at_most("namespace of a chunk", u64::from(self.namespace), namespaces - 1)?;
+        let header_len = u64::from(self.header_len);
+        enough("chunk header", HEAD_BYTES as u64, self.header_len as usize)?;
+        let largest = geometry::MAX_SAMPLE_BYTES * 2;
+        at_most("data of a chunk", self.data_len, largest)?;
+        let run = self.run();
+        let last = run.cell.saturating_add(run.cells - 1);
+        self.layout.offset_of(last)?;
+        if self.kind == ChunkKind::Record {
+            return Ok(());
+        }
+        at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
+        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
+        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
+        at_most("first id of a part", self.part_first, self.first_slot.0)?;
+        if self.num_samples == 0 {
+            let what = "samples of a chunk";
+            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+        }
+        let chunk_size = u64::from(self.layout.chunk_size_bytes);
+        if self.num_samples > 1 {
+            at_most("length of a chunk of several samples", self.len_bytes(), chunk_size)?;
+        }
+        Ok(())
+    }
+}
+
+/// One sample of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleEntry<'a> {
+    /// Its id.
+    pub id: SampleId,
+    /// Its slot.
+    pub slot: Slot,
+    /// Its name; empty for a purged one.
+    pub name: &'a [u8],
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+    /// Where its record begins, from the start of the chunk.
+    pub offset_bytes: u64,
+    /// Bytes of its record.
+    pub len_bytes: u32,
+    /// CRC32C of its record.
+    pub crc32c: u32,
+    /// Whether only its place is left: it was deleted, and a purge dropped its bytes.
+    pub purged: bool,
+}
+
+/// A header, decoded and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkHeader {
+    head: ChunkHead,
+    table: Vec<u8>,
+    /// Where the entries begin in the table.
+    entries_at: usize,
+}
+
+impl ChunkHeader {
+    /// Reads a header of samples; `bytes` may go on behind it.
+    ///
+    /// # Errors
+    /// What is wrong with it; `Truncated` names the length to read when `bytes` are too few.
+    pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
+        let head = ChunkHead::parse(bytes)?;
+        if head.kind != ChunkKind::Samples {
+            let (what, value) = ("kind of a chunk of samples", u64::from(KIND_RECORD));
+            return Err(FormatError::OutOfRange { what, value, limit: u64::from(KIND_SAMPLES) });
+        }
+        ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
+    }
+
+    /// A header of a head and the table that goes with it, which is checked entry by entry.
+    pub(crate) fn from_parts(head: ChunkHead, table: Vec<u8>) -> Result<ChunkHeader, FormatError> {
+        let mut at = 0;
+        for _ in 0..head.num_fields {
+            let rest = table.get(at..).unwrap_or_default();
+            enough("field name", 2, rest.len())?;
+            let len = usize::from(u16::from_le_bytes([rest[0], rest[1]]));
+            enough("field name", 2 + len as u64, rest.len())?;
+            at += 2 + len;
+        }
+        let header = ChunkHeader { head, table, entries_at: at };
+        header.check()?;
+        Ok(header)
+    }
+
+    /// The fixed part.
+    pub fn head(&self) -> &ChunkHead {
+        &self.head
+    }
+
+    /// Names of the fields of its samples; none: one field without a name.
+    pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.table[..self.entries_at];
+        std::iter::from_fn(move || {
+            let (len, behind) = rest.split_first_chunk()?;
+            let (name, behind) = behind.split_at(usize::from(u16::from_le_bytes(*len)));
+            rest = behind;
+            Some(name)
+        })
+    }
+
+    /// Its samples, in the order of their slots.
+    pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
+        let names_at = self.entries_at + self.entries().len() * ENTRY_BYTES;
+        let (mut names, mut slot) = (&self.table[names_at..], self.head.first_slot.0);
+        let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
+        let mut at = 0;
+        self.entries().iter().map(move |entry| {
+            let (name, rest) = names.split_at(usize::from(entry.name_len.get()));
+            names = rest;
+            at = pack.place(at, entry.len.get());
+            let sample = SampleEntry {
+                id: SampleId(entry.id.get()),
+                slot: Slot(slot),
+                name,
+                label: (entry.flags.get() & FLAG_LABEL != 0).then(|| entry.label.get()),
+                offset_bytes: data_start + at,
+                len_bytes: entry.len.get(),
+                crc32c: entry.crc32c.get(),
+                purged: entry.flags.get() & FLAG_PURGED != 0,
+            };
+            at += u64::from(entry.len.get());
+            slot += 1;
+            sample
+        })
+    }
+
+    /// Writes the header, padded to a multiple of 4,096, over the front of `out`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`ChunkHead::data_start`].
+    pub fn encode_into(&self, out: &mut [u8]) {
+        let out = &mut out[..self.head.data_start() as usize];
+        let (head, rest) = out.split_at_mut(HEAD_BYTES);
+        head.copy_from_slice(self.head.to_raw().as_bytes());
+        let (table, padding) = rest.split_at_mut(self.table.len());
+        table.copy_from_slice(&self.table);
+        padding.fill(0);
+    }
+
+    fn entries(&self) -> &[RawEntry] {
+        let end = self.entries_at + usize::from(self.head.num_samples) * ENTRY_BYTES;
+        <[RawEntry]>::ref_from_bytes(&self.table[self.entries_at..end])
+            .expect("whole entries, which need no alignment")
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        let num_samples = usize::from(self.head.num_samples);
+        let needed = (self.entries_at + num_samples * ENTRY_BYTES) as u64;
+        enough("entries of a chunk", needed, self.table.len())?;
+        let (mut names, mut at) = (0, 0);
+        let first = self.head.part_first;
+        for entry in self.entries() {
+            let (name_len, len) = (usize::from(entry.name_len.get()), entry.len.get());
+            at_most("length of a name", name_len as u64, MAX_NAME_BYTES as u64)?;
+            at_most("flags of a sample", u64::from(entry.flags.get()), 3)?;
+            at_most("id of a sample", entry.id.get(), MAX_SAMPLES - 1)?;
+            at_most("first id of a part", first, entry.id.get())?;
+            if entry.flags.get() & FLAG_PURGED != 0 {
+                equal("length of a purged sample", 0, u64::from(len))?;
+            }
+            names += name_len;
+            at = self.head.layout.pack.place(at, len) + u64::from(len);
+        }
+        equal("length of the names of a chunk", self.table.len() as u64 - needed, names as u64)?;
+        equal("data of a chunk", at, self.head.data_len)?;
+        if self.samples().any(|sample| sample.name.contains(&0)) {
+            let what = "byte of a name";
+            return Err(FormatError::OutOfRange { what, value: 0, limit: 255 });
+        }
+        Ok(())
+    }
+}
+
+/// The table behind `head`, its checksum compared.
+pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
+    enough("chunk header", u64::from(head.header_len), bytes.len())?;
+    let table = &bytes[HEAD_BYTES..head.header_len as usize];
+    let (expected, found) = (head.table_crc, crc32c(table));
+    if expected != found {
+        return Err(FormatError::Checksum { what: "chunk table", expected, found });
+    }
+    Ok(table)
+}
+
+/// `bytes` rounded up to 4,096, for numbers far below 2^63.
+pub(crate) fn padded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(4096)
+}
+
+/// Bytes of the fixed part: reading these tells the length of the rest.
+pub const HEAD_BYTES: usize = 128;
+/// Bytes of one sample in the table, its name not counted.
+pub const ENTRY_BYTES: usize = 32;
+pub(crate) const FLAG_LABEL: u16 = 1;
+pub(crate) const FLAG_PURGED: u16 = 2;
+const MAGIC: [u8; 8] = *b"DLFSCHNK";
+const VERSION: u16 = 1;
+const KIND_SAMPLES: u8 = 1;
+const KIND_RECORD: u8 = 2;

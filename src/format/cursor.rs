@@ -1,0 +1,108 @@
+//! Reading and writing of what has no fixed width: LEB128 numbers and length-prefixed bytes.
+
+use crate::format::FormatError;
+use crate::format::error::enough;
+
+/// Reads from the front of foreign bytes; never past their end.
+pub(crate) struct Cursor<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
+        Cursor { what, rest: bytes }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(crate) fn bytes(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
+        enough(self.what, len, self.rest.len())?;
+        let (bytes, rest) = self.rest.split_at(len as usize);
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    /// A LEB128 number of at most 64 bits, in its shortest form only: one meaning, one encoding.
+    #[inline]
+    pub(crate) fn number(&mut self) -> Result<u64, FormatError> {
+        let (mut value, mut shift) = (0u64, 0);
+        loop {
+            let Some((&byte, rest)) = self.rest.split_first() else {
+                return Err(FormatError::Truncated { what: self.what, expected: 1, found: 0 });
+            };
+            self.rest = rest;
+            let bits = u64::from(byte & 0x7f);
+            let bad = (shift == 63 && bits > 1) || (byte == 0 && shift > 0);
+            if shift > 63 || bad {
+                let (value, limit) = (bits, u64::MAX);
+                return Err(FormatError::OutOfRange { what: self.what, value, limit });
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+            shift += 7;
+        }
+    }
+
+    /// A count of things that take at least `least` bytes each here, so that no count allocates
+    /// more than the bytes that it came with.
+    pub(crate) fn count(&mut self, least: usize) -> Result<usize, FormatError> {
+        let count = self.number()?;
+        enough(self.what, count.saturating_mul(least as u64), self.rest.len())?;
+        Ok(count as usize)
+    }
+
+    /// Bytes behind their length.
+    #[inline]
+    pub(crate) fn string(&mut self) -> Result<&'a [u8], FormatError> {
+        let len = self.number()?;
+        self.bytes(len)
+    }
+}
+
+/// Appends `value` as LEB128.
+pub(crate) fn put_number(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Appends `bytes` behind their length.
+pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_reads_back_and_longer_forms_of_it_do_not() {
+        for value in (0..64).map(|bit| 1u64 << bit).chain([0, 127, 128, 300, u64::MAX]) {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, value);
+            assert_eq!(Cursor::new("test", &bytes).number(), Ok(value));
+            *bytes.last_mut().unwrap() |= 0x80;
+            bytes.push(0);
+            assert!(Cursor::new("test", &bytes).number().is_err(), "{value} in a longer form");
+        }
+        assert!(Cursor::new("test", &[0xff; 10]).number().is_err(), "more than 64 bits");
+        assert!(Cursor::new("test", &[0x80]).number().is_err(), "cut short");
+    }
+
+    #[test]
+    fn a_count_larger_than_the_bytes_behind_it_is_refused_before_anything_is_allocated() {
+        let mut bytes = Vec::new();
+        put_number(&mut bytes, 1 << 40);
+        bytes.extend([0; 100]);
+        assert!(Cursor::new("test", &bytes).count(1).is_err());
+        assert!(Cursor::new("test", &[0xff; 9]).string().is_err());
+    }
+}

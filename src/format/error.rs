@@ -1,0 +1,133 @@
+//! What a decoder of this module can find wrong.
+
+use crate::error::{Error, ErrorKind};
+use crate::format::Uuid;
+
+/// Why bytes on media were refused. `what` names the structure and field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Fewer bytes than the structure needs.
+    #[error("{what}: {found} of {expected} bytes are there")]
+    Truncated {
+        /// The structure.
+        what: &'static str,
+        /// Bytes it needs.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// The structure does not begin with its magic: something else lies here.
+    #[error("{what}: the magic is missing")]
+    Magic {
+        /// The structure.
+        what: &'static str,
+    },
+    /// The checksum of a structure differs.
+    #[error("{what}: CRC32C {found:#010x}, expected {expected:#010x}")]
+    Checksum {
+        /// The structure.
+        what: &'static str,
+        /// What is written beside the bytes.
+        expected: u32,
+        /// What the bytes give.
+        found: u32,
+    },
+    /// Written by a later release.
+    #[error("{what}: format version {found}, this build knows up to {known}; use a newer dlfs")]
+    Version {
+        /// The structure.
+        what: &'static str,
+        /// The version found.
+        found: u16,
+        /// The newest version known here.
+        known: u16,
+    },
+    /// The image needs features that this build does not know.
+    #[error("the image requires unknown features {unknown:#x}; use a newer dlfs")]
+    RequiredFeatures {
+        /// The bits that are not known.
+        unknown: u64,
+    },
+    /// A number is outside of what it may be.
+    #[error("{what}: {value} is out of range (limit {limit})")]
+    OutOfRange {
+        /// The field.
+        what: &'static str,
+        /// What was found.
+        value: u64,
+        /// The limit that it breaks.
+        limit: u64,
+    },
+    /// Two places that must agree do not.
+    #[error("{what}: {found}, expected {expected}")]
+    Mismatch {
+        /// The field.
+        what: &'static str,
+        /// What the other place says.
+        expected: u64,
+        /// What was found.
+        found: u64,
+    },
+    /// There is no free run of cells that is long enough.
+    #[error("no room for {cells} cells in one run; {free} are free")]
+    NoSpace {
+        /// Cells that are needed.
+        cells: u64,
+        /// Cells that are free, in shorter runs.
+        free: u64,
+    },
+    /// What is asked for was not read: the names of a directory may be left on media.
+    #[error("{what} are not loaded")]
+    NotLoaded {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// The structure belongs to another image.
+    #[error("{what} belongs to image {found}, not to {expected}")]
+    OtherImage {
+        /// The structure.
+        what: &'static str,
+        /// The image at hand.
+        expected: Uuid,
+        /// The image that the structure names.
+        found: Uuid,
+    },
+}
+
+impl From<FormatError> for Error {
+    fn from(error: FormatError) -> Error {
+        let (kind, message) = match &error {
+            FormatError::Version { .. } | FormatError::RequiredFeatures { .. } => {
+                (ErrorKind::Unsupported, "the image is of a format that this build does not know")
+            }
+            FormatError::OtherImage { .. } => {
+                (ErrorKind::InvalidArgument, "parts of different images were given as one")
+            }
+            FormatError::NoSpace { .. } => (ErrorKind::NoSpace, "the image is full"),
+            FormatError::NotLoaded { .. } => {
+                (ErrorKind::InvalidArgument, "the directory was opened without what this needs")
+            }
+            _ => (ErrorKind::Corrupt, "the image is damaged"),
+        };
+        Error::new(kind, message).source(error)
+    }
+}
+
+/// `value` as an error when it is above `limit`.
+pub(crate) fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, FormatError> {
+    if value > limit { Err(FormatError::OutOfRange { what, value, limit }) } else { Ok(value) }
+}
+
+/// An error when two numbers that must agree do not.
+pub(crate) fn equal(what: &'static str, expected: u64, found: u64) -> Result<(), FormatError> {
+    if expected == found { Ok(()) } else { Err(FormatError::Mismatch { what, expected, found }) }
+}
+
+/// An error when `found` bytes are fewer than `expected`.
+pub(crate) fn enough(what: &'static str, expected: u64, found: usize) -> Result<(), FormatError> {
+    let found = found as u64;
+    if found < expected {
+        return Err(FormatError::Truncated { what, expected, found });
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Records of several fields: an image, its label, its caption in one sample, read at once.
+//!
+//! A record of one field is the bytes of that field. A record of more begins with a table of u32
+//! lengths, one a field, and the fields follow in the same order. The sample's CRC32C covers all.
+
+use std::ops::Range;
+
+use crate::format::FormatError;
+use crate::format::error::{at_most, enough, equal};
+
+/// Bytes that a record needs for fields of these lengths; `None`: the field is absent.
+///
+/// # Errors
+/// `OutOfRange`: the record has 4 GiB or more.
+pub fn record_len(lens: &[Option<u64>]) -> Result<u32, FormatError> {
+    let total =
+        lens.iter().flatten().try_fold(table_len(lens.len()), |sum, len| sum.checked_add(*len));
+    let total = total.unwrap_or(u64::MAX);
+    at_most("length of a sample", total, u64::from(u32::MAX))?;
+    Ok(total as u32)
+}
+
+/// Writes the table of a record to the front of `record`; returns where each field goes.
+///
+/// # Panics
+/// If `record` does not have [`record_len`] bytes.
+pub fn put_table(lens: &[Option<u64>], record: &mut [u8]) -> Vec<Range<usize>> {
+    let mut at = table_len(lens.len()) as usize;
+    let mut ranges = Vec::with_capacity(lens.len());
+    for (i, len) in lens.iter().enumerate() {
+        if lens.len() > 1 {
+            let stored = len.map_or(ABSENT, |len| len as u32);
+            record[i * 4..i * 4 + 4].copy_from_slice(&stored.to_le_bytes());
+        }
+        let end = at + len.unwrap_or(0) as usize;
+        ranges.push(at..end);
+        at = end;
+    }
+    assert_eq!(at, record.len(), "a record of the length that its fields need");
+    ranges
+}
+
+/// Where the fields of `record` are; `None` for an absent one. `num_fields` 0 and 1 are the same.
+///
+/// # Errors
+/// The table does not describe the record.
+pub fn split(record: &[u8], num_fields: usize) -> Result<Vec<Option<Range<usize>>>, FormatError> {
+    if num_fields <= 1 {
+        return Ok(vec![Some(0..record.len())]);
+    }
+    let mut at = table_len(num_fields);
+    enough("table of fields", at, record.len())?;
+    let mut ranges = Vec::with_capacity(num_fields);
+    for len in record[..at as usize].as_chunks().0 {
+        let len = u32::from_le_bytes(*len);
+        if len == ABSENT {
+            ranges.push(None);
+            continue;
+        }
+        let end = at + u64::from(len);
+        enough("field of a sample", end, record.len())?;
+        ranges.push(Some(at as usize..end as usize));
+        at = end;
+    }
+    equal("length of a sample", record.len() as u64, at)?;
+    Ok(ranges)
+}
+
+fn table_len(num_fields: usize) -> u64 {
+    if num_fields > 1 { num_fields as u64 * 4 } else { 0 }
+}
+
+/// The length of an absent field. A present one cannot have it, since the table takes bytes too.
+const ABSENT: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_come_out_as_they_went_in_absent_and_empty_ones_too() {
+        let lens = [Some(3), None, Some(0), Some(2)];
+        let mut record = vec![0; record_len(&lens).unwrap() as usize];
+        let ranges = put_table(&lens, &mut record);
+        record[ranges[0].clone()].copy_from_slice(b"abc");
+        record[ranges[3].clone()].copy_from_slice(b"de");
+        assert_eq!(
+            record, b"\x03\0\0\0\xff\xff\xff\xff\0\0\0\0\x02\0\0\0abcde",
+            "the table, then the fields"
+        );
+        let found = split(&record, 4).unwrap();
+        assert_eq!(found, [Some(16..19), None, Some(19..19), Some(19..21)]);
+    }
+
+    #[test]
+    fn one_field_has_no_table() {
+        assert_eq!(record_len(&[Some(5)]), Ok(5));
+        assert_eq!(put_table(&[Some(5)], &mut [0; 5])[0], 0..5);
+        assert_eq!(split(b"hello", 1).unwrap(), [Some(0..5)]);
+        assert_eq!(split(b"", 0).unwrap(), [Some(0..0)]);
+    }
+
+    #[test]
+    fn a_record_ends_at_4_gib_less_one() {
+        assert_eq!(record_len(&[Some(u64::from(u32::MAX))]), Ok(u32::MAX));
+        assert!(record_len(&[Some(1 << 32)]).is_err());
+        assert!(record_len(&[Some(u64::from(u32::MAX) - 7), None]).is_err());
+        assert!(record_len(&[Some(u64::MAX), Some(u64::MAX)]).is_err());
+    }
+
+    #[test]
+    fn a_table_that_lies_is_refused() {
+        let mut record = b"\x01\0\0\0\x01\0\0\0xy".to_vec();
+        assert!(split(&record, 2).is_ok());
+        assert!(split(&record[..9], 2).is_err(), "cut short");
+        assert!(split(&record[..7], 2).is_err(), "table cut short");
+        assert!(split(&record, 3).is_err(), "another number of fields");
+        record.push(b'z');
+        assert!(split(&record, 2).is_err(), "bytes that belong to no field");
+        record[0..4].copy_from_slice(&0xffff_fffeu32.to_le_bytes());
+        assert!(split(&record, 2).is_err(), "a length past the end");
+    }
+}

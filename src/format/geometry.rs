@@ -1,0 +1,146 @@
+//! Where things may lie: cells, runs of cells, extents, and the limits of all of them.
+
+use crate::format::FormatError;
+use crate::format::Uuid;
+use crate::format::error::at_most;
+use crate::format::packing::Pack;
+use crate::units::{ALIGN_BYTES, round_up};
+
+/// Where a sample's bytes are, and what they must sum to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Extent {
+    /// First byte within the namespace.
+    pub offset_bytes: u64,
+    /// Length of the record.
+    pub len_bytes: u32,
+    /// CRC32C of the record.
+    pub crc32c: u32,
+    /// Index of the namespace in the image, from 0.
+    pub namespace: u16,
+}
+
+/// Cells that belong together: a chunk, a generation record or a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Run {
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First cell.
+    pub cell: u64,
+    /// How many cells.
+    pub cells: u64,
+}
+
+/// What holds for the whole image and never changes in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageLayout {
+    /// The image.
+    pub uuid: Uuid,
+    /// Length of a cell: a power of two between [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
+    pub chunk_size_bytes: u32,
+    /// How samples are packed.
+    pub pack: Pack,
+    /// How many namespaces.
+    pub num_namespaces: u16,
+}
+
+impl ImageLayout {
+    /// A layout, if the numbers are possible.
+    ///
+    /// # Errors
+    /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
+    pub fn new(
+        uuid: Uuid,
+        chunk_size_bytes: u32,
+        pack: Pack,
+        num_namespaces: u16,
+    ) -> Result<ImageLayout, FormatError> {
+        check_chunk_size(chunk_size_bytes)?;
+        if num_namespaces == 0 {
+            let what = "number of namespaces";
+            return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
+        }
+        Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
+    }
+
+    /// Byte where `cell` begins.
+    ///
+    /// # Errors
+    /// `OutOfRange` when the cell does not end below 2^63 bytes.
+    pub fn offset_of(&self, cell: u64) -> Result<u64, FormatError> {
+        let size = u64::from(self.chunk_size_bytes);
+        at_most("cell", cell, (MAX_NAMESPACE_BYTES / size).saturating_sub(1))?;
+        Ok(cell * size)
+    }
+
+    /// Cells that `len_bytes` take.
+    pub fn cells_of(&self, len_bytes: u64) -> u64 {
+        len_bytes.div_ceil(u64::from(self.chunk_size_bytes))
+    }
+
+    /// Whole cells of a namespace of `len_bytes`, cell 0 included.
+    pub fn capacity_cells(&self, len_bytes: u64) -> u64 {
+        len_bytes.min(MAX_NAMESPACE_BYTES) / u64::from(self.chunk_size_bytes)
+    }
+
+    /// The most that a chunk's header may take, a quarter of the chunk.
+    pub fn max_header_bytes(&self) -> u32 {
+        self.chunk_size_bytes / 4
+    }
+}
+
+/// An error unless `bytes` is a possible chunk size.
+pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
+    if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
+        let (what, limit) = ("chunk size", u64::from(MIN_CHUNK_BYTES));
+        return Err(FormatError::OutOfRange { what, value: u64::from(bytes), limit });
+    }
+    at_most("chunk size", u64::from(bytes), u64::from(MAX_CHUNK_BYTES))?;
+    Ok(())
+}
+
+/// `bytes` rounded up to what everything on media begins at.
+pub fn align(bytes: u64) -> Result<u64, FormatError> {
+    let (what, limit) = ("length", MAX_NAMESPACE_BYTES);
+    round_up(bytes, ALIGN_BYTES as u64).ok_or(FormatError::OutOfRange { what, value: bytes, limit })
+}
+
+/// The smallest cell: one name of 4,096 bytes still fits into a quarter of it.
+pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
+/// The largest cell.
+pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
+/// The chunk size unless the user says otherwise: reads of 1 MiB and more already run at the speed
+/// of drive and link (seed-systems 2.1), and four of them leave room for a fair draw of samples.
+pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
+/// Samples of one image.
+pub const MAX_SAMPLES: u64 = 1 << 40;
+/// Bytes of one sample.
+pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
+/// Bytes of one namespace: 2^63 - 1, so that every offset is also an `off_t`.
+pub const MAX_NAMESPACE_BYTES: u64 = i64::MAX as u64;
+/// Bytes of one name.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// Samples of one chunk.
+pub const MAX_CHUNK_SAMPLES: u32 = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_of_two_to_the_63_less_one_bytes_is_addressed_to_its_last_whole_cell() {
+        let layout = ImageLayout::new(Uuid::default(), 4 << 20, Pack::Aligned, 1).unwrap();
+        let cells = layout.capacity_cells(u64::MAX);
+        assert_eq!(cells, (1 << 41) - 1);
+        assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << 22));
+        assert!(layout.offset_of(cells).is_err());
+        assert!(layout.offset_of(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        for bytes in [0, 1, 4096, 32 << 10, (64 << 10) + 1, 512 << 20, u32::MAX] {
+            assert!(ImageLayout::new(Uuid::default(), bytes, Pack::Tight, 1).is_err(), "{bytes}");
+        }
+        assert!(ImageLayout::new(Uuid::default(), 4 << 20, Pack::Tight, 0).is_err());
+    }
+}

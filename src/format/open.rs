@@ -1,0 +1,296 @@
+//! Which generation the superblocks of a set of namespaces amount to, and in which order they are
+//! written. Pure: the caller reads and writes the blocks.
+
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock, copy_offset};
+use crate::format::{FormatError, Uuid};
+use crate::units::Generation;
+
+/// The two superblock copies of one namespace, as they were found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copies {
+    /// Copies A and B.
+    pub copies: [Result<Superblock, FormatError>; 2],
+}
+
+impl Copies {
+    /// Parses the blocks read at [`COPY_OFFSETS`], whatever they hold. A block that could not be read
+    /// is given as an empty one.
+    pub fn parse(a: &[u8], b: &[u8]) -> Copies {
+        let copy = |bytes: &[u8], at: usize| {
+            let superblock = Superblock::parse(bytes)?;
+            // A copy of the other parity was written astray: the next commit would not replace it.
+            if copy_offset(superblock.generation) != COPY_OFFSETS[at] {
+                let (what, found) = ("place of a superblock copy", COPY_OFFSETS[at]);
+                let expected = copy_offset(superblock.generation);
+                return Err(FormatError::Mismatch { what, expected, found });
+            }
+            Ok(superblock)
+        };
+        Copies { copies: [copy(a, 0), copy(b, 1)] }
+    }
+
+    /// The valid copy of the newest generation.
+    pub fn newest(&self) -> Option<&Superblock> {
+        self.copies.iter().flatten().max_by_key(|copy| copy.generation)
+    }
+
+    /// The valid copy of `generation`.
+    pub fn of(&self, generation: Generation) -> Option<&Superblock> {
+        self.copies.iter().flatten().find(|copy| copy.generation == generation)
+    }
+
+    /// Whether nothing was ever imported here: neither copy has a superblock's magic.
+    pub fn is_blank(&self) -> bool {
+        self.copies.iter().all(|copy| matches!(copy, Err(FormatError::Magic { .. })))
+    }
+
+    /// Why there is no valid copy: what a copy with the magic suffers from, if one has it.
+    pub fn why_not(&self) -> Option<&FormatError> {
+        let mut errors = self.copies.iter().filter_map(|copy| copy.as_ref().err());
+        let of_an_image = errors.clone().find(|error| !matches!(error, FormatError::Magic { .. }));
+        of_an_image.or_else(|| errors.next())
+    }
+}
+
+/// An image whose namespaces agree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// Superblock of each namespace of the image, in the image's order.
+    pub superblocks: Vec<Superblock>,
+    /// For each of them, which of the given namespaces it is: they may come in any order.
+    pub given: Vec<usize>,
+    /// Whether some namespace has a newer copy: an import began to commit and did not end.
+    pub unfinished: bool,
+}
+
+impl Opened {
+    /// The superblock of namespace 0, which speaks for the image.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblocks[0]
+    }
+}
+
+/// Why a set of namespaces is not an image. `given` counts the caller's list from 0.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// No namespace was given.
+    #[error("no namespace was given")]
+    Nothing,
+    /// Neither copy of a namespace has a superblock's magic.
+    #[error("namespace {given} of the list holds no dlfs image")]
+    Blank {
+        /// Which.
+        given: usize,
+    },
+    /// Both copies of a namespace are unusable.
+    #[error("namespace {given} of the list has no valid superblock")]
+    Damaged {
+        /// Which.
+        given: usize,
+        /// What is wrong with one of them.
+        #[source]
+        source: FormatError,
+    },
+    /// Namespaces of different images were given as one.
+    #[error("namespace {given} of the list belongs to image {found}, others to {expected}")]
+    OtherImage {
+        /// Which.
+        given: usize,
+        /// The image of the first one.
+        expected: Uuid,
+        /// The image of this one.
+        found: Uuid,
+    },
+    /// The same namespace of the image is there twice.
+    #[error("namespaces {first} and {second} of the list are both namespace {namespace} of it")]
+    Twice {
+        /// Index in the image.
+        namespace: u16,
+        /// One of them.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+    /// A namespace of the image is not in the list.
+    #[error("the image has {num_namespaces} namespaces; namespace {namespace} was not given")]
+    Missing {
+        /// Index in the image.
+        namespace: u16,
+        /// How many it has.
+        num_namespaces: u16,
+    },
+    /// A namespace does not have the generation that namespace 0 committed.
+    #[error("namespace {namespace} of the image is at generation {found}, the image at {expected}")]
+    MixedGenerations {
+        /// Index in the image.
+        namespace: u16,
+        /// What namespace 0 says.
+        expected: Generation,
+        /// The newest one here.
+        found: Generation,
+    },
+    /// The copies of one generation do not describe the same image.
+    #[error("the superblocks of namespaces 0 and {namespace} of the image contradict each other")]
+    Contradiction {
+        /// Index in the image.
+        namespace: u16,
+    },
+}
+
+impl From<OpenError> for crate::Error {
+    fn from(error: OpenError) -> crate::Error {
+        use crate::ErrorKind;
+        let message = error.to_string();
+        let kind = match &error {
+            OpenError::Blank { .. } => ErrorKind::NotFound,
+            OpenError::Nothing
+            | OpenError::OtherImage { .. }
+            | OpenError::Twice { .. }
+            | OpenError::Missing { .. } => ErrorKind::InvalidArgument,
+            OpenError::Damaged { source, .. } => crate::Error::from(source.clone()).kind(),
+            OpenError::MixedGenerations { .. } | OpenError::Contradiction { .. } => {
+                ErrorKind::Corrupt
+            }
+        };
+        let hint = match &error {
+            OpenError::Damaged { source: FormatError::Version { .. }, .. } => None,
+            OpenError::Damaged { .. } => Some("dlfs rebuild finds the samples by their chunks"),
+            OpenError::MixedGenerations { .. } => Some("was one namespace restored from a copy?"),
+            OpenError::Missing { .. } => Some("name all namespaces, separated by commas"),
+            _ => None,
+        };
+        let wrapped = crate::Error::new(kind, message);
+        let wrapped = match hint {
+            Some(hint) => wrapped.hint(hint),
+            None => wrapped,
+        };
+        match error {
+            OpenError::Damaged { source, .. } => wrapped.source(source),
+            _ => wrapped,
+        }
+    }
+}
+
+/// Judges the superblocks of the namespaces that a user gave as one image, in any order.
+///
+/// Namespace 0's newest valid copy says which generation is committed; all others must have it. A
+/// newer one there is an import that did not end, and does not count.
+pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
+    let order = put_in_order(given)?;
+    let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
+    let mut opened = Opened { superblocks: Vec::new(), given: order, unfinished: false };
+    for &index in &opened.given {
+        let newest = given[index].newest().expect("put_in_order saw a valid copy");
+        let namespace = newest.namespace;
+        let Some(superblock) = given[index].of(zero.generation) else {
+            let (expected, found) = (zero.generation, newest.generation);
+            return Err(OpenError::MixedGenerations { namespace, expected, found });
+        };
+        let same = superblock.layout == zero.layout
+            && superblock.namespace == namespace
+            && superblock.snapshot == zero.snapshot;
+        if !same {
+            return Err(OpenError::Contradiction { namespace });
+        }
+        opened.unfinished |= newest.generation > zero.generation;
+        opened.superblocks.push(*superblock);
+    }
+    Ok(opened)
+}
+
+/// Which of the given namespaces is which of the image: all there, none twice, all of one image.
+fn put_in_order(given: &[Copies]) -> Result<Vec<usize>, OpenError> {
+    let mut newest = Vec::with_capacity(given.len());
+    for (index, copies) in given.iter().enumerate() {
+        match (copies.newest(), copies.why_not()) {
+            (Some(superblock), _) => newest.push(superblock),
+            (None, Some(error)) if !copies.is_blank() => {
+                return Err(OpenError::Damaged { given: index, source: error.clone() });
+            }
+            _ => return Err(OpenError::Blank { given: index }),
+        }
+    }
+    let first = newest.first().ok_or(OpenError::Nothing)?;
+    let num_namespaces = first.layout.num_namespaces;
+    let mut order = vec![None; usize::from(num_namespaces)];
+    for (index, superblock) in newest.iter().enumerate() {
+        let (expected, found) = (first.layout.uuid, superblock.layout.uuid);
+        if expected != found {
+            return Err(OpenError::OtherImage { given: index, expected, found });
+        }
+        let namespace = superblock.namespace;
+        match order.get_mut(usize::from(namespace)) {
+            Some(place @ None) => *place = Some(index),
+            Some(Some(first)) => {
+                return Err(OpenError::Twice { namespace, first: *first, second: index });
+            }
+            None => return Err(OpenError::Contradiction { namespace }),
+        }
+    }
+    let find = |(namespace, place): (usize, Option<usize>)| {
+        place.ok_or(OpenError::Missing { namespace: namespace as u16, num_namespaces })
+    };
+    order.into_iter().enumerate().map(find).collect()
+}
+
+/// What an image that is open at `opened` has become, by the superblocks of its namespace 0 now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// It is what it was.
+    Same,
+    /// It has moved on: open it again.
+    Stale(Generation),
+    /// Another image, or none, lies there now.
+    Other,
+}
+
+/// Judges whether bytes that look damaged are only newer than the generation that is open.
+pub fn freshness(opened: &Superblock, now: &Copies) -> Freshness {
+    match now.newest() {
+        Some(newest) if newest.layout.uuid != opened.layout.uuid => Freshness::Other,
+        Some(newest) if newest.generation > opened.generation => {
+            Freshness::Stale(newest.generation)
+        }
+        Some(newest) if newest.generation == opened.generation => Freshness::Same,
+        // Only an older generation, or nothing: the medium was taken back or overwritten.
+        _ => Freshness::Other,
+    }
+}
+
+/// One step of a commit, to be done and awaited in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommitStep {
+    /// Flush this namespace.
+    Flush {
+        /// Index in the image.
+        namespace: u16,
+    },
+    /// Write this block.
+    Write {
+        /// Index in the image.
+        namespace: u16,
+        /// First byte.
+        offset_bytes: u64,
+        /// A superblock.
+        block: Box<[u8; SUPERBLOCK_BYTES]>,
+    },
+}
+
+/// The steps that commit a generation whose chunks, record and snapshot are written but not yet
+/// flushed. `superblocks` has one for each namespace, in the image's order. The generation is
+/// committed by the last write, and durable with the last step.
+pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
+    let flush = |superblock: &Superblock| CommitStep::Flush { namespace: superblock.namespace };
+    let write = |superblock: &Superblock| CommitStep::Write {
+        namespace: superblock.namespace,
+        offset_bytes: copy_offset(superblock.generation),
+        block: Box::new(superblock.encode()),
+    };
+    let (zero, others) = superblocks.split_at(1.min(superblocks.len()));
+    let mut steps: Vec<CommitStep> = superblocks.iter().map(flush).collect();
+    for group in [others, zero] {
+        steps.extend(group.iter().map(write));
+        steps.extend(group.iter().map(flush));
+    }
+    steps
+}

@@ -1,0 +1,90 @@
+//! Where the next sample of a chunk begins.
+
+use crate::format::FormatError;
+use crate::units::ALIGN_BYTES;
+
+/// How samples follow each other in a chunk. Part of the format: the directory keeps lengths only,
+/// and finds offsets by laying the samples out again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pack {
+    /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8
+    /// of its length in padding: a read of one sample then moves one block less.
+    #[default]
+    Aligned,
+    /// Each sample begins where the one before it ends.
+    Tight,
+}
+
+impl Pack {
+    /// Where a sample of `len` bytes begins when the one before it ended at `at`, both counted from
+    /// the start of the chunk's data, which lies at a multiple of 4,096.
+    #[inline]
+    pub fn place(self, at: u64, len: u32) -> u64 {
+        match self {
+            Pack::Tight => at,
+            Pack::Aligned => {
+                let within = at & (BLOCK - 1);
+                let touched = within + u64::from(len);
+                let needed = (u64::from(len) + BLOCK - 1) & !(BLOCK - 1);
+                let padding = BLOCK - within;
+                let better = touched > needed && padding * 8 <= u64::from(len);
+                if better { at + padding } else { at }
+            }
+        }
+    }
+
+    /// The mode as its byte on media.
+    pub(crate) fn to_byte(self) -> u8 {
+        match self {
+            Pack::Aligned => 0,
+            Pack::Tight => 1,
+        }
+    }
+
+    /// The mode of a byte on media.
+    pub(crate) fn from_byte(byte: u8) -> Result<Pack, FormatError> {
+        match byte {
+            0 => Ok(Pack::Aligned),
+            1 => Ok(Pack::Tight),
+            _ => {
+                let (what, value) = ("pack mode", u64::from(byte));
+                Err(FormatError::OutOfRange { what, value, limit: 1 })
+            }
+        }
+    }
+}
+
+const BLOCK: u64 = ALIGN_BYTES as u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_sample_moves_to_the_next_block_only_when_that_saves_one_for_an_eighth_of_it() {
+        let place = |at, len| Pack::Aligned.place(at, len);
+        assert_eq!(place(0, 5000), 0);
+        assert_eq!(place(3192, 5000), 3192); // ends exactly with its second block
+        assert_eq!(place(3193, 5000), 3193); // would touch three; 903 bytes are more than 625
+        assert_eq!(place(4000, 5000), 4096); // would touch three; 96 bytes are few
+        assert_eq!(place(4000, 100), 4096 - 96); // an eighth of 100 is not 96
+        assert_eq!(place(4095, 8), 4096);
+        assert_eq!(place(4095, 0), 4095);
+        assert_eq!(place(u64::from(u32::MAX) * 3, u32::MAX), u64::from(u32::MAX) * 3 + 3);
+    }
+
+    proptest! {
+        #[test]
+        fn padding_is_at_most_an_eighth_and_always_saves_a_block(at in 0u64..1 << 40, len: u32) {
+            let blocks = |start: u64| (start + u64::from(len)).div_ceil(BLOCK) - start / BLOCK;
+            let start = Pack::Aligned.place(at, len);
+            prop_assert!(start >= at && (start - at) * 8 <= u64::from(len));
+            if start > at {
+                prop_assert_eq!(blocks(start), u64::from(len).div_ceil(BLOCK));
+                prop_assert!(blocks(at) > blocks(start));
+            }
+            prop_assert_eq!(Pack::Tight.place(at, len), at);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The generation record: what a generation is beside its chunks.
+//!
+//! Chunk headers name samples, but not which of them were deleted later, what classes are called, or
+//! which cells the generation freed. Each generation writes these facts once more outside of the
+//! snapshot, as a chunk of its own kind, so that losing the snapshot loses nothing. Deletions are
+//! marked here and not in the headers of their chunks, since writing over a header would touch what
+//! the previous generation still reads, and could tear it.
+//!
+//! The record is a chunk [head](crate::format::chunk::RawHead) of kind 2 whose table is, in LEB128
+//! numbers and strings behind their length:
+//!
+//! ```text
+//! chunks | parts: count, (first, count, seed, window)* | fields: count, string*
+//! | classes: count, string* | deleted: runs, (gap, length)* | freed: runs, (namespace, cell, cells)*
+//! ```
+
+use zerocopy::IntoBytes;
+
+use crate::format::checksum::crc32c;
+use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, table_of};
+use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::error::{at_most, equal};
+use crate::format::geometry::MAX_SAMPLES;
+use crate::format::{FormatError, ImageLayout, Part, Run};
+use crate::units::{Generation, Slot};
+
+/// What a generation is beside its chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationRecord {
+    /// The image.
+    pub layout: ImageLayout,
+    /// The generation.
+    pub generation: Generation,
+    /// When it was written, in ns since 1970.
+    pub time_ns: u64,
+    /// How many chunks the generation has, those of earlier ones that it keeps included.
+    pub num_chunks: u64,
+    /// Its parts, in the order of ids, without gaps.
+    pub parts: Vec<Part>,
+    /// Names of the fields; empty for one field without a name.
+    pub fields: Vec<Vec<u8>>,
+    /// Names of the classes; a label is an index into it. Empty where labels are numbers.
+    pub classes: Vec<Vec<u8>>,
+    /// Deleted ids, as runs of (first, length), ascending.
+    pub deleted: Vec<(u64, u64)>,
+    /// Cells that the previous generation read and this one does not.
+    pub freed: Vec<Run>,
+}
+
+impl GenerationRecord {
+    /// The bytes to write at its place, padded to a multiple of 4,096. Their number does not depend
+    /// on the place.
+    pub fn encode(&self, namespace: u16, cell: u64) -> Vec<u8> {
+        let mut out = vec![0; HEAD_BYTES];
+        self.put_table(&mut out);
+        let table = &out[HEAD_BYTES..];
+        let head = ChunkHead {
+            layout: self.layout,
+            kind: ChunkKind::Record,
+            id: ChunkId { generation: self.generation, sequence: RECORD_SEQUENCE },
+            time_ns: self.time_ns,
+            namespace,
+            cell,
+            first_slot: Slot(0),
+            num_samples: 0,
+            num_fields: 0,
+            header_len: (HEAD_BYTES + table.len()) as u32,
+            data_len: 0,
+            part_first: 0,
+            part_seed: 0,
+            part_window: 0,
+            table_crc: crc32c(table),
+        };
+        out[..HEAD_BYTES].copy_from_slice(head.to_raw().as_bytes());
+        out.resize(padded(out.len() as u64) as usize, 0);
+        out
+    }
+
+    /// Reads a record and its head.
+    ///
+    /// # Errors
+    /// What is wrong with it; `Truncated` names the length to read when `bytes` are too few.
+    pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
+        let head = ChunkHead::parse(bytes)?;
+        if head.kind != ChunkKind::Record {
+            let what = "kind of a generation record";
+            return Err(FormatError::OutOfRange { what, value: 1, limit: 2 });
+        }
+        let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
+        let record = GenerationRecord {
+            layout: head.layout,
+            generation: head.id.generation,
+            time_ns: head.time_ns,
+            num_chunks: table.number()?,
+            parts: read_parts(&mut table)?,
+            fields: read_strings(&mut table)?,
+            classes: read_strings(&mut table)?,
+            deleted: read_deleted(&mut table)?,
+            freed: read_runs(&mut table, &head.layout)?,
+        };
+        equal("bytes behind a generation record", 0, table.len() as u64)?;
+        Ok((head, record))
+    }
+
+    fn put_table(&self, out: &mut Vec<u8>) {
+        put_number(out, self.num_chunks);
+        put_parts(out, &self.parts);
+        put_strings(out, &self.fields);
+        put_strings(out, &self.classes);
+        put_number(out, self.deleted.len() as u64);
+        let mut at = 0;
+        for (first, len) in &self.deleted {
+            put_number(out, first - at);
+            put_number(out, *len);
+            at = first + len;
+        }
+        put_runs(out, &self.freed);
+    }
+}
+
+pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part]) {
+    put_number(out, parts.len() as u64);
+    for part in parts {
+        for number in [part.first, part.count, part.seed, part.window] {
+            put_number(out, number);
+        }
+    }
+}
+
+/// Parts that follow each other without a gap, from id 0 on.
+pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<Vec<Part>, FormatError> {
+    let (mut parts, mut end) = (Vec::new(), 0);
+    for _ in 0..cursor.count(4)? {
+        let mut next = || cursor.number();
+        let part = Part { first: next()?, count: next()?, seed: next()?, window: next()? };
+        part.check()?;
+        equal("first id of a part", end, part.first)?;
+        end = part.first + part.count;
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+pub(crate) fn put_strings(out: &mut Vec<u8>, strings: &[Vec<u8>]) {
+    put_number(out, strings.len() as u64);
+    for string in strings {
+        put_string(out, string);
+    }
+}
+
+pub(crate) fn read_strings(cursor: &mut Cursor<'_>) -> Result<Vec<Vec<u8>>, FormatError> {
+    let count = cursor.count(1)?;
+    (0..count).map(|_| Ok(cursor.string()?.to_vec())).collect()
+}
+
+pub(crate) fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
+    put_number(out, runs.len() as u64);
+    for run in runs {
+        put_number(out, u64::from(run.namespace));
+        put_number(out, run.cell);
+        put_number(out, run.cells);
+    }
+}
+
+pub(crate) fn read_runs(
+    cursor: &mut Cursor<'_>,
+    layout: &ImageLayout,
+) -> Result<Vec<Run>, FormatError> {
+    let mut runs = Vec::new();
+    for _ in 0..cursor.count(3)? {
+        let last = u64::from(layout.num_namespaces) - 1;
+        let namespace = at_most("namespace of a freed run", cursor.number()?, last)? as u16;
+        let (cell, cells) = (cursor.number()?, cursor.number()?);
+        layout.offset_of(cell.saturating_add(cells))?;
+        runs.push(Run { namespace, cell, cells });
+    }
+    Ok(runs)
+}
+
+fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError> {
+    let (mut runs, mut at) = (Vec::new(), 0u64);
+    for _ in 0..cursor.count(2)? {
+        let (gap, len) = (cursor.number()?, cursor.number()?);
+        let first = at_most("deleted id", at.saturating_add(gap), MAX_SAMPLES)?;
+        at = at_most("deleted id", first.saturating_add(len), MAX_SAMPLES)?;
+        runs.push((first, len));
+    }
+    Ok(runs)
+}
+
+/// A record comes after all chunks of its generation.
+const RECORD_SEQUENCE: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Pack, Uuid};
+
+    fn record() -> GenerationRecord {
+        GenerationRecord {
+            layout: ImageLayout::new(Uuid([7; 16]), 64 << 10, Pack::Aligned, 2).unwrap(),
+            generation: Generation(3),
+            time_ns: 99,
+            num_chunks: 12,
+            parts: vec![
+                Part { first: 0, count: 1000, seed: u64::MAX, window: 1000 },
+                Part { first: 1000, count: 1, seed: 0, window: 0 },
+            ],
+            fields: vec![b"jpg".to_vec(), b"txt".to_vec()],
+            classes: vec![b"cat".to_vec(), b"".to_vec()],
+            deleted: vec![(0, 1), (5, 3), (1000, 1)],
+            freed: vec![Run { namespace: 1, cell: 4, cells: 2 }],
+        }
+    }
+
+    #[test]
+    fn a_record_reads_back_with_its_place() {
+        let bytes = record().encode(1, 17);
+        assert_eq!(bytes.len(), 4096);
+        let (head, found) = GenerationRecord::parse(&bytes).unwrap();
+        assert_eq!(found, record());
+        assert_eq!((head.namespace, head.cell, head.run().cells), (1, 17, 1));
+        head.check_place(&record().layout, 1, 17).unwrap();
+        assert!(head.check_place(&record().layout, 0, 17).is_err(), "a write that went astray");
+    }
+
+    #[test]
+    fn parts_with_a_gap_and_ids_past_the_limit_are_refused() {
+        let mut gap = record();
+        gap.parts[1].first = 1001;
+        assert!(GenerationRecord::parse(&gap.encode(0, 1)).is_err());
+        let mut far = record();
+        far.deleted = vec![(MAX_SAMPLES, 1)];
+        assert!(GenerationRecord::parse(&far.encode(0, 1)).is_err());
+        let mut elsewhere = record();
+        elsewhere.freed[0].namespace = 2;
+        assert!(GenerationRecord::parse(&elsewhere.encode(0, 1)).is_err());
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_of_a_record_is_seen() {
+        let bytes = record().encode(1, 17);
+        let used = ChunkHead::parse(&bytes).unwrap().header_len as usize;
+        for bit in 0..used * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(GenerationRecord::parse(&damaged).is_err(), "bit {bit}");
+        }
+        for len in 0..used {
+            assert!(GenerationRecord::parse(&bytes[..len]).is_err(), "{len} bytes");
+        }
+    }
+}

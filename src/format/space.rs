@@ -1,0 +1,203 @@
+//! Which cells are free for the generation being written.
+//!
+//! Cells that the current generation reads must stay, and so must those that it freed: they are what
+//! the previous generation reads, and a reader still on that one must find its bytes, or at worst a
+//! newer superblock, never half of something else. So space freed in generation g is written again
+//! from g + 2 at the earliest.
+
+use std::collections::BTreeMap;
+
+use crate::format::{ImageLayout, Run};
+
+/// Free and used cells of all namespaces of an image. What it gives out depends on what was put in
+/// and asked for and on nothing else, so that a resumed import goes on where it would have.
+#[derive(Debug, Clone)]
+pub struct Space {
+    namespaces: Vec<Cells>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Cells {
+    capacity: u64,
+    /// Used cells as start and end, never touching each other; cell 0 is the superblocks'.
+    used: BTreeMap<u64, u64>,
+    /// No cell below this one is free.
+    full_below: u64,
+}
+
+impl Space {
+    /// All cells free but cell 0 of each namespace. `len_bytes` has the length of each one;
+    /// `u64::MAX` for a file that may grow.
+    pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
+        let namespace = |len: &u64| {
+            let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };
+            cells.take(0, 1);
+            cells
+        };
+        Space { namespaces: len_bytes.iter().map(namespace).collect() }
+    }
+
+    /// Marks `run` as used: whatever the current generation reads, and whatever it freed.
+    pub fn reserve(&mut self, run: Run) {
+        if let Some(cells) = self.namespaces.get_mut(usize::from(run.namespace)) {
+            cells.take(run.cell, run.cells);
+        }
+    }
+
+    /// Takes `cells` cells in one run, on `preferred` (modulo the number of namespaces) if there is
+    /// room, otherwise on the next namespace that has some. `None`: there is no such run.
+    ///
+    /// Chunk number `n` of a generation prefers namespace `n`: this is striping.
+    pub fn allocate(&mut self, preferred: u64, cells: u64) -> Option<Run> {
+        let count = self.namespaces.len() as u64;
+        for step in 0..count {
+            let index = ((preferred % count) + step) % count;
+            let namespace = &mut self.namespaces[index as usize];
+            if let Some(cell) = namespace.find(cells) {
+                namespace.take(cell, cells);
+                return Some(Run { namespace: index as u16, cell, cells });
+            }
+        }
+        None
+    }
+
+    /// Cells of all namespaces that are free.
+    pub fn free_cells(&self) -> u64 {
+        let free = |cells: &Cells| cells.capacity.saturating_sub(cells.used_cells());
+        self.namespaces.iter().map(free).fold(0, u64::saturating_add)
+    }
+
+    /// End of the last used cell of a namespace, in cells: how long a file must be.
+    pub fn end_cell(&self, namespace: u16) -> u64 {
+        let cells = self.namespaces.get(usize::from(namespace));
+        cells.and_then(|cells| cells.used.values().next_back().copied()).unwrap_or(0)
+    }
+}
+
+impl Cells {
+    fn used_cells(&self) -> u64 {
+        self.used.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// The lowest run of `cells` free cells.
+    fn find(&mut self, cells: u64) -> Option<u64> {
+        let mut at = self.full_below;
+        for (&start, &end) in self.used.range(self.full_below..) {
+            if start >= at && start - at >= cells {
+                break;
+            }
+            if at == self.full_below && start <= at {
+                self.full_below = end.max(at);
+            }
+            at = at.max(end);
+        }
+        let end = at.checked_add(cells)?;
+        (end <= self.capacity).then_some(at)
+    }
+
+    /// Marks cells as used, merging with neighbours and with what was marked already.
+    fn take(&mut self, cell: u64, cells: u64) {
+        if cells == 0 {
+            return;
+        }
+        let (mut start, mut end) = (cell, cell.saturating_add(cells));
+        if let Some((&before, &before_end)) = self.used.range(..=start).next_back()
+            && before_end >= start
+        {
+            start = before;
+            end = end.max(before_end);
+        }
+        while let Some((&next, &next_end)) = self.used.range(start..=end).next() {
+            self.used.remove(&next);
+            end = end.max(next_end);
+        }
+        self.used.insert(start, end);
+        // The merged run may begin below the mark, where `find` would no longer look for it.
+        if start <= self.full_below {
+            self.full_below = self.full_below.max(end);
+        }
+    }
+}
+
+/// The runs of `old` that are not in `new`, joined where they touch: what a generation frees.
+pub fn freed(old: impl IntoIterator<Item = Run>, new: impl IntoIterator<Item = Run>) -> Vec<Run> {
+    let kept: std::collections::HashSet<Run> = new.into_iter().collect();
+    let mut runs: Vec<Run> = old.into_iter().filter(|run| !kept.contains(run)).collect();
+    runs.sort_unstable();
+    let mut joined: Vec<Run> = Vec::new();
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if last.namespace == run.namespace && last.cell + last.cells == run.cell => {
+                last.cells += run.cells;
+            }
+            _ => joined.push(run),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Pack, Uuid};
+    use proptest::prelude::*;
+
+    fn space(len_cells: &[u64]) -> Space {
+        let layout = ImageLayout::new(Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap();
+        let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 16).collect();
+        Space::new(&layout, &lens)
+    }
+
+    #[test]
+    fn chunks_go_round_the_namespaces_and_past_full_ones() {
+        let mut space = space(&[3, 2, 4]);
+        let cells: Vec<(u16, u64)> = (0..6)
+            .map(|chunk| space.allocate(chunk, 1).map(|run| (run.namespace, run.cell)).unwrap())
+            .collect();
+        assert_eq!(cells, [(0, 1), (1, 1), (2, 1), (0, 2), (2, 2), (2, 3)]);
+        assert_eq!(space.free_cells(), 0);
+        assert_eq!(space.allocate(6, 1), None);
+    }
+
+    #[test]
+    fn a_run_that_fits_nowhere_is_refused_however_long() {
+        let mut space = space(&[10]);
+        assert_eq!(space.allocate(0, 10), None);
+        assert_eq!(space.allocate(0, u64::MAX), None);
+        assert_eq!(space.allocate(0, 9).map(|run| run.cell), Some(1));
+    }
+
+    #[test]
+    fn freed_runs_are_those_that_are_gone() {
+        let run = |cell, cells| Run { namespace: 0, cell, cells };
+        let old = [run(1, 1), run(2, 2), run(9, 1), run(4, 1)];
+        assert_eq!(freed(old, [run(9, 1), run(20, 4)]), [run(1, 4)]);
+        assert_eq!(freed(old, old), []);
+    }
+
+    proptest! {
+        #[test]
+        fn allocation_never_touches_a_used_cell_and_always_finds_the_lowest_room(
+            steps in prop::collection::vec((any::<bool>(), 0u64..40, 1u64..6), 0..60)
+        ) {
+            let mut space = space(&[64]);
+            let mut used = [false; 64];
+            used[0] = true;
+            for (reserve, cell, cells) in steps {
+                if reserve {
+                    space.reserve(Run { namespace: 0, cell, cells });
+                    used[cell as usize..(cell + cells) as usize].fill(true);
+                    continue;
+                }
+                let room = (0..=64 - cells as usize)
+                    .find(|at| used[*at..at + cells as usize].iter().all(|used| !used));
+                let found = space.allocate(0, cells).map(|run| run.cell as usize);
+                prop_assert_eq!(found, room);
+                if let Some(at) = room {
+                    used[at..at + cells as usize].fill(true);
+                }
+            }
+            prop_assert_eq!(space.free_cells() as usize, used.iter().filter(|used| !**used).count());
+        }
+    }
+}

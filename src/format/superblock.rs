@@ -1,0 +1,232 @@
+//! The superblock: what an image is, and where its directory lies.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::format::checksum::crc32c;
+use crate::format::error::{at_most, enough};
+use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES};
+use crate::format::{FormatError, Pack, Uuid};
+use crate::units::Generation;
+
+/// A superblock copy as it lies on media: one block of 4,096 bytes.
+///
+/// Magic, version and checksum stay where they are in every future version, so that a later image is
+/// told from a damaged one.
+///
+/// | bytes      | field                | meaning                                                |
+/// |------------|----------------------|--------------------------------------------------------|
+/// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
+/// | 8..10      | `version`            | 1                                                      |
+/// | 10..12     | `namespace`          | index of this namespace, from 0                        |
+/// | 12..14     | `num_namespaces`     | how many the image has                                 |
+/// | 14         | `pack`               | 0 aligned, 1 tight                                     |
+/// | 15         | `reserved_a`         | zero                                                   |
+/// | 16..32     | `uuid`               | the image                                              |
+/// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
+/// | 40..48     | `time_ns`            | when it was committed, in ns since 1970                |
+/// | 48..56     | `required`           | features without which it cannot be read               |
+/// | 56..64     | `optional`           | features that a reader may ignore                      |
+/// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
+/// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
+/// | 80..84     | `chunk_size`         | bytes of a cell                                        |
+/// | 84..86     | `snapshot_namespace` | index of the namespace with the directory snapshot     |
+/// | 86..88     | `reserved_b`         | zero                                                   |
+/// | 88..96     | `snapshot_offset`    | where the snapshot begins, in bytes                    |
+/// | 96..104    | `snapshot_len`       | its length in bytes                                    |
+/// | 104..108   | `snapshot_crc`       | CRC32C of its first 4,096 bytes                        |
+/// | 108..112   | `reserved_c`         | zero                                                   |
+/// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
+/// | 120..128   | `num_live`           | samples there are                                      |
+/// | 128..4092  | `reserved_d`         | zero                                                   |
+/// | 4092..4096 | `crc`                | CRC32C of bytes 0..4092                                |
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U16,
+    namespace: U16,
+    num_namespaces: U16,
+    pack: u8,
+    reserved_a: u8,
+    uuid: [u8; 16],
+    generation: U64,
+    time_ns: U64,
+    required: U64,
+    optional: U64,
+    placement_seed: U64,
+    used_len: U64,
+    chunk_size: U32,
+    snapshot_namespace: U16,
+    reserved_b: U16,
+    snapshot_offset: U64,
+    snapshot_len: U64,
+    snapshot_crc: U32,
+    reserved_c: U32,
+    num_samples: U64,
+    num_live: U64,
+    reserved_d: [u8; 3964],
+    crc: U32,
+}
+const _: () = assert!(size_of::<RawSuperblock>() == SUPERBLOCK_BYTES);
+
+/// A superblock, decoded and checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Superblock {
+    /// What the whole image is like.
+    pub layout: ImageLayout,
+    /// Index of the namespace it lies on.
+    pub namespace: u16,
+    /// The generation it commits, from 1.
+    pub generation: Generation,
+    /// When, in ns since 1970.
+    pub time_ns: u64,
+    /// Features that a reader may ignore; kept as found.
+    pub optional_features: u64,
+    /// Seed of the newest part's placement.
+    pub placement_seed: u64,
+    /// Bytes of this namespace that the generation may read: a shorter one has been cut off.
+    pub used_len_bytes: u64,
+    /// Where the snapshot of the directory lies.
+    pub snapshot: SnapshotPlace,
+    /// Ids given out, deleted samples included.
+    pub num_samples: u64,
+    /// Samples there are.
+    pub num_live: u64,
+}
+
+/// Where the snapshot of a directory lies, and how it is recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotPlace {
+    /// Index of the namespace.
+    pub namespace: u16,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// Length.
+    pub len_bytes: u64,
+    /// CRC32C of its head, the first 4,096 bytes.
+    pub head_crc32c: u32,
+}
+
+impl Superblock {
+    /// The block to write at [`copy_offset`] of its generation.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut raw = RawSuperblock {
+            magic: MAGIC,
+            version: VERSION.into(),
+            namespace: self.namespace.into(),
+            num_namespaces: self.layout.num_namespaces.into(),
+            pack: self.layout.pack.to_byte(),
+            reserved_a: 0,
+            uuid: self.layout.uuid.0,
+            generation: self.generation.0.into(),
+            time_ns: self.time_ns.into(),
+            required: REQUIRED_FEATURES.into(),
+            optional: self.optional_features.into(),
+            placement_seed: self.placement_seed.into(),
+            used_len: self.used_len_bytes.into(),
+            chunk_size: self.layout.chunk_size_bytes.into(),
+            snapshot_namespace: self.snapshot.namespace.into(),
+            reserved_b: 0.into(),
+            snapshot_offset: self.snapshot.offset_bytes.into(),
+            snapshot_len: self.snapshot.len_bytes.into(),
+            snapshot_crc: self.snapshot.head_crc32c.into(),
+            reserved_c: 0.into(),
+            num_samples: self.num_samples.into(),
+            num_live: self.num_live.into(),
+            reserved_d: [0; 3964],
+            crc: 0.into(),
+        };
+        raw.crc = crc32c(&raw.as_bytes()[..SUPERBLOCK_BYTES - 4]).into();
+        zerocopy::transmute!(raw)
+    }
+
+    /// Reads one copy from the first 4,096 of `bytes`.
+    ///
+    /// # Errors
+    /// `Magic`: no superblock lies here. `Version`, `RequiredFeatures`: a later release wrote it.
+    /// Otherwise it is damaged.
+    pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(FormatError::Magic { what: "superblock" });
+        }
+        enough("superblock", SUPERBLOCK_BYTES as u64, bytes.len())?;
+        let (raw, _) = RawSuperblock::read_from_prefix(bytes).expect("4,096 bytes are there");
+        let (expected, found) = (raw.crc.get(), crc32c(&bytes[..SUPERBLOCK_BYTES - 4]));
+        if expected != found {
+            return Err(FormatError::Checksum { what: "superblock", expected, found });
+        }
+        let found = raw.version.get();
+        if found != VERSION {
+            return Err(FormatError::Version { what: "superblock", found, known: VERSION });
+        }
+        let unknown = raw.required.get() & !REQUIRED_FEATURES;
+        if unknown != 0 {
+            return Err(FormatError::RequiredFeatures { unknown });
+        }
+        raw.decode()
+    }
+
+    /// Cells of the snapshot's run, if it begins where a cell does.
+    pub fn snapshot_run(&self) -> crate::format::Run {
+        let cell = self.snapshot.offset_bytes / u64::from(self.layout.chunk_size_bytes);
+        let cells = self.layout.cells_of(self.snapshot.len_bytes);
+        crate::format::Run { namespace: self.snapshot.namespace, cell, cells }
+    }
+}
+
+impl RawSuperblock {
+    fn decode(&self) -> Result<Superblock, FormatError> {
+        let pack = Pack::from_byte(self.pack)?;
+        let uuid = Uuid(self.uuid);
+        let namespaces = self.num_namespaces.get();
+        let layout = ImageLayout::new(uuid, self.chunk_size.get(), pack, namespaces)?;
+        let last = u64::from(namespaces) - 1;
+        at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
+        at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;
+        at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
+        let chunk_size = u64::from(layout.chunk_size_bytes);
+        let (offset, len) = (self.snapshot_offset.get(), self.snapshot_len.get());
+        at_most("place of the snapshot within its cell", offset % chunk_size, 0)?;
+        at_most("length of the snapshot", len, MAX_NAMESPACE_BYTES)?;
+        at_most("place of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
+        at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
+        at_most("number of live samples", self.num_live.get(), self.num_samples.get())?;
+        if self.generation.get() == 0 {
+            let (what, limit) = ("generation", u64::MAX);
+            return Err(FormatError::OutOfRange { what, value: 0, limit });
+        }
+        Ok(Superblock {
+            layout,
+            namespace: self.namespace.get(),
+            generation: Generation(self.generation.get()),
+            time_ns: self.time_ns.get(),
+            optional_features: self.optional.get(),
+            placement_seed: self.placement_seed.get(),
+            used_len_bytes: self.used_len.get(),
+            snapshot: SnapshotPlace {
+                namespace: self.snapshot_namespace.get(),
+                offset_bytes: offset,
+                len_bytes: len,
+                head_crc32c: self.snapshot_crc.get(),
+            },
+            num_samples: self.num_samples.get(),
+            num_live: self.num_live.get(),
+        })
+    }
+}
+
+/// Where the copy of `generation` lies: A for even ones, B for odd ones.
+pub fn copy_offset(generation: Generation) -> u64 {
+    COPY_OFFSETS[(generation.0 % 2) as usize]
+}
+
+/// Offsets of copies A and B. B lies away from A, so that one bad or torn large block does not take
+/// both, and within the smallest cell.
+pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];
+/// Bytes of one copy.
+pub const SUPERBLOCK_BYTES: usize = 4096;
+const MAGIC: [u8; 8] = *b"DLFSIMG\0";
+const VERSION: u16 = 1;
+/// Required features that this build knows: none so far.
+const REQUIRED_FEATURES: u64 = 0;

@@ -1,0 +1,76 @@
+//! The identity of an image.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The identity of an image: 16 bytes that its importer drew, the same in every structure of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A version 4 UUID of 16 random bytes, which the caller draws.
+    pub fn from_random_bytes(mut bytes: [u8; 16]) -> Uuid {
+        bytes[6] = (bytes[6] & 0x0f) | 0x40;
+        bytes[8] = (bytes[8] & 0x3f) | 0x80;
+        Uuid(bytes)
+    }
+
+    /// Seed of everything that is hashed for this image, so that names chosen to collide in one
+    /// image do not collide in another.
+    pub fn hash_seed(&self) -> u64 {
+        let (low, _) = self.0.split_first_chunk().expect("16 bytes begin with 8");
+        u64::from_le_bytes(*low)
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not 32 hexadecimal digits, with or without hyphens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a UUID: 32 hexadecimal digits are expected")]
+pub struct NotAUuid;
+
+impl FromStr for Uuid {
+    type Err = NotAUuid;
+
+    fn from_str(text: &str) -> Result<Uuid, NotAUuid> {
+        let mut digits = text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16));
+        let mut bytes = [0; 16];
+        for byte in &mut bytes {
+            let mut digit = || digits.next().flatten().ok_or(NotAUuid);
+            *byte = (digit()? << 4 | digit()?) as u8;
+        }
+        if digits.next().is_some() { Err(NotAUuid) } else { Ok(Uuid(bytes)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_reads_back_from_its_text_and_nothing_else_does() {
+        let uuid = Uuid::from_random_bytes([0xab; 16]);
+        assert_eq!(uuid.to_string(), "abababab-abab-4bab-abab-abababababab");
+        assert_eq!(uuid.to_string().parse(), Ok(uuid));
+        assert_eq!("abab".parse::<Uuid>(), Err(NotAUuid));
+        assert_eq!(format!("{uuid}0").parse::<Uuid>(), Err(NotAUuid));
+        assert_eq!("é".repeat(32).parse::<Uuid>(), Err(NotAUuid));
+    }
+}
