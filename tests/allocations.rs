@@ -1,0 +1,112 @@
+//! The read path allocates nothing once it is warm: counted, engine by engine.
+
+#[path = "support/counting_alloc.rs"]
+mod counting_alloc;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use counting_alloc::{CountingAlloc, allocations_during};
+use dlfs::buf::{HugePages, Pool, PoolOptions, SharedBuf};
+use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};
+use dlfs::qpair::group::PollGroup;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{Completion, Device, Direct, Io, IoOp};
+use dlfs::units::Lba;
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc = CountingAlloc;
+
+const SLOT: usize = 64 << 10;
+
+fn pool(num_slots: usize) -> Pool {
+    let (slot_len_bytes, huge_pages) = (SLOT, HugePages::Off);
+    Pool::new(PoolOptions { bytes: num_slots * SLOT, slot_len_bytes, huge_pages }).unwrap()
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations_during(|| Box::new(7)).0, 1);
+    assert_eq!(allocations_during(|| 7).0, 0);
+}
+
+#[test]
+fn buffers_are_taken_split_frozen_and_given_back_without_allocating() {
+    let pool = pool(8);
+    let (count, slice) = allocations_during(|| {
+        let mut last = SharedBuf::empty();
+        for _ in 0..1000 {
+            drop(std::mem::take(&mut last));
+            let mut buf = pool.take(3 * SLOT).unwrap();
+            let rest = buf.split_off(100);
+            buf.unsplit(rest).unwrap();
+            last = buf.split_off(SLOT).freeze().slice(5..50);
+        }
+        last
+    });
+    assert_eq!((count, slice.len()), (0, 45));
+}
+
+#[test]
+fn a_warm_memory_engine_reads_without_allocating() {
+    reads_without_allocating(&MemNamespace::new(4 << 20, 4096).unwrap());
+}
+
+#[test]
+fn a_warm_file_engine_reads_without_allocating() {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(4 << 20).unwrap();
+    for (calls, direct) in [
+        (FileCalls::Auto, Direct::Off),
+        (FileCalls::Pread, Direct::Off),
+        (FileCalls::Auto, Direct::On),
+    ] {
+        let options = FileOptions { calls, direct, ..FileOptions::default() };
+        match FileNamespace::open(image.path(), options) {
+            Ok(device) => reads_without_allocating(&device),
+            Err(error) => println!("skipped: {}", error.report()),
+        }
+    }
+}
+
+/// Reads at depth 32, buffers from a pool: the first rounds may allocate, the later ones not.
+fn reads_without_allocating(device: &dyn Device) {
+    let mut group = PollGroup::new().unwrap();
+    group.add(device.queue_pair().unwrap());
+    let mut reader = Reader {
+        group,
+        pool: pool(32),
+        pending: VecDeque::with_capacity(32),
+        done: Vec::with_capacity(32),
+    };
+    reader.read(200);
+    let (count, ()) = allocations_during(|| reader.read(5000));
+    assert_eq!(count, 0, "allocations in 5,000 reads by {}", device.namespace().engine);
+}
+
+struct Reader {
+    group: PollGroup,
+    pool: Pool,
+    pending: VecDeque<Io>,
+    done: Vec<(usize, Completion)>,
+}
+
+impl Reader {
+    fn read(&mut self, count: u64) {
+        let (mut asked, mut ended) = (0, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while ended < count {
+            while asked < count
+                && let Some(buf) = self.pool.take(4096)
+            {
+                let slba = Lba(asked * 7 % 1024);
+                self.pending.push_back(Io { op: IoOp::Read, slba, buf, tag: asked });
+                asked += 1;
+            }
+            self.group.submit(0, &mut self.pending);
+            ended += self.group.poll(Instant::now(), 32, &mut self.done) as u64;
+            self.done.drain(..).for_each(|(_, completion)| completion.result.unwrap());
+            assert!(Instant::now() < deadline, "{ended} of {count} reads ended");
+        }
+    }
+}
