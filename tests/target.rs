@@ -13,6 +13,7 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
+use support::evil::{Evil, EvilTarget};
 use support::random::Random;
 use support::raw_host::{RawHost, Reply};
 
@@ -89,5 +90,28 @@ fn writes_in_the_capsule_and_by_r2t_reach_the_namespace() {
         assert!(read == large);
     }
     assert_eq!(target.stats().writes, 4);
-    assert!(Status::SUCCESS.is_success());
+}
+
+#[test]
+fn the_misbehaving_target_is_right_until_it_is_told_otherwise() {
+    let evil = EvilTarget::start((0..1 << 20).map(|i: u32| (i >> 9) as u8).collect());
+    let read = Sqe::read(0, NSID, Lba(5), 2, 1024);
+    for digests in [NO_DIGESTS, BOTH_DIGESTS] {
+        let (_admin, [mut io]) =
+            RawHost::with_queues(evil.local_addr(), &EvilTarget::nqn(), digests);
+        let (cqe, data) = io.call(read, &[]);
+        assert!(cqe.status().is_success() && data == [[5; 512], [6; 512]].concat());
+        evil.behave(Evil::ShortSuccess(512), Some(1));
+        assert_eq!(io.call(read, &[]).1.len(), 512);
+        evil.behave(Evil::Status(Status::LBA_OUT_OF_RANGE), Some(1));
+        assert!(io.call(read, &[]).0.status().is(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(io.call(read, &[]).1.len(), 1024);
+        evil.behave(Evil::Die, Some(1));
+        io.start(read, &[]);
+        assert_eq!(io.receive(), Reply::Closed);
+        evil.die();
+        assert!(std::net::TcpStream::connect(evil.local_addr()).is_err());
+        evil.revive();
+    }
+    assert_eq!(evil.misbehaved(), 6);
 }

@@ -3,6 +3,7 @@
 
 pub mod contract;
 pub mod disk;
+pub mod evil;
 pub mod faults;
 pub mod random;
 pub mod raw_host;

@@ -1,0 +1,865 @@
+//! A target that misbehaves on request, over a real socket.
+//!
+//! Left alone it is a plain, correct, slow controller: one thread a connection, one namespace in
+//! memory, no digest refused. [`EvilTarget::behave`] says what it does wrong, and how often; counts
+//! and kills let a test prove that it did.
+//!
+//! ```text
+//! let target = EvilTarget::start(bytes);           // blocks of 512 bytes
+//! target.behave(Evil::ShortSuccess(100), Some(1)); // the next read only
+//! let device = dlfs::qpair::open(&target.address(), &options)?;
+//! ...
+//! target.die(); target.revive();
+//! ```
+
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlfs::nvme::identify::{
+    IdentifyController, IdentifyNamespace, NamespaceDescriptors, encode_namespace_list,
+};
+use dlfs::nvme::sqe::{admin, cns, fctype, feature, nvm};
+use dlfs::nvme::{Address, Cap, Cqe, Csts, Nqn, Property, Sgl, Sqe, Status, TcpAddress, Vs};
+use dlfs::tcp::Digests;
+use dlfs::tcp::deframer::{Deframer, Event, Pdu, Role};
+use dlfs::tcp::digest::digest;
+use dlfs::tcp::pdu::{
+    C2HData, CapsuleResp, FLAG_DDGST, FLAG_LAST_PDU, FLAG_SUCCESS, Form, IcReq, IcResp, R2T,
+    put_term_req,
+};
+use dlfs::units::Nsid;
+use parking_lot::{Condvar, Mutex};
+use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
+
+/// Where in connecting something goes wrong. In the order in which they come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    IcResp,
+    AdminConnect,
+    PropertyGet,
+    PropertySet,
+    IdentifyController,
+    SetNumQueues,
+    IoConnect,
+    NamespaceList,
+    IdentifyNamespace,
+    NamespaceDescriptors,
+    KeepAlive,
+}
+
+impl Step {
+    /// Every step that connecting cannot do without.
+    pub const ALL: [Step; 9] = [
+        Step::IcResp,
+        Step::AdminConnect,
+        Step::PropertyGet,
+        Step::PropertySet,
+        Step::IdentifyController,
+        Step::SetNumQueues,
+        Step::IoConnect,
+        Step::NamespaceList,
+        Step::IdentifyNamespace,
+    ];
+}
+
+/// What the target does wrong.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Evil {
+    /// Never answers at this step.
+    Hang(Step),
+    /// Closes the connection at this step.
+    Close(Step),
+    /// Answers this step with this status.
+    Fail(Step, Status),
+    /// Sends this in place of ICResp.
+    IcResp(Vec<u8>),
+    /// Sends these 4,096 bytes in place of the page of this step.
+    Page(Step, Vec<u8>),
+    /// Sends these bytes in place of the answer to this step.
+    Garbage(Step, Vec<u8>),
+    /// CSTS never says that the controller is ready.
+    NeverReady,
+    /// CSTS says that the controller has failed.
+    FatalStatus,
+    /// Read: only so many bytes, and then success by the flag of the data.
+    ShortSuccess(u32),
+    /// Read: only so many bytes, and then a capsule that says success.
+    ShortCapsule(u32),
+    /// Read: the data digest is wrong. Nothing happens where none is in force.
+    WrongDataDigest,
+    /// Read: the header digest is wrong. Nothing happens where none is in force.
+    WrongHeaderDigest,
+    /// Read: the data come for another command identifier: this one's exclusive-or with the number.
+    WrongCid(u16),
+    /// Read or write: the completion comes for another command identifier.
+    WrongCompletionCid(u16),
+    /// Read: everything right, and then a second completion.
+    DoubleCompletion,
+    /// Read: everything right, and then the data once more.
+    DoubleData,
+    /// Read: the data begin so far from where they should; negative is u32 arithmetic.
+    WrongOffset(u32),
+    /// Read: more data than were asked for.
+    TooMuchData(u32),
+    /// Read: SUCCESS without LAST_PDU.
+    SuccessWithoutLast,
+    /// Read: an R2T, as if it were a write.
+    R2tForRead,
+    /// Write: an R2T for the bytes from `offset`, `len` of them, in place of the right one.
+    R2t { offset: u32, len: u32 },
+    /// Write: the R2T twice in one segment.
+    TwoR2ts,
+    /// Write: data, as if it were a read.
+    DataForWrite,
+    /// Read: data of the block so many further.
+    WrongLba(u64),
+    /// Read: one bit is flipped, and the digest fits to that.
+    FlippedBit(usize),
+    /// Read or write: this status.
+    Status(Status),
+    /// Read or write: no answer.
+    HangIo,
+    /// Read or write: all connections are closed, and nobody listens, until [`EvilTarget::revive`].
+    Die,
+    /// Read or write: this connection is closed.
+    CloseIo,
+    /// Read: half of the data, then the connection is closed.
+    CloseInData,
+    /// Read or write: a termination request with this status.
+    TermReq(u16),
+    /// Read or write: these bytes in place of an answer.
+    GarbageIo(Vec<u8>),
+    /// Read: the right bytes, one at a time, each in a segment of its own.
+    OneByteAtATime,
+}
+
+/// A target that misbehaves on request. It ends when it is dropped.
+pub struct EvilTarget {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    misbehaved: AtomicUsize,
+    accepted: AtomicUsize,
+    commands: AtomicUsize,
+}
+
+struct State {
+    plan: Vec<(Evil, Option<u32>)>,
+    bytes: Vec<u8>,
+    block_len: u32,
+    nguid: [u8; 16],
+    streams: Vec<TcpStream>,
+    is_alive: bool,
+    is_listening: bool,
+    is_over: bool,
+    /// Reads answered since the start, by starting block, for tests of re-issue.
+    reads: HashMap<u64, u32>,
+}
+
+impl EvilTarget {
+    /// Serves `bytes` as a writable namespace of 512-byte blocks on a free port of loopback.
+    pub fn start(bytes: Vec<u8>) -> EvilTarget {
+        EvilTarget::with_block_len(bytes, 512)
+    }
+
+    pub fn with_block_len(bytes: Vec<u8>, block_len: u32) -> EvilTarget {
+        assert!(bytes.len().is_multiple_of(block_len as usize), "whole blocks");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = State {
+            plan: Vec::new(),
+            bytes,
+            block_len,
+            nguid: [0xE7; 16],
+            streams: Vec::new(),
+            is_alive: true,
+            is_listening: true,
+            is_over: false,
+            reads: HashMap::new(),
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            misbehaved: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(0),
+            commands: AtomicUsize::new(0),
+        });
+        let target = EvilTarget { shared: shared.clone(), address };
+        std::thread::spawn(move || accept(&shared, Some(listener), address));
+        target
+    }
+
+    pub fn nqn() -> Nqn {
+        Nqn::new("nqn.2026-11.io.dlfs:evil").unwrap()
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How a host of this library reaches it.
+    pub fn address(&self) -> Address {
+        Address::Tcp(TcpAddress {
+            traddr: self.address.ip().to_string(),
+            trsvcid: self.address.port(),
+            subnqn: EvilTarget::nqn(),
+            nsid: Some(Nsid(1)),
+        })
+    }
+
+    /// Does this whenever there is occasion, `times` times or for ever; several plans may run.
+    pub fn behave(&self, evil: Evil, times: Option<u32>) {
+        self.shared.state.lock().plan.push((evil, times));
+    }
+
+    /// Forgets all plans; what hangs goes on hanging until its connection is closed.
+    pub fn be_good(&self) {
+        self.shared.state.lock().plan.clear();
+    }
+
+    /// How often it has misbehaved.
+    pub fn misbehaved(&self) -> usize {
+        self.shared.misbehaved.load(Ordering::SeqCst)
+    }
+
+    /// TCP connections accepted so far.
+    pub fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::SeqCst)
+    }
+
+    /// I/O commands received so far.
+    pub fn io_commands(&self) -> usize {
+        self.shared.commands.load(Ordering::SeqCst)
+    }
+
+    /// How often the block was the first of a read.
+    pub fn reads_of(&self, slba: u64) -> u32 {
+        self.shared.state.lock().reads.get(&slba).copied().unwrap_or(0)
+    }
+
+    /// The bytes of the namespace now.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.shared.state.lock().bytes.clone()
+    }
+
+    /// Puts other bytes under it, as if another image were served; `nguid` is the new identity.
+    pub fn replace(&self, bytes: Vec<u8>, nguid: [u8; 16]) {
+        let mut state = self.shared.state.lock();
+        (state.bytes, state.nguid) = (bytes, nguid);
+    }
+
+    /// Closes every connection and stops listening: connecting is refused.
+    pub fn die(&self) {
+        self.shared.die();
+        self.wait_until(|state| !state.is_listening);
+    }
+
+    /// Listens again on the same port.
+    pub fn revive(&self) {
+        self.shared.state.lock().is_alive = true;
+        self.shared.changed.notify_all();
+        self.wait_until(|state| state.is_listening);
+    }
+
+    fn wait_until(&self, is_so: impl Fn(&State) -> bool) {
+        let mut state = self.shared.state.lock();
+        while !is_so(&state) {
+            let timed_out =
+                self.shared.changed.wait_for(&mut state, Duration::from_secs(20)).timed_out();
+            assert!(!timed_out, "the accepting thread does not follow");
+        }
+    }
+
+    /// Closes every connection; new ones are accepted.
+    pub fn cut(&self) {
+        self.shared.cut();
+    }
+}
+
+impl Drop for EvilTarget {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.die();
+    }
+}
+
+impl Shared {
+    fn die(&self) {
+        self.state.lock().is_alive = false;
+        self.changed.notify_all();
+        self.cut();
+    }
+
+    fn cut(&self) {
+        for stream in self.state.lock().streams.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both); // it may be closed already
+        }
+    }
+
+    /// The first plan that `applies`, taken once.
+    fn take(&self, applies: impl Fn(&Evil) -> bool) -> Option<Evil> {
+        let mut state = self.state.lock();
+        let index = state.plan.iter().position(|(evil, _)| applies(evil))?;
+        let (evil, times) = &mut state.plan[index];
+        let evil = evil.clone();
+        let is_spent = times.as_mut().is_some_and(|times| {
+            *times -= 1;
+            *times == 0
+        });
+        if is_spent {
+            state.plan.remove(index);
+        }
+        self.misbehaved.fetch_add(1, Ordering::SeqCst);
+        Some(evil)
+    }
+}
+
+/// Accepts while the target is alive, and waits while it is dead.
+fn accept(shared: &Arc<Shared>, mut listener: Option<TcpListener>, address: SocketAddr) {
+    loop {
+        {
+            let mut state = shared.state.lock();
+            while !state.is_alive && !state.is_over {
+                listener = None;
+                state.is_listening = false;
+                shared.changed.notify_all();
+                shared.changed.wait(&mut state);
+            }
+            if state.is_over {
+                return;
+            }
+        }
+        if listener.is_none() {
+            listener = TcpListener::bind(address).ok();
+            shared.state.lock().is_listening = listener.is_some();
+            shared.changed.notify_all();
+        }
+        let Some(open) = &listener else {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        open.set_nonblocking(true).unwrap();
+        match open.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                shared.accepted.fetch_add(1, Ordering::SeqCst);
+                shared.state.lock().streams.push(stream.try_clone().unwrap());
+                let shared = shared.clone();
+                std::thread::spawn(move || {
+                    let _ended = Connection::new(stream, shared).run();
+                });
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// The connection is over, for whatever reason.
+struct Over;
+
+struct Connection {
+    stream: TcpStream,
+    shared: Arc<Shared>,
+    deframer: Deframer,
+    form: Form,
+    is_io: bool,
+    is_enabled: bool,
+    flow_control: bool,
+    /// Writes whose data come by R2T: command identifier to command and what has come.
+    writes: HashMap<u16, (Sqe, Vec<u8>)>,
+    /// The command that the data now coming belong to, and those in its capsule.
+    current: Option<(Sqe, Vec<u8>)>,
+    filling: Option<u16>,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, shared: Arc<Shared>) -> Connection {
+        let _ = stream.set_nodelay(true); // it only makes it quicker
+        Connection {
+            stream,
+            shared,
+            deframer: Deframer::new(Role::Controller, 16 << 10, 4 << 20),
+            form: Form::default(),
+            is_io: false,
+            is_enabled: false,
+            flow_control: true,
+            writes: HashMap::new(),
+            current: None,
+            filling: None,
+        }
+    }
+
+    fn run(mut self) -> Result<(), Over> {
+        let mut buf = vec![0; 64 << 10];
+        loop {
+            let len = self.stream.read(&mut buf).map_err(|_| Over)?;
+            if len == 0 {
+                return Err(Over);
+            }
+            let mut input = &buf[..len];
+            loop {
+                // The deframer's events borrow only from `buf`.
+                let Ok(event) = self.deframer.next(&mut input) else { return Err(Over) };
+                match event {
+                    None => break,
+                    Some(event) => self.handle(event)?,
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event<'_>) -> Result<(), Over> {
+        match event {
+            Event::Header { pdu: Pdu::IcReq(req), .. } => self.initialise(&req),
+            Event::Header { pdu: Pdu::CapsuleCmd(cmd), data_len } => {
+                let sqe = Sqe::read_from_bytes(&cmd.sqe).map_err(|_| Over)?;
+                self.filling = None;
+                if data_len == 0 {
+                    return self.execute(&sqe, None);
+                }
+                self.current = Some((sqe, Vec::new()));
+                Ok(())
+            }
+            Event::Header { pdu: Pdu::H2CData(data), .. } => {
+                self.filling = Some(data.cccid.get());
+                Ok(())
+            }
+            Event::Header { .. } => Err(Over), // a termination request
+            Event::Data(bytes) => {
+                let data = match self.filling {
+                    Some(cid) => self.writes.get_mut(&cid).map(|(_, data)| data),
+                    None => self.current.as_mut().map(|(_, data)| data),
+                };
+                data.ok_or(Over)?.extend_from_slice(bytes);
+                Ok(())
+            }
+            Event::DataEnd { .. } => match self.filling {
+                None => {
+                    let (sqe, data) = self.current.take().ok_or(Over)?;
+                    self.execute(&sqe, Some(&data))
+                }
+                Some(cid) => {
+                    let (sqe, data) = self.writes.get(&cid).ok_or(Over)?;
+                    if data.len() < sqe.sgl.len.get() as usize {
+                        return Ok(());
+                    }
+                    let (sqe, data) = self.writes.remove(&cid).ok_or(Over)?;
+                    self.write(&sqe, &data)
+                }
+            },
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Over> {
+        self.stream.write_all(bytes).map_err(|_| Over)
+    }
+
+    /// Never answers; the connection stays open until somebody closes it.
+    fn hang(&mut self) -> Result<(), Over> {
+        let mut byte = [0; 4096];
+        while self.stream.read(&mut byte).map_err(|_| Over)? > 0 {}
+        Err(Over)
+    }
+
+    fn close(&mut self) -> Result<(), Over> {
+        let _ = self.stream.shutdown(Shutdown::Both); // either way it is over
+        Err(Over)
+    }
+
+    fn initialise(&mut self, req: &IcReq) -> Result<(), Over> {
+        let digests = Digests::from_bits(req.dgst);
+        if let Some(result) = self.misbehave_at(Step::IcResp, None) {
+            return result;
+        }
+        let evil = self.shared.take(|evil| matches!(evil, Evil::IcResp(_)));
+        self.form = Form { digests, pda: req.hpda };
+        self.deframer.initialised(Form { digests, pda: 0 });
+        match evil {
+            Some(Evil::IcResp(bytes)) => self.send(&bytes),
+            _ => self.send(IcResp::new(digests, 128 << 10).as_bytes()),
+        }
+    }
+
+    /// What goes wrong at `step`, if anything does: then the step is over.
+    fn misbehave_at(&mut self, step: Step, sqe: Option<&Sqe>) -> Option<Result<(), Over>> {
+        let evil = self.shared.take(|evil| match evil {
+            Evil::Hang(at) | Evil::Close(at) | Evil::Garbage(at, _) | Evil::Page(at, _) => {
+                *at == step
+            }
+            Evil::Fail(at, _) => *at == step && sqe.is_some(),
+            _ => false,
+        })?;
+        Some(match (evil, sqe) {
+            (Evil::Close(_), _) => self.close(),
+            (Evil::Garbage(_, bytes), _) => self.send(&bytes),
+            (Evil::Fail(_, status), Some(sqe)) => self.complete(sqe, status, 0),
+            (Evil::Page(_, page), Some(sqe)) => self.page(sqe, &page),
+            _ => self.hang(),
+        })
+    }
+
+    fn complete(&mut self, sqe: &Sqe, status: Status, result: u64) -> Result<(), Over> {
+        let bytes = self.completion(sqe.cid.get(), status, result);
+        self.send(&bytes)
+    }
+
+    fn completion(&self, cid: u16, status: Status, result: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let cqe = Cqe::new(cid, status).with_result(result);
+        let entry: [u8; 16] = cqe.as_bytes().try_into().unwrap();
+        self.form.put(&mut bytes, &CapsuleResp::new(entry, self.form));
+        bytes
+    }
+
+    /// The bytes of one C2HData.
+    fn data(&self, cid: u16, offset: u32, data: &[u8], flags: u8) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.form.put(&mut bytes, &C2HData::new(cid, offset, data.len() as u32, flags, self.form));
+        bytes.extend_from_slice(data);
+        if self.form.digests.data {
+            bytes.extend_from_slice(&digest(data));
+        }
+        bytes
+    }
+
+    /// Answers with data, rightly.
+    fn page(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Over> {
+        let len = data.len().min(sqe.sgl.len.get() as usize);
+        let cid = sqe.cid.get();
+        let mut bytes = self.data(cid, 0, &data[..len], FLAG_LAST_PDU);
+        bytes.extend_from_slice(&self.completion(cid, Status::SUCCESS, 0));
+        self.send(&bytes)
+    }
+
+    fn execute(&mut self, sqe: &Sqe, data: Option<&[u8]>) -> Result<(), Over> {
+        if let Some(fctype) = sqe.fctype() {
+            return self.fabrics(sqe, fctype);
+        }
+        if self.is_io { self.io(sqe, data) } else { self.admin(sqe) }
+    }
+
+    fn fabrics(&mut self, sqe: &Sqe, kind: u8) -> Result<(), Over> {
+        let step = match kind {
+            fctype::CONNECT if sqe.connect_qid() == 0 => Step::AdminConnect,
+            fctype::CONNECT => Step::IoConnect,
+            fctype::PROPERTY_GET => Step::PropertyGet,
+            _ => Step::PropertySet,
+        };
+        if let Some(result) = self.misbehave_at(step, Some(sqe)) {
+            return result;
+        }
+        match (kind, sqe.property()) {
+            (fctype::CONNECT, _) => {
+                self.is_io = sqe.connect_qid() != 0;
+                self.flow_control = !sqe.connect_disables_sq_flow_control();
+                let mut cqe =
+                    Cqe::new(sqe.cid.get(), Status::SUCCESS).with_result(u64::from(CNTLID));
+                cqe.sqhd.set(if self.flow_control { 1 } else { Cqe::SQHD_NO_FLOW_CONTROL });
+                let entry: [u8; 16] = cqe.as_bytes().try_into().unwrap();
+                let mut bytes = Vec::new();
+                self.form.put(&mut bytes, &CapsuleResp::new(entry, self.form));
+                self.send(&bytes)
+            }
+            (fctype::PROPERTY_GET, Some(Property::Cap)) => {
+                self.complete(sqe, Status::SUCCESS, Cap::new(128, 2000).0)
+            }
+            (fctype::PROPERTY_GET, Some(Property::Vs)) => {
+                self.complete(sqe, Status::SUCCESS, u64::from(Vs::V1_4.0))
+            }
+            (fctype::PROPERTY_GET, Some(Property::Csts)) => {
+                let evil = |evil: &Evil| matches!(evil, Evil::NeverReady | Evil::FatalStatus);
+                let csts = match self.shared.take(evil) {
+                    Some(Evil::FatalStatus) => Csts::FATAL,
+                    Some(_) => 0,
+                    None => u32::from(self.is_enabled),
+                };
+                self.complete(sqe, Status::SUCCESS, u64::from(csts))
+            }
+            (fctype::PROPERTY_SET, Some(Property::Cc)) => {
+                self.is_enabled = sqe.property_value() & 1 != 0;
+                self.complete(sqe, Status::SUCCESS, 0)
+            }
+            _ => self.complete(sqe, Status::SUCCESS, 0),
+        }
+    }
+
+    fn admin(&mut self, sqe: &Sqe) -> Result<(), Over> {
+        let step = match (sqe.opcode, sqe.low_byte_of_cdw10()) {
+            (admin::IDENTIFY, cns::CONTROLLER) => Some(Step::IdentifyController),
+            (admin::IDENTIFY, cns::NAMESPACE) => Some(Step::IdentifyNamespace),
+            (admin::IDENTIFY, cns::ACTIVE_NAMESPACES) => Some(Step::NamespaceList),
+            (admin::IDENTIFY, cns::NAMESPACE_DESCRIPTORS) => Some(Step::NamespaceDescriptors),
+            (admin::SET_FEATURES, feature::NUMBER_OF_QUEUES) => Some(Step::SetNumQueues),
+            (admin::KEEP_ALIVE, _) => Some(Step::KeepAlive),
+            _ => None,
+        };
+        if let Some(result) = step.and_then(|step| self.misbehave_at(step, Some(sqe))) {
+            return result;
+        }
+        match step {
+            Some(Step::IdentifyController) => self.page(sqe, identify_controller().as_bytes()),
+            Some(Step::IdentifyNamespace) => {
+                let id = {
+                    let state = self.shared.state.lock();
+                    let num_blocks = state.bytes.len() as u64 / u64::from(state.block_len);
+                    IdentifyNamespace::new(num_blocks, state.block_len, state.nguid, false)
+                };
+                self.page(sqe, id.as_bytes())
+            }
+            Some(Step::NamespaceList) => {
+                self.page(sqe, &encode_namespace_list([Nsid(1)].into_iter()))
+            }
+            Some(Step::NamespaceDescriptors) => {
+                let nguid = Some(self.shared.state.lock().nguid);
+                let ids = NamespaceDescriptors { nguid, ..NamespaceDescriptors::default() };
+                self.page(sqe, &ids.encode())
+            }
+            Some(Step::SetNumQueues) => {
+                let asked = sqe.cdw11.get();
+                self.complete(sqe, Status::SUCCESS, u64::from(asked))
+            }
+            _ if sqe.opcode == admin::ASYNC_EVENT_REQUEST => Ok(()),
+            _ if sqe.opcode == admin::KEEP_ALIVE || sqe.opcode == admin::SET_FEATURES => {
+                self.complete(sqe, Status::SUCCESS, 0)
+            }
+            _ => self.complete(sqe, Status::INVALID_OPCODE.do_not_retry(), 0),
+        }
+    }
+
+    fn io(&mut self, sqe: &Sqe, data: Option<&[u8]>) -> Result<(), Over> {
+        self.shared.commands.fetch_add(1, Ordering::SeqCst);
+        if let Some(evil) = self.shared.take(concerns_any_io) {
+            return self.misbehave_in_io(&evil, sqe);
+        }
+        match (sqe.opcode, data) {
+            (nvm::READ, _) => self.read(sqe),
+            (nvm::WRITE, Some(data)) => self.write(sqe, data),
+            (nvm::WRITE, None) => self.ask_for_data(sqe),
+            _ => self.complete(sqe, Status::SUCCESS, 0),
+        }
+    }
+
+    fn misbehave_in_io(&mut self, evil: &Evil, sqe: &Sqe) -> Result<(), Over> {
+        match evil {
+            Evil::Status(status) => self.complete(sqe, *status, 0),
+            Evil::HangIo => Ok(()),
+            Evil::CloseIo => self.close(),
+            Evil::Die => {
+                self.shared.die();
+                Err(Over)
+            }
+            Evil::TermReq(fes) => {
+                let mut bytes = Vec::new();
+                put_term_req(&mut bytes, false, *fes, 0, sqe.as_bytes());
+                self.send(&bytes)
+            }
+            Evil::GarbageIo(bytes) => self.send(bytes),
+            Evil::WrongCompletionCid(change) => {
+                let bytes = self.completion(sqe.cid.get() ^ change, Status::SUCCESS, 0);
+                self.send(&bytes)
+            }
+            other => unreachable!("{other:?} is not for any I/O"),
+        }
+    }
+
+    fn ask_for_data(&mut self, sqe: &Sqe) -> Result<(), Over> {
+        let cid = sqe.cid.get();
+        let len = sqe.sgl.len.get();
+        let evil = self
+            .shared
+            .take(|evil| matches!(evil, Evil::R2t { .. } | Evil::TwoR2ts | Evil::DataForWrite));
+        let mut bytes = Vec::new();
+        match evil {
+            Some(Evil::DataForWrite) => {
+                bytes = self.data(cid, 0, &vec![0; len as usize], FLAG_LAST_PDU)
+            }
+            Some(Evil::R2t { offset, len }) => {
+                self.form.put(&mut bytes, &R2T::new(cid, 1, offset, len, self.form));
+            }
+            evil => {
+                let times = if evil.is_some() { 2 } else { 1 };
+                for _ in 0..times {
+                    self.form.put(&mut bytes, &R2T::new(cid, 1, 0, len, self.form));
+                }
+            }
+        }
+        self.writes.insert(cid, (*sqe, Vec::new()));
+        self.send(&bytes)
+    }
+
+    fn write(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Over> {
+        let status = {
+            let mut state = self.shared.state.lock();
+            let at = (sqe.slba().0 * u64::from(state.block_len)) as usize;
+            match state.bytes.get_mut(at..at + data.len()) {
+                Some(place) => {
+                    place.copy_from_slice(data);
+                    Status::SUCCESS
+                }
+                None => Status::LBA_OUT_OF_RANGE.do_not_retry(),
+            }
+        };
+        self.complete(sqe, status, 0)
+    }
+
+    fn read(&mut self, sqe: &Sqe) -> Result<(), Over> {
+        let evil = self.shared.take(concerns_reads);
+        let further = if let Some(Evil::WrongLba(further)) = evil { further } else { 0 };
+        let data = {
+            let mut state = self.shared.state.lock();
+            *state.reads.entry(sqe.slba().0).or_default() += 1;
+            let len = sqe.num_blocks() as usize * state.block_len as usize;
+            let mut at = (sqe.slba().0 + further) as usize * state.block_len as usize;
+            if further > 0 && at + len > state.bytes.len() {
+                at = 0; // the wrong block all the same
+            }
+            state.bytes.get(at..at + len).map(<[u8]>::to_vec)
+        };
+        let Some(mut data) = data.filter(|data| data.len() == sqe.sgl.len.get() as usize) else {
+            return self.complete(sqe, Status::LBA_OUT_OF_RANGE.do_not_retry(), 0);
+        };
+        if let Some(Evil::FlippedBit(bit)) = evil {
+            let byte = bit / 8 % data.len();
+            data[byte] ^= 1 << (bit % 8);
+        }
+        let bytes = self.read_answer(sqe.cid.get(), &data, evil.as_ref());
+        match evil {
+            Some(Evil::OneByteAtATime) => {
+                for byte in bytes.chunks(1) {
+                    self.send(byte)?;
+                }
+                Ok(())
+            }
+            Some(Evil::CloseInData) => {
+                self.send(&bytes)?;
+                self.close()
+            }
+            _ => self.send(&bytes),
+        }
+    }
+
+    /// The bytes that answer a read, right or wrong.
+    fn read_answer(&self, cid: u16, data: &[u8], evil: Option<&Evil>) -> Vec<u8> {
+        let done = if self.flow_control { FLAG_LAST_PDU } else { FLAG_LAST_PDU | FLAG_SUCCESS };
+        let right = |bytes: &mut Vec<u8>| {
+            bytes.extend_from_slice(&self.data(cid, 0, data, done));
+            if self.flow_control {
+                bytes.extend_from_slice(&self.completion(cid, Status::SUCCESS, 0));
+            }
+        };
+        let success = || self.completion(cid, Status::SUCCESS, 0);
+        let cut = |len: u32| &data[..(len as usize).min(data.len())];
+        let hlen = if self.form.digests.header { 28 } else { 24 };
+        let mut bytes = Vec::new();
+        match evil {
+            Some(Evil::ShortSuccess(0)) | Some(Evil::ShortCapsule(0)) => bytes = success(),
+            Some(Evil::ShortSuccess(len)) => {
+                bytes = self.data(cid, 0, cut(*len), FLAG_LAST_PDU | FLAG_SUCCESS);
+            }
+            Some(Evil::ShortCapsule(len)) => {
+                bytes = self.data(cid, 0, cut(*len), 0);
+                bytes.extend_from_slice(&success());
+            }
+            Some(Evil::WrongDataDigest) => {
+                bytes = self.data(cid, 0, data, FLAG_LAST_PDU | FLAG_SUCCESS);
+                if bytes[1] & FLAG_DDGST != 0 {
+                    *bytes.last_mut().unwrap() ^= 0xFF;
+                }
+            }
+            Some(Evil::WrongHeaderDigest) => {
+                right(&mut bytes);
+                if hlen == 28 {
+                    bytes[24] ^= 0xFF;
+                }
+            }
+            Some(Evil::WrongCid(change)) => {
+                bytes = self.data(cid ^ change, 0, data, FLAG_LAST_PDU | FLAG_SUCCESS);
+            }
+            Some(Evil::DoubleCompletion) => {
+                right(&mut bytes);
+                bytes.extend_from_slice(&success());
+            }
+            Some(Evil::DoubleData) => {
+                right(&mut bytes);
+                right(&mut bytes);
+            }
+            Some(Evil::WrongOffset(offset)) => bytes = self.data(cid, *offset, data, done),
+            Some(Evil::TooMuchData(more)) => {
+                let longer = [data, &vec![0xEE; *more as usize]].concat();
+                bytes = self.data(cid, 0, &longer, done);
+            }
+            Some(Evil::SuccessWithoutLast) => bytes = self.data(cid, 0, data, FLAG_SUCCESS),
+            Some(Evil::R2tForRead) => {
+                self.form.put(&mut bytes, &R2T::new(cid, 1, 0, data.len() as u32, self.form));
+            }
+            Some(Evil::CloseInData) => {
+                right(&mut bytes);
+                bytes.truncate(hlen + data.len() / 2);
+            }
+            _ => right(&mut bytes),
+        }
+        bytes
+    }
+}
+
+fn concerns_any_io(evil: &Evil) -> bool {
+    use Evil::*;
+    matches!(
+        evil,
+        Status(_) | HangIo | CloseIo | Die | TermReq(_) | GarbageIo(_) | WrongCompletionCid(_)
+    )
+}
+
+fn concerns_reads(evil: &Evil) -> bool {
+    use Evil::*;
+    matches!(
+        evil,
+        ShortSuccess(_)
+            | ShortCapsule(_)
+            | WrongDataDigest
+            | WrongHeaderDigest
+            | WrongCid(_)
+            | DoubleCompletion
+            | DoubleData
+            | WrongOffset(_)
+            | TooMuchData(_)
+            | SuccessWithoutLast
+            | R2tForRead
+            | WrongLba(_)
+            | FlippedBit(_)
+            | CloseInData
+            | OneByteAtATime
+    )
+}
+
+/// A right answer to Identify Controller, which tests may spoil.
+pub fn identify_controller() -> IdentifyController {
+    let mut id = IdentifyController::new_zeroed();
+    id.cntrltype = IdentifyController::TYPE_IO;
+    id.cntlid.set(CNTLID);
+    id.mdts = 5;
+    id.ver.set(Vs::V1_4.0);
+    id.kas.set(1);
+    id.aerl = 3;
+    (id.sqes, id.cqes) = (0x66, 0x44);
+    id.nn.set(1);
+    id.vwc = IdentifyController::VWC_PRESENT;
+    id.sgls.set(1 | 1 << 20 | 1 << 21);
+    id.ioccsz.set(4 + 4096 / 16);
+    id.iorcsz.set(1);
+    id.msdbd = 1;
+    id.subnqn = EvilTarget::nqn().to_field();
+    assert_eq!(size_of::<Sgl>(), 16);
+    id
+}
+
+/// Every controller has this identifier: it looks at none.
+const CNTLID: u16 = 1;
