@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::buf::IoBuf;
+use crate::buf::{IoBuf, SharedBuf};
 
 /// Shared, immutable bytes: a window of a buffer that was read from media or made in memory.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub struct Bytes {
 
 enum Owner {
     Heap(Vec<u8>),
-    Io(IoBuf),
+    Shared(SharedBuf),
 }
 
 impl Bytes {
@@ -43,7 +43,7 @@ impl Deref for Bytes {
     fn deref(&self) -> &[u8] {
         match &*self.owner {
             Owner::Heap(bytes) => &bytes[self.range.clone()],
-            Owner::Io(bytes) => &bytes[self.range.clone()],
+            Owner::Shared(bytes) => &bytes[self.range.clone()],
         }
     }
 }
@@ -55,10 +55,16 @@ impl From<Vec<u8>> for Bytes {
     }
 }
 
+impl From<SharedBuf> for Bytes {
+    fn from(bytes: SharedBuf) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Shared(bytes)), range }
+    }
+}
+
 impl From<IoBuf> for Bytes {
     fn from(bytes: IoBuf) -> Bytes {
-        let range = 0..bytes.len();
-        Bytes { owner: Arc::new(Owner::Io(bytes)), range }
+        bytes.freeze().into()
     }
 }
 

@@ -95,6 +95,16 @@ pub enum AddressError {
 }
 
 impl Address {
+    /// Whether both name the same namespace of the same subsystem, by whatever path.
+    pub fn is_same_namespace(&self, other: &Address) -> bool {
+        match (self, other) {
+            (Address::Tcp(one), Address::Tcp(other)) => {
+                (&one.subnqn, one.nsid) == (&other.subnqn, other.nsid)
+            }
+            _ => self == other,
+        }
+    }
+
     /// An IMAGE: one or more addresses separated by commas.
     ///
     /// # Errors

@@ -1,1 +1,290 @@
-//! Turns a batch of samples into few large reads, and verified bytes.
+//! Turns a batch of samples into few large reads, and the reads into verified bytes.
+//!
+//! [`Reader`] reads batches of ids on the caller's thread; `prefetch` drives the same parts along an
+//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll, verify) and
+//! `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
+//!
+//! Invariants: bytes that a batch shows have had their checksum compared; a run of memory has one
+//! owner, the pump while it is read and the batch afterwards; nothing is allocated per sample.
+//!
+//! Read `pump.rs` first.
+
+mod batch;
+mod plan;
+mod pump;
+mod range;
+mod stale;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::qpair::Device;
+use crate::units::{Epoch, SampleId};
+
+pub use batch::{Batch, Sample};
+pub use pump::ReadStats;
+
+pub(crate) use batch::Place;
+pub(crate) use plan::{Fetch, Geometry, Merge, Wanted, plan_chunk, plan_samples, plan_whole_chunk};
+pub(crate) use pump::{Fetched, Pump};
+pub(crate) use range::read_range;
+pub(crate) use stale::{check_not_stale, read_copies};
+
+/// How a [`Reader`] works.
+#[derive(Debug, Clone)]
+pub struct ReaderOptions {
+    /// Memory for batches, in bytes; a batch that needs more gets it from the heap, with a warning.
+    pub window_bytes: usize,
+    /// Queue pairs a namespace.
+    pub queue_pairs: usize,
+    /// The most commands outstanding at a time; `None`: what the queues hold.
+    pub max_outstanding: Option<usize>,
+    /// The longest that one call may take.
+    pub deadline: Duration,
+    /// Whether to burn a core rather than sleep while waiting.
+    pub busy_poll: bool,
+}
+
+impl Default for ReaderOptions {
+    fn default() -> ReaderOptions {
+        ReaderOptions {
+            window_bytes: 64 << 20,
+            queue_pairs: 1,
+            max_outstanding: None,
+            deadline: Duration::from_secs(60),
+            busy_poll: false,
+        }
+    }
+}
+
+/// Reads batches of samples by id, on the caller's thread.
+pub struct Reader {
+    directory: Arc<Directory>,
+    devices: Vec<Arc<dyn Device>>,
+    pump: Option<Pump>,
+    pid: u32,
+    pool: Pool,
+    geometry: Vec<Geometry>,
+    options: ReaderOptions,
+    wanted: Vec<Wanted>,
+    fetches: Vec<Fetch>,
+    spare: Vec<Fetch>,
+    warned: bool,
+    next_token: u64,
+}
+
+impl Reader {
+    /// A reader of the image whose namespaces `devices` are, in the superblock's order.
+    ///
+    /// # Errors
+    /// Those of opening queue pairs, and `OutOfMemory` for the window.
+    pub fn new(
+        directory: Arc<Directory>,
+        devices: Vec<Arc<dyn Device>>,
+        options: ReaderOptions,
+    ) -> Result<Reader> {
+        let pool = Pool::new(PoolOptions {
+            bytes: options.window_bytes,
+            slot_len_bytes: SLOT_LEN_BYTES,
+            huge_pages: HugePages::Auto,
+        })?;
+        let mut reader = Reader {
+            directory,
+            devices,
+            pump: None,
+            pid: std::process::id(),
+            pool,
+            geometry: Vec::new(),
+            options,
+            wanted: Vec::new(),
+            fetches: Vec::new(),
+            spare: Vec::new(),
+            warned: false,
+            next_token: 0,
+        };
+        reader.open_pump()?;
+        Ok(reader)
+    }
+
+    /// What was moved so far.
+    pub fn stats(&self) -> ReadStats {
+        self.pump.as_ref().map_or_else(ReadStats::default, Pump::stats)
+    }
+
+    /// Reads the samples named by `ids` into `batch`, in the order of `ids`.
+    ///
+    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows.
+    ///
+    /// # Errors
+    /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum
+    /// still differs after reading again; the error names the sample and its LBA. `Stale`: the image
+    /// has moved on. `TimedOut`, `Disconnected`: as the connection options say.
+    pub fn read_batch(&mut self, ids: &[SampleId], batch: &mut Batch) -> Result<()> {
+        let mut failures = self.read_batch_each(ids, batch)?;
+        match failures.is_empty() {
+            true => Ok(()),
+            false => {
+                batch.reset(&self.directory, Epoch(0));
+                Err(failures.swap_remove(0).1)
+            }
+        }
+    }
+
+    /// As [`Reader::read_batch`], but a sample that cannot be read costs only itself: the result names
+    /// the positions in `ids` that failed, in rising order, and why; they are empty in `batch`.
+    ///
+    /// # Errors
+    /// `NotFound`, `TimedOut`, `OutOfMemory`: the call as a whole failed.
+    pub fn read_batch_each(
+        &mut self,
+        ids: &[SampleId],
+        batch: &mut Batch,
+    ) -> Result<Vec<(usize, Error)>> {
+        self.notice_fork()?;
+        batch.reset(&self.directory, Epoch(0));
+        self.plan(ids)?;
+        batch.expect(ids.len());
+        for (index, &id) in ids.iter().enumerate() {
+            batch.place(index, Place { id, piece: 0, len_bytes: 0, offset: 0 });
+        }
+        let deadline = Instant::now() + self.options.deadline;
+        let first_token = self.next_token;
+        let mut failures = Vec::new();
+        let mut fetches = std::mem::take(&mut self.fetches);
+        for fetch in fetches.drain(..) {
+            let run = self.take(fetch.len_bytes)?;
+            self.next_token += 1;
+            let token = self.next_token;
+            self.pump()?.start(token, fetch, run);
+        }
+        self.fetches = fetches;
+        while self.pump()?.in_flight() > 0 {
+            let now = Instant::now();
+            let moved = self.pump()?.turn(now);
+            while let Some(fetched) = self.pump()?.next_finished() {
+                let failed = place_fetched(&fetched, batch);
+                failures.extend(failed.into_iter().zip(fetched.failures.into_iter().map(|f| f.1)));
+                let mut fetch = fetched.fetch;
+                fetch.clear();
+                self.spare.push(fetch);
+            }
+            if !moved && self.pump()?.in_flight() > 0 {
+                if now >= deadline {
+                    return Err(self.give_up(first_token));
+                }
+                self.pump()?.wait(deadline);
+            }
+        }
+        failures.sort_by_key(|(index, _)| *index);
+        if failures.iter().any(|(_, error)| error.kind() == ErrorKind::Corrupt) {
+            check_not_stale(&self.devices, &self.directory)?;
+        }
+        Ok(failures)
+    }
+
+    fn plan(&mut self, ids: &[SampleId]) -> Result<()> {
+        self.wanted.clear();
+        for (index, &id) in ids.iter().enumerate() {
+            let Some(extent) = self.directory.extent(id) else {
+                return Err(not_in_directory(&self.directory, id));
+            };
+            self.wanted.push(Wanted { index: index as u32, id, extent });
+        }
+        let merge =
+            if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours };
+        let (wanted, spare, out) = (&mut self.wanted, &mut self.spare, &mut self.fetches);
+        plan_samples(wanted, &self.geometry, merge, RUN_LEN_BYTES, spare, out);
+        Ok(())
+    }
+
+    /// Memory for a run: from the window, or, where that is too small, from the heap.
+    fn take(&mut self, len: usize) -> Result<IoBuf> {
+        if let Some(run) = self.pool.take(len) {
+            return Ok(run);
+        }
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                window_bytes = self.options.window_bytes,
+                "batches need more memory than the window has; the heap gives the rest"
+            );
+        }
+        Ok(IoBuf::zeroed(len))
+    }
+
+    fn give_up(&mut self, first_token: u64) -> Error {
+        let last = self.next_token;
+        if let Some(pump) = &mut self.pump {
+            (first_token + 1..=last).for_each(|token| pump.abandon(token));
+        }
+        let text = format!("a batch was not read within {:?}", self.options.deadline);
+        Error::new(ErrorKind::TimedOut, text).target(self.devices[0].namespace().address).hint(
+            "see whether the target is up; --ctrl-loss-tmo and the call's deadline bound the wait",
+        )
+    }
+
+    /// A child of a fork must not touch its parent's queue pairs: it opens its own.
+    fn notice_fork(&mut self) -> Result<()> {
+        let pid = std::process::id();
+        if self.pump.is_some() && pid == self.pid {
+            return Ok(());
+        }
+        self.pid = pid;
+        // The parent still uses what is behind these: dropping them would end its connections.
+        std::mem::forget(self.pump.take());
+        self.open_pump()
+    }
+
+    fn open_pump(&mut self) -> Result<()> {
+        let mut pump = Pump::new(&self.devices, self.options.queue_pairs, self.options.busy_poll)?;
+        if let Some(max) = self.options.max_outstanding {
+            pump.limit_outstanding(max);
+        }
+        self.geometry = pump.geometry();
+        self.pump = Some(pump);
+        Ok(())
+    }
+
+    fn pump(&mut self) -> Result<&mut Pump> {
+        self.pump.as_mut().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Disconnected,
+                "the queue pairs could not be opened again after a fork",
+            )
+        })
+    }
+}
+
+/// Puts the samples of a run into the batch; returns the positions of those that failed.
+pub(crate) fn place_fetched(fetched: &Fetched, batch: &mut Batch) -> Vec<usize> {
+    let piece = batch.add_piece(fetched.run.clone());
+    for sample in &fetched.fetch.samples {
+        let place =
+            Place { id: sample.id, piece, len_bytes: sample.len_bytes, offset: sample.run_offset };
+        batch.place(sample.index as usize, place);
+    }
+    let failed = fetched.failures.iter().map(|(index, _)| {
+        let sample = &fetched.fetch.samples[*index];
+        batch.place(sample.index as usize, Place { id: sample.id, piece, len_bytes: 0, offset: 0 });
+        sample.index as usize
+    });
+    failed.collect()
+}
+
+fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
+    let text = if id.0 < directory.num_samples() {
+        "the sample was deleted"
+    } else {
+        "there is no such sample"
+    };
+    let last = directory.num_samples().saturating_sub(1);
+    Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))
+}
+
+/// A slot of the pool: small enough that a tiny batch wastes little, large enough that a run is few.
+pub(crate) const SLOT_LEN_BYTES: usize = 64 << 10;
+
+/// About how much memory samples of one batch share: fewer, larger runs are harder to find free.
+pub(crate) const RUN_LEN_BYTES: usize = 4 << 20;

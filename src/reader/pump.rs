@@ -1,0 +1,481 @@
+//! The loop under every read: submit what fits, poll, verify, hand back.
+//!
+//! It knows runs, parts and checksums; what a batch or an order is, its callers know. A part that
+//! fails in a way that another try may mend, and a sample whose checksum differs, is read again once
+//! from the same place. The first failure that stays is final.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use slab::Slab;
+
+use crate::buf::{IoBuf, SharedBuf};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Status;
+use crate::qpair::group::{PollGroup, Waker};
+use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace};
+use crate::units::Lba;
+
+use super::plan::{Fetch, Geometry, Part, Placed};
+
+/// What was moved so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ReadStats {
+    /// Read commands completed, repeated ones included.
+    pub commands: u64,
+    /// Bytes that those commands asked for.
+    pub bytes: u64,
+    /// Parts read a second time, after an error or a wrong checksum.
+    pub repeated: u64,
+    /// Samples whose checksum was computed and right.
+    pub verified: u64,
+}
+
+/// A fetch that ended: its memory, and what is wrong with it.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    /// The number that `start` was given.
+    pub(crate) token: u64,
+    pub(crate) fetch: Fetch,
+    /// The run; empty when the fetch needed no memory.
+    pub(crate) run: SharedBuf,
+    /// Index into `fetch.samples`, and why that sample must not be used.
+    pub(crate) failures: Vec<(usize, Error)>,
+    /// Index into `fetch.parts`, and why that part was not read.
+    pub(crate) unread: Vec<(usize, Error)>,
+}
+
+impl Fetched {
+    /// The run, where every part of it was read.
+    ///
+    /// # Errors
+    /// Why the first part that failed was not read.
+    pub(crate) fn into_run(mut self) -> Result<SharedBuf> {
+        if self.unread.is_empty() { Ok(self.run) } else { Err(self.unread.swap_remove(0).1) }
+    }
+}
+
+/// All queue pairs of an image, polled by one thread.
+pub(crate) struct Pump {
+    group: PollGroup,
+    namespaces: Vec<Lane>,
+    /// I/O planned and not yet taken, one queue a queue pair.
+    queues: Vec<VecDeque<Io>>,
+    staged: VecDeque<Io>,
+    jobs: Slab<Job>,
+    /// Jobs whose caller still waits.
+    wanted: usize,
+    outstanding: usize,
+    max_outstanding: usize,
+    completions: Vec<(usize, Completion)>,
+    finished: VecDeque<Fetched>,
+    spare: Vec<Vec<Window>>,
+    stats: ReadStats,
+}
+
+/// The queue pairs of one namespace, used in turn.
+struct Lane {
+    namespace: Namespace,
+    pairs: Vec<usize>,
+    next: usize,
+}
+
+struct Job {
+    token: u64,
+    fetch: Fetch,
+    windows: Vec<Window>,
+    waiting: usize,
+    failures: Vec<(usize, Error)>,
+    unread: Vec<(usize, Error)>,
+    /// Some samples cross a part's end and are verified when all parts are in.
+    crossing: bool,
+    abandoned: bool,
+}
+
+/// One part's memory while it is here, and how often it was asked for.
+#[derive(Default)]
+struct Window {
+    buf: Option<IoBuf>,
+    repeats: u8,
+    failed: bool,
+}
+
+impl Pump {
+    /// Opens `pairs_each` queue pairs to every device.
+    ///
+    /// # Errors
+    /// Those of [`Device::queue_pair`].
+    pub(crate) fn new(
+        devices: &[std::sync::Arc<dyn Device>],
+        pairs_each: usize,
+        busy_poll: bool,
+    ) -> Result<Pump> {
+        let mut group = PollGroup::new()?;
+        group.set_busy_poll(busy_poll);
+        let mut namespaces = Vec::with_capacity(devices.len());
+        let mut queues = Vec::new();
+        for device in devices {
+            let mut pairs = Vec::with_capacity(pairs_each);
+            for _ in 0..pairs_each.max(1) {
+                pairs.push(group.add(device.queue_pair()?));
+                queues.push(VecDeque::new());
+            }
+            namespaces.push(Lane { namespace: device.namespace(), pairs, next: 0 });
+        }
+        Ok(Pump {
+            group,
+            namespaces,
+            queues,
+            staged: VecDeque::new(),
+            jobs: Slab::new(),
+            wanted: 0,
+            outstanding: 0,
+            max_outstanding: usize::MAX,
+            completions: Vec::new(),
+            finished: VecDeque::new(),
+            spare: Vec::new(),
+            stats: ReadStats::default(),
+        })
+    }
+
+    /// Allows at most `max` commands at a time over all queue pairs; 1 is a plain synchronous reader.
+    pub(crate) fn limit_outstanding(&mut self, max: usize) {
+        self.max_outstanding = max.max(1);
+    }
+
+    /// What planning must know, by namespace.
+    pub(crate) fn geometry(&self) -> Vec<Geometry> {
+        let of = |lane: &Lane| Geometry {
+            block_len_bytes: lane.namespace.block_len_bytes,
+            max_transfer_bytes: lane.namespace.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
+        };
+        self.namespaces.iter().map(of).collect()
+    }
+
+    pub(crate) fn stats(&self) -> ReadStats {
+        self.stats
+    }
+
+    /// Fetches started, not abandoned, and not yet taken by `next_finished`.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.wanted
+    }
+
+    /// Begins to fill `run`, which must be `fetch.len_bytes` long. `token` comes back with the end.
+    pub(crate) fn start(&mut self, token: u64, fetch: Fetch, mut run: IoBuf) {
+        assert_eq!(run.len(), fetch.len_bytes, "a run has the length of its plan");
+        let mut windows = self.spare.pop().unwrap_or_default();
+        windows.resize_with(fetch.parts.len(), Window::default);
+        for (window, part) in windows.iter_mut().zip(&fetch.parts).rev() {
+            window.buf = Some(run.split_off(part.run_offset));
+        }
+        let waiting = fetch.parts.len();
+        let job = Job {
+            token,
+            fetch,
+            windows,
+            waiting,
+            failures: Vec::new(),
+            unread: Vec::new(),
+            crossing: false,
+            abandoned: false,
+        };
+        self.wanted += 1;
+        let key = self.jobs.insert(job);
+        for part in 0..waiting {
+            self.enqueue(key, part);
+        }
+        if waiting == 0 {
+            self.finish(key);
+        }
+    }
+
+    /// Nobody waits for `token` any more: its buffers come back in their own time.
+    pub(crate) fn abandon(&mut self, token: u64) {
+        for (_, job) in &mut self.jobs {
+            if job.token == token && !job.abandoned {
+                job.abandoned = true;
+                self.wanted -= 1;
+            }
+        }
+    }
+
+    /// One turn: submits, polls, verifies. Returns whether anything moved.
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+        let submitted = self.submit();
+        let mut completions = std::mem::take(&mut self.completions);
+        self.group.poll(now, usize::MAX, &mut completions);
+        let moved = submitted > 0 || !completions.is_empty();
+        for (_, completion) in completions.drain(..) {
+            self.outstanding -= 1;
+            self.complete(completion);
+        }
+        self.completions = completions;
+        moved
+    }
+
+    /// Sleeps until something may have moved, or [`Pump::waker`] calls, at most until `until`.
+    pub(crate) fn wait(&mut self, until: Instant) {
+        self.group.wait(until);
+    }
+
+    /// Ends a wait from another thread.
+    pub(crate) fn waker(&self) -> Waker {
+        self.group.waker()
+    }
+
+    /// The next fetch that ended, in the order of ending.
+    pub(crate) fn next_finished(&mut self) -> Option<Fetched> {
+        let finished = self.finished.pop_front()?;
+        self.wanted -= 1;
+        Some(finished)
+    }
+
+    fn enqueue(&mut self, key: usize, part: usize) {
+        let job = &mut self.jobs[key];
+        let at = job.fetch.parts[part];
+        let buf = job.windows[part].buf.take().expect("a part's memory is here until it is read");
+        let lane = &mut self.namespaces[usize::from(at.namespace)];
+        let block = u64::from(lane.namespace.block_len_bytes);
+        let pair = lane.pairs[lane.next];
+        lane.next = (lane.next + 1) % lane.pairs.len();
+        let tag = (key as u64) << 32 | part as u64;
+        let slba = Lba(at.offset_bytes / block);
+        self.queues[pair].push_back(Io { op: IoOp::Read, slba, buf, tag });
+    }
+
+    fn submit(&mut self) -> usize {
+        let mut submitted = 0;
+        for (pair, queue) in self.queues.iter_mut().enumerate() {
+            if queue.is_empty() {
+                continue;
+            }
+            let room = self.max_outstanding.saturating_sub(self.outstanding);
+            let taken = if room >= queue.len() {
+                self.group.submit(pair, queue)
+            } else {
+                self.staged.extend(queue.drain(..room));
+                let taken = self.group.submit(pair, &mut self.staged);
+                while let Some(io) = self.staged.pop_back() {
+                    queue.push_front(io);
+                }
+                taken
+            };
+            self.outstanding += taken;
+            submitted += taken;
+        }
+        submitted
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let key = (completion.tag >> 32) as usize;
+        let part = (completion.tag & u64::from(u32::MAX)) as usize;
+        let job = &mut self.jobs[key];
+        self.stats.commands += 1;
+        self.stats.bytes += completion.buf.len() as u64;
+        job.windows[part].buf = Some(completion.buf);
+        let abandoned = job.abandoned;
+        let again = match completion.result {
+            Ok(()) => !abandoned && !job.verify_part(part),
+            Err(error) => {
+                let again = !abandoned && job.windows[part].repeats == 0 && may_help(&error);
+                if !again {
+                    let lane = &self.namespaces[usize::from(job.fetch.parts[part].namespace)];
+                    job.fail_part(part, &error, &lane.namespace);
+                }
+                again
+            }
+        };
+        if again {
+            self.repeat(key, part);
+            return;
+        }
+        job.waiting -= 1;
+        if job.waiting == 0 {
+            self.finish(key);
+        }
+    }
+
+    fn repeat(&mut self, key: usize, part: usize) {
+        self.jobs[key].windows[part].repeats += 1;
+        self.stats.repeated += 1;
+        self.enqueue(key, part);
+    }
+
+    /// All parts are in: verifies what crosses them, and hands the run over.
+    fn finish(&mut self, key: usize) {
+        let job = &mut self.jobs[key];
+        if job.abandoned {
+            let job = self.jobs.remove(key);
+            self.keep(job.windows);
+            return;
+        }
+        if job.crossing {
+            let repeat = job.verify_crossing();
+            if !repeat.is_empty() {
+                job.waiting = repeat.len();
+                for part in repeat {
+                    self.repeat(key, part);
+                }
+                return;
+            }
+        }
+        let mut job = self.jobs.remove(key);
+        for (index, error) in &mut job.failures {
+            let sample = &job.fetch.samples[*index];
+            let part = job.fetch.parts[job.fetch.parts_of(sample).start];
+            let namespace = &self.namespaces[usize::from(part.namespace)].namespace;
+            let bare = std::mem::replace(error, Error::new(ErrorKind::Io, ""));
+            *error = located(bare, sample, &part, namespace);
+        }
+        let run = job.join();
+        self.stats.verified += (job.fetch.samples.len() - job.failures.len()) as u64;
+        self.finished.push_back(Fetched {
+            token: job.token,
+            fetch: job.fetch,
+            run,
+            failures: job.failures,
+            unread: job.unread,
+        });
+        self.keep(job.windows);
+    }
+
+    fn keep(&mut self, mut windows: Vec<Window>) {
+        windows.clear();
+        self.spare.push(windows);
+    }
+}
+
+impl Job {
+    /// Verifies the samples that end in `part`; `false` when the part should be read again.
+    fn verify_part(&mut self, part: usize) -> bool {
+        let at = self.fetch.parts[part];
+        let end = at.run_offset + at.len_bytes;
+        let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");
+        let first = self.fetch.samples.partition_point(|s| s.run_offset < at.run_offset);
+        let inside = self.fetch.samples[first..].iter().take_while(|s| s.run_offset < end);
+        // A sample that begins before this part and reaches into it makes the job `crossing` too:
+        // the part that it begins in says so.
+        for (index, sample) in (first..).zip(inside) {
+            let start = sample.run_offset - at.run_offset;
+            let Some(bytes) = bytes.get(start..start + sample.len_bytes as usize) else {
+                self.crossing = true;
+                continue;
+            };
+            let found = crc32c::crc32c(bytes);
+            if found == sample.crc32c || sample.len_bytes == 0 {
+                continue;
+            }
+            if self.windows[part].repeats == 0 {
+                return false;
+            }
+            self.failures.push((index, corrupt(sample, found)));
+        }
+        true
+    }
+
+    /// Verifies the samples that lie in several parts; returns the parts to read again.
+    fn verify_crossing(&mut self) -> Vec<usize> {
+        let mut wrong = Vec::new();
+        let mut repeat = Vec::new();
+        for (index, sample) in self.fetch.samples.iter().enumerate() {
+            let parts = self.fetch.parts_of(sample);
+            if parts.len() < 2 || parts.clone().any(|part| self.windows[part].failed) {
+                continue;
+            }
+            let found = self.checksum(sample);
+            if found != sample.crc32c {
+                wrong.push((index, corrupt(sample, found)));
+                repeat.extend(parts.filter(|&part| self.windows[part].repeats == 0));
+            }
+        }
+        // Only when nothing is left to try again is a wrong checksum final.
+        if repeat.is_empty() {
+            self.failures.append(&mut wrong);
+        }
+        repeat.sort_unstable();
+        repeat.dedup();
+        repeat
+    }
+
+    fn checksum(&self, sample: &Placed) -> u32 {
+        let end = sample.run_offset + sample.len_bytes as usize;
+        self.fetch.parts_of(sample).fold(0, |crc, part| {
+            let at = self.fetch.parts[part];
+            let bytes = self.windows[part].buf.as_deref().expect("all parts are in");
+            let from = sample.run_offset.saturating_sub(at.run_offset);
+            let to = (end - at.run_offset).min(at.len_bytes);
+            crc32c::crc32c_append(crc, &bytes[from..to])
+        })
+    }
+
+    /// Every sample with bytes in `part` is lost.
+    fn fail_part(&mut self, part: usize, error: &IoError, namespace: &Namespace) {
+        self.windows[part].failed = true;
+        let lba = Lba(self.fetch.parts[part].offset_bytes / u64::from(namespace.block_len_bytes));
+        self.unread.push((part, io_error(error, namespace).lba(lba)));
+        for (index, sample) in self.fetch.samples.iter().enumerate() {
+            let lost = sample.len_bytes > 0 && self.fetch.parts_of(sample).contains(&part);
+            if lost && !self.failures.iter().any(|(known, _)| *known == index) {
+                self.failures.push((index, io_error(error, namespace)));
+            }
+        }
+    }
+
+    /// The windows, one run again.
+    fn join(&mut self) -> SharedBuf {
+        let mut windows = self.windows.iter_mut().filter_map(|window| window.buf.take());
+        let mut run = windows.next().unwrap_or_else(IoBuf::empty);
+        for window in windows {
+            run.unsplit(window).expect("windows of one run, joined in their order");
+        }
+        run.freeze()
+    }
+}
+
+/// Whether reading the same place again may end better.
+fn may_help(error: &IoError) -> bool {
+    match error {
+        IoError::Short { .. } | IoError::DataDigest => true,
+        IoError::Status(status) => !status.dnr,
+        // The engine has tried for as long as it was told to.
+        _ => false,
+    }
+}
+
+fn corrupt(sample: &Placed, found: u32) -> Error {
+    let expected = sample.crc32c;
+    Error::new(
+        ErrorKind::Corrupt,
+        format!("the sample's checksum is {found:08x}, the directory expects {expected:08x}"),
+    )
+    .hint("run `dlfs verify` on the image to list everything that is damaged")
+}
+
+/// An engine's error as the library's, without a place.
+pub(crate) fn io_error(error: &IoError, namespace: &Namespace) -> Error {
+    let kind = match error {
+        IoError::Status(status) if is_media_error(status) => ErrorKind::Corrupt,
+        IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
+        IoError::Disconnected(_) => ErrorKind::Disconnected,
+        IoError::Invalid(_) => ErrorKind::InvalidArgument,
+        IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, "a read failed").target(namespace.address.clone()).source(error.clone())
+}
+
+/// Status code type 2h: media and data integrity errors.
+fn is_media_error(status: &Status) -> bool {
+    status.sct == 2
+}
+
+fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) -> Error {
+    let inside = (sample.run_offset - part.run_offset) as u64;
+    let lba = (part.offset_bytes + inside) / u64::from(namespace.block_len_bytes);
+    error.sample(sample.id).lba(Lba(lba)).target(namespace.address.clone())
+}
+
+/// The largest read, also where the namespace would take more: larger ones gain nothing and make a
+/// retry, and everybody else on the queue, wait longer.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
