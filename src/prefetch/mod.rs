@@ -1,1 +1,595 @@
-//! Keeps batches ready along an order, bounded by bytes.
+//! Keeps batches ready along an order, bounded by bytes, across epoch boundaries.
+//!
+//! A [`Loader`] has one thread, the *poller*: it plans batches from the order, reads them through the
+//! `reader`'s pump and puts them, in order, where [`Loader::next`] takes them. How a batch is read is
+//! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
+//! samples out of them. `memory` is the window that bounds both; `copy` gathers batches into one
+//! piece where the caller wants that.
+//!
+//! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
+//! and stays; the poller sleeps when the window is full and when nothing is on its way.
+//!
+//! Read `chunks.rs` first: it is what makes training fast.
+
+mod chunks;
+mod copy;
+mod memory;
+mod residency;
+mod samples;
+mod stream;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
+use parking_lot::Mutex;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
+use crate::qpair::Device;
+use crate::qpair::group::Waker;
+use crate::reader::{Batch, Fetched, Pump, RUN_LEN_BYTES, ReadStats, check_not_stale};
+use crate::units::SampleId;
+
+use chunks::ChunkDriver;
+use copy::Copiers;
+use memory::Memory;
+use residency::Residency;
+use samples::SampleDriver;
+use stream::{Head, Stream};
+
+/// How the samples of a batch are brought in (DLFS's batching modes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// One command after the other: what a plain synchronous reader does.
+    None,
+    /// Many reads of single samples at once, neighbours merged, up to the depth of the queues.
+    Sample,
+    /// Whole chunks, samples handed out of them: needs an order that goes through whole chunks.
+    Chunk,
+}
+
+/// What happens when a sample cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnError {
+    /// [`Loader::next`] returns the error, then and from then on.
+    Stop,
+    /// The batch comes without the sample; a warning names it and [`LoaderStats`] counts it.
+    Skip,
+}
+
+/// How a [`Loader`] works.
+#[derive(Debug, Clone)]
+pub struct LoaderOptions {
+    /// Which sample comes next.
+    pub order: OrderSpec,
+    /// Samples a batch on this rank.
+    pub batch_size: usize,
+    /// Epochs to read.
+    pub epochs: Range<u64>,
+    /// This rank, below `world_size`.
+    pub rank: u32,
+    /// How many ranks share each epoch.
+    pub world_size: u32,
+    /// What becomes of an epoch's end that does not fill a global batch.
+    pub tail: Tail,
+    /// Where to go on, instead of at the first epoch's begin.
+    pub resume: Option<State>,
+    /// How batches are brought in; `None`: chunks for a grouped order, samples for any other.
+    pub batching: Option<Batching>,
+    /// The most memory for what is read ahead and not yet dropped, in bytes.
+    pub window_bytes: usize,
+    /// `Some(n)`: each batch comes gathered in one piece, copied by `n` threads (0: by the poller).
+    pub copy_threads: Option<usize>,
+    /// Queue pairs a namespace.
+    pub queue_pairs: usize,
+    /// What happens when a sample cannot be read.
+    pub on_error: OnError,
+    /// The longest that one [`Loader::next`] may take.
+    pub deadline: Duration,
+    /// Whether the poller burns a core rather than sleep.
+    pub busy_poll: bool,
+}
+
+impl LoaderOptions {
+    /// Options for one rank that reads `epochs` epochs of `order` in batches of `batch_size`.
+    pub fn new(order: OrderSpec, batch_size: usize, epochs: u64) -> LoaderOptions {
+        LoaderOptions {
+            order,
+            batch_size,
+            epochs: 0..epochs,
+            rank: 0,
+            world_size: 1,
+            tail: Tail::Keep,
+            resume: None,
+            batching: None,
+            window_bytes: 256 << 20,
+            copy_threads: None,
+            queue_pairs: 1,
+            on_error: OnError::Stop,
+            deadline: Duration::from_secs(60),
+            busy_poll: false,
+        }
+    }
+
+    fn batching(&self) -> Result<Batching> {
+        let by_slot = OrderKind::Sequential { by: SequentialBy::Slot };
+        let chunked =
+            matches!(self.order.kind, OrderKind::Grouped { .. }) || self.order.kind == by_slot;
+        match self.batching {
+            None if chunked => Ok(Batching::Chunk),
+            None => Ok(Batching::Sample),
+            Some(Batching::Chunk) if !chunked => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "whole chunks can be read only for an order that goes through whole chunks",
+            )
+            .hint("use --order grouped, or --batching sample")),
+            Some(batching) => Ok(batching),
+        }
+    }
+}
+
+/// What a loader did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoaderStats {
+    /// What was read.
+    #[serde(flatten)]
+    pub read: ReadStats,
+    /// Batches handed out.
+    pub batches: u64,
+    /// Samples handed out.
+    pub samples: u64,
+    /// Bytes of those samples.
+    pub sample_bytes: u64,
+    /// Samples left out because they could not be read.
+    pub skipped: u64,
+    /// Bytes copied to gather batches in one piece.
+    pub copied_bytes: u64,
+    /// Runs that did not fit the window and were read outside it.
+    pub over_window: u64,
+    /// How long [`Loader::next`] had to wait, in seconds.
+    pub stall_s: f64,
+}
+
+/// Batches along an order, read ahead.
+pub struct Loader {
+    directory: Arc<Directory>,
+    devices: Vec<Arc<dyn Device>>,
+    options: LoaderOptions,
+    poller: Option<Poller>,
+    /// Where the run stands: after the batch that was handed out last.
+    state: State,
+    failed: Option<(ErrorKind, String)>,
+    stats: LoaderStats,
+}
+
+/// The running thread and the ways to it.
+struct Poller {
+    pid: u32,
+    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    ready: Vec<Receiver<Result<Delivery>>>,
+    next: usize,
+    recycle: Sender<Batch>,
+    waker: Waker,
+}
+
+/// What both threads look at.
+struct Shared {
+    stop: AtomicBool,
+    /// The consumer waits for a batch.
+    waiting: AtomicBool,
+    /// The poller waits for the consumer: for memory, or for room in the queue.
+    blocked: AtomicBool,
+    residency: Arc<Residency>,
+    read: Mutex<ReadStats>,
+    over_window: AtomicU64,
+    copied_bytes: AtomicU64,
+}
+
+/// One batch on its way to the consumer.
+struct Delivery {
+    batch: Batch,
+    head: Head,
+    skipped: u64,
+}
+
+/// How batches are read. All calls come from the poller.
+trait Driver: Send {
+    /// Plans and starts what memory allows; whether anything was.
+    fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool>;
+    /// Takes a fetch that ended.
+    fn finished(&mut self, fetched: Fetched);
+    /// The next batch in order, once it is complete.
+    fn next_ready(&mut self) -> Option<Result<Delivery>>;
+    /// Whether every batch has been handed over.
+    fn is_done(&self) -> bool;
+    /// An emptied batch, whose vectors may be used again.
+    fn recycle(&mut self, batch: Batch);
+}
+
+impl Loader {
+    /// Starts reading ahead.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: options that contradict each other, or a state of another image, generation
+    /// or order. Those of opening queue pairs, and `OutOfMemory` for the window.
+    pub fn new(
+        directory: Arc<Directory>,
+        devices: Vec<Arc<dyn Device>>,
+        options: LoaderOptions,
+    ) -> Result<Loader> {
+        let start = Stream::start_state(&directory, &options)?;
+        let mut loader = Loader {
+            directory,
+            devices,
+            options,
+            poller: None,
+            state: start,
+            failed: None,
+            stats: LoaderStats::default(),
+        };
+        loader.poller = Some(loader.start()?);
+        Ok(loader)
+    }
+
+    /// The next batch, or `None` after the last epoch's last.
+    ///
+    /// # Errors
+    /// As [`crate::reader::Reader::read_batch`]; after an error, the same one again.
+    #[allow(clippy::should_implement_trait)] // an iterator could not give memory back through `next_into`
+    pub fn next(&mut self) -> Option<Result<Batch>> {
+        let mut batch = Batch::new();
+        match self.next_into(&mut batch) {
+            Ok(true) => Some(Ok(batch)),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// As [`Loader::next`], into `batch`, whose memory goes back to the window first; `false` at the
+    /// end of the run.
+    ///
+    /// # Errors
+    /// As [`Loader::next`].
+    pub fn next_into(&mut self, batch: &mut Batch) -> Result<bool> {
+        if let Some((kind, text)) = &self.failed {
+            return Err(Error::new(*kind, text.clone()));
+        }
+        let result = self.receive(std::mem::take(batch));
+        match result {
+            Ok(Some(delivery)) => {
+                self.stats.batches += 1;
+                self.stats.samples += delivery.batch.len() as u64;
+                self.stats.sample_bytes += delivery.batch.len_bytes();
+                self.stats.skipped += delivery.skipped;
+                self.state.epoch = delivery.head.after.0;
+                self.state.consumed = delivery.head.after.1;
+                *batch = delivery.batch;
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(error) => {
+                self.failed = Some((error.kind(), error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Where the run stands after the batches handed out so far: what resumes it, also with another
+    /// world size or batch size.
+    pub fn state(&self) -> State {
+        self.state.clone()
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> LoaderStats {
+        let mut stats = self.stats;
+        if let Some(poller) = &self.poller {
+            stats.read = *poller.shared.read.lock();
+            stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
+            stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
+        }
+        stats
+    }
+
+    /// Whether the verified bytes of the sample are in the RAM cache now. Always `false` where
+    /// batches are not made of whole chunks, since nothing is kept then.
+    pub fn is_resident(&self, id: SampleId) -> bool {
+        self.poller.as_ref().is_some_and(|poller| poller.shared.residency.contains(id))
+    }
+
+    /// How many samples are in the RAM cache now.
+    pub fn num_resident(&self) -> u64 {
+        self.poller.as_ref().map_or(0, |poller| poller.shared.residency.count())
+    }
+
+    fn receive(&mut self, emptied: Batch) -> Result<Option<Delivery>> {
+        self.notice_fork()?;
+        let Some(poller) = &mut self.poller else { return Ok(None) };
+        poller.give_back(emptied);
+        let received = match poller.ready[poller.next].try_recv() {
+            Ok(delivery) => Some(delivery),
+            Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => {
+                let began = Instant::now();
+                let received = poller.wait(self.options.deadline);
+                self.stats.stall_s += began.elapsed().as_secs_f64();
+                match received {
+                    Ok(received) => received,
+                    Err(TimedOut) => return Err(self.late()),
+                }
+            }
+        };
+        poller.next = (poller.next + 1) % poller.ready.len();
+        if poller.shared.blocked.load(Ordering::Acquire) {
+            poller.waker.wake();
+        }
+        match received {
+            Some(Ok(delivery)) => Ok(Some(delivery)),
+            Some(Err(error)) => {
+                if error.kind() == ErrorKind::Corrupt {
+                    check_not_stale(&self.devices, &self.directory)?;
+                }
+                Err(error)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn late(&self) -> Error {
+        let text = format!("no batch was ready within {:?}", self.options.deadline);
+        Error::new(ErrorKind::TimedOut, text)
+            .target(self.devices.first().map_or_else(String::new, |d| d.namespace().address))
+            .hint("see whether the target is up; raise the deadline if it is merely slow")
+    }
+
+    /// A child of a fork has no poller: it leaves the parent's alone and starts its own where the
+    /// parent stood.
+    fn notice_fork(&mut self) -> Result<()> {
+        let forked = self.poller.as_ref().is_some_and(|p| p.pid != std::process::id());
+        if forked {
+            // Its thread does not exist here, and its memory may be locked for ever.
+            std::mem::forget(self.poller.take());
+            self.options.resume = Some(self.state.clone());
+            self.poller = Some(self.start()?);
+        }
+        Ok(())
+    }
+
+    fn start(&self) -> Result<Poller> {
+        let options = &self.options;
+        let batching = options.batching()?;
+        let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
+        let geometry = pump.geometry();
+        let stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
+        let residency = Arc::new(Residency::new(match batching {
+            Batching::Chunk => self.directory.num_samples(),
+            _ => 0,
+        }));
+        let directory = Arc::clone(&self.directory);
+        let driver: Box<dyn Driver> = match batching {
+            Batching::Chunk => {
+                let residency = Arc::clone(&residency);
+                Box::new(ChunkDriver::new(directory, geometry, stream, options.on_error, residency))
+            }
+            Batching::Sample | Batching::None => {
+                let one_by_one = batching == Batching::None;
+                if one_by_one {
+                    pump.limit_outstanding(1);
+                }
+                let run = RUN_LEN_BYTES.min(options.window_bytes / 8).max(1);
+                let on_error = options.on_error;
+                Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
+            }
+        };
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            residency,
+            read: Mutex::new(ReadStats::default()),
+            over_window: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+        });
+        Poller::start(
+            pump,
+            Memory::new(options.window_bytes)?,
+            driver,
+            shared,
+            options.copy_threads,
+        )
+    }
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader").field("state", &self.state).field("stats", &self.stats()).finish()
+    }
+}
+
+/// The deadline passed.
+struct TimedOut;
+
+impl Poller {
+    fn start(
+        pump: Pump,
+        memory: Memory,
+        driver: Box<dyn Driver>,
+        shared: Arc<Shared>,
+        copy_threads: Option<usize>,
+    ) -> Result<Poller> {
+        let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
+        let (recycle, recycled) = bounded(READY_BATCHES);
+        let waker = pump.waker();
+        let running = Running {
+            pump,
+            memory,
+            driver,
+            shared: Arc::clone(&shared),
+            copiers,
+            recycled,
+            held: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("dlfs-poller".into())
+            .spawn(move || running.run())
+            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        Ok(Poller {
+            pid: std::process::id(),
+            thread: Some(thread),
+            shared,
+            ready,
+            next: 0,
+            recycle,
+            waker,
+        })
+    }
+
+    /// Drops the batch's memory, and offers its vectors for use again.
+    fn give_back(&self, mut batch: Batch) {
+        batch.empty();
+        // A full queue only means that the poller has enough of them.
+        let _ = self.recycle.try_send(batch);
+    }
+
+    fn wait(&self, deadline: Duration) -> Result<Option<Result<Delivery>>, TimedOut> {
+        self.shared.waiting.store(true, Ordering::Release);
+        self.waker.wake();
+        let received = self.ready[self.next].recv_timeout(deadline);
+        self.shared.waiting.store(false, Ordering::Release);
+        match received {
+            Ok(delivery) => Ok(Some(delivery)),
+            Err(crossbeam::channel::RecvTimeoutError::Disconnected) => Ok(None),
+            Err(crossbeam::channel::RecvTimeoutError::Timeout) => Err(TimedOut),
+        }
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            // Nothing of it runs in this process.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.ready.clear();
+        self.waker.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the poller panicked");
+        }
+    }
+}
+
+/// What the poller's thread owns.
+struct Running {
+    pump: Pump,
+    memory: Memory,
+    driver: Box<dyn Driver>,
+    shared: Arc<Shared>,
+    copiers: Copiers,
+    recycled: Receiver<Batch>,
+    /// A batch that the consumer has no room for yet.
+    held: Option<Result<Delivery>>,
+}
+
+impl Running {
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            match self.turn() {
+                Turn::Moved => {}
+                Turn::Idle => self.rest(),
+                Turn::Over => break,
+            }
+        }
+        self.publish();
+    }
+
+    fn turn(&mut self) -> Turn {
+        let mut moved = self.pump.turn(Instant::now());
+        while let Some(fetched) = self.pump.next_finished() {
+            self.driver.finished(fetched);
+            moved = true;
+        }
+        while let Ok(batch) = self.recycled.try_recv() {
+            self.driver.recycle(batch);
+        }
+        match self.hand_over() {
+            Handed::Over => return Turn::Over,
+            Handed::Some => moved = true,
+            Handed::Nothing => {}
+        }
+        let starving = self.shared.waiting.load(Ordering::Acquire)
+            && self.held.is_none()
+            && self.pump.in_flight() == 0;
+        self.memory.set_starving(starving);
+        match self.driver.advance(&mut self.pump, &mut self.memory) {
+            Ok(more) => moved |= more,
+            Err(error) => self.held = Some(Err(error)),
+        }
+        match moved {
+            true => Turn::Moved,
+            false => Turn::Idle,
+        }
+    }
+
+    /// Passes on the batches that are complete, as far as there is room.
+    fn hand_over(&mut self) -> Handed {
+        let mut handed = Handed::Nothing;
+        loop {
+            let Some(next) = self.held.take().or_else(|| self.driver.next_ready()) else { break };
+            let last = next.is_err();
+            self.publish();
+            match self.copiers.pass_on(next) {
+                Ok(()) if last => return Handed::Over,
+                Ok(()) => handed = Handed::Some,
+                Err(TrySendError::Full(next)) => {
+                    self.held = Some(next);
+                    break;
+                }
+                Err(TrySendError::Disconnected(_)) => return Handed::Over,
+            }
+        }
+        if self.held.is_none() && self.driver.is_done() { Handed::Over } else { handed }
+    }
+
+    fn publish(&self) {
+        *self.shared.read.lock() = self.pump.stats();
+        self.shared.over_window.store(self.memory.over_window(), Ordering::Relaxed);
+    }
+
+    /// Nothing moves: sleeps until a completion comes, or until the consumer takes a batch.
+    fn rest(&mut self) {
+        let blocked = self.held.is_some() || self.memory.is_exhausted();
+        let told = self.shared.blocked.swap(blocked, Ordering::AcqRel);
+        if blocked && !told {
+            return; // what the consumer did before it could see this is found by one more turn
+        }
+        self.pump.wait(Instant::now() + REST);
+    }
+}
+
+enum Turn {
+    Moved,
+    Idle,
+    Over,
+}
+
+enum Handed {
+    Nothing,
+    Some,
+    Over,
+}
+
+/// The longest sleep of an idle poller: memory that comes back without a word is noticed then.
+const REST: Duration = Duration::from_millis(20);
+
+/// Batches ready at most, whatever the memory.
+const READY_BATCHES: usize = 64;

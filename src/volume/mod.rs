@@ -1,1 +1,90 @@
-//! Opens an image: addresses, superblocks, snapshot; wires the parts and decides nothing.
+//! An image, opened: its namespaces in order, and its directory. Wires the parts; decides nothing.
+//!
+//! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::open`]
+//! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::loader`]
+//! make what reads samples from it. `verify` reads everything there is and says what is damaged.
+
+mod open;
+mod verify;
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Superblock;
+use crate::prefetch::{Loader, LoaderOptions};
+use crate::qpair::Device;
+use crate::reader::{Reader, ReaderOptions};
+use crate::units::SampleId;
+
+pub use open::OpenOptions;
+pub use verify::{Damage, VerifyOptions, VerifyReport};
+
+/// An opened image: one generation of a data set, and the namespaces that it lies on.
+#[derive(Clone)]
+pub struct Image {
+    /// By the index that the superblocks give them.
+    devices: Vec<Arc<dyn Device>>,
+    superblocks: Vec<Superblock>,
+    directory: Arc<Directory>,
+}
+
+impl Image {
+    /// The namespaces, in the order of the image.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// The superblock of each namespace, of the generation that was opened.
+    pub fn superblocks(&self) -> &[Superblock] {
+        &self.superblocks
+    }
+
+    /// Where every sample lies.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// Reads the names, if they were left on the media: they are needed to look samples up and to
+    /// list folders, not to train.
+    ///
+    /// # Errors
+    /// Those of reading; `Corrupt`: the names are damaged.
+    pub fn load_names(&self) -> Result<()> {
+        if self.directory.has_names() { Ok(()) } else { open::read_names(self) }
+    }
+
+    /// The sample called `name`, whose names are loaded for it if need be.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such sample. Those of [`Image::load_names`].
+    pub fn lookup(&self, name: &[u8]) -> Result<SampleId> {
+        self.load_names()?;
+        self.directory.lookup(name)?.ok_or_else(|| {
+            let text = format!("there is no sample called {}", name.escape_ascii());
+            Error::new(ErrorKind::NotFound, text).hint("dlfs ls shows what there is")
+        })
+    }
+
+    /// A reader of batches by id, on the caller's thread.
+    ///
+    /// # Errors
+    /// Those of [`Reader::new`].
+    pub fn reader(&self, options: ReaderOptions) -> Result<Reader> {
+        Reader::new(Arc::clone(&self.directory), self.devices.clone(), options)
+    }
+
+    /// Batches along an order, read ahead by a thread of their own.
+    ///
+    /// # Errors
+    /// Those of [`Loader::new`].
+    pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
+        Loader::new(Arc::clone(&self.directory), self.devices.clone(), options)
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").field("superblocks", &self.superblocks).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,334 @@
+//! Batches handed out of whole chunks: one large read a chunk, samples without another copy.
+//!
+//! A chunk is resident from its arrival until its group is over and the last batch that shows it has
+//! been put together. Lanes take one group after the other, so the first sample of a lane's next
+//! group closes the chunks of the group before.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use crate::buf::SharedBuf;
+use crate::directory::Directory;
+use crate::error::{Error, Result};
+use crate::order::Pick;
+use crate::reader::{Batch, Fetch, Fetched, Geometry, Place, Pump, plan_chunk};
+
+use super::memory::Memory;
+use super::residency::Residency;
+use super::stream::{Head, Stream};
+use super::{Delivery, Driver, OnError};
+
+/// Drives one read a chunk.
+pub(super) struct ChunkDriver {
+    directory: Arc<Directory>,
+    geometry: Vec<Geometry>,
+    stream: Stream,
+    on_error: OnError,
+    residency: Arc<Residency>,
+    residents: Slab<Resident>,
+    /// By chunk number: its place in `residents`, or `NONE`.
+    place_of: Vec<u32>,
+    planned: VecDeque<Planned>,
+    /// Number of `planned[0]`.
+    first: u64,
+    spare: Vec<Fetch>,
+    spare_picks: Vec<Vec<Pick>>,
+    recycled: Vec<Batch>,
+}
+
+struct Resident {
+    chunk: u32,
+    /// Lane and group of the order that brought it here.
+    lane: u32,
+    epoch: u64,
+    group: u32,
+    fetch: Fetch,
+    run: SharedBuf,
+    failures: Vec<(usize, Error)>,
+    ready: bool,
+    /// Planned batches that show it and are not put together yet.
+    pins: u32,
+    closed: bool,
+    /// The last batch that pinned it, and the last that was put together from it with its piece there.
+    pinned_by: u64,
+    shown_by: u64,
+    piece: u32,
+}
+
+struct Planned {
+    head: Head,
+    picks: Vec<Pick>,
+    /// Picks before this one have their chunk requested.
+    requested: usize,
+    /// Picks before this one have their chunk here; pinned, it stays.
+    arrived: usize,
+}
+
+impl ChunkDriver {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        geometry: Vec<Geometry>,
+        stream: Stream,
+        on_error: OnError,
+        residency: Arc<Residency>,
+    ) -> ChunkDriver {
+        let place_of = vec![NONE; directory.num_chunks() as usize];
+        ChunkDriver {
+            directory,
+            geometry,
+            stream,
+            on_error,
+            residency,
+            residents: Slab::new(),
+            place_of,
+            planned: VecDeque::new(),
+            first: 1,
+            spare: Vec::new(),
+            spare_picks: Vec::new(),
+            recycled: Vec::new(),
+        }
+    }
+
+    /// Requests the chunks of the planned batch at `age`; `false` when memory ran out.
+    fn request(&mut self, age: usize, pump: &mut Pump, memory: &mut Memory) -> bool {
+        let number = self.first + age as u64;
+        let epoch = self.planned[age].head.epoch.0;
+        while let Some(&pick) = self.planned[age].picks.get(self.planned[age].requested) {
+            let mut place = self.place_of[pick.chunk as usize];
+            if place == NONE {
+                let Some(new) = self.bring(pick, epoch, age == 0, pump, memory) else {
+                    return false;
+                };
+                place = new;
+            }
+            let resident = &mut self.residents[place as usize];
+            if resident.epoch != epoch {
+                // It is still here from the epoch before, and belongs to another group now.
+                (resident.lane, resident.group) = (self.stream.lane_of(pick.group), pick.group);
+                resident.epoch = epoch;
+                resident.closed = false;
+            }
+            if resident.pinned_by != number {
+                resident.pinned_by = number;
+                resident.pins += 1;
+            }
+            self.planned[age].requested += 1;
+        }
+        true
+    }
+
+    /// Starts to read the chunk of `pick`; `None` when there is no memory for it.
+    fn bring(
+        &mut self,
+        Pick { chunk, group, .. }: Pick,
+        epoch: u64,
+        first: bool,
+        pump: &mut Pump,
+        memory: &mut Memory,
+    ) -> Option<u32> {
+        let lane = self.stream.lane_of(group);
+        self.close_groups_before(lane, group, epoch);
+        let mut fetch = self.spare.pop().unwrap_or_default();
+        plan_chunk(self.directory.samples_in_chunk(chunk), &self.geometry, &mut fetch);
+        let run = loop {
+            // Rather than exceed the window, give up a chunk that nobody has planned for just now.
+            let must = first && memory.is_starving();
+            if let Some(run) = memory.take(fetch.len_bytes, must && !self.has_unpinned()) {
+                break run;
+            }
+            if !(must && self.evict_unpinned()) {
+                fetch.clear();
+                self.spare.push(fetch);
+                return None;
+            }
+        };
+        let entry = self.residents.vacant_entry();
+        let place = entry.key();
+        entry.insert(Resident {
+            chunk,
+            lane,
+            epoch,
+            group,
+            fetch: Fetch::default(),
+            run: SharedBuf::empty(),
+            failures: Vec::new(),
+            ready: false,
+            pins: 0,
+            closed: false,
+            pinned_by: 0,
+            shown_by: 0,
+            piece: 0,
+        });
+        self.place_of[chunk as usize] = place as u32;
+        pump.start(place as u64, fetch, run);
+        Some(place as u32)
+    }
+
+    fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
+        for (_, resident) in &mut self.residents {
+            let over = resident.epoch != epoch || (resident.lane == lane && resident.group < group);
+            resident.closed |= over;
+        }
+        self.evict(|resident| resident.closed);
+    }
+
+    fn has_unpinned(&self) -> bool {
+        self.residents.iter().any(|(_, resident)| resident.ready && resident.pins == 0)
+    }
+
+    fn evict_unpinned(&mut self) -> bool {
+        let unpinned = self.residents.iter().find(|(_, r)| r.ready && r.pins == 0);
+        let Some(chunk) = unpinned.map(|(_, resident)| resident.chunk) else { return false };
+        self.evict(|resident| resident.chunk == chunk);
+        true
+    }
+
+    /// Drops the residents that are read, that nobody needs, and that `which` names.
+    fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
+        let ChunkDriver { residents, place_of, spare, residency, .. } = self;
+        residents.retain(|_, resident| {
+            let keep = !resident.ready || resident.pins > 0 || !which(resident);
+            if !keep {
+                place_of[resident.chunk as usize] = NONE;
+                residency.clear(resident.fetch.samples.iter().map(|sample| sample.id));
+                let mut fetch = std::mem::take(&mut resident.fetch);
+                fetch.clear();
+                spare.push(fetch);
+            }
+            keep
+        });
+    }
+
+    /// Whether every chunk of the next batch has arrived.
+    fn next_has_arrived(&mut self) -> bool {
+        let Some(planned) = self.planned.front_mut() else { return false };
+        while planned.arrived < planned.requested {
+            let chunk = planned.picks[planned.arrived].chunk;
+            if !self.residents[self.place_of[chunk as usize] as usize].ready {
+                return false;
+            }
+            planned.arrived += 1;
+        }
+        planned.arrived == planned.picks.len()
+    }
+
+    fn assemble(&mut self, planned: Planned) -> Result<Delivery> {
+        let number = self.first;
+        self.first += 1;
+        let mut batch = self.recycled.pop().unwrap_or_default();
+        batch.reset(&self.directory, planned.head.epoch);
+        let mut error = None;
+        let mut skipped = 0;
+        for pick in &planned.picks {
+            let place = self.place_of[pick.chunk as usize] as usize;
+            let resident = &mut self.residents[place];
+            if resident.shown_by != number {
+                resident.shown_by = number;
+                resident.piece = batch.add_piece(resident.run.clone());
+                resident.pins -= 1;
+            }
+            if !resident.failures.is_empty()
+                && let Some(failure) = resident.take_failure(pick.nth)
+            {
+                match self.on_error {
+                    OnError::Stop => error = error.or(Some(failure)),
+                    OnError::Skip => {
+                        tracing::warn!(error = %failure, "a sample is left out");
+                        skipped += 1;
+                    }
+                }
+                continue;
+            }
+            let sample = &resident.fetch.samples[pick.nth as usize];
+            batch.push(Place {
+                id: sample.id,
+                piece: resident.piece,
+                len_bytes: sample.len_bytes,
+                offset: sample.run_offset,
+            });
+        }
+        if planned.head.ends_epoch {
+            batch.set_ends_epoch();
+        }
+        self.spare_picks.push(planned.picks);
+        self.evict(|resident| resident.closed);
+        match error {
+            Some(error) => Err(error),
+            None => Ok(Delivery { batch, head: planned.head, skipped }),
+        }
+    }
+}
+
+impl Resident {
+    /// Why the sample must not be shown, if it must not. The error is handed out once in full; a
+    /// sample that is padded in again says the same in short.
+    fn take_failure(&mut self, nth: u32) -> Option<Error> {
+        let (_, error) = self.failures.iter_mut().find(|(index, _)| *index == nth as usize)?;
+        let again = Error::new(error.kind(), error.to_string());
+        Some(std::mem::replace(error, again))
+    }
+}
+
+impl Driver for ChunkDriver {
+    fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
+        let mut moved = false;
+        for age in 0..self.planned.len() {
+            let before = self.planned[age].requested;
+            let all = self.request(age, pump, memory);
+            moved |= self.planned[age].requested != before;
+            if !all {
+                return Ok(moved);
+            }
+        }
+        while self.planned.len() < MAX_PLANNED {
+            let mut picks = self.spare_picks.pop().unwrap_or_default();
+            let Some(head) = self.stream.next_picks(&mut picks)? else { break };
+            self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
+            moved = true;
+            if !self.request(self.planned.len() - 1, pump, memory) {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn finished(&mut self, fetched: Fetched) {
+        let resident = &mut self.residents[fetched.token as usize];
+        resident.fetch = fetched.fetch;
+        resident.run = fetched.run;
+        resident.failures = fetched.failures;
+        resident.ready = true;
+        let failures = &resident.failures;
+        let good = resident.fetch.samples.iter().enumerate();
+        let good = good.filter(|(index, _)| !failures.iter().any(|(failed, _)| failed == index));
+        self.residency.set(good.map(|(_, sample)| sample.id));
+    }
+
+    fn next_ready(&mut self) -> Option<Result<Delivery>> {
+        if !self.next_has_arrived() {
+            return None;
+        }
+        let planned = self.planned.pop_front()?;
+        Some(self.assemble(planned))
+    }
+
+    fn is_done(&self) -> bool {
+        self.planned.is_empty() && self.stream.is_done()
+    }
+
+    fn recycle(&mut self, batch: Batch) {
+        if self.recycled.len() < MAX_RECYCLED {
+            self.recycled.push(batch);
+        }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Batches planned ahead at most: a plan costs 8 bytes a sample, and memory stops planning first.
+const MAX_PLANNED: usize = 4096;
+
+/// Emptied batches kept for use again.
+const MAX_RECYCLED: usize = 64;

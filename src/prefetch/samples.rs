@@ -1,0 +1,183 @@
+//! Batches read sample by sample: one merged, deep-queued read plan a batch.
+//!
+//! Several batches are under way at once; each knows how many of its runs are still to come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::reader::{
+    Batch, Fetch, Fetched, Geometry, Merge, Pump, Wanted, place_fetched, plan_samples,
+};
+use crate::units::SampleId;
+
+use super::memory::Memory;
+use super::stream::{Head, Stream};
+use super::{Delivery, Driver, OnError};
+
+/// Drives one read plan a batch.
+pub(super) struct SampleDriver {
+    directory: Arc<Directory>,
+    geometry: Vec<Geometry>,
+    stream: Stream,
+    merge: Merge,
+    run_len_bytes: usize,
+    on_error: OnError,
+    under_way: VecDeque<UnderWay>,
+    /// Token of `under_way[0]`.
+    first: u64,
+    max_under_way: usize,
+    ids: Vec<SampleId>,
+    wanted: Vec<Wanted>,
+    spare: Vec<Fetch>,
+    fetches: Vec<Fetch>,
+    recycled: Vec<Batch>,
+}
+
+struct UnderWay {
+    head: Head,
+    batch: Batch,
+    /// Planned runs that have no memory yet.
+    unstarted: VecDeque<Fetch>,
+    running: usize,
+    error: Option<Error>,
+    skipped: u64,
+}
+
+impl SampleDriver {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        geometry: Vec<Geometry>,
+        stream: Stream,
+        one_by_one: bool,
+        run_len_bytes: usize,
+        on_error: OnError,
+    ) -> SampleDriver {
+        SampleDriver {
+            directory,
+            geometry,
+            stream,
+            merge: if one_by_one { Merge::Never } else { Merge::Neighbours },
+            run_len_bytes,
+            on_error,
+            under_way: VecDeque::new(),
+            first: 0,
+            max_under_way: if one_by_one { 1 } else { MAX_UNDER_WAY },
+            ids: Vec::new(),
+            wanted: Vec::new(),
+            spare: Vec::new(),
+            fetches: Vec::new(),
+            recycled: Vec::new(),
+        }
+    }
+
+    /// Gives memory to planned runs, oldest first; `false` when there was none left.
+    fn start_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> (bool, bool) {
+        let mut started = false;
+        for (age, under_way) in self.under_way.iter_mut().enumerate() {
+            while let Some(fetch) = under_way.unstarted.pop_front() {
+                let Some(run) = memory.take(fetch.len_bytes, age == 0 && under_way.running == 0)
+                else {
+                    under_way.unstarted.push_front(fetch);
+                    return (started, false);
+                };
+                pump.start(self.first + age as u64, fetch, run);
+                under_way.running += 1;
+                started = true;
+            }
+        }
+        (started, true)
+    }
+
+    fn plan_next(&mut self) -> Result<bool> {
+        let Some(head) = self.stream.next_ids(&mut self.ids)? else { return Ok(false) };
+        self.wanted.clear();
+        for (index, &id) in self.ids.iter().enumerate() {
+            let extent = self.directory.extent(id).ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
+            })?;
+            self.wanted.push(Wanted { index: index as u32, id, extent });
+        }
+        let (wanted, spare, out) = (&mut self.wanted, &mut self.spare, &mut self.fetches);
+        plan_samples(wanted, &self.geometry, self.merge, self.run_len_bytes, spare, out);
+        let mut batch = self.recycled.pop().unwrap_or_default();
+        batch.reset(&self.directory, head.epoch);
+        batch.expect(self.ids.len());
+        self.under_way.push_back(UnderWay {
+            head,
+            batch,
+            unstarted: self.fetches.drain(..).collect(),
+            running: 0,
+            error: None,
+            skipped: 0,
+        });
+        Ok(true)
+    }
+}
+
+impl Driver for SampleDriver {
+    fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
+        let mut moved = false;
+        loop {
+            let (started, all) = self.start_planned(pump, memory);
+            moved |= started;
+            if !all || self.under_way.len() >= self.max_under_way || !self.plan_next()? {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+
+    fn finished(&mut self, fetched: Fetched) {
+        let age = (fetched.token - self.first) as usize;
+        let under_way = &mut self.under_way[age];
+        under_way.running -= 1;
+        let failed = place_fetched(&fetched, &mut under_way.batch);
+        for (index, (_, error)) in failed.into_iter().zip(fetched.failures) {
+            match self.on_error {
+                OnError::Stop => under_way.error = under_way.error.take().or(Some(error)),
+                OnError::Skip => {
+                    tracing::warn!(%error, "a sample is left out");
+                    under_way.batch.unplace(index);
+                    under_way.skipped += 1;
+                }
+            }
+        }
+        let mut fetch = fetched.fetch;
+        fetch.clear();
+        self.spare.push(fetch);
+    }
+
+    fn next_ready(&mut self) -> Option<Result<Delivery>> {
+        let front = self.under_way.front()?;
+        if front.running > 0 || !front.unstarted.is_empty() {
+            return None;
+        }
+        let mut front = self.under_way.pop_front()?;
+        self.first += 1;
+        if let Some(error) = front.error {
+            return Some(Err(error));
+        }
+        if front.head.ends_epoch {
+            front.batch.set_ends_epoch();
+        }
+        if front.skipped > 0 {
+            front.batch.drop_unplaced();
+        }
+        Some(Ok(Delivery { batch: front.batch, head: front.head, skipped: front.skipped }))
+    }
+
+    fn is_done(&self) -> bool {
+        self.under_way.is_empty() && self.stream.is_done()
+    }
+
+    fn recycle(&mut self, batch: Batch) {
+        if self.recycled.len() < self.max_under_way {
+            self.recycled.push(batch);
+        }
+    }
+}
+
+/// Batches under way at most, whatever the memory: many tiny batches gain nothing by being more.
+const MAX_UNDER_WAY: usize = 64;

@@ -1,0 +1,177 @@
+//! An order as a stream of batches: epoch after epoch, this rank's positions, cut to batches.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::{EpochOrder, OrderSpec, Pick, Population, Positions, Shard, State};
+use crate::units::{Epoch, SampleId};
+
+use super::LoaderOptions;
+
+/// What a batch is, beside its samples.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) epoch: Epoch,
+    /// It is the last of its epoch on this rank.
+    pub(super) ends_epoch: bool,
+    /// Where the run stands once all ranks have consumed it: epoch, and positions of that epoch.
+    pub(super) after: (Epoch, u64),
+}
+
+/// The batches still to come.
+pub(super) struct Stream {
+    directory: Arc<Directory>,
+    spec: OrderSpec,
+    shard: Shard,
+    batch_size: u64,
+    epochs: Range<u64>,
+    /// Positions of the first epoch that all ranks had consumed before.
+    consumed: u64,
+    current: Option<Current>,
+}
+
+/// The epoch under way.
+struct Current {
+    order: EpochOrder,
+    shard: Shard,
+    rest: Positions,
+    taken: u64,
+}
+
+impl Stream {
+    /// Where a run with these options begins.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the options.
+    pub(super) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
+        let (image, generation) = (directory.uuid().0, directory.generation());
+        let Some(state) = &options.resume else {
+            let start = State::start(image, generation, options.order);
+            return Ok(State { epoch: Epoch(options.epochs.start), ..start });
+        };
+        let len = directory.num_live();
+        state.check(image, generation, &options.order, options.world_size, len)?;
+        Ok(state.clone())
+    }
+
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        options: &LoaderOptions,
+        start: &State,
+    ) -> Result<Stream> {
+        if options.batch_size == 0 {
+            let text = "a batch has at least one sample";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        if let Some(world_size) = options.order.kind.world_size()
+            && world_size != options.world_size
+        {
+            let text = format!(
+                "the order gives each of {world_size} ranks a share, and the world size is {}",
+                options.world_size
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        options.order.check()?;
+        Ok(Stream {
+            directory,
+            spec: options.order,
+            shard,
+            batch_size: options.batch_size as u64,
+            epochs: start.epoch.0..options.epochs.end,
+            consumed: start.consumed,
+            current: None,
+        })
+    }
+
+    /// Whether no batch is left to plan.
+    pub(super) fn is_done(&self) -> bool {
+        self.epochs.is_empty()
+    }
+
+    /// The ids of the next batch, in place of what `ids` held.
+    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
+        ids.clear();
+        let Some((head, positions)) = self.next_positions()? else { return Ok(None) };
+        if let Some(current) = &mut self.current {
+            current.order.ids(&*self.directory, positions, ids);
+        }
+        Ok(Some(head))
+    }
+
+    /// The picks of the next batch, in place of what `picks` held.
+    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
+        picks.clear();
+        let Some((head, positions)) = self.next_positions()? else { return Ok(None) };
+        if let Some(current) = &mut self.current {
+            current.order.picks(positions, picks);
+        }
+        Ok(Some(head))
+    }
+
+    /// The lane that goes through `group`, a group of the epoch of the last batch.
+    pub(super) fn lane_of(&self, group: u32) -> u32 {
+        self.current.as_ref().map_or(0, |current| current.order.group(group).lane)
+    }
+
+    fn next_positions(&mut self) -> Result<Option<(Head, Positions)>> {
+        let batch_size = self.batch_size;
+        while !self.is_done() {
+            let current = match &mut self.current {
+                Some(current) => current,
+                None => self.enter_epoch()?,
+            };
+            if current.rest.remaining() == 0 {
+                self.epochs.start += 1;
+                self.consumed = 0;
+                self.current = None;
+                continue;
+            }
+            let positions = current.rest.split_front(batch_size);
+            current.taken += positions.remaining();
+            let (len, epoch) = (current.order.len(), current.order.epoch());
+            let consumed = current.shard.consumed_after(len, current.taken);
+            let ends_epoch = current.rest.remaining() == 0;
+            let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
+            return Ok(Some((Head { epoch, ends_epoch, after }, positions)));
+        }
+        Ok(None)
+    }
+
+    fn enter_epoch(&mut self) -> Result<&mut Current> {
+        let order = EpochOrder::new(&self.spec, Epoch(self.epochs.start), &*self.directory)?;
+        let shard = self.shard.after(self.consumed);
+        let rest = shard.positions(order.len());
+        Ok(self.current.insert(Current { order, shard, rest, taken: 0 }))
+    }
+}
+
+impl Population for Directory {
+    fn num_live(&self) -> u64 {
+        Directory::num_live(self)
+    }
+
+    fn num_chunks(&self) -> u32 {
+        Directory::num_chunks(self)
+    }
+
+    fn live_in_chunk(&self, chunk: u32) -> u32 {
+        Directory::live_in_chunk(self, chunk)
+    }
+
+    fn span_of_chunk(&self, chunk: u32) -> u32 {
+        let cell = u64::from(self.layout().chunk_size_bytes);
+        u32::try_from(self.chunk(chunk).len_bytes.div_ceil(cell)).unwrap_or(u32::MAX)
+    }
+
+    fn id_of_live(&self, rank: u64) -> SampleId {
+        Directory::id_of_live(self, rank)
+    }
+
+    fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+        Directory::id_in_chunk(self, chunk, nth)
+    }
+}

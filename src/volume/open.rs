@@ -1,0 +1,164 @@
+//! Opening an image: connect, superblocks, snapshot, directory.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::FormatError;
+use crate::format::open::{Opened, judge};
+use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::nvme::Address;
+use crate::qpair::blocking::Blocking;
+use crate::qpair::{self, ConnectOptions, Device};
+use crate::reader::{read_copies, read_range};
+use crate::units::ALIGN_BYTES;
+
+use super::Image;
+
+/// How an image is opened.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// How its namespaces are connected to.
+    pub connect: ConnectOptions,
+    /// A saved snapshot of the directory, to be used instead of the one on the image.
+    pub snapshot: Option<PathBuf>,
+}
+
+impl Image {
+    /// Opens the image that lies on `addresses`, given in any order.
+    ///
+    /// # Errors
+    /// Those of connecting. `NotFound`: no image lies there. `InvalidArgument`: the namespaces are not
+    /// one whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is
+    /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot is
+    /// of another generation.
+    pub fn open(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
+        let mut devices = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            devices.push(qpair::open(address, &connect_options(address, addresses, options))?);
+        }
+        Image::from_devices(devices, options)
+    }
+
+    /// As [`Image::open`], on namespaces that are open already.
+    ///
+    /// # Errors
+    /// As [`Image::open`], without those of connecting.
+    pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
+        let opened = read_superblocks(&devices)?;
+        let devices: Vec<_> = opened.given.iter().map(|&i| Arc::clone(&devices[i])).collect();
+        check_sizes(&opened, &devices)?;
+        let directory = match &options.snapshot {
+            None => read_directory(&opened, &devices)?,
+            Some(path) => {
+                let bytes = std::fs::read(path).map_err(|e| Error::from(e).path(path))?;
+                let directory = Directory::from_snapshot(bytes)
+                    .map_err(|error| Error::from(error).path(path))?;
+                check_saved(&directory, &opened).map_err(|error| error.path(path))?;
+                directory
+            }
+        };
+        Ok(Image { devices, superblocks: opened.superblocks, directory: Arc::new(directory) })
+    }
+}
+
+/// `--path` names other ways to one namespace: those to the same subsystem and NSID, or to the only
+/// one there is.
+fn connect_options(address: &Address, all: &[Address], options: &OpenOptions) -> ConnectOptions {
+    let mut connect = options.connect.clone();
+    if all.len() > 1 {
+        connect.paths.retain(|path| path.is_same_namespace(address));
+    }
+    connect
+}
+
+fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Opened> {
+    let mut copies = Vec::with_capacity(devices.len());
+    for device in devices {
+        copies.push(read_copies(&mut Blocking::new(device.queue_pair()?)?)?);
+    }
+    let opened = judge(&copies).map_err(|error| {
+        let error = Error::from(error);
+        match devices {
+            [only] => error.target(only.namespace().address),
+            _ => error,
+        }
+    })?;
+    if opened.unfinished {
+        tracing::warn!("an import of this image did not end; `dlfs import --resume` ends it");
+    }
+    Ok(opened)
+}
+
+/// A namespace that was cut off would otherwise say so only when a read goes past its end.
+fn check_sizes(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<()> {
+    for (superblock, device) in opened.superblocks.iter().zip(devices) {
+        let (need, namespace) = (superblock.used_len_bytes, device.namespace());
+        if namespace.len_bytes() < need {
+            let found = namespace.len_bytes();
+            let text = format!("the image needs {need} bytes here, the namespace has {found}");
+            return Err(Error::new(ErrorKind::Corrupt, text)
+                .target(namespace.address)
+                .hint("was the file or namespace cut off, or copied in part?"));
+        }
+    }
+    Ok(())
+}
+
+/// The directory without its names: those lie behind everything else, and may never be asked for.
+fn read_directory(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<Directory> {
+    let place = opened.superblock().snapshot;
+    let device = &devices[usize::from(place.namespace)];
+    let damaged = |error: FormatError| {
+        Error::from(error)
+            .target(device.namespace().address)
+            .hint("dlfs rebuild makes it anew from the chunks")
+    };
+    let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+    let head = SnapshotHead::parse(&head).map_err(damaged)?;
+    let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
+    let directory = Directory::from_snapshot(core).map_err(damaged)?;
+    check_saved(&directory, opened)?;
+    Ok(directory)
+}
+
+/// Reads the names behind a directory that was opened without them.
+pub(super) fn read_names(image: &Image) -> Result<()> {
+    let place = image.superblocks[0].snapshot;
+    let device = &image.devices[usize::from(place.namespace)];
+    let damaged = |error: FormatError| {
+        Error::from(error)
+            .target(device.namespace().address)
+            .hint("dlfs rebuild makes the directory anew from the chunks")
+    };
+    let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+    let head = SnapshotHead::parse(&head).map_err(damaged)?;
+    let from = head.core_len().min(place.len_bytes);
+    let skip = from % ALIGN_BYTES as u64;
+    let len = place.len_bytes - (from - skip);
+    let names = read_range(device, place.offset_bytes + from - skip, len)?;
+    image.directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
+}
+
+/// Whether the directory is that of the image and generation that were opened.
+fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
+    let superblock = opened.superblock();
+    if directory.uuid() != superblock.layout.uuid {
+        let text = format!(
+            "the snapshot is of image {}, this is image {}",
+            directory.uuid(),
+            superblock.layout.uuid
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    if directory.generation() != superblock.generation {
+        let text = format!(
+            "the snapshot is of generation {}, the image is at generation {}",
+            directory.generation(),
+            superblock.generation
+        );
+        return Err(Error::new(ErrorKind::Stale, text).hint("save it again: dlfs snapshot save"));
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Reads everything that an image is made of, and says what is damaged.
+
+use std::time::{Duration, Instant};
+
+use crate::buf::IoBuf;
+use crate::directory::{ChunkInfo, Directory};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{ChunkHeader, FormatError, SampleEntry};
+use crate::qpair::blocking::Blocking;
+use crate::reader::{
+    Fetch, Fetched, Geometry, Pump, check_not_stale, plan_whole_chunk, read_copies,
+};
+use crate::units::SampleId;
+
+use super::Image;
+
+/// How an image is verified.
+#[derive(Debug, Clone)]
+pub struct VerifyOptions {
+    /// Memory for chunks under way, in bytes; at least one chunk is.
+    pub window_bytes: usize,
+    /// Queue pairs a namespace.
+    pub queue_pairs: usize,
+    /// The longest time without progress.
+    pub patience: Duration,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> VerifyOptions {
+        VerifyOptions { window_bytes: 64 << 20, queue_pairs: 1, patience: Duration::from_secs(60) }
+    }
+}
+
+/// What was verified, and what is damaged.
+#[derive(Debug, Clone, Default)]
+pub struct VerifyReport {
+    /// Samples whose bytes were compared with the directory's checksum.
+    pub samples: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Chunks whose header was compared with the directory.
+    pub chunks: u64,
+    /// Everything that is wrong, in the order of the media.
+    pub damages: Vec<Damage>,
+}
+
+/// One thing that is damaged.
+#[derive(Debug, Clone)]
+pub struct Damage {
+    /// The sample, if it is one.
+    pub sample: Option<SampleId>,
+    /// Its name, if it is a sample and has one.
+    pub name: Option<Vec<u8>>,
+    /// Index of the namespace in the image.
+    pub namespace: u16,
+    /// Where it begins on the namespace.
+    pub offset_bytes: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl Image {
+    /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was
+    /// checked when the image was opened.
+    ///
+    /// `progress` is told the bytes of each chunk that is done.
+    ///
+    /// # Errors
+    /// `Stale`: the image moved on meanwhile. `TimedOut`, `Disconnected`: it could not be read. Damage
+    /// is no error but the result.
+    pub fn verify(
+        &self,
+        options: &VerifyOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<VerifyReport> {
+        self.load_names()?;
+        let mut report = VerifyReport::default();
+        self.verify_superblocks(&mut report)?;
+        let mut pump = Pump::new(&self.devices, options.queue_pairs, false)?;
+        let geometry = pump.geometry();
+        let mut chunks = 0..self.directory.num_chunks();
+        let mut planned: Option<(u32, Fetch)> = None;
+        let mut under_way = 0;
+        let mut last_progress = Instant::now();
+        loop {
+            let plan = |chunk| (chunk, self.plan_chunk(chunk, &geometry));
+            while let Some((chunk, fetch)) = planned.take().or_else(|| chunks.next().map(plan)) {
+                if under_way > 0 && under_way + fetch.len_bytes > options.window_bytes {
+                    planned = Some((chunk, fetch));
+                    break;
+                }
+                under_way += fetch.len_bytes;
+                let run = IoBuf::zeroed(fetch.len_bytes);
+                pump.start(u64::from(chunk), fetch, run);
+            }
+            if under_way == 0 {
+                break;
+            }
+            let now = Instant::now();
+            let moved = pump.turn(now);
+            while let Some(fetched) = pump.next_finished() {
+                under_way -= fetched.fetch.len_bytes;
+                progress(fetched.fetch.len_bytes as u64);
+                self.judge_chunk(fetched, &mut report);
+            }
+            if moved {
+                last_progress = now;
+            } else if now - last_progress > options.patience {
+                let text = format!("nothing was read for {:?}", options.patience);
+                let address = self.devices[0].namespace().address;
+                return Err(Error::new(ErrorKind::TimedOut, text).target(address));
+            } else {
+                pump.wait(last_progress + options.patience);
+            }
+        }
+        report.bytes += pump.stats().bytes;
+        if !report.damages.is_empty() {
+            check_not_stale(&self.devices, &self.directory)?;
+        }
+        report.damages.sort_by_key(|damage| (damage.namespace, damage.offset_bytes));
+        Ok(report)
+    }
+
+    fn plan_chunk(&self, chunk: u32, geometry: &[Geometry]) -> Fetch {
+        let mut fetch = Fetch::default();
+        let samples = self.directory.samples_in_chunk(chunk);
+        plan_whole_chunk(&self.directory.chunk(chunk), samples, geometry, &mut fetch);
+        fetch
+    }
+
+    /// The copy that this generation was opened by must be whole on every namespace; the other one
+    /// may belong to the generation before, or to none.
+    fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
+        for (index, device) in self.devices.iter().enumerate() {
+            let copies = read_copies(&mut Blocking::new(device.queue_pair()?)?)?;
+            for (copy, offset) in copies.copies.iter().zip(crate::format::superblock::COPY_OFFSETS)
+            {
+                // A copy that was never written has no magic: generation 1 has only one.
+                if let Err(error) = copy
+                    && !matches!(error, FormatError::Magic { .. })
+                {
+                    report.damages.push(Damage {
+                        sample: None,
+                        name: None,
+                        namespace: index as u16,
+                        offset_bytes: offset,
+                        what: format!("superblock copy: {error}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
+        let number = fetched.token as u32;
+        let chunk = self.directory.chunk(number);
+        let unread = fetched.unread.iter().any(|(part, _)| *part == 0);
+        let header = match unread {
+            true => Err("the header could not be read".to_owned()),
+            false => check_header(&fetched.run, &chunk, &self.directory),
+        };
+        match header {
+            Ok(()) => report.chunks += 1,
+            Err(what) => report.damages.push(Damage {
+                sample: None,
+                name: None,
+                namespace: chunk.namespace,
+                offset_bytes: chunk.offset_bytes,
+                what: format!("header of chunk {number}: {what}"),
+            }),
+        }
+        report.samples += (fetched.fetch.samples.len() - fetched.failures.len()) as u64;
+        for (index, error) in fetched.failures {
+            let sample = &fetched.fetch.samples[index];
+            report.damages.push(Damage {
+                sample: Some(sample.id),
+                name: self.directory.name(sample.id).ok().flatten(),
+                namespace: chunk.namespace,
+                offset_bytes: chunk.offset_bytes + sample.run_offset as u64,
+                what: error.report(),
+            });
+        }
+    }
+}
+
+/// Whether the header says of the chunk what the directory says.
+fn check_header(run: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<(), String> {
+    let text = |error: FormatError| error.to_string();
+    let header = ChunkHeader::parse(run).map_err(text)?;
+    let head = header.head();
+    let cell = chunk.offset_bytes / u64::from(head.layout.chunk_size_bytes);
+    if head.layout.uuid != directory.uuid() {
+        return Err(format!("it belongs to image {}", head.layout.uuid));
+    }
+    head.check_place(&head.layout, chunk.namespace, cell).map_err(text)?;
+    if (head.first_slot, u32::from(head.num_samples)) != (chunk.first_slot, chunk.num_slots) {
+        return Err(format!(
+            "it has {} samples from slot {}, the directory {} from slot {}",
+            head.num_samples, head.first_slot, chunk.num_slots, chunk.first_slot
+        ));
+    }
+    match header.samples().find(|entry| !agrees(entry, directory)) {
+        Some(entry) => Err(format!("it contradicts the directory on sample {}", entry.id)),
+        None => Ok(()),
+    }
+}
+
+fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
+    let Some(extent) = directory.extent(entry.id) else { return true }; // deleted since
+    let name = directory.name(entry.id).ok().flatten(); // unknown while the names are not loaded
+    extent.len_bytes == entry.len_bytes
+        && extent.crc32c == entry.crc32c
+        && name.is_none_or(|name| name == entry.name)
+}
