@@ -5,7 +5,31 @@
 //! the whole run in advance. A *reader* turns a batch of them into few large reads. A *queue pair*,
 //! polled in user space, moves them from a local or a remote namespace. A *target* serves namespaces.
 //!
-//! Read `reader/pump.rs`, `qpair/mod.rs` and `tcp/host.rs`, in that order: that is the path of a batch.
+//! # The map
+//!
+//! ```text
+//!  4  volume                                              wires the parts of an open image
+//!  3  prefetch -> reader    import    target              what runs
+//!  2  qpair (engines)   |  plan -> order, directory       left: moves blocks;   right: pure, knows samples
+//!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
+//!  0  nvme    buf    permutation    units    error
+//! ```
+//!
+//! A module uses what stands lower and what an arrow names; the left side knows no samples and the
+//! right side does no I/O. `tests/tidy.rs` holds this. Each module's first page says what it is, what
+//! it deliberately is not, and which file to read first.
+//!
+//! | to | begin with |
+//! |---|---|
+//! | read samples along an order | [`volume`], [`prefetch`] |
+//! | look samples up by name or id | [`directory`] |
+//! | put files onto a namespace | [`import`] |
+//! | serve a namespace to any NVMe/TCP host | [`target`] |
+//! | know which sample comes next, on any rank | [`order`] |
+//! | move blocks, and nothing else | [`qpair`] |
+//!
+//! The path of a batch is `reader/pump.rs`, `qpair/mod.rs` and `tcp/host.rs`, in that order. On it
+//! there is no system call, lock, allocation or log line for a sample, only for a burst or a batch.
 
 pub mod buf;
 pub mod directory;
