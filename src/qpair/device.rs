@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::file::{FileNamespace, FileOptions};
+use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
@@ -39,7 +40,8 @@ pub trait Device: Send + Sync {
 /// Opens the namespace at `address`.
 ///
 /// # Errors
-/// As [`FileNamespace::open`] for a path. `Unsupported`: an address that needs another build.
+/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace.
+/// `Unsupported`: an address that needs another build.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
     match address {
@@ -47,7 +49,8 @@ pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Devic
             let options = FileOptions { direct, writable, ..FileOptions::default() };
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
-        Address::Tcp(_) | Address::Spdk(_) => {
+        Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        Address::Spdk(_) => {
             let message = "this build has no engine for such an address";
             Err(Error::new(ErrorKind::Unsupported, message).target(address.to_string()))
         }

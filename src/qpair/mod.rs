@@ -10,6 +10,7 @@ pub mod group;
 pub mod mem;
 mod options;
 mod pread;
+pub mod tcp;
 mod uring;
 
 pub use device::{Device, open};

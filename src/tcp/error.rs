@@ -177,6 +177,9 @@ pub enum ProtocolError {
     /// A digest that was required was declined.
     #[error("the controller declined a digest that was asked for")]
     DigestDeclined,
+    /// Our own side gave the connection up.
+    #[error("the connection was given up")]
+    Abandoned,
     /// Something did not arrive within its time.
     #[error("{0} did not come within its time")]
     TimedOut(&'static str),
@@ -211,7 +214,7 @@ impl ProtocolError {
             NoData { .. } | DataLen { .. } => (FES_INVALID_HEADER_FIELD, 16),
             OutOfRange { .. } => (FES_OUT_OF_RANGE, 0),
             ShortTransfer { .. } => (FES_INVALID_HEADER_FIELD, 20),
-            Terminated { .. } | DigestDeclined | TimedOut(_) => return None,
+            Terminated { .. } | DigestDeclined | Abandoned | TimedOut(_) => return None,
         })
     }
 }

@@ -340,9 +340,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
 
     /// Gives the connection up: what has not ended is given back, oldest slot first. Commands that
     /// had ended are still events. Close the socket before using a payload again.
-    pub fn abandon(&mut self, reason: ProtocolError) -> Vec<B> {
+    pub fn abandon(&mut self) -> Vec<B> {
         if self.failed.is_none() {
-            self.fail(reason);
+            self.fail(ProtocolError::Abandoned);
         }
         let mut payloads = Vec::with_capacity(self.slots.len());
         for slot in 0..self.slots.capacity() {

@@ -180,7 +180,7 @@ impl Peer {
         }
         assert_eq!(self.host.handle_received(self.now, &[]), Err(error));
         assert!(!self.host.has_room());
-        let back = self.host.abandon(ProtocolError::TimedOut("nothing")).len();
+        let back = self.host.abandon().len();
         let done = std::iter::from_fn(|| self.host.poll_event()).count();
         assert_eq!(back + done, held);
         assert_eq!(self.host.failed(), Some(error), "the first error stays");
@@ -531,7 +531,7 @@ fn data_at_a_wrong_place_are_refused_before_a_byte_is_stored() {
         let bytes = peer.c2h(cid, datao, &vec![0; len], flags);
         let now = peer.now;
         assert_eq!(peer.host.handle_received(now, &bytes), Err(error(cid)));
-        let back = peer.host.abandon(ProtocolError::TimedOut("nothing"));
+        let back = peer.host.abandon();
         assert_eq!(back, [vec![CANARY; 1024]]);
     }
     // After a first half: overlapping, going back, and the whole again.
@@ -748,7 +748,7 @@ fn time_ends_what_does_not_move_but_never_a_patient_command() {
     peer.give(&[7, 0, 24]).unwrap();
     let late = peer.host.handle_timeout(peer.now + second);
     assert!(matches!(late, Err(ProtocolError::TimedOut(_))));
-    assert_eq!(peer.host.abandon(ProtocolError::DigestDeclined).len(), 2);
+    assert_eq!(peer.host.abandon().len(), 2);
 }
 
 #[test]
@@ -835,7 +835,7 @@ proptest! {
                 break;
             }
         }
-        back += peer.host.abandon(ProtocolError::TimedOut("the test")).len();
+        back += peer.host.abandon().len();
         back += std::iter::from_fn(|| peer.host.poll_event()).count();
         prop_assert_eq!(back, taken);
     }

@@ -1,0 +1,74 @@
+//! Asking a discovery service which subsystems there are.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::admin::{Admin, Goal, Terms, Turn};
+use super::failure::Failure;
+use super::identity::HostIdentity;
+use super::link::SCRATCH_LEN;
+use crate::error::{ErrorKind, Result};
+use crate::nvme::Nqn;
+use crate::nvme::fabrics::DiscoveryRecord;
+use crate::qpair::ConnectOptions;
+use crate::tcp::Digests;
+
+/// Reads the records of the discovery service at a transport address (port 8009, or 4420 where the
+/// target itself answers).
+///
+/// Blocks for at most `options.connect_timeout`. Texts in the records are the target's: check them.
+///
+/// # Errors
+/// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the
+/// log cannot be. `Busy`: it never stopped changing.
+pub fn discover(
+    traddr: &str,
+    trsvcid: u16,
+    options: &ConnectOptions,
+) -> Result<Vec<DiscoveryRecord>> {
+    let deadline = Instant::now() + options.connect_timeout;
+    let name = format!("{traddr}:{trsvcid}");
+    let sockets = super::resolve(traddr, trsvcid, options.connect_timeout)
+        .map_err(|error| error.target(name.clone()))?;
+    let mut failure = None;
+    for address in sockets {
+        let terms = Terms {
+            address,
+            subnqn: Nqn::discovery(),
+            goal: Goal::Discovery,
+            host: HostIdentity::new(options),
+            digests: Digests { header: options.hdr_digest, data: options.data_digest },
+            nr_io_queues: 0,
+            keep_alive_tmo: Duration::ZERO,
+            tcp_timeout: options.tcp_connect_timeout,
+            io_timeout: options.io_timeout,
+        };
+        match read_records(terms, deadline) {
+            Ok(records) => return Ok(records),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    Err(failure.expect("a name stands for at least one address").to_error(&name))
+}
+
+fn read_records(terms: Terms, deadline: Instant) -> Result<Vec<DiscoveryRecord>, Failure> {
+    let mut scratch = vec![0; SCRATCH_LEN];
+    let mut admin = Admin::start(Instant::now(), terms)?;
+    loop {
+        let now = Instant::now();
+        if admin.poll(now, &mut scratch)? == Turn::Ready {
+            return Ok(admin.facts().records.clone());
+        }
+        if now >= deadline {
+            let message = "no answer within its time";
+            return Err(Failure::new(ErrorKind::TimedOut, message).at(admin.stage()));
+        }
+        let until = admin.poll_timeout().unwrap_or(deadline).min(deadline);
+        let limit = Timespec::try_from(until.saturating_duration_since(now)).ok();
+        let wait = admin.wait();
+        let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = [PollFd::from_borrowed_fd(wait.fd, flags)];
+        let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
+    }
+}

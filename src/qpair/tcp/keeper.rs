@@ -1,0 +1,404 @@
+//! The keeper: the one thread of a process that owns all admin queues.
+//!
+//! It brings controllers up, keeps them alive, takes their events, and reconnects when they are lost:
+//! also while no queue pair is polled, so that a trainer that computes for a minute keeps its
+//! connections. It starts with the first namespace that is opened. A child process has none of its
+//! parent's threads, so it starts its own.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::admin::{Admin, Turn};
+use super::failure::Failure;
+use super::link::SCRATCH_LEN;
+use super::remote::{Remote, Session};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The handle on the thread.
+pub(super) struct Keeper {
+    event: OwnedFd,
+    inbox: Mutex<Vec<Weak<Remote>>>,
+    /// Another thread of this process was faster: this keeper has nothing to do, ever.
+    retired: AtomicBool,
+}
+
+/// Keepers of this process and of those it descends from.
+struct Generation {
+    pid: u32,
+    keeper: Arc<Keeper>,
+    next: OnceLock<Box<Generation>>,
+}
+
+static FIRST: OnceLock<Box<Generation>> = OnceLock::new();
+
+/// The keeper of this process, started if need be.
+///
+/// # Errors
+/// The operating system gives no thread.
+pub(super) fn of_this_process() -> Result<&'static Keeper> {
+    let pid = std::process::id();
+    let mut cell = &FIRST;
+    loop {
+        match cell.get() {
+            Some(generation) if generation.pid == pid => return Ok(&generation.keeper),
+            Some(generation) => cell = &generation.next,
+            None => {
+                // Made before it is stored, so that the cell is never locked for long: a process
+                // that forks meanwhile would find it locked for ever.
+                let keeper = Keeper::start()?;
+                let next = OnceLock::new();
+                if let Err(late) = cell.set(Box::new(Generation { pid, keeper, next })) {
+                    late.keeper.retired.store(true, Ordering::Release);
+                    late.keeper.wake();
+                }
+            }
+        }
+    }
+}
+
+/// Wakes the keeper of this process, if there is one.
+pub(super) fn wake() {
+    let pid = std::process::id();
+    let mut cell = &FIRST;
+    while let Some(generation) = cell.get() {
+        if generation.pid == pid {
+            generation.keeper.wake();
+        }
+        cell = &generation.next;
+    }
+}
+
+impl Keeper {
+    fn start() -> Result<Arc<Keeper>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        let keeper = Arc::new(Keeper {
+            event,
+            inbox: Mutex::new(Vec::new()),
+            retired: AtomicBool::new(false),
+        });
+        let thread = Arc::clone(&keeper);
+        std::thread::Builder::new()
+            .name("dlfs-keeper".into())
+            .spawn(move || thread.run())
+            .map_err(|error| {
+                Error::new(ErrorKind::Io, "cannot start the keeper thread").source(error)
+            })?;
+        Ok(keeper)
+    }
+
+    /// Brings `remote` up and looks after it while somebody else holds it.
+    pub(super) fn keep(&self, remote: &Arc<Remote>) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        inbox.push(Arc::downgrade(remote));
+        drop(inbox);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // It fails when the counter is full: then the thread is awake already.
+        let _ = rustix::io::write(&self.event, &[1; 8]);
+    }
+
+    fn run(&self) {
+        let mut scratch = vec![0; SCRATCH_LEN];
+        let mut charges: Vec<Charge> = Vec::new();
+        while !self.retired.load(Ordering::Acquire) {
+            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            charges.extend(inbox.drain(..).filter_map(|remote| Charge::new(now, remote)));
+            drop(inbox);
+            charges.retain_mut(|charge| charge.turn(Instant::now(), &mut scratch));
+            self.sleep(&charges);
+        }
+    }
+
+    /// Sleeps until a controller has something to say, a time has come, or somebody wakes it.
+    fn sleep(&self, charges: &[Charge]) {
+        let now = Instant::now();
+        let until = charges.iter().filter_map(Charge::poll_timeout).min();
+        // Rounded up, or the last part of a millisecond would be spun away.
+        let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let mut fds: Vec<PollFd<'_>> = charges.iter().filter_map(Charge::poll_fd).collect();
+        fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
+        let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: go round once more
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count); // fails when nobody has woken it
+    }
+}
+
+/// One remote that the keeper looks after.
+struct Charge {
+    remote: Weak<Remote>,
+    activity: Activity,
+    /// The portal in use, or tried last.
+    portal: usize,
+    /// Portals tried since the round began.
+    tried: usize,
+    /// The number of the next session.
+    next_number: u64,
+    /// When the last session was lost, or opening began.
+    since: Instant,
+    backoff: Backoff,
+    /// Why each portal failed last.
+    failures: Vec<Option<Failure>>,
+}
+
+enum Activity {
+    Connecting {
+        admin: Box<Admin>,
+        deadline: Instant,
+    },
+    /// All portals have been tried.
+    Waiting {
+        until: Instant,
+    },
+    Live {
+        admin: Box<Admin>,
+        session: Arc<Session>,
+        since: Instant,
+    },
+}
+
+impl Charge {
+    fn new(now: Instant, remote: Weak<Remote>) -> Option<Charge> {
+        let num_portals = remote.upgrade()?.portals.len();
+        Some(Charge {
+            remote,
+            activity: Activity::Waiting { until: now },
+            portal: num_portals - 1, // the first is next
+            tried: 0,
+            next_number: 1,
+            since: now,
+            backoff: Backoff::new(),
+            failures: vec![None; num_portals],
+        })
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match &self.activity {
+            Activity::Connecting { admin, deadline } => {
+                Some(admin.poll_timeout().map_or(*deadline, |at| at.min(*deadline)))
+            }
+            Activity::Waiting { until } => Some(*until),
+            Activity::Live { admin, .. } => admin.poll_timeout(),
+        }
+    }
+
+    fn poll_fd(&self) -> Option<PollFd<'_>> {
+        let wait = match &self.activity {
+            Activity::Connecting { admin, .. } | Activity::Live { admin, .. } => admin.wait(),
+            Activity::Waiting { .. } => return None,
+        };
+        let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        Some(PollFd::from_borrowed_fd(wait.fd, flags))
+    }
+
+    /// Moves on; `false` when there is nothing left to look after.
+    fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
+        let Some(remote) = self.remote.upgrade() else { return false };
+        let outcome = match &mut self.activity {
+            Activity::Connecting { admin, deadline } => match admin.poll(now, scratch) {
+                Ok(Turn::Ready) => self.begin_session(now, &remote),
+                Ok(_) if now < *deadline => Ok(()),
+                Ok(_) => {
+                    let message = "no answer within its time";
+                    Err(Failure::new(ErrorKind::TimedOut, message).at(admin.stage()))
+                }
+                Err(failure) => Err(failure),
+            },
+            Activity::Waiting { until } if now < *until => Ok(()),
+            Activity::Waiting { .. } => {
+                self.tried = 0;
+                self.try_next(now, &remote)
+            }
+            Activity::Live { .. } => self.keep_session(now, &remote, scratch),
+        };
+        match outcome {
+            Ok(()) => true,
+            Err(failure) => self.handle_failure(now, &remote, failure),
+        }
+    }
+
+    /// The controller is up: hands it to the queue pairs.
+    fn begin_session(&mut self, now: Instant, remote: &Remote) -> Result<(), Failure> {
+        let waiting = Activity::Waiting { until: now };
+        let Activity::Connecting { admin, .. } = std::mem::replace(&mut self.activity, waiting)
+        else {
+            unreachable!("only a connecting controller becomes ready")
+        };
+        let number = self.next_number;
+        let session = remote.publish(number, &remote.portals[self.portal], admin.facts())?;
+        self.next_number += 1;
+        self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
+        self.activity = Activity::Live { admin, session, since: now };
+        Ok(())
+    }
+
+    fn keep_session(
+        &mut self,
+        now: Instant,
+        remote: &Remote,
+        scratch: &mut [u8],
+    ) -> Result<(), Failure> {
+        let Activity::Live { admin, session, since } = &mut self.activity else {
+            unreachable!("the caller has looked")
+        };
+        let result = match remote.take_reset() {
+            Some(reason) => Err(reason),
+            None => match admin.poll(now, scratch) {
+                Ok(Turn::Changed) => remote.check(admin.facts()),
+                Ok(_) => Ok(()),
+                Err(failure) => Err(failure),
+            },
+        };
+        if result.is_err() {
+            let lived = now.saturating_duration_since(*since);
+            if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
+                self.backoff = Backoff::new();
+            } else {
+                self.backoff.hurry_no_more();
+            }
+            self.since = now;
+            self.tried = 0;
+        }
+        result
+    }
+
+    /// An attempt has failed, or a session is lost; `false` when that is the end.
+    fn handle_failure(&mut self, now: Instant, remote: &Remote, failure: Failure) -> bool {
+        let opening = remote.identity().is_none();
+        let limit =
+            if opening { remote.options.connect_timeout } else { remote.options.ctrl_loss_tmo };
+        let too_late = now.saturating_duration_since(self.since) >= limit;
+        let mut failure = failure;
+        loop {
+            let portal = &remote.portals[self.portal];
+            failure = failure.at(format_args!("{} ({})", portal.socket, portal.address.subnqn));
+            tracing::warn!(target: "dlfs", "{failure}");
+            self.failures[self.portal] = Some(failure.clone());
+            if self.failures.iter().all(is_stale) {
+                remote.give_up(failure);
+                return false;
+            }
+            if too_late || opening && self.tried >= remote.portals.len() {
+                remote.give_up(self.last_words(opening, limit));
+                return false;
+            }
+            remote.lose(failure);
+            // At once on the other portals and then on this; after that more and more slowly.
+            if self.tried >= remote.portals.len() || !self.backoff.is_fresh() {
+                self.activity = Activity::Waiting { until: now + self.backoff.next() };
+                return true;
+            }
+            match self.try_next(now, remote) {
+                Ok(()) => return true,
+                Err(next) => failure = next,
+            }
+        }
+    }
+
+    /// The failure to end with: that of the first portal, and what the others said.
+    fn last_words(&self, opening: bool, limit: Duration) -> Failure {
+        let mut failures = self.failures.iter().flatten();
+        let mut last = failures.next().cloned().expect("something has failed");
+        for other in failures {
+            last.message.push_str(&format!("; {other}"));
+        }
+        if !opening {
+            last.kind = ErrorKind::Disconnected;
+            last.message = format!("given up after {} s: {}", limit.as_secs(), last.message);
+        }
+        last
+    }
+
+    /// Begins to connect to the next portal, but never to one whose namespace was another.
+    fn try_next(&mut self, now: Instant, remote: &Remote) -> Result<(), Failure> {
+        let num_portals = remote.portals.len();
+        for _ in 0..num_portals {
+            self.portal = (self.portal + 1) % num_portals;
+            self.tried += 1;
+            if !is_stale(&self.failures[self.portal]) {
+                break;
+            }
+        }
+        let admin = Box::new(Admin::start(now, remote.terms(&remote.portals[self.portal]))?);
+        let share = remote.options.connect_timeout / num_portals as u32;
+        self.activity = Activity::Connecting { admin, deadline: now + share };
+        Ok(())
+    }
+}
+
+fn is_stale(failure: &Option<Failure>) -> bool {
+    failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
+}
+
+/// How long to wait before the next round: 10 ms doubling to 500 ms, less up to half by chance, so
+/// that many hosts of one target do not come back at the same moments.
+struct Backoff {
+    step: Duration,
+    is_fresh: bool,
+    random: u64,
+}
+
+impl Backoff {
+    fn new() -> Backoff {
+        use std::hash::{BuildHasher, Hasher, RandomState};
+        let random = RandomState::new().build_hasher().finish() | 1;
+        Backoff { step: BACKOFF_MIN, is_fresh: true, random }
+    }
+
+    /// Whether no wait has been asked for yet.
+    fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
+    /// Lets nothing be done at once any more.
+    fn hurry_no_more(&mut self) {
+        self.is_fresh = false;
+    }
+
+    fn next(&mut self) -> Duration {
+        let step = self.step;
+        self.is_fresh = false;
+        self.step = (step * 2).min(BACKOFF_MAX);
+        // xorshift64
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        step - step.mul_f64((self.random % 1000) as f64 / 2000.0)
+    }
+}
+
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
+
+/// A session that lasted this long did work, even if nothing was read.
+const PROVEN_AFTER: Duration = Duration::from_secs(1);
+
+/// What `poll` may wake too early by.
+const GRANULARITY: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_half_a_second_and_are_never_the_same_for_all() {
+        let mut backoff = Backoff::new();
+        let mut step = BACKOFF_MIN;
+        for _ in 0..20 {
+            let wait = backoff.next();
+            assert!(wait <= step && wait >= step / 2, "{wait:?} of {step:?}");
+            step = (step * 2).min(BACKOFF_MAX);
+        }
+        let one: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        let two: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        assert_ne!(one, two);
+    }
+}

@@ -1,0 +1,282 @@
+//! A connection and its socket: what the admin queue and every I/O queue are pumped with.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+
+use crate::nvme::Sqe;
+use crate::qpair::Wait;
+use crate::tcp::ProtocolError;
+use crate::tcp::host::{Connection, Event, HostOptions, Transfer, Want};
+
+/// Why a connection is over.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum LinkError {
+    #[error("TCP connect: {}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
+    Connect(Errno),
+    #[error("TCP connect: no answer within {0:?}")]
+    ConnectTimeout(Duration),
+    #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
+    Os(Errno),
+    #[error("the target closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+}
+
+/// One connection on its way up, or up.
+pub(super) struct Link<B> {
+    socket: Socket,
+    state: State<B>,
+}
+
+enum State<B> {
+    Connecting { options: HostOptions, limit: Duration, deadline: Instant },
+    Connected(Box<Connection<B>>),
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Link<B> {
+    /// Begins to connect; [`Link::poll`] goes on with it.
+    pub(super) fn start(
+        now: Instant,
+        address: SocketAddr,
+        tcp_timeout: Duration,
+        options: HostOptions,
+    ) -> Result<Link<B>, LinkError> {
+        let socket = open_socket(address).map_err(LinkError::Connect)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(LinkError::Connect(error)),
+        }
+        let (limit, deadline) = (tcp_timeout, now + tcp_timeout);
+        Ok(Link { socket, state: State::Connecting { options, limit, deadline } })
+    }
+
+    /// Moves bytes both ways until there are none, or enough for one turn. What came of it is in
+    /// [`Link::poll_event`].
+    ///
+    /// # Errors
+    /// The connection is over: take its events, then [`Link::abandon`] it.
+    pub(super) fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<(), LinkError> {
+        if let State::Connecting { options, limit, deadline } = &self.state {
+            if !is_connected(&self.socket)? {
+                let timed_out = now >= *deadline;
+                return if timed_out { Err(LinkError::ConnectTimeout(*limit)) } else { Ok(()) };
+            }
+            self.state = State::Connected(Box::new(Connection::new(now, options)));
+        }
+        let Link { socket, state: State::Connected(connection) } = self else {
+            unreachable!("connected above")
+        };
+        let result = receive(socket, connection, now, scratch);
+        match result.and_then(|()| connection.handle_timeout(now).map_err(LinkError::from)) {
+            Ok(()) => send(socket, connection, now),
+            Err(error) => {
+                // The termination request, if there is one and the socket has room for it.
+                let _ = send(socket, connection, now); // the connection is over either way
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends what is queued, as far as the socket takes it.
+    pub(super) fn send(&mut self, now: Instant) -> Result<(), LinkError> {
+        match &mut self.state {
+            State::Connecting { .. } => Ok(()),
+            State::Connected(connection) => send(&self.socket, connection, now),
+        }
+    }
+
+    /// Takes a command; see [`Connection::submit`].
+    pub(super) fn submit(
+        &mut self,
+        now: Instant,
+        sqe: Sqe,
+        transfer: Transfer,
+        patient: bool,
+        payload: B,
+    ) -> Result<(), B> {
+        match &mut self.state {
+            State::Connecting { .. } => Err(payload),
+            State::Connected(connection) => connection.submit(now, sqe, transfer, patient, payload),
+        }
+    }
+
+    pub(super) fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
+        if let State::Connected(connection) = &mut self.state {
+            connection.set_max_in_capsule(max_in_capsule);
+        }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        matches!(&self.state, State::Connected(connection) if connection.has_room())
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event<B>> {
+        match &mut self.state {
+            State::Connecting { .. } => None,
+            State::Connected(connection) => connection.poll_event(),
+        }
+    }
+
+    /// Closes the connection; the payloads of all commands that had not ended. Nothing is sent, so a
+    /// child process may do it to what its parent still uses.
+    pub(super) fn abandon(self) -> (Vec<B>, Vec<Event<B>>) {
+        let Link { socket, state } = self;
+        drop(socket); // before a buffer is anybody else's
+        match state {
+            State::Connecting { .. } => (Vec::new(), Vec::new()),
+            State::Connected(mut connection) => {
+                let payloads = connection.abandon();
+                (payloads, std::iter::from_fn(|| connection.poll_event()).collect())
+            }
+        }
+    }
+
+    /// What to sleep on until something moves.
+    pub(super) fn wait(&self) -> Wait<'_> {
+        let writable = match &self.state {
+            State::Connecting { .. } => true,
+            State::Connected(connection) => connection.wants_transmit(),
+        };
+        Wait { fd: self.socket.as_fd(), writable }
+    }
+
+    /// When to poll again although nothing moves.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match &self.state {
+            State::Connecting { deadline, .. } => Some(*deadline),
+            State::Connected(connection) => connection.poll_timeout(),
+        }
+    }
+
+    /// What has not been reached yet, for people.
+    pub(super) fn stage(&self) -> &'static str {
+        match &self.state {
+            State::Connecting { .. } => "TCP connect",
+            State::Connected(_) => "initialising the connection",
+        }
+    }
+}
+
+fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
+    let open = || {
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(Duration::from_secs(1))
+            .with_interval(Duration::from_secs(1))
+            .with_retries(3);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(Duration::from_secs(5)))?;
+        Ok(socket)
+    };
+    open().map_err(errno)
+}
+
+/// Whether a non-blocking connect has succeeded.
+fn is_connected(socket: &Socket) -> Result<bool, LinkError> {
+    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    let ready = match rustix::event::poll(&mut fds, Some(&Timespec::default())) {
+        Ok(ready) => ready > 0,
+        Err(Errno::INTR) => false,
+        Err(error) => return Err(LinkError::Os(error)),
+    };
+    match socket.take_error().map_err(|error| LinkError::Os(errno(error)))? {
+        Some(error) => Err(LinkError::Connect(errno(error))),
+        None => Ok(ready),
+    }
+}
+
+fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
+    socket: &Socket,
+    connection: &mut Connection<B>,
+    now: Instant,
+    scratch: &mut [u8],
+) -> Result<(), LinkError> {
+    let mut budget = RECEIVE_BUDGET;
+    while budget > 0 {
+        let (payload, scratch_len) = match connection.want() {
+            Want::Scratch(len) => (0, len),
+            Want::Payload { payload, scratch } => (payload, scratch),
+        };
+        let scratch = &mut scratch[..scratch_len.min(SCRATCH_LEN)];
+        let asked = payload + scratch.len();
+        let received = match payload {
+            0 => rustix::io::read(socket, &mut *scratch),
+            _ => {
+                let payload = IoSliceMut::new(connection.payload_mut());
+                rustix::io::readv(socket, &mut [payload, IoSliceMut::new(&mut *scratch)])
+            }
+        };
+        let len = match received {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(len) => len,
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(LinkError::Os(error)),
+        };
+        let in_payload = len.min(payload);
+        if in_payload > 0 {
+            connection.handle_payload(now, in_payload)?;
+        }
+        if len > in_payload {
+            connection.handle_received(now, &scratch[..len - in_payload])?;
+        }
+        if len < asked {
+            return Ok(()); // the socket is drained: asking again would only say so
+        }
+        budget = budget.saturating_sub(len);
+    }
+    Ok(())
+}
+
+fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
+    socket: &Socket,
+    connection: &mut Connection<B>,
+    now: Instant,
+) -> Result<(), LinkError> {
+    while connection.wants_transmit() {
+        let mut slices = [IoSlice::new(&[]); SLICES_PER_SEND];
+        let used = connection.poll_transmit(&mut slices);
+        let mut control = rustix::net::SendAncillaryBuffer::default();
+        let sent = rustix::net::sendmsg(
+            socket,
+            &slices[..used],
+            &mut control,
+            rustix::net::SendFlags::NOSIGNAL,
+        );
+        match sent {
+            Ok(len) => connection.transmitted(now, len),
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(LinkError::Os(error)),
+        }
+    }
+    Ok(())
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+impl<B> AsFd for Link<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Length of the buffer that [`Link::poll`] is given.
+pub(super) const SCRATCH_LEN: usize = crate::tcp::host::SCRATCH_LEN;
+
+/// Bytes to receive in one turn before others have theirs.
+const RECEIVE_BUDGET: usize = 2 << 20;
+
+/// Slices in one send. Capsules without data are one slice together.
+const SLICES_PER_SEND: usize = 64;

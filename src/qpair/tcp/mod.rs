@@ -1,0 +1,149 @@
+//! A remote namespace over NVMe/TCP: sockets, time and recovery around [`crate::tcp::host`].
+//!
+//! [`TcpNamespace`] is one namespace, reached over one or several paths. A *session* is one association
+//! with a controller: an admin queue, which the [keeper](keeper) thread owns, and an I/O queue for
+//! each queue pair, which is polled by the thread that uses it. When any connection of a session fails,
+//! the whole session is replaced, on another path first if there is one; each queue pair then joins the
+//! new session and issues its reads again.
+//!
+//! It is not a place for policy about data: a read that fails its digest or comes short ends with that
+//! error, and the reader decides. Nor does it know authentication or TLS.
+//!
+//! Invariants:
+//! - A socket is closed before a buffer that was aimed at by it is given back.
+//! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
+//! - A flush succeeds only if no write that it should cover was lost with an earlier session.
+//! - A session is only ever replaced by one on the same namespace: same identifier, size, block length.
+//! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
+//! - Nothing waits without a limit.
+//!
+//! Read `queue.rs` first, then `remote.rs`, `keeper.rs` and `admin.rs`.
+
+mod admin;
+mod discover;
+mod failure;
+mod identity;
+mod keeper;
+mod link;
+mod queue;
+mod remote;
+
+pub use discover::discover;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use self::queue::TcpQueuePair;
+use self::remote::{Portal, Remote};
+use super::{ConnectOptions, Device, Namespace, QueuePair};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::{Address, TcpAddress};
+
+/// A namespace of an NVMe/TCP target.
+///
+/// Handle and queue pairs stay usable over reconnects, and in a child process after a fork: there
+/// they make connections of their own at first use.
+pub struct TcpNamespace {
+    remote: Arc<Remote>,
+}
+
+impl TcpNamespace {
+    /// Connects to the namespace at `address`, or over one of `options.paths` when that is down.
+    ///
+    /// Takes at most `options.connect_timeout`.
+    ///
+    /// # Errors
+    /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host
+    /// name, the subsystem or the namespace does not exist. `TimedOut`: the error names the step that
+    /// was not answered. `Unsupported`: the namespace or the controller has what this host has not.
+    /// `InvalidArgument`: a path that is not NVMe/TCP.
+    pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
+        let started = Instant::now();
+        let portals = resolve_all(address, options)?;
+        let remote = Remote::new(options.clone(), portals, None);
+        keeper::of_this_process()?.keep(&remote);
+        // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
+        remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
+        Ok(TcpNamespace { remote })
+    }
+}
+
+impl Device for TcpNamespace {
+    fn namespace(&self) -> Namespace {
+        // Of a child's remote too, since it inherits what was seen.
+        let seen = || self.remote.identity().cloned();
+        let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
+        now.or_else(seen).expect("connected, so it was seen")
+    }
+
+    /// Waits until the queue is connected, at most the whole connect time.
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let remote = self.remote.for_this_process()?;
+        Ok(Box::new(TcpQueuePair::connect(remote, self.namespace())?))
+    }
+}
+
+/// Every socket address of every path, in the user's order.
+fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
+    let mut addresses = vec![address];
+    for path in &options.paths {
+        match path {
+            Address::Tcp(path) => addresses.push(path),
+            Address::Path(_) | Address::Spdk(_) => {
+                let message = "a further path must be an NVMe/TCP address as the first is";
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, message).target(path.to_string())
+                );
+            }
+        }
+    }
+    let mut portals = Vec::new();
+    let mut first_error = None;
+    for address in addresses {
+        match resolve(&address.traddr, address.trsvcid, options.connect_timeout) {
+            Ok(sockets) => portals.extend(
+                sockets.into_iter().map(|socket| Portal { address: address.clone(), socket }),
+            ),
+            Err(error) => {
+                first_error.get_or_insert(error.target(address.to_string()));
+            }
+        }
+    }
+    match first_error {
+        Some(error) if portals.is_empty() => Err(error),
+        _ => Ok(portals),
+    }
+}
+
+/// The socket addresses that a transport address stands for: one, unless it is a name.
+fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
+    if let Ok(ip) = traddr.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, trsvcid)]);
+    }
+    // The system's resolver has no limit of its own, so it may stay behind in a thread.
+    let (sender, receiver) = mpsc::channel();
+    let name = traddr.to_owned();
+    std::thread::Builder::new()
+        .name("dlfs-resolve".into())
+        .spawn(move || {
+            // Nobody listens any more once the limit has passed.
+            let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
+        })
+        .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
+    let failed = |kind| Error::new(kind, format!("cannot resolve the host name '{traddr}'"));
+    match receiver.recv_timeout(limit) {
+        Ok(Ok(mut sockets)) if !sockets.is_empty() => {
+            sockets.dedup();
+            sockets.truncate(MAX_SOCKETS_PER_NAME);
+            Ok(sockets)
+        }
+        Ok(Ok(_)) => Err(failed(ErrorKind::NotFound)),
+        Ok(Err(error)) => Err(failed(ErrorKind::NotFound).source(error)),
+        Err(_) => Err(failed(ErrorKind::TimedOut)),
+    }
+}
+
+/// Addresses of one name that are tried, so that each has its share of the time.
+const MAX_SOCKETS_PER_NAME: usize = 4;
