@@ -26,6 +26,8 @@ use crate::units::{Generation, SampleId, Slot};
 pub struct DirectoryBuilder {
     layout: ImageLayout,
     parts: Vec<Part>,
+    /// Time of the oldest chunk of each part.
+    started_ns: Vec<u64>,
     chunks: Vec<RawChunk>,
     checkpoints: Vec<Checkpoint>,
     lengths: Vec<u8>,
@@ -58,6 +60,7 @@ impl DirectoryBuilder {
         DirectoryBuilder {
             layout,
             parts: Vec::new(),
+            started_ns: Vec::new(),
             chunks: Vec::new(),
             checkpoints: Vec::new(),
             lengths: Vec::new(),
@@ -94,7 +97,7 @@ impl DirectoryBuilder {
             seed: head.part_seed,
             window: head.part_window,
         };
-        self.grow_part(part, u64::from(head.num_samples))?;
+        self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
         self.chunks.push(RawChunk {
             first_slot: head.first_slot.0.into(),
             cell: head.cell.into(),
@@ -126,10 +129,10 @@ impl DirectoryBuilder {
     pub fn copy_chunk(&mut self, from: &Directory, c: u32) -> Result<(), FormatError> {
         let info = from.chunk(c);
         equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
-        let placement =
-            from.placement_of(info.first_slot.0).expect("a chunk's slots are of a part");
-        let part = Part { count: 0, ..*placement.part() };
-        self.grow_part(part, u64::from(info.num_slots))?;
+        let index = from.part_of(info.first_slot.0).expect("a chunk's slots are of a part");
+        let placement = &from.placements[index];
+        let started_ns = from.facts.started_ns[index];
+        self.grow_part(*placement.part(), u64::from(info.num_slots), started_ns)?;
         if self.fields.is_empty() {
             self.fields = from.fields().to_vec();
         }
@@ -157,7 +160,7 @@ impl DirectoryBuilder {
     /// # Errors
     /// The part does not go on here, or there would be too many samples.
     pub fn add_lost(&mut self, part: Part, count: u64) -> Result<(), FormatError> {
-        self.grow_part(part, count)?;
+        self.grow_part(part, count, u64::MAX)?;
         for _ in 0..count {
             let slot = self.next_slot().0;
             let chunk = self.chunks.last();
@@ -244,7 +247,12 @@ impl DirectoryBuilder {
         let labels: Vec<Option<i64>> = slots_by_id().map(|slot| self.labels[slot]).collect();
         let names = Names::build(slots_by_id().map(|slot| self.name(slot)));
         let tree = self.build_tree();
-        let facts = Facts { fields: self.fields, classes: self.classes, freed: self.freed };
+        let facts = Facts {
+            started_ns: self.started_ns,
+            fields: self.fields,
+            classes: self.classes,
+            freed: self.freed,
+        };
         let directory = Directory {
             layout: self.layout,
             generation,
@@ -265,18 +273,21 @@ impl DirectoryBuilder {
     }
 
     /// Begins or goes on with a part.
-    fn grow_part(&mut self, part: Part, count: u64) -> Result<(), FormatError> {
+    fn grow_part(&mut self, part: Part, count: u64, time_ns: u64) -> Result<(), FormatError> {
         let next = self.next_slot().0;
-        at_most("number of samples", next + count, MAX_SAMPLES)?;
+        at_most("number of samples", next.saturating_add(count), MAX_SAMPLES)?;
         match self.parts.last_mut().filter(|last| last.first == part.first) {
             Some(last) => {
                 equal("seed of a part", last.seed, part.seed)?;
                 equal("window of a part", last.window, part.window)?;
                 last.count += count;
+                let started = self.started_ns.last_mut().expect("one for each part");
+                *started = time_ns.min(*started);
             }
             None => {
                 equal("first id of a part", next, part.first)?;
                 self.parts.push(Part { count, ..part });
+                self.started_ns.push(time_ns);
             }
         }
         Ok(())

@@ -87,6 +87,8 @@ pub struct Directory {
 /// What is said once for the whole image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Facts {
+    /// Time of the oldest chunk of each part.
+    started_ns: Vec<u64>,
     fields: Vec<Vec<u8>>,
     classes: Vec<Vec<u8>>,
     freed: Vec<Run>,
@@ -165,14 +167,14 @@ impl Directory {
     /// Where the id lies on media; `None` when it was not given out.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Option<Slot> {
-        Some(self.placement_of(id.0)?.slot_of(id))
+        Some(self.placements[self.part_of(id.0)?].slot_of(id))
     }
 
     /// Which id lies at `slot`; `None` when there is no such slot.
     #[inline]
     pub fn id_at(&self, slot: Slot) -> Option<SampleId> {
         // Ids and slots of a part are the same range.
-        Some(self.placement_of(slot.0)?.id_at(slot))
+        Some(self.placements[self.part_of(slot.0)?].id_at(slot))
     }
 
     /// How many chunks there are. A chunk's index counts them in the order of slots.
@@ -373,6 +375,7 @@ impl Directory {
             time_ns: self.time_ns,
             num_chunks: u64::from(self.num_chunks()),
             parts: self.parts().copied().collect(),
+            started_ns: self.facts.started_ns.clone(),
             fields: self.facts.fields.clone(),
             classes: self.facts.classes.clone(),
             deleted: self.deleted_runs(),
@@ -400,14 +403,14 @@ impl Directory {
         self.tree.height()
     }
 
-    fn placement_of(&self, id: u64) -> Option<&Placement> {
-        match &self.placements[..] {
-            [only] => only.contains(id).then_some(only),
-            many => {
-                let index = many.partition_point(|placement| placement.part().first <= id);
-                many.get(index.wrapping_sub(1)).filter(|placement| placement.contains(id))
-            }
-        }
+    /// Index of the part that has this id, and equally this slot.
+    #[inline]
+    fn part_of(&self, id: u64) -> Option<usize> {
+        let index = match self.placements.len() {
+            1 => 0,
+            _ => self.placements.partition_point(|part| part.part().first <= id).checked_sub(1)?,
+        };
+        self.placements.get(index)?.contains(id).then_some(index)
     }
 
     fn names(&self) -> Result<&Names, FormatError> {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! heads   = ChunkHead::parse of the first 128 bytes of each cell, check_place, by namespace and cell
-//! record  = newest valid GenerationRecord whose generation is wanted
+//! record  = GenerationRecord at newest_record(&heads, committed generation if a superblock tells it)
 //! plan    = plan(base, &heads, record, most_slots)
 //! for step in plan.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
 //! builder.set_classes(record.classes), delete(&record.deleted), set_freed(record.freed)
@@ -65,8 +65,7 @@ pub fn plan(
     record: Option<&GenerationRecord>,
     most_slots: u64,
 ) -> Result<Plan, FormatError> {
-    let newest = record.map_or(Generation(u64::MAX), |record| record.generation);
-    let mut candidates = candidates(base, heads, newest);
+    let mut candidates = candidates(base, heads, record);
     // Newest first: a chunk that a purge wrote replaces those whose slots it has; and where an
     // import was begun again, its chunks replace what the first attempt left.
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.order));
@@ -90,6 +89,16 @@ pub fn plan(
     let used = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
     plan.unused_heads = (heads.len() - used) as u64;
     Ok(plan)
+}
+
+/// The newest generation record among `heads`, of `committed` if that is known. Without it, a record
+/// that was written and not committed counts: all chunks of its generation had been written before.
+pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Option<&ChunkHead> {
+    let records = heads.iter().filter(|head| {
+        head.kind == ChunkKind::Record && committed.is_none_or(|known| known == head.id.generation)
+    });
+    // Two records of one generation: the import was given up once and begun again.
+    records.max_by_key(|head| (head.id.generation, head.time_ns))
 }
 
 impl Plan {
@@ -127,8 +136,14 @@ struct Candidate {
     step: Step,
 }
 
-fn candidates(base: Option<&Directory>, heads: &[ChunkHead], newest: Generation) -> Vec<Candidate> {
-    let wanted = |head: &ChunkHead| head.kind == ChunkKind::Samples && head.id.generation <= newest;
+fn candidates(
+    base: Option<&Directory>,
+    heads: &[ChunkHead],
+    record: Option<&GenerationRecord>,
+) -> Vec<Candidate> {
+    let wanted = |head: &ChunkHead| {
+        head.kind == ChunkKind::Samples && record.is_none_or(|record| is_of(head, record))
+    };
     let of_heads =
         heads.iter().enumerate().filter(|(_, head)| wanted(head)).map(|(i, head)| Candidate {
             order: (head.id.generation.0, head.time_ns, head.id.sequence),
@@ -140,7 +155,8 @@ fn candidates(base: Option<&Directory>, heads: &[ChunkHead], newest: Generation)
         base.into_iter().flat_map(|base| (0..base.num_chunks()).map(move |c| (base, c)));
     let of_base = base_chunks.filter(|(base, c)| base.chunk(*c).len_bytes > 0).map(|(base, c)| {
         let (info, id) = (base.chunk(c), base.chunk_id(c));
-        let part = base.placement_of(info.first_slot.0).expect("a chunk is of a part").part();
+        let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
+        let part = base.placements[index].part();
         Candidate {
             // No time is kept for it: of one generation, a head on media comes first.
             order: (id.generation.0, 0, id.sequence),
@@ -150,6 +166,14 @@ fn candidates(base: Option<&Directory>, heads: &[ChunkHead], newest: Generation)
         }
     });
     of_heads.chain(of_base).collect()
+}
+
+/// Whether a chunk may be of the record's generation: no later generation wrote it, and it is not
+/// what an import that was given up left behind before the part was written as it is now.
+fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
+    let part = record.parts.binary_search_by_key(&head.part_first, |part| part.first);
+    let started_ns = part.ok().map(|index| record.started_ns[index]);
+    head.id.generation <= record.generation && started_ns.is_some_and(|time| head.time_ns >= time)
 }
 
 /// Without a record: parts as the chunks name them, each up to the first id of the next one, and the

@@ -15,7 +15,7 @@ use crate::format::record::{
     put_parts, put_runs, put_strings, read_parts, read_runs, read_strings,
 };
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, kind};
-use crate::format::{FormatError, Placement, Superblock};
+use crate::format::{FormatError, Part, Placement, Superblock};
 
 impl Directory {
     /// A directory of the bytes of its snapshot: all of them, or as many as
@@ -175,7 +175,8 @@ impl Directory {
 
     fn encode_facts(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        put_parts(&mut out, &self.parts().copied().collect::<Vec<_>>());
+        let parts: Vec<Part> = self.parts().copied().collect();
+        put_parts(&mut out, &parts, &self.facts.started_ns);
         put_strings(&mut out, &self.facts.fields);
         put_strings(&mut out, &self.facts.classes);
         put_runs(&mut out, &self.facts.freed);
@@ -281,11 +282,12 @@ impl Source<'_> {
     }
 }
 
-fn read_facts(source: &Source<'_>) -> Result<(Vec<crate::format::Part>, Facts), FormatError> {
+fn read_facts(source: &Source<'_>) -> Result<(Vec<Part>, Facts), FormatError> {
     let bytes = source.column(kind::FACTS)?;
     let mut cursor = Cursor::new("facts of a snapshot", &bytes);
-    let parts = read_parts(&mut cursor)?;
+    let (parts, started_ns) = read_parts(&mut cursor)?;
     let facts = Facts {
+        started_ns,
         fields: read_strings(&mut cursor)?,
         classes: read_strings(&mut cursor)?,
         freed: read_runs(&mut cursor, &source.head.layout)?,

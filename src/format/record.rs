@@ -10,7 +10,7 @@
 //! numbers and strings behind their length:
 //!
 //! ```text
-//! chunks | parts: count, (first, count, seed, window)* | fields: count, string*
+//! chunks | parts: count, (first, count, seed, window, started)* | fields: count, string*
 //! | classes: count, string* | deleted: runs, (gap, length)* | freed: runs, (namespace, cell, cells)*
 //! ```
 
@@ -37,6 +37,9 @@ pub struct GenerationRecord {
     pub num_chunks: u64,
     /// Its parts, in the order of ids, without gaps.
     pub parts: Vec<Part>,
+    /// For each part, the time of its oldest chunk. A chunk that is older was left behind by an
+    /// import of the same generation that was given up, and must not be taken for one of these.
+    pub started_ns: Vec<u64>,
     /// Names of the fields; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes; a label is an index into it. Empty where labels are numbers.
@@ -87,12 +90,15 @@ impl GenerationRecord {
             return Err(FormatError::OutOfRange { what, value: 1, limit: 2 });
         }
         let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
+        let num_chunks = table.number()?;
+        let (parts, started_ns) = read_parts(&mut table)?;
         let record = GenerationRecord {
             layout: head.layout,
             generation: head.id.generation,
             time_ns: head.time_ns,
-            num_chunks: table.number()?,
-            parts: read_parts(&mut table)?,
+            num_chunks,
+            parts,
+            started_ns,
             fields: read_strings(&mut table)?,
             classes: read_strings(&mut table)?,
             deleted: read_deleted(&mut table)?,
@@ -104,7 +110,7 @@ impl GenerationRecord {
 
     fn put_table(&self, out: &mut Vec<u8>) {
         put_number(out, self.num_chunks);
-        put_parts(out, &self.parts);
+        put_parts(out, &self.parts, &self.started_ns);
         put_strings(out, &self.fields);
         put_strings(out, &self.classes);
         put_number(out, self.deleted.len() as u64);
@@ -118,27 +124,29 @@ impl GenerationRecord {
     }
 }
 
-pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part]) {
+pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part], started_ns: &[u64]) {
+    assert_eq!(parts.len(), started_ns.len(), "one time for each part");
     put_number(out, parts.len() as u64);
-    for part in parts {
-        for number in [part.first, part.count, part.seed, part.window] {
+    for (part, started) in parts.iter().zip(started_ns) {
+        for number in [part.first, part.count, part.seed, part.window, *started] {
             put_number(out, number);
         }
     }
 }
 
-/// Parts that follow each other without a gap, from id 0 on.
-pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<Vec<Part>, FormatError> {
-    let (mut parts, mut end) = (Vec::new(), 0);
-    for _ in 0..cursor.count(4)? {
+/// Parts that follow each other without a gap, from id 0 on, and when each was started.
+pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<(Vec<Part>, Vec<u64>), FormatError> {
+    let (mut parts, mut started_ns, mut end) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..cursor.count(5)? {
         let mut next = || cursor.number();
         let part = Part { first: next()?, count: next()?, seed: next()?, window: next()? };
         part.check()?;
         equal("first id of a part", end, part.first)?;
         end = part.first + part.count;
         parts.push(part);
+        started_ns.push(next()?);
     }
-    Ok(parts)
+    Ok((parts, started_ns))
 }
 
 pub(crate) fn put_strings(out: &mut Vec<u8>, strings: &[Vec<u8>]) {
@@ -206,6 +214,7 @@ mod tests {
                 Part { first: 0, count: 1000, seed: u64::MAX, window: 1000 },
                 Part { first: 1000, count: 1, seed: 0, window: 0 },
             ],
+            started_ns: vec![5, 98],
             fields: vec![b"jpg".to_vec(), b"txt".to_vec()],
             classes: vec![b"cat".to_vec(), b"".to_vec()],
             deleted: vec![(0, 1), (5, 3), (1000, 1)],
