@@ -121,7 +121,7 @@ impl Cells {
 
 /// The runs of `old` that are not in `new`, joined where they touch: what a generation frees.
 pub fn freed(old: impl IntoIterator<Item = Run>, new: impl IntoIterator<Item = Run>) -> Vec<Run> {
-    let kept: std::collections::HashSet<Run> = new.into_iter().collect();
+    let kept: std::collections::BTreeSet<Run> = new.into_iter().collect();
     let mut runs: Vec<Run> = old.into_iter().filter(|run| !kept.contains(run)).collect();
     runs.sort_unstable();
     let mut joined: Vec<Run> = Vec::new();
