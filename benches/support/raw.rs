@@ -4,7 +4,7 @@
 //! region as large as a namespace, gathered a burst at a time. The receiving side puts the pieces into
 //! the slots of a region as large as a pool. There is no protocol, so this is the ceiling.
 
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,8 @@ fn send(mut stream: TcpStream, region: &[u8], len: usize, burst: usize) -> std::
     }
 }
 
-/// The receiving side: takes messages for `limit` into the slots of a region of `pool_bytes`.
+/// The receiving side: takes messages for `limit` into the slots of a region of `pool_bytes`, each
+/// header and payload into its place, as many as have come with one call.
 pub fn receive(
     port: u16,
     pool_bytes: usize,
@@ -76,33 +77,36 @@ pub fn receive(
 ) -> std::io::Result<Rate> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     let mut pool = vec![0u8; pool_bytes];
-    let num_slots = pool_bytes / len;
-    let mut header = [0u8; HEADER_BYTES];
-    take(&mut stream, &mut header, &mut pool[..len])?; // the connection is up and running
+    take_burst(&mut stream, &mut pool, len)?; // the connection is up and running, the memory touched
     let (other, watch) = (sender.cpu_seconds(), Stopwatch::start());
     let end = Instant::now() + limit;
-    let mut count = 0u64;
+    let mut count = 0;
     while Instant::now() < end {
-        let slot = count as usize % num_slots * len;
-        take(&mut stream, &mut header, &mut pool[slot..slot + len])?;
-        count += 1;
+        count += take_burst(&mut stream, &mut pool, len)?;
     }
     Ok(Rate::new(count, len, &watch, sender.cpu_seconds() - other))
 }
 
-/// One message: header and payload, each into its place.
-fn take(stream: &mut TcpStream, header: &mut [u8], payload: &mut [u8]) -> std::io::Result<()> {
-    let mut slices = [IoSliceMut::new(header), IoSliceMut::new(payload)];
-    let mut rest = &mut slices[..];
+/// One message into each slot of the pool; returns how many those are.
+fn take_burst(stream: &mut TcpStream, pool: &mut [u8], len: usize) -> std::io::Result<u64> {
+    let mut headers = vec![[0u8; HEADER_BYTES]; pool.len() / len];
+    let mut slices = Vec::with_capacity(2 * headers.len());
+    for (header, slot) in headers.iter_mut().zip(pool.chunks_exact_mut(len)) {
+        slices.extend([IoSliceMut::new(header), IoSliceMut::new(slot)]);
+    }
+    let (count, mut rest) = (slices.len() as u64 / 2, &mut slices[..]);
     while !rest.is_empty() {
-        let count = stream.read_vectored(rest)?;
-        if count == 0 {
+        let most = rest.len().min(MOST_SLICES);
+        let received = stream.read_vectored(&mut rest[..most])?;
+        if received == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        IoSliceMut::advance_slices(&mut rest, count);
+        IoSliceMut::advance_slices(&mut rest, received);
     }
-    Ok(())
+    Ok(count)
 }
 
+/// Slices of one receive: enough for more than a socket buffer holds.
+const MOST_SLICES: usize = 256;
 /// Bytes of the header of a C2HData PDU.
 const HEADER_BYTES: usize = 24;
