@@ -1,0 +1,191 @@
+//! Our host against Linux's own NVMe/TCP target, booted in QEMU.
+//!
+//! Runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_target`. Without QEMU it is skipped,
+//! loudly; see tests/interop/README.md for what it needs.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use dlfs::nvme::fabrics::DiscoveryRecord;
+use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::tcp::discover;
+use dlfs::qpair::{ConnectOptions, open};
+use dlfs::{ErrorKind, Result};
+use support::random::Random;
+use tempfile::NamedTempFile;
+
+const LEN: usize = 64 << 20;
+
+/// A Linux guest that serves an image; it ends when this is dropped.
+struct Linux {
+    child: Child,
+    commands: Option<ChildStdin>,
+    lines: Receiver<String>,
+    addresses: Vec<Address>,
+    image: NamedTempFile,
+}
+
+impl Linux {
+    /// Boots a guest that serves a new image of zeroes on so many ports; `None`: it cannot be had
+    /// here, which has been said.
+    fn boot(num_ports: usize) -> Option<Linux> {
+        let what = "our host against Linux's target";
+        if std::env::var_os("DLFS_INTEROP").is_none_or(|value| value != "1") {
+            eprintln!("SKIPPED: {what} (set DLFS_INTEROP=1 to run it)");
+            return None;
+        }
+        if Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: {what}: qemu-system-x86_64 is not installed");
+            return None;
+        }
+        let image = NamedTempFile::new().unwrap();
+        image.as_file().set_len(LEN as u64).unwrap();
+        let script: PathBuf =
+            [env!("CARGO_MANIFEST_DIR"), "tests", "interop", "linux-nvmet"].iter().collect();
+        let mut command = Command::new(script);
+        command.args(["--stdin", "--timeout", "500", "--image"]).arg(image.path());
+        command.args(["--port", "0"].repeat(num_ports));
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the lab's script");
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(std::io::Result::ok) {
+                // Nobody listens any more once the test is over.
+                let _ = sender.send(line);
+            }
+        });
+        let commands = child.stdin.take();
+        let mut linux = Linux { child, commands, lines, addresses: Vec::new(), image };
+        linux.addresses = linux.wait_ready();
+        Some(linux)
+    }
+
+    /// The addresses in the line `READY 127.0.0.1:PORT[,127.0.0.1:PORT]... NQN`.
+    fn wait_ready(&self) -> Vec<Address> {
+        let line = self.wait_line(|line| line.starts_with("READY"));
+        let mut words = line.split_whitespace().skip(1);
+        let (listeners, nqn) = (words.next().expect("where"), words.next().expect("what"));
+        let address = |listener: &str| {
+            let (traddr, port) = listener.split_once(':').expect("host:port");
+            Address::Tcp(TcpAddress {
+                traddr: traddr.to_owned(),
+                trsvcid: port.parse().expect("a port"),
+                subnqn: Nqn::new(nqn).unwrap(),
+                nsid: None,
+            })
+        };
+        listeners.split(',').map(address).collect()
+    }
+
+    fn wait_line(&self, wanted: impl Fn(&str) -> bool) -> String {
+        loop {
+            match self.lines.recv_timeout(Duration::from_secs(300)) {
+                Ok(line) if wanted(&line) => return line,
+                Ok(line) => eprintln!("linux-nvmet: {line}"),
+                Err(error) => panic!("the guest says nothing: {error}"),
+            }
+        }
+    }
+
+    fn command(&mut self, command: &str) {
+        let commands = self.commands.as_mut().expect("open until dropped");
+        writeln!(commands, "{command}").unwrap();
+        let answer = self.wait_line(|line| line.starts_with("OK") || line.starts_with("ERR"));
+        assert!(answer.starts_with("OK"), "{command}: {answer}");
+    }
+
+    fn connect(&self, options: &ConnectOptions) -> Result<Blocking> {
+        let device = open(&self.addresses[0], options)?;
+        assert_eq!(device.namespace().len_bytes(), LEN as u64);
+        let mut blocking = Blocking::new(device.queue_pair()?)?;
+        blocking.set_deadline(Duration::from_secs(120));
+        Ok(blocking)
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        drop(self.commands.take()); // the end of its input stops the script
+        let _ = self.child.wait(); // it is ours, so there is something to wait for
+    }
+}
+
+/// An emulated guest on a busy machine is slow: waits as the lab's notes have them.
+fn patient() -> ConnectOptions {
+    ConnectOptions {
+        writable: true,
+        io_timeout: Duration::from_secs(30),
+        connect_timeout: Duration::from_secs(60),
+        keep_alive_tmo: Duration::from_secs(60),
+        ..ConnectOptions::default()
+    }
+}
+
+#[test]
+fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
+    let Some(linux) = Linux::boot(1) else { return };
+    let seed = 5;
+    let mut random = Random::new(seed);
+    let mut model = vec![0; LEN];
+    for (hdr_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
+        let options = ConnectOptions { hdr_digest, data_digest, ..patient() };
+        let mut blocking = linux.connect(&options).unwrap();
+        // In the capsule up to 16 KiB, by R2T above; one I/O up to 1 MiB, several above.
+        for len in [512, 4096, 16_384, 16_896, 128 << 10, 1 << 20, 3 << 20] {
+            let at = random.below((LEN - len) as u64 / 512) as usize * 512;
+            random.fill(&mut model[at..at + len]);
+            blocking.write_at(at as u64, &model[at..at + len]).unwrap();
+            let read = blocking.read(at as u64, len).unwrap();
+            assert!(*read == model[at..at + len], "{len} bytes at {at}, seed {seed}");
+        }
+        blocking.flush().unwrap();
+    }
+    let read = linux.connect(&patient()).unwrap().read(0, LEN).unwrap();
+    assert!(*read == *model, "seed {seed}");
+    assert!(std::fs::read(linux.image.path()).unwrap() == model, "the image, seed {seed}");
+
+    let Address::Tcp(address) = &linux.addresses[0] else { unreachable!("it is one of TCP") };
+    let records = discover(&address.traddr, address.trsvcid, &patient()).unwrap();
+    let ours = |r: &&DiscoveryRecord| r.subtype == DiscoveryRecord::SUBTYPE_NVM;
+    let record = records.iter().find(ours).expect("the subsystem is listed");
+    assert_eq!(record.subnqn().unwrap(), address.subnqn);
+    assert_eq!((record.traddr(), record.port()), (Some("127.0.0.1"), Some(address.trsvcid)));
+
+    let stranger = Nqn::new("nqn.2026-11.io.dlfs:no-such-subsystem").unwrap();
+    let address = Address::Tcp(TcpAddress { subnqn: stranger, ..address.clone() });
+    let error = open(&address, &patient()).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.report());
+}
+
+#[test]
+fn reads_go_on_over_linuxs_other_port_when_the_first_is_down_or_inaccessible() {
+    let Some(mut linux) = Linux::boot(2) else { return };
+    let mut expected = vec![0; 1 << 20];
+    Random::new(6).fill(&mut expected);
+    let paths = vec![linux.addresses[1].clone()];
+    let options = ConnectOptions { paths, io_timeout: Duration::from_secs(10), ..patient() };
+    let mut blocking = linux.connect(&options).unwrap();
+    blocking.write_at(0, &expected).unwrap();
+    blocking.flush().unwrap();
+    for command in [
+        "ana 1 inaccessible", // we are on port 1
+        "ana 1 optimized",
+        "port-down 2", // and now on port 2
+        "port-up 2",
+        "port-down 1",
+        "port-up 1",
+    ] {
+        linux.command(command);
+        for _ in 0..4 {
+            let read = blocking.read(0, expected.len()).unwrap();
+            assert!(*read == *expected, "after {command}");
+        }
+    }
+}
