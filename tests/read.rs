@@ -1,0 +1,451 @@
+//! Reading batches: by id, along an order, and what happens when the media or the engine fail.
+
+mod images;
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlfs::ErrorKind;
+use dlfs::format::Pack;
+use dlfs::nvme::Status;
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
+use dlfs::prefetch::{Batching, Loader, LoaderOptions, OnError};
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::reader::{Batch, Reader, ReaderOptions};
+use dlfs::units::SampleId;
+use dlfs::volume::{Image, OpenOptions, VerifyOptions};
+
+use images::{Sample, folder, sample};
+use support::faults::{Fault, Faulty, Rule};
+use support::random::Random;
+
+/// An image in memory, behind devices that can be told to fail.
+struct Fixture {
+    source: Vec<Sample>,
+    faulty: Vec<Faulty>,
+    image: Image,
+}
+
+fn fixture(source: Vec<Sample>, num_namespaces: u16, block_len: u32) -> Fixture {
+    fixture_deleted(source, num_namespaces, block_len, &[])
+}
+
+fn fixture_deleted(
+    source: Vec<Sample>,
+    num_namespaces: u16,
+    block_len: u32,
+    deleted: &[u64],
+) -> Fixture {
+    let mut media = images::Image::new(num_namespaces, Pack::Aligned);
+    media.add(&source, 7, source.len().max(1) as u64, &[]);
+    if !deleted.is_empty() {
+        media.delete(deleted);
+    }
+    let faulty: Vec<Faulty> = media
+        .namespaces
+        .iter()
+        .map(|bytes| {
+            let len = bytes.len().next_multiple_of(64 << 10);
+            let device = MemNamespace::new(len as u64, block_len).unwrap();
+            let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+            let mut padded = bytes.clone();
+            padded.resize(len, 0);
+            blocking.write_at(0, &padded).unwrap();
+            Faulty::new(Arc::new(device))
+        })
+        .collect();
+    let devices = faulty.iter().map(|device| Arc::new(device.clone()) as Arc<dyn Device>);
+    let image = Image::from_devices(devices.collect(), &OpenOptions::default()).unwrap();
+    Fixture { source, faulty, image }
+}
+
+impl Fixture {
+    fn loader(&self, kind: OrderKind, change: impl FnOnce(&mut LoaderOptions)) -> Loader {
+        let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
+        options.deadline = Duration::from_secs(20);
+        change(&mut options);
+        self.image.loader(options).unwrap()
+    }
+
+    fn reader(&self) -> Reader {
+        self.image.reader(ReaderOptions::default()).unwrap()
+    }
+
+    fn assert_right(&self, batch: &Batch) {
+        for sample in batch.iter() {
+            let expected = &self.source[sample.id.0 as usize];
+            assert_eq!(sample.bytes, expected.record, "bytes of sample {}", sample.id);
+            assert_eq!(sample.label, expected.label, "label of sample {}", sample.id);
+        }
+    }
+
+    /// Every batch checked; the ids in the order of delivery.
+    fn drain(&self, loader: &mut Loader) -> Vec<u64> {
+        let mut ids = Vec::new();
+        while let Some(batch) = loader.next() {
+            let batch = batch.unwrap();
+            self.assert_right(&batch);
+            ids.extend(batch.ids().map(|id| id.0));
+        }
+        ids
+    }
+}
+
+fn sorted(mut ids: Vec<u64>) -> Vec<u64> {
+    ids.sort_unstable();
+    ids
+}
+
+const GROUPED: OrderKind = OrderKind::Grouped { lanes: 3, group: 2 };
+const ORDERS: [OrderKind; 5] = [
+    OrderKind::Sequential { by: SequentialBy::Id },
+    OrderKind::Sequential { by: SequentialBy::Slot },
+    OrderKind::Global,
+    GROUPED,
+    OrderKind::Partial { q: 0.3, world_size: 1 },
+];
+
+#[test]
+fn a_batch_comes_in_the_order_of_its_ids_whatever_order_the_media_answer_in() {
+    for block_len in [512, 4096] {
+        let fixture = fixture(folder(4, 60), 3, block_len);
+        fixture.faulty.iter().for_each(|device| device.shuffle_completions(11));
+        let mut reader = fixture.reader();
+        let mut random = Random::new(5);
+        let mut batch = Batch::new();
+        for len in [0, 1, 2, 17, 100] {
+            let ids: Vec<_> = (0..len).map(|_| SampleId(random.below(240))).collect();
+            reader.read_batch(&ids, &mut batch).unwrap();
+            assert_eq!(batch.ids().collect::<Vec<_>>(), ids);
+            fixture.assert_right(&batch);
+        }
+    }
+}
+
+#[test]
+fn equal_samples_of_whole_blocks_come_as_one_array() {
+    let source = (0..40).map(|i| sample(&format!("{i:02}"), None, 8192)).collect();
+    let fixture = fixture(source, 2, 4096);
+    let ids: Vec<_> = [5, 3, 39, 0, 17].map(SampleId).into();
+    let mut batch = Batch::new();
+    fixture.reader().read_batch(&ids, &mut batch).unwrap();
+    let expected: Vec<u8> =
+        ids.iter().flat_map(|id| fixture.source[id.0 as usize].record.clone()).collect();
+    assert_eq!(batch.contiguous().unwrap(), expected);
+    let mut copy = vec![0; expected.len()];
+    assert_eq!(batch.copy_to(&mut copy).unwrap(), expected.len());
+    assert_eq!(copy, expected);
+    assert_eq!(batch.copy_to(&mut copy[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn an_id_that_is_not_there_or_deleted_is_named_and_nothing_is_read() {
+    let fixture = fixture_deleted(folder(1, 10), 1, 4096, &[4]);
+    fixture.faulty[0].take_seen();
+    let mut reader = fixture.reader();
+    for id in [10, 4, u64::MAX] {
+        let error = reader.read_batch(&[SampleId(0), SampleId(id)], &mut Batch::new()).unwrap_err();
+        assert_eq!((error.kind(), error.sample_id()), (ErrorKind::NotFound, Some(SampleId(id))));
+    }
+    assert_eq!(fixture.faulty[0].take_seen().len(), 0);
+}
+
+#[test]
+fn one_flipped_bit_is_read_again_and_a_lasting_one_names_the_sample() {
+    let fixture = fixture(folder(2, 30), 1, 4096);
+    let id = SampleId(7); // 700 bytes: one block
+    let extent = fixture.image.directory().extent(id).unwrap();
+    let block = extent.offset_bytes / 4096;
+    let bit = (extent.offset_bytes % 4096 + 40) as usize * 8;
+    let flip = |times| Rule::read(block..block + 1, times, Fault::FlipBit { bit });
+    let mut reader = fixture.reader();
+    let mut batch = Batch::new();
+    fixture.faulty[0].add(flip(1));
+    reader.read_batch(&[id], &mut batch).unwrap();
+    fixture.assert_right(&batch);
+    assert_eq!(reader.stats().repeated, 1);
+    fixture.faulty[0].add(flip(u32::MAX));
+    let error = reader.read_batch(&[id], &mut batch).unwrap_err();
+    assert_eq!((error.kind(), error.sample_id()), (ErrorKind::Corrupt, Some(id)));
+    assert!(error.to_string().contains("LBA") && batch.is_empty(), "{error}");
+}
+
+#[test]
+fn a_sample_that_cannot_be_read_costs_only_itself_when_each_is_asked_for() {
+    let fixture = fixture(folder(2, 60), 1, 4096);
+    let bad = SampleId(5); // 4,097 bytes
+    let extent = fixture.image.directory().extent(bad).unwrap();
+    let block = extent.offset_bytes / 4096;
+    let status = Status { sct: 2, sc: 0x81, dnr: true, crd: 0, more: false };
+    fixture.faulty[0].add(Rule::read(block..block + 1, u32::MAX, Fault::Status(status)));
+    let mut batch = Batch::new();
+    let ids: Vec<_> = (0..120).map(SampleId).collect();
+    let failures = fixture.reader().read_batch_each(&ids, &mut batch).unwrap();
+    assert!(failures.iter().any(|(index, _)| *index == 5));
+    for (index, error) in &failures {
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(batch.bytes(*index).is_empty());
+    }
+    for index in (0..120).filter(|index| failures.iter().all(|(failed, _)| failed != index)) {
+        assert_eq!(batch.bytes(index), fixture.source[index].record);
+    }
+}
+
+#[test]
+fn transient_errors_are_read_again_once_and_do_not_reach_the_caller() {
+    let fixture = fixture(folder(2, 60), 1, 4096);
+    let retry = Status { sct: 0, sc: 0x22, dnr: false, crd: 0, more: false };
+    let ids: Vec<_> = (0..120).map(SampleId).collect();
+    for fault in [Fault::Status(retry), Fault::Short] {
+        fixture.faulty[0].add(Rule::any_read(1, fault));
+        let mut reader = fixture.reader();
+        let mut batch = Batch::new();
+        reader.read_batch(&ids, &mut batch).unwrap();
+        fixture.assert_right(&batch);
+        assert_eq!(reader.stats().repeated, 1);
+    }
+}
+
+#[test]
+fn a_call_ends_at_its_deadline_and_the_late_answer_lands_nowhere() {
+    let fixture = fixture(folder(1, 8), 1, 4096);
+    let deadline = Duration::from_millis(50);
+    let mut reader =
+        fixture.image.reader(ReaderOptions { deadline, ..ReaderOptions::default() }).unwrap();
+    fixture.faulty[0].add(Rule::any_read(1, Fault::DelayTime(Duration::from_millis(200))));
+    let mut batch = Batch::new();
+    let ids: Vec<_> = (0..8).map(SampleId).collect();
+    assert_eq!(reader.read_batch(&ids, &mut batch).unwrap_err().kind(), ErrorKind::TimedOut);
+    std::thread::sleep(Duration::from_millis(250)); // the answer is due, and nobody waits for it
+    reader.read_batch(&ids, &mut batch).unwrap();
+    fixture.assert_right(&batch);
+}
+
+#[test]
+fn every_order_delivers_every_live_sample_once_an_epoch_and_right() {
+    let deleted = [0, 9, 10, 11, 200];
+    let fixture = fixture_deleted(folder(5, 90), 2, 4096, &deleted);
+    let live: Vec<u64> = (0..450).filter(|id| !deleted.contains(id)).collect();
+    for kind in ORDERS {
+        for batching in [None, Some(Batching::Sample), Some(Batching::None)] {
+            let mut loader = fixture.loader(kind, |options| {
+                options.batching = batching;
+                options.epochs = 0..2;
+            });
+            let ids = fixture.drain(&mut loader);
+            let (first, second) = ids.split_at(live.len());
+            assert_eq!(sorted(first.to_vec()), live, "{kind:?} {batching:?}");
+            assert_eq!(sorted(second.to_vec()), live, "{kind:?} {batching:?}");
+            assert_eq!(loader.stats().samples, ids.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn how_batches_are_brought_in_does_not_change_what_they_are() {
+    let fixture = fixture(folder(5, 90), 2, 512);
+    for kind in [GROUPED, OrderKind::Sequential { by: SequentialBy::Slot }] {
+        let mut sequences = Vec::new();
+        for batching in [Batching::Chunk, Batching::Sample, Batching::None] {
+            for copy_threads in [None, Some(0), Some(2)] {
+                let mut loader = fixture.loader(kind, |options| {
+                    options.batching = Some(batching);
+                    options.copy_threads = copy_threads;
+                });
+                sequences.push(fixture.drain(&mut loader));
+            }
+        }
+        assert!(sequences.windows(2).all(|pair| pair[0] == pair[1]), "{kind:?}");
+    }
+}
+
+#[test]
+fn batching_modes_differ_in_their_commands() {
+    let source = (0..400).map(|i| sample(&format!("{i:03}"), None, 1000)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let commands = |batching| {
+        let mut loader = fixture.loader(OrderKind::Grouped { lanes: 1, group: 2 }, |options| {
+            options.batching = Some(batching);
+        });
+        fixture.drain(&mut loader);
+        loader.stats().read.commands
+    };
+    let chunks = u64::from(fixture.image.directory().num_chunks());
+    assert_eq!(commands(Batching::None), 400);
+    assert_eq!(commands(Batching::Chunk), chunks, "one command a chunk");
+    let sample = commands(Batching::Sample);
+    assert!(chunks < sample && sample <= 400, "{sample}");
+}
+
+#[test]
+fn whole_chunks_need_an_order_that_goes_through_whole_chunks() {
+    let fixture = fixture(folder(1, 9), 1, 4096);
+    let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
+    let options =
+        LoaderOptions { batching: Some(Batching::Chunk), ..LoaderOptions::new(order, 4, 1) };
+    assert_eq!(fixture.image.loader(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let options = LoaderOptions::new(order, 0, 1);
+    assert_eq!(fixture.image.loader(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn ranks_share_an_epoch_and_a_run_resumes_with_another_world_and_batch_size() {
+    let fixture = fixture(folder(5, 90), 2, 4096);
+    for kind in [OrderKind::Global, GROUPED] {
+        let mut seen = Vec::new();
+        let mut state = None;
+        // Two ranks of batch 16 take 5 batches each, then three ranks of batch 7 read the rest.
+        for rank in 0..2 {
+            let mut loader = fixture.loader(kind, |options| {
+                (options.rank, options.world_size) = (rank, 2);
+            });
+            for _ in 0..5 {
+                let batch = loader.next().unwrap().unwrap();
+                fixture.assert_right(&batch);
+                seen.extend(batch.ids().map(|id| id.0));
+            }
+            state = Some(loader.state());
+        }
+        assert_eq!(state.as_ref().unwrap().consumed, 160);
+        for rank in 0..3 {
+            let mut loader = fixture.loader(kind, |options| {
+                (options.rank, options.world_size, options.batch_size) = (rank, 3, 7);
+                options.resume.clone_from(&state);
+            });
+            seen.extend(fixture.drain(&mut loader));
+        }
+        assert_eq!(sorted(seen), (0..450).collect::<Vec<_>>(), "{kind:?}");
+    }
+}
+
+#[test]
+fn drop_last_and_pad_give_every_rank_as_many() {
+    let fixture = fixture(folder(1, 10), 1, 4096);
+    let lens = |tail| -> Vec<usize> {
+        let count = |rank| {
+            let mut loader = fixture.loader(GROUPED, |options| {
+                (options.rank, options.world_size, options.tail) = (rank, 4, tail);
+            });
+            fixture.drain(&mut loader).len()
+        };
+        (0..4).map(count).collect()
+    };
+    assert_eq!(lens(Tail::Keep), [3, 3, 2, 2]);
+    assert_eq!(lens(Tail::DropLast), [2; 4]);
+    assert_eq!(lens(Tail::Pad), [3; 4]);
+}
+
+#[test]
+fn a_window_smaller_than_the_need_is_exceeded_for_what_comes_next_alone() {
+    let mut source = folder(2, 40);
+    source.push(sample("large", None, 600_000));
+    let fixture = fixture(source, 1, 4096);
+    for kind in [GROUPED, OrderKind::Global, OrderKind::Grouped { lanes: 8, group: 4 }] {
+        let mut loader = fixture.loader(kind, |options| {
+            (options.window_bytes, options.batch_size) = (128 << 10, 4);
+        });
+        assert_eq!(sorted(fixture.drain(&mut loader)), (0..81).collect::<Vec<_>>(), "{kind:?}");
+        assert!(loader.stats().over_window > 0);
+    }
+}
+
+#[test]
+fn a_consumer_that_keeps_all_batches_still_gets_every_one() {
+    let fixture = fixture(folder(4, 60), 1, 4096);
+    for kind in [GROUPED, OrderKind::Global] {
+        let mut loader = fixture.loader(kind, |options| options.window_bytes = 256 << 10);
+        let batches: Vec<_> = std::iter::from_fn(|| loader.next()).map(Result::unwrap).collect();
+        batches.iter().for_each(|batch| fixture.assert_right(batch));
+        assert_eq!(batches.iter().map(Batch::len).sum::<usize>(), 240);
+    }
+}
+
+#[test]
+fn the_first_error_stays_and_skipping_leaves_the_bad_sample_out() {
+    for kind in [GROUPED, OrderKind::Global] {
+        let fixture = fixture(folder(2, 60), 1, 4096);
+        let bad = SampleId(6); // 9,000 bytes
+        let offset = fixture.image.directory().extent(bad).unwrap().offset_bytes;
+        let block = offset / 4096;
+        fixture.faulty[0].add(Rule::read(
+            block + 1..block + 2,
+            u32::MAX,
+            Fault::Status(Status { sct: 2, sc: 0x81, dnr: true, crd: 0, more: false }),
+        ));
+        let mut loader = fixture.loader(kind, |_| {});
+        let error = std::iter::from_fn(|| loader.next()).find_map(Result::err).unwrap();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert_eq!(loader.next().unwrap().unwrap_err().to_string(), error.to_string());
+
+        let mut loader = fixture.loader(kind, |options| options.on_error = OnError::Skip);
+        let ids = fixture.drain(&mut loader);
+        assert!(!ids.contains(&bad.0));
+        assert_eq!(ids.len() as u64 + loader.stats().skipped, 120);
+    }
+}
+
+#[test]
+fn a_sample_is_resident_exactly_while_its_chunk_is() {
+    let source = (0..600).map(|i| sample(&format!("{i:03}"), None, 2000)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let kind = OrderKind::Grouped { lanes: 2, group: 1 };
+    let mut loader = fixture.loader(kind, |options| options.window_bytes = 512 << 10);
+    let (mut delivered, mut most) = (0, 0);
+    while let Some(batch) = loader.next() {
+        delivered += batch.unwrap().len();
+        let directory = fixture.image.directory();
+        let resident: Vec<u64> = (0..600).filter(|&id| loader.is_resident(SampleId(id))).collect();
+        let mut chunks: BTreeMap<u32, usize> = BTreeMap::new();
+        for id in &resident {
+            *chunks.entry(directory.chunk_of(SampleId(*id)).unwrap()).or_default() += 1;
+        }
+        assert!(chunks.len() <= 8, "no more chunks than the window holds: {chunks:?}");
+        for (chunk, count) in chunks {
+            assert_eq!(count, directory.live_in_chunk(chunk) as usize, "chunk {chunk}");
+        }
+        most = most.max(resident.len());
+    }
+    assert_eq!(delivered, 600);
+    assert!(most > 0 && most < 600, "some came and went: {most}");
+    assert!(!loader.is_resident(SampleId(600)));
+}
+
+#[test]
+fn a_loader_that_is_dropped_in_the_middle_ends_its_thread() {
+    let fixture = fixture(folder(4, 60), 1, 4096);
+    for taken in 0..6 {
+        let mut loader = fixture.loader(GROUPED, |_| {});
+        for _ in 0..taken {
+            loader.next().unwrap().unwrap();
+        }
+    }
+    assert_eq!(Arc::strong_count(fixture.image.directory()), 1, "no thread holds the directory");
+}
+
+#[test]
+fn verify_finds_exactly_what_is_damaged() {
+    let fixture = fixture(folder(3, 60), 2, 4096);
+    let verify = || fixture.image.verify(&VerifyOptions::default(), &mut |_| {}).unwrap();
+    let report = verify();
+    assert_eq!((report.samples, report.damages.len()), (180, 0));
+    assert_eq!(report.chunks, u64::from(fixture.image.directory().num_chunks()));
+
+    let bad = SampleId(6);
+    let extent = fixture.image.directory().extent(bad).unwrap();
+    let device = &fixture.faulty[usize::from(extent.namespace)];
+    let mut pair = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let block = extent.offset_bytes / 4096 * 4096 + 4096; // the sample has three blocks
+    let mut bytes = vec![0; 4096];
+    pair.read_at(block, &mut bytes).unwrap();
+    bytes[0] ^= 1;
+    pair.write_at(block, &bytes).unwrap();
+    let report = verify();
+    assert_eq!(report.samples, 179);
+    assert_eq!(report.damages.len(), 1);
+    assert_eq!(report.damages[0].sample, Some(bad));
+    assert_eq!(report.damages[0].name.as_deref(), Some(&fixture.source[6].name[..]));
+}
