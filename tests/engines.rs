@@ -12,7 +12,9 @@ use dlfs::ErrorKind;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{Device, Direct, IoError, open};
+use dlfs::qpair::{ConnectOptions, Device, Direct, IoError, open};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
 use support::contract::{self, Driver, read};
 use support::disk::SmallDisk;
 use support::faults::{Fault, Faulty, Rule};
@@ -54,6 +56,24 @@ fn files_keep_the_contract_by_every_way_to_read_them() {
             }
         }
     }
+}
+
+#[test]
+fn tcp_through_our_target_keeps_the_contract_with_and_without_digests() {
+    for (block_len_bytes, hdr_digest, data_digest) in
+        [(512, false, false), (4096, true, false), (4096, false, true), (512, true, true)]
+    {
+        let served = Served::new(block_len_bytes);
+        let options = ConnectOptions { hdr_digest, data_digest, ..ConnectOptions::default() };
+        contract::check(served.connect(Nsid(1), &options), served.connect(Nsid(2), &options));
+    }
+}
+
+#[test]
+fn tcp_with_a_shallow_queue_keeps_the_contract() {
+    let served = Served::new(512);
+    let options = ConnectOptions { queue_size: 4, ..ConnectOptions::default() };
+    contract::check(served.connect(Nsid(1), &options), served.connect(Nsid(2), &options));
 }
 
 #[test]
@@ -187,10 +207,28 @@ fn a_full_disk_is_no_space_and_what_was_written_stays() {
 fn a_path_opens_with_the_options_of_a_connection() {
     let image = Image::new(MIB, Direct::Off, FileCalls::Auto).unwrap();
     let address = dlfs::nvme::Address::from_path(image.path());
-    let mut options = dlfs::qpair::ConnectOptions::default();
+    let mut options = ConnectOptions::default();
     assert!(open(&address, &options).unwrap().namespace().read_only);
     options.writable = true;
     assert!(!open(&address, &options).unwrap().namespace().read_only);
+}
+
+/// Memory behind a target: namespace 1 can be written, namespace 2 is the same, read-only.
+struct Served(Target);
+
+impl Served {
+    fn new(block_len_bytes: u32) -> Served {
+        let device = MemNamespace::new(5 * MIB, block_len_bytes).unwrap();
+        let mut options = TargetOptions::new("nqn.2026-11.io.dlfs:engines".parse().unwrap());
+        options.writable = true;
+        let read_only = Arc::new(device.read_only());
+        Served(Target::bind(options, vec![Arc::new(device), read_only]).unwrap())
+    }
+
+    fn connect(&self, nsid: Nsid, options: &ConnectOptions) -> Arc<dyn Device> {
+        let options = ConnectOptions { writable: true, ..options.clone() };
+        open(&self.0.address(nsid), &options).unwrap()
+    }
 }
 
 /// An image file of random bytes in a folder of its own.
