@@ -1,0 +1,207 @@
+//! Arguments that several commands share.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+
+use dlfs::nvme::{Address, Nqn};
+use dlfs::qpair::{ConnectOptions, Direct};
+
+/// An image: the addresses of its namespaces, in the order in which they were written.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageAddress(pub(crate) Vec<Address>);
+
+impl ImageAddress {
+    /// Reads `ADDRESS[,ADDRESS...]`; paths need not be UTF-8.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = ImageAddress> {
+        OsStringValueParser::new()
+            .try_map(|text: OsString| Address::parse_list_os(&text).map(ImageAddress))
+    }
+}
+
+impl fmt::Display for ImageAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Address::list_to_string(&self.0))
+    }
+}
+
+/// A sample's name: any bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct Name(pub(crate) Vec<u8>);
+
+impl Name {
+    /// Takes the argument as it is.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Name> {
+        OsStringValueParser::new().map(|text: OsString| Name(text.into_vec()))
+    }
+}
+
+/// How to reach a namespace; named as in nvme-cli.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection (named as in nvme-cli)")]
+pub(crate) struct ConnectionArgs {
+    /// Protect PDU headers with CRC32C
+    #[arg(long)]
+    hdr_digest: bool,
+    /// Protect PDU data with CRC32C
+    #[arg(long)]
+    data_digest: bool,
+    /// The host NQN to present [default: that of /etc/nvme/hostnqn]
+    #[arg(long, value_name = "NQN")]
+    hostnqn: Option<Nqn>,
+    /// The host identifier to present [default: that of /etc/nvme/hostid]
+    #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
+    hostid: Option<[u8; 16]>,
+    /// I/O queues to ask for, each a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    nr_io_queues: u16,
+    /// Entries of an I/O queue; one fewer may be outstanding
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..))]
+    queue_size: u16,
+    /// Keep-alive timeout in seconds; 0 switches it off
+    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    keep_alive_tmo: u32,
+    /// Go on reconnecting for this many seconds after a connection is lost
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    ctrl_loss_tmo: u32,
+    /// Another way to the same namespace, used while the first is down; may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    path: Vec<Address>,
+    /// Whether image files and block devices are read past the page cache; auto: block devices, and
+    /// files larger than half of the memory
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
+    direct: DirectArg,
+}
+
+impl ConnectionArgs {
+    /// The options of the library that these arguments mean.
+    pub(crate) fn options(&self, writable: bool) -> ConnectOptions {
+        ConnectOptions {
+            hdr_digest: self.hdr_digest,
+            data_digest: self.data_digest,
+            hostnqn: self.hostnqn.clone(),
+            hostid: self.hostid,
+            nr_io_queues: self.nr_io_queues,
+            queue_size: self.queue_size,
+            keep_alive_tmo: Duration::from_secs(self.keep_alive_tmo.into()),
+            ctrl_loss_tmo: Duration::from_secs(self.ctrl_loss_tmo.into()),
+            paths: self.path.clone(),
+            direct: match self.direct {
+                DirectArg::Auto => Direct::Auto,
+                DirectArg::On => Direct::On,
+                DirectArg::Off => Direct::Off,
+            },
+            writable,
+            ..ConnectOptions::default()
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DirectArg {
+    Auto,
+    On,
+    Off,
+}
+
+/// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or the 32 digits alone.
+fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
+    let digits: String = text.chars().filter(|&c| c != '-').collect();
+    let plain = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| plain);
+    number
+        .map(u128::to_be_bytes)
+        .ok_or_else(|| "not a UUID, such as 00112233-4455-6677-8899-aabbccddeeff".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[arg(value_parser = ImageAddress::parser())]
+        image: ImageAddress,
+        #[command(flatten)]
+        connection: ConnectionArgs,
+    }
+
+    fn options(arguments: &[&str]) -> ConnectOptions {
+        let arguments = ["dlfs", "image"].iter().chain(arguments);
+        Command::try_parse_from(arguments).unwrap().connection.options(false)
+    }
+
+    #[test]
+    fn without_options_the_library_s_defaults_hold() {
+        assert_eq!(options(&[]), ConnectOptions::default());
+    }
+
+    #[test]
+    fn every_connection_option_reaches_the_library() {
+        let found = options(&[
+            "--hdr-digest",
+            "--data-digest",
+            "--hostnqn",
+            "nqn.2026-11.io.dlfs:host",
+            "--hostid",
+            "00112233-4455-6677-8899-aabbccddeeff",
+            "--nr-io-queues",
+            "2",
+            "--queue-size",
+            "64",
+            "--keep-alive-tmo",
+            "5",
+            "--ctrl-loss-tmo",
+            "7",
+            "--path",
+            "nvme-tcp://b/nqn.2026-11.io.dlfs:x",
+            "--direct",
+            "on",
+        ]);
+        let hostid: [u8; 16] = std::array::from_fn(|i| i as u8 * 0x11);
+        assert_eq!(
+            found,
+            ConnectOptions {
+                hdr_digest: true,
+                data_digest: true,
+                hostnqn: Some("nqn.2026-11.io.dlfs:host".parse().unwrap()),
+                hostid: Some(hostid),
+                nr_io_queues: 2,
+                queue_size: 64,
+                keep_alive_tmo: Duration::from_secs(5),
+                ctrl_loss_tmo: Duration::from_secs(7),
+                paths: vec!["nvme-tcp://b/nqn.2026-11.io.dlfs:x".parse().unwrap()],
+                direct: Direct::On,
+                ..ConnectOptions::default()
+            }
+        );
+    }
+
+    #[test]
+    fn an_image_is_a_list_of_addresses() {
+        let command =
+            Command::try_parse_from(["dlfs", "a.dlfs,nvme-tcp://h/nqn.2026-11.io.dlfs:x"]).unwrap();
+        assert_eq!(command.image.0.len(), 2);
+        assert_eq!(command.image.to_string(), "a.dlfs,nvme-tcp://h:4420/nqn.2026-11.io.dlfs:x");
+        for wrong in ["", "a,,b", "nvme-tcp://h", "trtype:TCP"] {
+            let error = Command::try_parse_from(["dlfs", wrong]).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_uuid_is_read_with_or_without_dashes_and_nothing_else_is() {
+        assert!(parse_uuid("00112233445566778899aabbccddeeff").is_ok());
+        for wrong in
+            ["", "0011", "+0112233445566778899aabbccddeeff", "zz112233445566778899aabbccddeeff"]
+        {
+            assert!(parse_uuid(wrong).is_err(), "{wrong}");
+        }
+    }
+}

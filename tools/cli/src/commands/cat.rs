@@ -1,0 +1,96 @@
+//! `dlfs cat`: the bytes of samples, verified, on standard output.
+
+use clap::Args;
+
+use dlfs::directory::Directory;
+use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::units::SampleId;
+use dlfs::{Error, ErrorKind};
+
+use crate::args::Name;
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::text::safe_name;
+
+/// Write the bytes of samples to standard output
+#[derive(Debug, Args)]
+pub(crate) struct CatArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The samples' names, or their ids with --id
+    #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
+    names: Vec<Name>,
+    /// Which field, of samples that have several
+    #[arg(long, value_name = "FIELD")]
+    field: Option<String>,
+    /// The names are ids, counted from 0
+    #[arg(long)]
+    id: bool,
+}
+
+pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
+    let image = args.image.open_with_names()?;
+    let directory = image.directory();
+    let field = choose_field(directory, args.field.as_deref())?;
+    let find = |name: &Name| find(directory, &name.0, args.id);
+    let ids = args.names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let mut reader = image.reader(ReaderOptions::default())?;
+    let mut batch = Batch::new();
+    let mut out = Out::new();
+    for id in ids {
+        reader.read_batch(&[id], &mut batch)?;
+        let Some(bytes) = batch.field(0, field)? else {
+            let text = "the sample has no such field";
+            return Err(Error::new(ErrorKind::NotFound, text).sample(id).into());
+        };
+        out.bytes(bytes)?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// The number of the field that is meant.
+fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Failure> {
+    let fields: Vec<String> = directory.fields().iter().map(|name| safe_name(name)).collect();
+    match field {
+        None if fields.len() <= 1 => Ok(0),
+        None => Err(Failure::Usage(format!(
+            "samples have several fields, choose one with --field: {}",
+            fields.join(", ")
+        ))),
+        Some(field) => fields.iter().position(|name| name == field).ok_or_else(|| {
+            let known = match fields.as_slice() {
+                [] => "samples have one field, without a name".to_owned(),
+                fields => format!("there are: {}", fields.join(", ")),
+            };
+            let text = format!("there is no field {field:?}");
+            Error::new(ErrorKind::NotFound, text).hint(known).into()
+        }),
+    }
+}
+
+/// The live sample of a name, or of an id written as a number.
+///
+/// # Errors
+/// `NotFound`: there is none.
+pub(crate) fn find(directory: &Directory, name: &[u8], is_id: bool) -> Result<SampleId, Failure> {
+    if !is_id {
+        return directory.lookup(name)?.ok_or_else(|| {
+            let text = format!("no sample is named {}", safe_name(name));
+            Error::new(ErrorKind::NotFound, text)
+                .hint("dlfs ls IMAGE [FOLDER] lists the names; ids go with --id")
+                .into()
+        });
+    }
+    let number = std::str::from_utf8(name).ok().and_then(|text| text.parse().ok());
+    let id = number.map(SampleId).ok_or_else(|| {
+        Failure::Usage(format!("{} is no id: ids are numbers from 0", safe_name(name)))
+    })?;
+    if !directory.is_live(id) {
+        let text = format!("there is no sample {id}");
+        let hint = format!("ids are below {}, and deleted ones are gone", directory.num_samples());
+        return Err(Error::new(ErrorKind::NotFound, text).hint(hint).into());
+    }
+    Ok(id)
+}

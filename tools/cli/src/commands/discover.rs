@@ -1,0 +1,117 @@
+//! `dlfs discover`: which subsystems a target offers.
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::nvme::fabrics::DiscoveryRecord;
+use dlfs::nvme::{Address, TcpAddress};
+use dlfs::qpair::tcp::discover;
+
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::text::safe_name;
+
+/// Ask a discovery service which subsystems there are
+///
+/// Every target of `dlfs serve` answers on its own port; other targets usually have a discovery service
+/// on port 8009.
+#[derive(Debug, Args)]
+pub(crate) struct DiscoverArgs {
+    /// Where to ask
+    #[arg(value_name = "HOST[:PORT]", value_parser = parse_place)]
+    place: (String, u16),
+    /// One line of JSON for each record
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Serialize)]
+struct JsonRecord {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    subnqn: String,
+    traddr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<u16>,
+    subtype: u8,
+}
+
+pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
+    let (host, port) = &args.place;
+    let records = discover(host, *port, &args.connection.options(false))?;
+    let mut out = Out::new();
+    for record in &records {
+        let record = describe(record);
+        if args.json {
+            out.json(&record)?;
+        } else {
+            // What no host of ours can connect to is shown as the target wrote it.
+            let elsewhere = || format!("{} at {}", record.subnqn, record.traddr);
+            out.line(record.address.clone().unwrap_or_else(elsewhere))?;
+        }
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// The record's texts are the target's: nothing of them reaches a terminal unescaped.
+fn describe(record: &DiscoveryRecord) -> JsonRecord {
+    let subnqn = record.subnqn().ok();
+    let (traddr, trsvcid) = (record.traddr(), record.port());
+    let address = match (&subnqn, traddr, trsvcid) {
+        (Some(subnqn), Some(traddr), Some(trsvcid))
+            if record.subtype == DiscoveryRecord::SUBTYPE_NVM =>
+        {
+            let (traddr, subnqn) = (traddr.to_owned(), subnqn.clone());
+            Some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }).to_string())
+        }
+        _ => None,
+    };
+    JsonRecord {
+        address: address.map(|address| safe_name(address.as_bytes())),
+        subnqn: subnqn.map_or_else(String::new, |nqn| safe_name(nqn.as_str().as_bytes())),
+        traddr: safe_name(traddr.unwrap_or_default().as_bytes()),
+        trsvcid,
+        subtype: record.subtype,
+    }
+}
+
+/// `host`, `host:port`, `[v6]:port`, `v6`; the port of discovery is 8009.
+fn parse_place(text: &str) -> Result<(String, u16), String> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let port = match port {
+        Some(port) => port.parse().ok().filter(|&port| port > 0),
+        None => Some(DISCOVERY_PORT),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match port {
+        Some(port) if !host.is_empty() => Ok((host.to_owned(), port)),
+        _ => Err("not HOST or HOST:PORT".to_owned()),
+    }
+}
+
+/// IANA's port of NVMe discovery over TCP.
+const DISCOVERY_PORT: u16 = 8009;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_host_and_perhaps_a_port() {
+        let place = |text| parse_place(text).unwrap();
+        assert_eq!(place("node1"), ("node1".to_owned(), 8009));
+        assert_eq!(place("127.0.0.1:4420"), ("127.0.0.1".to_owned(), 4420));
+        assert_eq!(place("[::1]:4420"), ("::1".to_owned(), 4420));
+        assert_eq!(place("::1"), ("::1".to_owned(), 8009));
+        for wrong in ["", ":4420", "host:", "host:0", "host:70000", "host:x"] {
+            assert!(parse_place(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `dlfs export`: samples back into files or a tar archive.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::Error;
+use dlfs::directory::Directory;
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::prefetch::{LoaderOptions, OnError};
+use dlfs::reader::Batch;
+use dlfs::volume::Image;
+
+use super::ls::json_name;
+use crate::exit::{Failure, Outcome};
+use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::progress::Meter;
+use crate::signals::Stop;
+use crate::text::{self, safe_name};
+
+/// Write all samples into a folder or a tar archive
+///
+/// DEST is a folder that is empty or not there yet, or an archive: FILE.tar, or - for standard output.
+/// A sample is a file of its name; one of several fields is a file NAME.FIELD for each of them. Nothing
+/// is written outside DEST or over something else, and no link is followed. Names that cannot be files
+/// below DEST (absolute, with . or .. or empty parts, NUL bytes, parts above 255 bytes), and names that
+/// need a folder where a sample lies, are refused and listed, and the exit code is then 1.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// A new or empty folder, FILE.tar, or - for an archive on standard output
+    #[arg(value_name = "DEST")]
+    dest: PathBuf,
+    /// Write refused names in an escaped form instead, as described below
+    #[arg(long)]
+    escape: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
+    if args.json && args.dest == Path::new("-") {
+        return Err(Failure::Usage("with DEST - the archive is the output: no --json".to_owned()));
+    }
+    let stop = Stop::on_signals()?;
+    let image = args.image.open_with_names()?;
+    let began = Instant::now();
+    let mut sink = open_sink(&args.dest)?;
+    let mut export = Export {
+        directory: image.directory(),
+        sink: &mut *sink,
+        escape: args.escape,
+        done: Done::default(),
+    };
+    let stopped = export.all(&image, &stop, quiet)?;
+    let done = export.done;
+    if stopped {
+        eprintln!("dlfs: stopped; {} were written", text::counted(done.files, "file"));
+        return Ok(Outcome::Incomplete);
+    }
+    sink.finish()?;
+    print_result(&args, &done, began.elapsed())?;
+    Ok(match done {
+        Done { damaged: 1.., .. } => Outcome::Damaged,
+        Done { refused, .. } if !refused.is_empty() => Outcome::Incomplete,
+        _ => Outcome::Done,
+    })
+}
+
+fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
+    if dest == Path::new("-") {
+        return Ok(Box::new(TarSink::stdout()));
+    }
+    match dest.extension() {
+        Some(extension) if extension == "tar" && !dest.is_dir() => {
+            Ok(Box::new(TarSink::create(dest)?))
+        }
+        _ => Ok(Box::new(FolderSink::create(dest)?)),
+    }
+}
+
+/// An export on its way.
+struct Export<'a> {
+    directory: &'a Directory,
+    sink: &'a mut dyn Sink,
+    escape: bool,
+    done: Done,
+}
+
+/// What an export did.
+#[derive(Default)]
+struct Done {
+    samples: u64,
+    files: u64,
+    bytes: u64,
+    /// Samples that could not be read; warnings have named them.
+    damaged: u64,
+    refused: Vec<Refused>,
+}
+
+#[derive(Serialize)]
+struct Refused {
+    #[serde(skip)]
+    raw: Vec<u8>,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    reason: String,
+}
+
+impl Export<'_> {
+    /// Writes all live samples in the order of the media; whether it was stopped on the way.
+    fn all(&mut self, image: &Image, stop: &Stop, quiet: bool) -> Result<bool, Failure> {
+        let kind = OrderKind::Sequential { by: SequentialBy::Slot };
+        let order = OrderSpec { kind, seed: 0 };
+        let options =
+            LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, BATCH, 1) };
+        let mut loader = image.loader(options)?;
+        let mut meter = Meter::new("exporting", self.directory.num_live(), quiet);
+        let mut batch = Batch::new();
+        while loader.next_into(&mut batch)? {
+            for index in 0..batch.len() {
+                self.sample(&batch, index)?;
+            }
+            meter.update(self.done.samples, self.done.bytes);
+            if stop.is_set() {
+                return Ok(true);
+            }
+        }
+        self.done.damaged = loader.stats().skipped;
+        Ok(false)
+    }
+
+    fn sample(&mut self, batch: &Batch, index: usize) -> Result<(), Failure> {
+        let directory = self.directory;
+        let id = batch.id(index);
+        let name = directory.name(id)?.unwrap_or_default();
+        self.done.samples += 1;
+        if directory.lookup(&name)? != Some(id) {
+            self.refuse(&name, format!("sample {id}: a newer sample has the same name"));
+            return Ok(());
+        }
+        let fields = directory.fields();
+        if fields.is_empty() {
+            return self.file(&name, batch.bytes(index));
+        }
+        for (number, field) in fields.iter().enumerate() {
+            if let Some(bytes) = batch.field(index, number)? {
+                self.file(&[&name[..], b".", field].concat(), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Failure> {
+        let escaped;
+        let written_as = match check(name) {
+            Err(fault) if !self.escape => {
+                self.refuse(name, fault.to_string());
+                return Ok(());
+            }
+            Err(_) => {
+                escaped = escape(name);
+                &escaped[..]
+            }
+            Ok(()) => name,
+        };
+        if let Some(folder) = self.sample_in_the_way(written_as)? {
+            self.refuse(name, format!("{} is a sample and cannot be a folder", safe_name(folder)));
+            return Ok(());
+        }
+        match self.sink.write(written_as, bytes) {
+            Ok(()) => {
+                self.done.files += 1;
+                self.done.bytes += bytes.len() as u64;
+                Ok(())
+            }
+            Err(SinkError::Conflict(reason)) => {
+                self.refuse(name, reason.to_owned());
+                Ok(())
+            }
+            Err(SinkError::Failed(failure)) => Err(failure),
+        }
+    }
+
+    /// The folder of `name` that is a sample itself: whichever came first, the sample stays.
+    fn sample_in_the_way<'n>(&self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
+        for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            if self.directory.lookup(&name[..at])?.is_some() {
+                return Ok(Some(&name[..at]));
+            }
+        }
+        Ok(None)
+    }
+
+    fn refuse(&mut self, name: &[u8], reason: String) {
+        let (raw, (name, name_hex)) = (name.to_vec(), json_name(name));
+        self.done.refused.push(Refused { raw, name, name_hex, reason });
+    }
+}
+
+#[derive(Serialize)]
+struct JsonResult<'a> {
+    samples: u64,
+    files: u64,
+    bytes: u64,
+    seconds: f64,
+    damaged: u64,
+    refused: &'a [Refused],
+}
+
+fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Result<(), Failure> {
+    for refused in &done.refused {
+        eprintln!("dlfs: not exported: {}: {}", safe_name(&refused.raw), refused.reason);
+    }
+    if !done.refused.is_empty() && !args.escape {
+        eprintln!("dlfs: --escape writes such names in an escaped form");
+    }
+    if args.dest == Path::new("-") {
+        return Ok(());
+    }
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonResult {
+            samples: done.samples,
+            files: done.files,
+            bytes: done.bytes,
+            seconds: time.as_secs_f64(),
+            damaged: done.damaged,
+            refused: &done.refused,
+        })?;
+        return out.flush();
+    }
+    out.line(format!(
+        "exported {} to {}: {}, {} in {} ({})",
+        out.bold(&text::counted(done.samples, "sample")),
+        args.dest.display(),
+        text::counted(done.files, "file"),
+        text::bytes(done.bytes),
+        text::duration(time),
+        text::rate(done.bytes, time),
+    ))?;
+    if done.damaged > 0 {
+        out.line(format!("  damaged    {} were left out", text::counted(done.damaged, "sample")))?;
+    }
+    out.flush()
+}
+
+/// Samples taken from the loader at a time.
+const BATCH: usize = 256;
+const AFTER: &str = "\
+With --escape a refused name is written part by part: % and NUL become %25 and %00, . and .. become
+%2E and %2E%2E, an empty part becomes %-, and a part that is still longer than 255 bytes keeps its
+first 200, followed by %~ and its CRC32C in hexadecimal.
+
+Examples:
+  dlfs export train.dlfs pictures/
+  dlfs export nvme-tcp://node1/nqn.2026-11.io.dlfs:train - | tar tv";

@@ -1,0 +1,185 @@
+//! `dlfs ls`: the samples and folders of an image, from the directory in memory.
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::directory::{Directory, EntryKind};
+use dlfs::units::SampleId;
+use dlfs::{Error, ErrorKind};
+
+use crate::args::Name;
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::text::safe_name;
+
+/// List samples and folders
+///
+/// One name a line; folders end with a slash. Control characters and bytes that are not UTF-8 are
+/// written as escapes (\n, \u{1b}, \xff) and a backslash is doubled, so that a line is always one name
+/// and harmless; -0 writes names as they are.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The folder to list, or a sample [default: the top]
+    #[arg(value_name = "FOLDER", value_parser = Name::parser())]
+    folder: Option<Name>,
+    /// Also id, length in bytes and label
+    #[arg(short, long)]
+    long: bool,
+    /// All samples below the folder, by their whole names
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Names as they are, each followed by a NUL byte
+    #[arg(short = '0', long, conflicts_with_all = ["long", "json"])]
+    null: bool,
+    /// One line of JSON for each entry
+    ///
+    /// A name that is not UTF-8 is written with escapes, and as it is in name_hex.
+    #[arg(long, conflicts_with = "long")]
+    json: bool,
+}
+
+pub(crate) fn run(args: LsArgs) -> Result<Outcome, Failure> {
+    let image = args.image.open_with_names()?;
+    let directory = image.directory();
+    let folder = args.folder.as_ref().map_or(&b""[..], |name| &name.0);
+    let mut listing = Listing { args: &args, directory, out: Out::new(), lines: 0, failed: None };
+    if args.recursive {
+        directory.for_each_below(folder, &mut |id, name| listing.sample(id, name))?;
+    } else {
+        directory.for_each_in(folder, &mut |entry| match entry.kind {
+            EntryKind::Folder => listing.folder(&entry.name),
+            EntryKind::Sample(id) => listing.sample(id, &entry.name),
+        })?;
+    }
+    listing.finish(folder)?;
+    Ok(Outcome::Done)
+}
+
+struct Listing<'a> {
+    args: &'a LsArgs,
+    directory: &'a Directory,
+    out: Out,
+    lines: u64,
+    failed: Option<Failure>,
+}
+
+#[derive(Serialize)]
+struct JsonEntry {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<i64>,
+}
+
+impl Listing<'_> {
+    /// Writes a sample's line; `false` when nobody reads any more.
+    fn sample(&mut self, id: SampleId, name: &[u8]) -> bool {
+        let (bytes, label) = (self.directory.len_bytes(id), self.directory.label(id));
+        let result = if self.args.json {
+            self.json(name, "sample", Some(id.0), bytes, label)
+        } else if self.args.null {
+            self.null(name, b"")
+        } else if self.args.long {
+            let label = label.map_or_else(|| "-".to_owned(), |label| label.to_string());
+            let (bytes, name) = (bytes.unwrap_or(0), safe_name(name));
+            self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
+        } else {
+            self.out.line(safe_name(name))
+        };
+        self.wrote(result)
+    }
+
+    fn folder(&mut self, name: &[u8]) -> bool {
+        let result = if self.args.json {
+            self.json(name, "folder", None, None, None)
+        } else if self.args.null {
+            self.null(name, b"/")
+        } else if self.args.long {
+            self.out.line(format!("{:>10} {:>12} {:>6}  {}/", "-", "-", "-", safe_name(name)))
+        } else {
+            self.out.line(format!("{}/", safe_name(name)))
+        };
+        self.wrote(result)
+    }
+
+    fn json(
+        &mut self,
+        name: &[u8],
+        kind: &'static str,
+        id: Option<u64>,
+        bytes: Option<u32>,
+        label: Option<i64>,
+    ) -> Result<(), Failure> {
+        let (name, name_hex) = json_name(name);
+        self.out.json(&JsonEntry { name, name_hex, kind, id, bytes, label })
+    }
+
+    fn null(&mut self, name: &[u8], suffix: &[u8]) -> Result<(), Failure> {
+        self.out.bytes(name)?;
+        self.out.bytes(suffix)?;
+        self.out.bytes(b"\0")
+    }
+
+    fn wrote(&mut self, result: Result<(), Failure>) -> bool {
+        self.lines += 1;
+        self.failed = result.err();
+        self.failed.is_none()
+    }
+
+    /// An empty listing is right for an empty image only; else the folder may be a sample, or nothing.
+    fn finish(mut self, folder: &[u8]) -> Result<(), Failure> {
+        if let Some(failure) = self.failed.take() {
+            return Err(failure);
+        }
+        if self.lines == 0 && !folder.is_empty() {
+            let Some(id) = self.directory.lookup(folder)? else {
+                let text = format!("there is no folder or sample {}", safe_name(folder));
+                let hint = "dlfs ls IMAGE lists what there is";
+                return Err(Error::new(ErrorKind::NotFound, text).hint(hint).into());
+            };
+            self.sample(id, folder);
+            if let Some(failure) = self.failed.take() {
+                return Err(failure);
+            }
+        }
+        self.out.flush()
+    }
+}
+
+/// A name for JSON: as it is when it is UTF-8; else escaped, and in hexadecimal beside it.
+pub(crate) fn json_name(name: &[u8]) -> (String, Option<String>) {
+    match std::str::from_utf8(name) {
+        Ok(text) => (text.to_owned(), None),
+        Err(_) => {
+            let hex = name.iter().map(|byte| format!("{byte:02x}")).collect();
+            (safe_name(name), Some(hex))
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dlfs ls train.dlfs
+  dlfs ls -l train.dlfs otter
+  dlfs ls -R0 train.dlfs | xargs -0 -n 100 dlfs cat train.dlfs > /dev/null";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_not_utf8_has_its_bytes_in_json_too() {
+        assert_eq!(json_name(b"a\nb"), ("a\nb".to_owned(), None));
+        assert_eq!(json_name(b"a\xff"), ("a\\xff".to_owned(), Some("61ff".to_owned())));
+    }
+}

@@ -1,0 +1,73 @@
+//! The commands of `dlfs`, a file each: its arguments, what it does, what it prints.
+
+mod cat;
+mod discover;
+mod export;
+mod ls;
+mod read;
+mod serve;
+mod shuffle_report;
+mod stat;
+mod verify;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::exit::{Failure, Outcome};
+
+/// A user-level NVMe-oF file system for deep-learning training.
+///
+/// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
+#[derive(Debug, Parser)]
+#[command(name = "dlfs", version, propagate_version = true, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// Say more on stderr; twice for details
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Neither progress nor warnings on stderr
+    #[arg(long, global = true)]
+    pub(crate) quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::ServeArgs),
+    Ls(ls::LsArgs),
+    Stat(stat::StatArgs),
+    Cat(cat::CatArgs),
+    Export(export::ExportArgs),
+    Discover(discover::DiscoverArgs),
+    Verify(verify::VerifyArgs),
+    Read(read::ReadArgs),
+    ShuffleReport(shuffle_report::ShuffleReportArgs),
+}
+
+impl Cli {
+    /// Runs the command that was asked for.
+    pub(crate) fn run(self) -> Result<Outcome, Failure> {
+        let quiet = self.quiet;
+        match self.command {
+            Command::Serve(args) => serve::run(args),
+            Command::Ls(args) => ls::run(args),
+            Command::Stat(args) => stat::run(args),
+            Command::Cat(args) => cat::run(args),
+            Command::Export(args) => export::run(args, quiet),
+            Command::Discover(args) => discover::run(args),
+            Command::Verify(args) => verify::run(args, quiet),
+            Command::Read(args) => read::run(args, quiet),
+            Command::ShuffleReport(args) => shuffle_report::run(args),
+        }
+    }
+}
+
+const EXIT_CODES: &str = "\
+An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
+  a path                                           image file or block device
+  nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target
+  \"trtype:TCP traddr:A trsvcid:P subnqn:NQN\"       the same, as SPDK writes it
+A comma inside a path is written %2C.
+
+Sizes take K, M, G, T (powers of 1,024) or KB, MB, GB, TB (powers of 1,000).
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 stopped and can be resumed.";

@@ -1,0 +1,285 @@
+//! `dlfs read`: goes through epochs as a training job would, checks every sample, and reports.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use dlfs::Error;
+use dlfs::order::{Shard, State, Tail};
+use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
+use dlfs::reader::Batch;
+use dlfs::volume::Image;
+
+use crate::epochs::{End, read_batches};
+use crate::exit::{Failure, Outcome, about_file};
+use crate::open::{ImageArgs, engine};
+use crate::order_args::OrderArgs;
+use crate::out::Out;
+use crate::progress::Meter;
+use crate::run_stats::{RunReport, RunStats};
+use crate::signals::Stop;
+use crate::size::parse_size;
+use crate::text;
+
+/// Read epochs as a training job would: shuffled, in batches, every sample checked
+///
+/// With --state FILE the run goes on where FILE says, and FILE says afterwards where it ended: also
+/// with another --batch or --world-size, every sample of an epoch is delivered once.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    order: OrderArgs,
+    #[command(flatten)]
+    share: ShareArgs,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Share")]
+struct ShareArgs {
+    /// Which of the ranks this is, from 0
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    rank: u32,
+    /// How many ranks share each epoch
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    world_size: u32,
+    /// Leave out the end of an epoch that does not give each rank the same number of samples
+    #[arg(long)]
+    drop_last: bool,
+    /// Repeat the first samples of an epoch so that each rank has the same number
+    #[arg(long, conflicts_with = "drop_last")]
+    pad: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Run")]
+struct RunArgs {
+    /// Samples of a batch on this rank
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Epochs to read
+    #[arg(long, value_name = "E", default_value_t = 1)]
+    epochs: u64,
+    /// How samples are fetched [default: chunk for grouped and --by slot, else sample]
+    #[arg(long, value_enum)]
+    batching: Option<BatchingArg>,
+    /// The most memory for samples read ahead
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    window: u64,
+    /// Gather each batch in one piece, copied by N threads (0: by the one that polls)
+    #[arg(long, value_name = "N")]
+    copy_threads: Option<usize>,
+    /// Go on from the state in FILE if it exists, and leave the state there at the end
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// Stop with exit code 4 after the batch that reaches so many samples of this rank
+    #[arg(long, value_name = "SAMPLES", requires = "state", value_parser = clap::value_parser!(u64).range(1..))]
+    stop_after: Option<u64>,
+    /// Write the ids to FILE, one a line, in the order of delivery
+    #[arg(long, value_name = "FILE")]
+    ids: Option<PathBuf>,
+    /// Print the report as one line of JSON
+    ///
+    /// order_crc32c is the CRC32C (Castagnoli) of the delivered ids in their order, each as 8 bytes
+    /// little-endian. stall_s is the time spent waiting for batches, batch_us its distribution.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BatchingArg {
+    /// One sample after the other, as a plain reader does
+    None,
+    /// The samples of many batches at once, neighbours merged
+    Sample,
+    /// Whole chunks, samples handed out of them
+    Chunk,
+}
+
+pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut options = args.loader_options()?;
+    let stop = Stop::on_signals()?;
+    let image = args.image.open()?;
+    options.resume = args.run.resume_state()?;
+    let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
+    let total = samples_to_read(&image, &options);
+    let mut loader = image.loader(options)?;
+    let mut meter = Meter::new("reading", total, quiet);
+    let mut stats = RunStats::start();
+    let limit = args.run.stop_after.unwrap_or(u64::MAX);
+    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch| {
+        if let Some(ids) = &mut ids {
+            ids.append(batch)?;
+        }
+        Ok(!stop.is_set() && stats.so_far().0 < limit)
+    })?;
+    drop(meter);
+    let report = stats.finish();
+    if let Some(path) = &args.run.state {
+        save_state(path, &loader.state())?;
+    }
+    if let Some(ids) = ids {
+        ids.finish()?;
+    }
+    print_report(&args, &image, &report, &loader.stats())?;
+    match end {
+        End::Complete => Ok(Outcome::Done),
+        End::Stopped if args.run.state.is_some() => Ok(Outcome::Stopped),
+        End::Stopped => {
+            eprintln!("dlfs: stopped; with --state FILE the run could be taken up again");
+            Ok(Outcome::Incomplete)
+        }
+    }
+}
+
+impl ReadArgs {
+    fn loader_options(&self) -> Result<LoaderOptions, Failure> {
+        let ShareArgs { rank, world_size, drop_last, pad } = self.share;
+        if rank >= world_size {
+            return Err(Failure::Usage(format!(
+                "--rank {rank} of --world-size {world_size}: ranks count from 0"
+            )));
+        }
+        let window_bytes = usize::try_from(self.run.window).ok().filter(|&window| window > 0);
+        let window_bytes = window_bytes
+            .ok_or_else(|| Failure::Usage("--window is no size of memory".to_owned()))?;
+        let order = self.order.spec(world_size)?;
+        let batch_size = self.run.batch as usize;
+        Ok(LoaderOptions {
+            rank,
+            world_size,
+            tail: match (drop_last, pad) {
+                (true, _) => Tail::DropLast,
+                (_, true) => Tail::Pad,
+                _ => Tail::Keep,
+            },
+            batching: self.run.batching.map(|batching| match batching {
+                BatchingArg::None => Batching::None,
+                BatchingArg::Sample => Batching::Sample,
+                BatchingArg::Chunk => Batching::Chunk,
+            }),
+            window_bytes,
+            copy_threads: self.run.copy_threads,
+            ..LoaderOptions::new(order, batch_size, self.run.epochs)
+        })
+    }
+}
+
+impl RunArgs {
+    /// The state that `--state` names, if there is one yet.
+    fn resume_state(&self) -> Result<Option<State>, Error> {
+        let Some(path) = &self.state else { return Ok(None) };
+        match std::fs::read_to_string(path) {
+            Ok(text) => State::from_json(&text).map(Some).map_err(|error| error.path(path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(about_file("cannot read the state", path, error)),
+        }
+    }
+}
+
+/// Replaces the state in one step, so that no crash leaves half of one.
+fn save_state(path: &Path, state: &State) -> Result<(), Error> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        writeln!(file, "{}", state.to_json())?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|error| about_file("cannot write the state", path, error))
+}
+
+/// Samples that the run will deliver to this rank.
+fn samples_to_read(image: &Image, options: &LoaderOptions) -> u64 {
+    let len = image.directory().num_live();
+    let Ok(shard) = Shard::new(options.rank, options.world_size, options.tail) else { return 0 };
+    let (epoch, consumed) = match &options.resume {
+        Some(state) => (state.epoch.0, state.consumed),
+        None => (0, 0),
+    };
+    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return 0 };
+    shard.after(consumed).positions(len).remaining()
+        + epochs_after.saturating_mul(shard.positions(len).remaining())
+}
+
+/// The ids of a run, one a line.
+struct IdsFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl IdsFile {
+    fn create(path: &Path) -> Result<IdsFile, Error> {
+        let file = File::create(path).map_err(|error| about_file("cannot make", path, error))?;
+        Ok(IdsFile { path: path.to_path_buf(), file: BufWriter::new(file) })
+    }
+
+    fn append(&mut self, batch: &Batch) -> Result<(), Error> {
+        let mut write = || batch.ids().try_for_each(|id| writeln!(self.file, "{id}"));
+        write().map_err(|error| about_file("cannot write", &self.path, error))
+    }
+
+    fn finish(mut self) -> Result<(), Error> {
+        self.file.flush().map_err(|error| about_file("cannot write", &self.path, error))
+    }
+}
+
+/// The report with what is worth knowing beside it.
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    #[serde(flatten)]
+    report: &'a RunReport,
+    commands: u64,
+    read_bytes: u64,
+    engine: &'a str,
+}
+
+fn print_report(
+    args: &ReadArgs,
+    image: &Image,
+    report: &RunReport,
+    stats: &LoaderStats,
+) -> Result<(), Failure> {
+    let engine = engine(image);
+    let mut out = Out::new();
+    if args.run.json {
+        let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
+        out.json(&JsonReport { report, commands, read_bytes, engine: &engine })?;
+        return out.flush();
+    }
+    let samples = out.bold(&text::counted(report.samples, "sample"));
+    out.line(format!(
+        "{samples}, {}, in {}: {} samples/s, {}",
+        text::bytes(report.bytes),
+        text::duration(report.time()),
+        out.bold(&text::count(report.samples_per_s as u64)),
+        out.bold(&text::rate(report.bytes, report.time())),
+    ))?;
+    for line in report.lines() {
+        out.line(line)?;
+    }
+    out.line(format!(
+        "  commands   {}, {} read; engine {engine}",
+        text::count(stats.read.commands),
+        text::bytes(stats.read.bytes)
+    ))?;
+    out.line(format!("  order      CRC32C {:08x}; every sample verified", report.order_crc32c))?;
+    out.flush()
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
+  dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --lanes 8 --rank 3 --world-size 8
+  dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -1,0 +1,81 @@
+//! `dlfs shuffle-report`: how random an order is, beside what chance would give.
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::order::report::{Observed, Observer, ShuffleReport};
+use dlfs::order::{EpochOrder, OrderSpec, Positions};
+use dlfs::units::Epoch;
+
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::order_args::OrderArgs;
+use crate::out::Out;
+
+/// Say how random an order is: displacement, batch composition, class runs, beside chance
+///
+/// Nothing but the directory is read. A batch here is the global batch, that of all ranks together.
+/// Deviations within 3 are as random as chance.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ShuffleReportArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    order: OrderArgs,
+    /// Samples of a global batch
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Which epoch, from 0
+    #[arg(long, value_name = "E", default_value_t = 0)]
+    epoch: u64,
+    /// local and partial: how many ranks have a share
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    world_size: u32,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    order: &'a OrderSpec,
+    epoch: u64,
+    #[serde(flatten)]
+    report: &'a ShuffleReport,
+}
+
+pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
+    let spec = args.order.spec(args.world_size)?;
+    let image = args.image.open()?;
+    let directory = image.directory();
+    let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
+    let mut observer = Observer::new(args.batch);
+    let mut positions = Positions::new(0, 1, order.len());
+    let mut ids = Vec::new();
+    while positions.remaining() > 0 {
+        ids.clear();
+        order.ids(&**directory, positions.split_front(STEP), &mut ids);
+        for &id in &ids {
+            let (rank, label) = (directory.rank_of(id), directory.label(id));
+            let chunk = directory.chunk_of(id).expect("an order gives only ids of its directory");
+            observer.see(Observed { rank, chunk, label });
+        }
+    }
+    let report = observer.finish();
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport { order: &spec, epoch: args.epoch, report: &report })?;
+    } else {
+        out.bytes(report.to_string().as_bytes())?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// Ids computed at a time.
+const STEP: u64 = 4096;
+const EXAMPLES: &str = "\
+Examples:
+  dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
+  dlfs shuffle-report train.dlfs --order global --json";

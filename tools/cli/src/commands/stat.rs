@@ -1,0 +1,313 @@
+//! `dlfs stat`: what an image is, where it lies, what its directory costs; or all about one sample.
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::Error;
+use dlfs::directory::Directory;
+use dlfs::units::SampleId;
+use dlfs::volume::Image;
+
+use super::cat::find;
+use super::ls::json_name;
+use crate::args::Name;
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::text::{self, safe_name};
+
+/// Show what an image is, where it lies and what its directory costs; or all about one sample
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// A sample's name, or its id with --id
+    #[arg(value_name = "NAME", value_parser = Name::parser())]
+    name: Option<Name>,
+    /// NAME is an id, counted from 0
+    #[arg(long, requires = "name")]
+    id: bool,
+    /// Print as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: StatArgs) -> Result<Outcome, Failure> {
+    let image = args.image.open_with_names()?;
+    let mut out = Out::new();
+    match &args.name {
+        Some(name) => {
+            let directory = image.directory();
+            let sample = SampleFacts::of(directory, find(directory, &name.0, args.id)?)?;
+            if args.json { out.json(&sample)? } else { sample.print(&mut out)? }
+        }
+        None => {
+            let facts = ImageFacts::of(&image);
+            if args.json { out.json(&facts)? } else { facts.print(&mut out)? }
+        }
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+#[derive(Serialize)]
+struct ImageFacts {
+    uuid: String,
+    generation: u64,
+    /// Seconds since 1970.
+    written: u64,
+    samples: u64,
+    deleted: u64,
+    sample_bytes: u64,
+    chunks: u32,
+    chunk_size: u64,
+    fields: Vec<String>,
+    classes: u64,
+    labels: bool,
+    namespaces: Vec<NamespaceFacts>,
+    directory: DirectoryFacts,
+}
+
+#[derive(Serialize)]
+struct NamespaceFacts {
+    address: String,
+    engine: String,
+    len_bytes: u64,
+    used_bytes: u64,
+    block_len_bytes: u32,
+    max_transfer_bytes: u32,
+    queue_depth: u16,
+    read_only: bool,
+}
+
+#[derive(Serialize)]
+struct DirectoryFacts {
+    bytes: u64,
+    bytes_per_sample: f64,
+    tree_height: u32,
+    parts: Vec<PartFacts>,
+}
+
+/// Memory of one part of the directory.
+#[derive(Serialize)]
+struct PartFacts {
+    part: &'static str,
+    bytes: u64,
+    bytes_per_sample: f64,
+}
+
+impl ImageFacts {
+    fn of(image: &Image) -> ImageFacts {
+        let directory = image.directory();
+        let lens = (0..directory.num_samples()).filter_map(|id| directory.len_bytes(SampleId(id)));
+        let namespaces = image.devices().iter().zip(image.superblocks());
+        ImageFacts {
+            uuid: directory.uuid().to_string(),
+            generation: directory.generation().0,
+            written: directory.time_ns() / 1_000_000_000,
+            samples: directory.num_live(),
+            deleted: directory.num_samples() - directory.num_live(),
+            sample_bytes: lens.map(u64::from).sum(),
+            chunks: directory.num_chunks(),
+            chunk_size: directory.layout().chunk_size_bytes.into(),
+            fields: directory.fields().iter().map(|field| safe_name(field)).collect(),
+            classes: directory.classes().len() as u64,
+            labels: directory.labels().is_some(),
+            namespaces: namespaces
+                .map(|(device, superblock)| {
+                    let namespace = device.namespace();
+                    NamespaceFacts {
+                        len_bytes: namespace.len_bytes(),
+                        used_bytes: superblock.used_len_bytes,
+                        address: namespace.address,
+                        engine: namespace.engine,
+                        block_len_bytes: namespace.block_len_bytes,
+                        max_transfer_bytes: namespace.max_transfer_bytes,
+                        queue_depth: namespace.queue_depth,
+                        read_only: namespace.read_only,
+                    }
+                })
+                .collect(),
+            directory: DirectoryFacts::of(directory),
+        }
+    }
+
+    fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        out.line(format!("image        {}, generation {}", self.uuid, self.generation))?;
+        out.line(format!("written      {}", utc(self.written)))?;
+        let deleted = match self.deleted {
+            0 => String::new(),
+            deleted => format!(", and {} deleted", text::count(deleted)),
+        };
+        out.line(format!(
+            "samples      {}, {}{deleted}",
+            out.bold(&text::count(self.samples)),
+            text::bytes(self.sample_bytes)
+        ))?;
+        out.line(format!(
+            "chunks       {} of {} MiB",
+            text::count(self.chunks.into()),
+            self.chunk_size as f64 / f64::from(1 << 20)
+        ))?;
+        if !self.fields.is_empty() {
+            out.line(format!("fields       {}", self.fields.join(", ")))?;
+        }
+        let labels = if self.labels { "a label each" } else { "no labels" };
+        out.line(format!("classes      {}; {labels}", text::count(self.classes)))?;
+        for namespace in &self.namespaces {
+            out.line(format!("namespace    {}", namespace.address))?;
+            out.line(format!(
+                "  engine     {}{}",
+                namespace.engine,
+                if namespace.read_only { ", read-only" } else { "" }
+            ))?;
+            out.line(format!(
+                "  size       {}, {} in use, blocks of {}",
+                text::bytes(namespace.len_bytes),
+                text::bytes(namespace.used_bytes),
+                namespace.block_len_bytes
+            ))?;
+            out.line(format!(
+                "  limits     {} an I/O, {} I/Os a queue",
+                text::bytes(namespace.max_transfer_bytes.into()),
+                namespace.queue_depth
+            ))?;
+        }
+        self.directory.print(out)
+    }
+}
+
+impl DirectoryFacts {
+    fn of(directory: &Directory) -> DirectoryFacts {
+        let samples = directory.num_samples().max(1) as f64;
+        let memory = directory.memory_bytes();
+        let parts = [
+            ("lengths and checksums", memory.lengths_and_checksums),
+            ("checkpoints", memory.checkpoints),
+            ("chunks", memory.chunks),
+            ("tree", memory.tree),
+            ("deletions", memory.deletions),
+            ("labels", memory.labels),
+            ("names", memory.names),
+            ("order of names", memory.name_order),
+        ];
+        let bytes = parts.iter().map(|(_, bytes)| bytes).sum();
+        DirectoryFacts {
+            bytes,
+            bytes_per_sample: bytes as f64 / samples,
+            tree_height: directory.tree_height(),
+            parts: parts
+                .into_iter()
+                .map(|(part, bytes)| PartFacts {
+                    part,
+                    bytes,
+                    bytes_per_sample: bytes as f64 / samples,
+                })
+                .collect(),
+        }
+    }
+
+    fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        out.line(format!(
+            "directory    {} in memory, {:.2} bytes a sample; tree of height {}",
+            text::bytes(self.bytes),
+            self.bytes_per_sample,
+            self.tree_height
+        ))?;
+        for part in self.parts.iter().filter(|part| part.bytes > 0) {
+            out.line(format!("  {:<23} {:>8.2}", part.part, part.bytes_per_sample))?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct SampleFacts {
+    id: u64,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    bytes: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<String>,
+    slot: Option<u64>,
+    chunk: Option<u32>,
+    namespace: u16,
+    offset_bytes: u64,
+    crc32c: u32,
+}
+
+impl SampleFacts {
+    fn of(directory: &Directory, id: SampleId) -> Result<SampleFacts, Error> {
+        let extent = directory.extent(id).expect("the caller found it alive");
+        let (name, name_hex) = json_name(&directory.name(id)?.unwrap_or_default());
+        let label = directory.label(id);
+        let class = label.and_then(|label| directory.classes().get(usize::try_from(label).ok()?));
+        Ok(SampleFacts {
+            id: id.0,
+            name,
+            name_hex,
+            bytes: extent.len_bytes,
+            label,
+            class: class.map(|class| safe_name(class)),
+            slot: directory.slot_of(id).map(|slot| slot.0),
+            chunk: directory.chunk_of(id),
+            namespace: extent.namespace,
+            offset_bytes: extent.offset_bytes,
+            crc32c: extent.crc32c,
+        })
+    }
+
+    fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        // With `name_hex` the name is escaped already.
+        let name = if self.name_hex.is_some() {
+            self.name.clone()
+        } else {
+            safe_name(self.name.as_bytes())
+        };
+        out.line(format!("sample       {}", out.bold(&name)))?;
+        out.line(format!("id           {}", self.id))?;
+        out.line(format!("length       {} bytes", text::count(self.bytes.into())))?;
+        if let Some(label) = self.label {
+            let class = self.class.as_ref().map_or_else(String::new, |class| format!(" ({class})"));
+            out.line(format!("label        {label}{class}"))?;
+        }
+        if let (Some(slot), Some(chunk)) = (self.slot, self.chunk) {
+            out.line(format!("place        slot {slot}, chunk {chunk}"))?;
+        }
+        out.line(format!("             namespace {}, byte {}", self.namespace, self.offset_bytes))?;
+        out.line(format!("CRC32C       {:08x}", self.crc32c))
+    }
+}
+
+/// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1970 to a date, by Howard Hinnant's algorithm: years begin in March, eras of 400 years.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_dates_in_utc() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_795_000_000), "2026-11-18 11:06:40 UTC");
+        assert_eq!(utc(4_102_444_799), "2099-12-31 23:59:59 UTC");
+    }
+}

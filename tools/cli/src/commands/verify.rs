@@ -1,0 +1,116 @@
+//! `dlfs verify`: reads everything, checks everything, names what is damaged.
+
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::volume::{Damage, VerifyOptions, VerifyReport};
+
+use crate::exit::{Failure, Outcome};
+use crate::open::{ImageArgs, engine};
+use crate::out::Out;
+use crate::progress::Meter;
+use crate::text;
+
+/// Read everything, check everything, and list what is damaged
+///
+/// Ends with exit code 3 when something is damaged: superblock copies, chunk headers, samples.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let image = args.image.open()?;
+    let chunks = u64::from(image.directory().num_chunks());
+    let mut meter = Meter::new("verifying", chunks, quiet).counting("chunk");
+    let began = Instant::now();
+    let (mut done, mut bytes) = (0, 0);
+    let report = image.verify(&VerifyOptions::default(), &mut |len| {
+        done += 1;
+        bytes += len;
+        meter.update(done, bytes);
+    })?;
+    let time = began.elapsed();
+    drop(meter);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport::new(&report, time.as_secs_f64()))?;
+    } else {
+        for damage in &report.damages {
+            out.line(format!("damaged: {}", describe(damage)))?;
+        }
+        let verdict = match report.damages.len() {
+            0 => out.green("no damage"),
+            damages => out.bold(&text::counted(damages as u64, "damage")),
+        };
+        out.line(format!(
+            "{verdict}: {} in {}, {} read in {} ({}, {})",
+            text::counted(report.samples, "sample"),
+            text::counted(report.chunks, "chunk"),
+            text::bytes(report.bytes),
+            text::duration(time),
+            text::rate(report.bytes, time),
+            engine(&image),
+        ))?;
+    }
+    out.flush()?;
+    Ok(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
+}
+
+fn describe(damage: &Damage) -> String {
+    let place = format!("namespace {} at byte {}", damage.namespace, damage.offset_bytes);
+    match (damage.sample, &damage.name) {
+        (Some(id), Some(name)) => {
+            format!("{} (sample {id}, {place}): {}", text::safe_name(name), damage.what)
+        }
+        (Some(id), None) => format!("sample {id} ({place}): {}", damage.what),
+        _ => format!("{place}: {}", damage.what),
+    }
+}
+
+#[derive(Serialize)]
+struct JsonReport {
+    verified: bool,
+    samples: u64,
+    bytes: u64,
+    chunks: u64,
+    seconds: f64,
+    damages: Vec<JsonDamage>,
+}
+
+#[derive(Serialize)]
+struct JsonDamage {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    namespace: u16,
+    offset_bytes: u64,
+    what: String,
+}
+
+impl JsonReport {
+    fn new(report: &VerifyReport, seconds: f64) -> JsonReport {
+        let damage = |damage: &Damage| JsonDamage {
+            id: damage.sample.map(|id| id.0),
+            name: damage.name.as_deref().map(text::safe_name),
+            namespace: damage.namespace,
+            offset_bytes: damage.offset_bytes,
+            what: damage.what.clone(),
+        };
+        JsonReport {
+            verified: report.damages.is_empty(),
+            samples: report.samples,
+            bytes: report.bytes,
+            chunks: report.chunks,
+            seconds,
+            damages: report.damages.iter().map(damage).collect(),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Taking batches from a loader until its end, or until somebody wants to stop.
+
+use std::time::Instant;
+
+use dlfs::prefetch::Loader;
+use dlfs::reader::Batch;
+
+use crate::exit::Failure;
+use crate::progress::Meter;
+use crate::run_stats::RunStats;
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The last epoch's last batch was delivered.
+    Complete,
+    /// Somebody wanted it to stop between two batches.
+    Stopped,
+}
+
+/// Takes batches until the end, or until `each`, called after each of them, answers `false`.
+///
+/// # Errors
+/// The loader's, and those of `each`.
+pub(crate) fn read_batches(
+    loader: &mut Loader,
+    stats: &mut RunStats,
+    meter: &mut Meter,
+    mut each: impl FnMut(&mut RunStats, &Batch) -> Result<bool, Failure>,
+) -> Result<End, Failure> {
+    let mut batch = Batch::new();
+    let (mut samples, mut bytes) = (0, 0);
+    loop {
+        let asked = Instant::now();
+        if !loader.next_into(&mut batch)? {
+            return Ok(End::Complete);
+        }
+        let waited = asked.elapsed();
+        let batch_bytes = (0..batch.len()).map(|index| batch.bytes(index).len() as u64).sum();
+        stats.batch(batch.ids().map(|id| id.0), batch_bytes, waited);
+        samples += batch.len() as u64;
+        bytes += batch_bytes;
+        meter.update(samples, bytes);
+        if !each(stats, &batch)? {
+            return Ok(End::Stopped);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which names may become files, and how the others are escaped.
+//!
+//! A name is taken as it is when every part between slashes is an ordinary file name: not empty, not
+//! `.` or `..`, at most 255 bytes, without NUL. Other bytes are the file system's business: newlines
+//! and non-UTF-8 are exported as they are.
+//!
+//! An escaped name is built part by part, so that it always passes the rule:
+//! - `%` and NUL become `%25` and `%00`;
+//! - `.` and `..` become `%2E` and `%2E%2E`;
+//! - an empty part becomes `%-`;
+//! - a part that is then longer than 255 bytes keeps its first 200, followed by `%~` and the CRC32C
+//!   of the whole part in hexadecimal.
+
+use std::fmt;
+
+/// What keeps a name from being a path below a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NameFault {
+    /// It begins with a slash.
+    Absolute,
+    /// One of its parts is empty, or it is empty as a whole.
+    EmptyPart,
+    /// One of its parts is `.` or `..`.
+    Dots,
+    /// It holds a NUL byte.
+    Nul,
+    /// One of its parts has this many bytes.
+    LongPart(usize),
+}
+
+/// Whether `name` may be written as it is.
+pub(crate) fn check(name: &[u8]) -> Result<(), NameFault> {
+    if name.starts_with(b"/") {
+        return Err(NameFault::Absolute);
+    }
+    name.split(|&byte| byte == b'/').try_for_each(check_part)
+}
+
+fn check_part(part: &[u8]) -> Result<(), NameFault> {
+    match part {
+        b"" => Err(NameFault::EmptyPart),
+        b"." | b".." => Err(NameFault::Dots),
+        part if part.contains(&0) => Err(NameFault::Nul),
+        part if part.len() > MAX_PART_BYTES => Err(NameFault::LongPart(part.len())),
+        _ => Ok(()),
+    }
+}
+
+/// `name` by the rule at the top of this file; the result passes [`check`].
+pub(crate) fn escape(name: &[u8]) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(name.len() + 8);
+    for (index, part) in name.split(|&byte| byte == b'/').enumerate() {
+        if index > 0 {
+            escaped.push(b'/');
+        }
+        escaped.extend(escape_part(part));
+    }
+    escaped
+}
+
+fn escape_part(part: &[u8]) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(part.len());
+    match part {
+        b"" => escaped.extend(b"%-"),
+        b"." => escaped.extend(b"%2E"),
+        b".." => escaped.extend(b"%2E%2E"),
+        part => {
+            for &byte in part {
+                match byte {
+                    b'%' => escaped.extend(b"%25"),
+                    0 => escaped.extend(b"%00"),
+                    byte => escaped.push(byte),
+                }
+            }
+        }
+    }
+    if escaped.len() > MAX_PART_BYTES {
+        escaped.truncate(KEPT_BYTES);
+        escaped.extend(format!("%~{:08x}", crc32c::crc32c(part)).bytes());
+    }
+    escaped
+}
+
+impl fmt::Display for NameFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NameFault::Absolute => f.write_str("an absolute path"),
+            NameFault::EmptyPart => f.write_str("an empty part in the path"),
+            NameFault::Dots => f.write_str("`.` or `..` as a part of the path"),
+            NameFault::Nul => f.write_str("a NUL byte in the path"),
+            NameFault::LongPart(len) => {
+                write!(f, "a part of {len} bytes, and {MAX_PART_BYTES} is the most")
+            }
+        }
+    }
+}
+
+/// The longest file name of Linux's file systems, in bytes.
+const MAX_PART_BYTES: usize = 255;
+/// What an escaped part keeps of itself, in bytes.
+const KEPT_BYTES: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_names_are_taken_as_they_are() {
+        let long = vec![b'x'; 255];
+        for name in [&b"a"[..], b"cat/1.jpg", b"a\nb", b"\xff", b"...", b".hidden", b"50%", &long] {
+            assert_eq!(check(name), Ok(()), "{}", name.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn names_that_are_no_path_below_a_folder_are_refused_with_the_reason() {
+        let long = vec![b'x'; 256];
+        let cases: [(&[u8], NameFault); 11] = [
+            (b"", NameFault::EmptyPart),
+            (b"/etc/passwd", NameFault::Absolute),
+            (b"../x", NameFault::Dots),
+            (b"a/../../x", NameFault::Dots),
+            (b"a/..", NameFault::Dots),
+            (b"a/./b", NameFault::Dots),
+            (b"a//b", NameFault::EmptyPart),
+            (b"a/", NameFault::EmptyPart),
+            (b"a\0b", NameFault::Nul),
+            (b"a/\0", NameFault::Nul),
+            (&long, NameFault::LongPart(256)),
+        ];
+        for (name, fault) in cases {
+            assert_eq!(check(name), Err(fault), "{}", name.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn escaped_names_follow_the_rule_in_the_heading() {
+        assert_eq!(escape(b"/etc/passwd"), b"%-/etc/passwd");
+        assert_eq!(escape(b"../50%"), b"%2E%2E/50%25");
+        assert_eq!(escape(b"a//b/"), b"a/%-/b/%-");
+        assert_eq!(escape(b"a\0b"), b"a%00b");
+        let long = escape(&[b'x'; 300]);
+        assert_eq!(long.len(), KEPT_BYTES + 10);
+        assert_ne!(long, escape(&[b'x'; 301]));
+    }
+
+    /// Every name of up to six of the bytes that matter.
+    #[test]
+    fn every_short_hostile_name_is_safe_once_escaped() {
+        let alphabet = b"./\0%a";
+        let mut names = vec![Vec::new()];
+        for _ in 0..6 {
+            let longer: Vec<Vec<u8>> = names
+                .iter()
+                .flat_map(|name| alphabet.iter().map(|&byte| [&name[..], &[byte]].concat()))
+                .collect();
+            names = longer;
+            for name in &names {
+                assert_eq!(check(&escape(name)), Ok(()), "{}", name.escape_ascii());
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Opening the image that a command line names.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use dlfs::Error;
+use dlfs::volume::{Image, OpenOptions};
+
+use crate::args::{ConnectionArgs, ImageAddress};
+
+/// The image, for commands that read one.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ImageArgs {
+    /// The image: ADDRESS[,ADDRESS...], in any order
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    pub(crate) image: ImageAddress,
+    /// Take the directory from FILE (of `dlfs snapshot save`) instead of reading it from the image;
+    /// a file of another generation is refused
+    #[arg(long, value_name = "FILE")]
+    pub(crate) snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+impl ImageArgs {
+    /// Opens it for reading.
+    ///
+    /// # Errors
+    /// Those of [`Image::open`].
+    pub(crate) fn open(&self) -> Result<Image, Error> {
+        let options = OpenOptions {
+            connect: self.connection.options(false),
+            snapshot: self.snapshot.clone(),
+        };
+        Image::open(&self.image.0, &options)
+    }
+
+    /// Opens it for reading, and reads the samples' names too.
+    ///
+    /// # Errors
+    /// Those of [`Image::open`] and [`Image::load_names`].
+    pub(crate) fn open_with_names(&self) -> Result<Image, Error> {
+        let image = self.open()?;
+        image.load_names()?;
+        Ok(image)
+    }
+}
+
+/// The engines at work, each once: `tcp`, `file (io_uring)`.
+pub(crate) fn engine(image: &Image) -> String {
+    let engines: BTreeSet<String> =
+        image.devices().iter().map(|device| device.namespace().engine).collect();
+    engines.into_iter().collect::<Vec<_>>().join(", ")
+}

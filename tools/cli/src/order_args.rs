@@ -1,0 +1,98 @@
+//! Which order, on the command line.
+
+use clap::{Args, ValueEnum};
+
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+
+use crate::exit::Failure;
+
+/// Which sample comes next.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Order")]
+pub(crate) struct OrderArgs {
+    /// How samples are mixed
+    #[arg(long, value_enum, default_value_t = Order::Global)]
+    order: Order,
+    /// Seed of the order; the same seed gives the same epochs, on any number of ranks
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// grouped: lanes that take turns; a multiple of the world size reads no chunk twice [default: 8]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    lanes: Option<u32>,
+    /// grouped: chunks of one lane whose samples are shuffled together [default: 4]
+    #[arg(long, value_name = "G", value_parser = clap::value_parser!(u32).range(1..))]
+    group: Option<u32>,
+    /// sequential: as the source has them, or as they lie on the media, which is faster [default: id]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    by: Option<By>,
+    /// partial: part of each rank's share that moves to other ranks in an epoch, 0 to 1 [default: 0.1]
+    #[arg(long, value_name = "Q")]
+    exchange: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// No mixing: the same sequence every epoch
+    Sequential,
+    /// A full shuffle of all samples
+    Global,
+    /// Whole chunks at a time: chunks are shuffled, and samples within groups of them (DIESEL)
+    Grouped,
+    /// Each rank shuffles a share of its own
+    Local,
+    /// As local, and a part of every share moves on each epoch (partial local shuffling)
+    Partial,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    Id,
+    Slot,
+}
+
+impl OrderArgs {
+    /// The order for `world_size` ranks.
+    ///
+    /// # Errors
+    /// `Usage`: an option that this order has no use for, or a share out of range.
+    pub(crate) fn spec(&self, world_size: u32) -> Result<OrderSpec, Failure> {
+        let grouped = self.order == Order::Grouped;
+        self.only_with(self.lanes.is_some(), grouped, "--lanes", "grouped")?;
+        self.only_with(self.group.is_some(), grouped, "--group", "grouped")?;
+        let sequential = self.order == Order::Sequential;
+        self.only_with(self.by.is_some(), sequential, "--by", "sequential")?;
+        let partial = self.order == Order::Partial;
+        self.only_with(self.exchange.is_some(), partial, "--exchange", "partial")?;
+        let kind = match self.order {
+            Order::Sequential => OrderKind::Sequential {
+                by: match self.by {
+                    Some(By::Slot) => SequentialBy::Slot,
+                    Some(By::Id) | None => SequentialBy::Id,
+                },
+            },
+            Order::Global => OrderKind::Global,
+            Order::Grouped => OrderKind::Grouped {
+                lanes: self.lanes.unwrap_or(DEFAULT_LANES),
+                group: self.group.unwrap_or(DEFAULT_GROUP),
+            },
+            Order::Local => OrderKind::Local { world_size },
+            Order::Partial => {
+                OrderKind::Partial { q: self.exchange.unwrap_or(DEFAULT_EXCHANGE), world_size }
+            }
+        };
+        let spec = OrderSpec { kind, seed: self.seed };
+        spec.check().map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(spec)
+    }
+
+    fn only_with(&self, given: bool, fits: bool, option: &str, order: &str) -> Result<(), Failure> {
+        if given && !fits {
+            return Err(Failure::Usage(format!("{option} goes with --order {order} only")));
+        }
+        Ok(())
+    }
+}
+
+const DEFAULT_LANES: u32 = 8;
+const DEFAULT_GROUP: u32 = 4;
+const DEFAULT_EXCHANGE: f64 = 0.1;

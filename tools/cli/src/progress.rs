@@ -1,0 +1,108 @@
+//! Progress on stderr: a bar on a terminal, a plain line every few seconds elsewhere.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::text;
+
+/// How far one piece of work has come. Dropping it clears the bar.
+pub(crate) struct Meter {
+    bar: Option<ProgressBar>,
+    label: &'static str,
+    noun: &'static str,
+    total: u64,
+    started: Instant,
+    last_line: Instant,
+    quiet: bool,
+}
+
+impl Meter {
+    /// A meter for `total` samples (0: not known yet); silent when `quiet`.
+    pub(crate) fn new(label: &'static str, total: u64, quiet: bool) -> Meter {
+        let on_terminal = console_is_terminal();
+        let bar = (on_terminal && !quiet).then(|| bar(label, total));
+        let now = Instant::now();
+        Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
+    }
+
+    /// What is counted, where it is not samples.
+    pub(crate) fn counting(mut self, noun: &'static str) -> Meter {
+        self.noun = noun;
+        self
+    }
+
+    /// `done` of them and `bytes` are done. Cheap: call it once a batch.
+    pub(crate) fn update(&mut self, done: u64, bytes: u64) {
+        if self.quiet {
+            return;
+        }
+        let time = self.started.elapsed();
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{}  {}", text::bytes(bytes), text::rate(bytes, time)));
+            bar.set_position(done);
+        } else if self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            let done = match self.total {
+                0 => text::counted(done, self.noun),
+                total => format!("{} of {}", text::count(done), text::counted(total, self.noun)),
+            };
+            eprintln!("{}", plain_line(self.label, &done, bytes, time));
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn plain_line(label: &str, done: &str, bytes: u64, time: Duration) -> String {
+    format!("{label}: {done}, {}, {}", text::bytes(bytes), text::rate(bytes, time))
+}
+
+fn bar(label: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    bar.set_style(style(total));
+    bar.set_prefix(label);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn style(total: u64) -> ProgressStyle {
+    let template = if total == 0 { SPINNER } else { BAR };
+    ProgressStyle::with_template(template)
+        .expect("the templates below are well-formed")
+        .progress_chars("━╸ ")
+}
+
+fn console_is_terminal() -> bool {
+    use std::io::IsTerminal;
+    std::io::stderr().is_terminal()
+}
+
+const BAR: &str =
+    "{prefix:>10.bold} {bar:32.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
+const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {msg}";
+/// Often enough to show life in a log file, rarely enough not to fill it.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_line_says_how_much_of_what_and_how_fast() {
+        let line = plain_line("writing", "1 sample", 2_000_000, Duration::from_secs(2));
+        assert_eq!(line, "writing: 1 sample, 2.00 MB, 1.00 MB/s");
+    }
+
+    #[test]
+    fn the_bar_templates_are_well_formed() {
+        style(0);
+        style(5);
+    }
+}

@@ -1,0 +1,211 @@
+//! What a reading run measures: batch latency, CPU time, stalls, and a checksum of the order.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::text;
+
+/// The figures of one run as `--json` prints them; the names are an interface.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct RunReport {
+    /// Samples delivered.
+    pub(crate) samples: u64,
+    /// Bytes of them.
+    pub(crate) bytes: u64,
+    /// From the first batch asked for to the last one delivered.
+    pub(crate) seconds: f64,
+    /// `samples / seconds`.
+    pub(crate) samples_per_s: f64,
+    /// How long the caller waited for a batch.
+    pub(crate) batch_us: Percentiles,
+    /// CPU time of this process, of all its threads.
+    pub(crate) cpu_s: CpuSeconds,
+    /// The part of `seconds` in which the caller waited for a batch.
+    pub(crate) stall_s: f64,
+    /// CRC32C over the ids in the order of delivery, each as 8 bytes little-endian.
+    pub(crate) order_crc32c: u32,
+}
+
+impl RunReport {
+    /// `seconds` as a duration.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// CPU seconds for each GB (10^9 bytes) of samples.
+    pub(crate) fn cpu_s_per_gb(&self) -> f64 {
+        let gigabytes = self.bytes as f64 / 1e9;
+        if gigabytes > 0.0 { (self.cpu_s.user + self.cpu_s.sys) / gigabytes } else { 0.0 }
+    }
+
+    /// Latency, waiting and CPU for people.
+    pub(crate) fn lines(&self) -> [String; 2] {
+        let Percentiles { p50, p99, max } = self.batch_us;
+        let share = if self.seconds > 0.0 { 100.0 * self.stall_s / self.seconds } else { 0.0 };
+        [
+            format!(
+                "  batch      p50 {}, p99 {}, max {}; waited {share:.0} % of the time",
+                text::micros(p50),
+                text::micros(p99),
+                text::micros(max)
+            ),
+            format!(
+                "  CPU        {:.2} s user, {:.2} s system: {:.2} s a GB",
+                self.cpu_s.user,
+                self.cpu_s.sys,
+                self.cpu_s_per_gb()
+            ),
+        ]
+    }
+}
+
+/// Latency of a batch in microseconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Percentiles {
+    pub(crate) p50: u64,
+    pub(crate) p99: u64,
+    pub(crate) max: u64,
+}
+
+/// CPU time in seconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct CpuSeconds {
+    pub(crate) user: f64,
+    pub(crate) sys: f64,
+}
+
+/// Collects a [`RunReport`] while batches come in.
+pub(crate) struct RunStats {
+    started: Instant,
+    cpu_before: CpuClock,
+    samples: u64,
+    bytes: u64,
+    waited: Duration,
+    batches: Histogram<u64>,
+    order_crc32c: u32,
+}
+
+impl RunStats {
+    /// Begins to measure now.
+    pub(crate) fn start() -> RunStats {
+        RunStats {
+            started: Instant::now(),
+            cpu_before: CpuClock::now(),
+            samples: 0,
+            bytes: 0,
+            waited: Duration::ZERO,
+            batches: Histogram::new(3).expect("3 significant digits are allowed"),
+            order_crc32c: 0,
+        }
+    }
+
+    /// A batch came after `waited`: the ids of its samples in order, and their bytes together.
+    pub(crate) fn batch(&mut self, ids: impl Iterator<Item = u64>, bytes: u64, waited: Duration) {
+        for id in ids {
+            self.order_crc32c = crc32c::crc32c_append(self.order_crc32c, &id.to_le_bytes());
+            self.samples += 1;
+        }
+        self.bytes += bytes;
+        self.waited += waited;
+        self.batches.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    /// Samples and bytes so far.
+    pub(crate) fn so_far(&self) -> (u64, u64) {
+        (self.samples, self.bytes)
+    }
+
+    /// The figures up to now.
+    pub(crate) fn finish(&self) -> RunReport {
+        let time = self.started.elapsed();
+        RunReport {
+            samples: self.samples,
+            bytes: self.bytes,
+            seconds: time.as_secs_f64(),
+            samples_per_s: text::per_second(self.samples, time),
+            batch_us: Percentiles {
+                p50: self.batches.value_at_quantile(0.50),
+                p99: self.batches.value_at_quantile(0.99),
+                max: self.batches.max(),
+            },
+            cpu_s: CpuClock::now().since(&self.cpu_before),
+            stall_s: self.waited.as_secs_f64(),
+            order_crc32c: self.order_crc32c,
+        }
+    }
+}
+
+/// CPU time that this process has used: its CPU clock, exact to nanoseconds, and for the split into
+/// user mode and kernel `/proc/self/stat`, which counts ticks. Without `/proc` all is user time.
+struct CpuClock {
+    total_s: f64,
+    user_ticks: u64,
+    sys_ticks: u64,
+}
+
+impl CpuClock {
+    fn now() -> CpuClock {
+        let total = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let (user_ticks, sys_ticks) = ticks_of(&stat).unwrap_or((0, 0));
+        let total_s = total.tv_sec as f64 + total.tv_nsec as f64 / 1e9;
+        CpuClock { total_s, user_ticks, sys_ticks }
+    }
+
+    fn since(&self, earlier: &CpuClock) -> CpuSeconds {
+        let total = (self.total_s - earlier.total_s).max(0.0);
+        let user = self.user_ticks.saturating_sub(earlier.user_ticks) as f64;
+        let sys = self.sys_ticks.saturating_sub(earlier.sys_ticks) as f64;
+        let sys_share = if user + sys > 0.0 { sys / (user + sys) } else { 0.0 };
+        CpuSeconds { user: total * (1.0 - sys_share), sys: total * sys_share }
+    }
+}
+
+/// Fields 14 and 15 of `/proc/PID/stat`: ticks in user mode and in the kernel.
+fn ticks_of(stat: &str) -> Option<(u64, u64)> {
+    // The command's name, field 2, may hold blanks and parentheses itself.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_checksum_is_over_little_endian_ids_whatever_the_batches() {
+        let mut whole = RunStats::start();
+        whole.batch([1, 2, 3].into_iter(), 30, Duration::from_micros(5));
+        let mut parts = RunStats::start();
+        parts.batch([1].into_iter(), 10, Duration::ZERO);
+        parts.batch([2, 3].into_iter(), 20, Duration::ZERO);
+        let mut bytes = Vec::new();
+        for id in [1_u64, 2, 3] {
+            bytes.extend(id.to_le_bytes());
+        }
+        assert_eq!(whole.finish().order_crc32c, crc32c::crc32c(&bytes));
+        assert_eq!(parts.finish().order_crc32c, crc32c::crc32c(&bytes));
+        assert_eq!(whole.so_far(), (3, 30));
+    }
+
+    #[test]
+    fn user_and_kernel_ticks_are_found_behind_a_hostile_command_name() {
+        let stat = "1 (a) b (c) S 0 1 1 0 -1 4194560 1 2 3 4 70 30 0 0 20 0 1 0 1 1 1";
+        assert_eq!(ticks_of(stat), Some((70, 30)));
+        assert_eq!(ticks_of(""), None);
+    }
+
+    #[test]
+    fn cpu_time_grows() {
+        let before = CpuClock::now();
+        let mut sum = 0_u64;
+        for i in 0..5_000_000_u64 {
+            sum = std::hint::black_box(sum.wrapping_add(i * i));
+        }
+        let used = CpuClock::now().since(&before);
+        assert!(used.user + used.sys > 0.0);
+    }
+}

@@ -1,0 +1,160 @@
+//! Numbers and names as people read them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+/// `12345` as `12,345`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `"1 sample"`, `"2 samples"`: `number` with its noun, which takes an `s`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// A number of bytes in decimal units, three digits: `138 MB`, `1.42 GB`, `512 B`.
+pub(crate) fn bytes(number: u64) -> String {
+    if number < 1000 {
+        return format!("{number} B");
+    }
+    let mut value = number as f64;
+    let mut unit = 0;
+    // 999.5 of one unit would be printed as 1000 of it.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    format!("{} {}", three_digits(value), UNITS[unit])
+}
+
+/// Bytes in a time as a rate: `1.42 GB/s`.
+pub(crate) fn rate(number: u64, time: Duration) -> String {
+    format!("{}/s", bytes(per_second(number, time) as u64))
+}
+
+/// How many a second; 0 when no time passed.
+pub(crate) fn per_second(number: u64, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { number as f64 / seconds } else { 0.0 }
+}
+
+/// Microseconds as `850 µs`, `12.3 ms` or `1.50 s`.
+pub(crate) fn micros(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} µs"),
+        1_000..1_000_000 => format!("{} ms", three_digits(us as f64 / 1e3)),
+        _ => format!("{} s", three_digits(us as f64 / 1e6)),
+    }
+}
+
+/// A time in seconds, or in minutes and hours where those are easier to read.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        1..120 => format!("{} s", three_digits(time.as_secs_f64())),
+        120..7200 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// A name on one line that cannot move the cursor, colour the terminal or pretend to be another.
+///
+/// Control and direction characters become `\n`, `\t`, `\r`, `\u{..}`; bytes that are not UTF-8
+/// become `\xNN`; a backslash is doubled, so that the text names one sample only.
+pub(crate) fn safe_name(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                character if is_unsafe(character) => text.extend(character.escape_default()),
+                character => text.push(character),
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(text, "\\x{byte:02x}").expect("writing to a String does not fail");
+        }
+    }
+    text
+}
+
+fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        value if value < 9.995 => format!("{value:.2}"),
+        value if value < 99.95 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    }
+}
+
+const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_grouped_by_three() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(1_000), "1,000");
+        assert_eq!(count(12_345_678), "12,345,678");
+        assert_eq!(counted(1, "sample"), "1 sample");
+        assert_eq!(counted(1000, "sample"), "1,000 samples");
+    }
+
+    #[test]
+    fn bytes_change_unit_before_they_show_four_digits() {
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1_000), "1.00 kB");
+        assert_eq!(bytes(138_400_000), "138 MB");
+        assert_eq!(bytes(999_600), "1.00 MB");
+        assert_eq!(bytes(u64::MAX), "18.4 EB");
+    }
+
+    #[test]
+    fn times_are_in_the_unit_that_fits() {
+        assert_eq!(micros(850), "850 µs");
+        assert_eq!(micros(12_300), "12.3 ms");
+        assert_eq!(duration(Duration::from_millis(1500)), "1.50 s");
+        assert_eq!(duration(Duration::from_secs(150)), "2 min 30 s");
+        assert_eq!(duration(Duration::from_secs(7300)), "2 h 1 min");
+    }
+
+    #[test]
+    fn a_rate_over_no_time_is_zero() {
+        assert_eq!(per_second(5, Duration::ZERO), 0.0);
+        assert_eq!(rate(2_000_000, Duration::from_secs(2)), "1.00 MB/s");
+    }
+
+    #[test]
+    fn a_hostile_name_prints_as_one_harmless_line() {
+        assert_eq!(safe_name(b"cat/1.jpg"), "cat/1.jpg");
+        assert_eq!(safe_name("größe é".as_bytes()), "größe é");
+        assert_eq!(safe_name(b"a\nb\x1b[31m"), "a\\nb\\u{1b}[31m");
+        assert_eq!(safe_name(b"\xff\xfe"), "\\xff\\xfe");
+        assert_eq!(safe_name(b"a\\nb"), "a\\\\nb");
+        assert_eq!(safe_name("evil\u{202e}gpj".as_bytes()), "evil\\u{202e}gpj");
+    }
+
+    #[test]
+    fn two_names_never_print_alike() {
+        assert_ne!(safe_name(b"\xff"), safe_name(b"\\xff"));
+        assert_ne!(safe_name(b"\n"), safe_name(b"\\n"));
+    }
+}
