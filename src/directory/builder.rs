@@ -266,6 +266,7 @@ impl DirectoryBuilder {
             labels: Labels::build(&labels),
             names: names.into(),
             names_on_media: Vec::new(),
+            head_crc32c: None,
             placements,
         };
         directory.columns.check(&directory.layout)?;

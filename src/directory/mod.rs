@@ -82,6 +82,8 @@ pub struct Directory {
     names: OnceLock<Names>,
     /// Where the names lie in the snapshot, while they are not loaded.
     names_on_media: Vec<crate::format::snapshot::Section>,
+    /// What the head of the snapshot ends with, if it was read from one.
+    head_crc32c: Option<u32>,
 }
 
 /// What is said once for the whole image.
@@ -361,6 +363,7 @@ impl Directory {
             time_ns,
             facts: Arc::new(facts),
             record_run: Run::default(),
+            head_crc32c: None,
             deleted_ids: by_id.finish(),
             deleted_slots: by_slot.finish(),
             ..self.clone()

@@ -14,7 +14,7 @@ use crate::format::error::{enough, equal};
 use crate::format::record::{
     put_parts, put_runs, put_strings, read_parts, read_runs, read_strings,
 };
-use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, kind};
+use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
 use crate::format::{FormatError, Part, Placement, Superblock};
 
 impl Directory {
@@ -76,6 +76,7 @@ impl Directory {
             labels,
             names: OnceLock::new(),
             names_on_media: head.sections.iter().filter(is_name).copied().collect(),
+            head_crc32c: bytes.first_chunk().map(head_crc32c),
         };
         if whole {
             let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
@@ -170,7 +171,10 @@ impl Directory {
             return Err(FormatError::OtherImage { what: "snapshot", expected, found });
         }
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
-        equal("time of the snapshot", superblock.time_ns, self.time_ns)
+        equal("time of the snapshot", superblock.time_ns, self.time_ns)?;
+        let committed = superblock.snapshot.head_crc32c;
+        let found = self.head_crc32c.unwrap_or(committed);
+        equal("checksum of the snapshot's head", u64::from(committed), u64::from(found))
     }
 
     fn encode_facts(&self) -> Vec<u8> {
@@ -220,9 +224,9 @@ impl SnapshotWriter {
         self.len
     }
 
-    /// CRC32C of the head, by which a superblock knows the snapshot.
+    /// The CRC32C that the head ends with, by which a superblock knows the snapshot.
     pub fn head_crc32c(&self) -> u32 {
-        crc32c(&self.head)
+        head_crc32c(&self.head)
     }
 
     /// Copies the bytes from `offset` on into `out`; zeroes behind the end.

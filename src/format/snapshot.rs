@@ -147,6 +147,13 @@ pub struct SnapshotHead {
     pub sections: Vec<Section>,
 }
 
+/// The CRC32C that an encoded head ends with, by which a superblock knows the snapshot. (A CRC of the
+/// whole head would be the same for all heads, as of all bytes that end with their own CRC.)
+pub fn head_crc32c(head: &[u8; SNAPSHOT_HEAD_BYTES]) -> u32 {
+    let (_, crc) = head.split_last_chunk().expect("4,096 bytes end with 4");
+    u32::from_le_bytes(*crc)
+}
+
 impl SnapshotHead {
     /// The first 4,096 bytes of the snapshot.
     ///

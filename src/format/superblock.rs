@@ -34,7 +34,7 @@ use crate::units::Generation;
 /// | 86..88     | `reserved_b`         | zero                                                   |
 /// | 88..96     | `snapshot_offset`    | where the snapshot begins, in bytes                    |
 /// | 96..104    | `snapshot_len`       | its length in bytes                                    |
-/// | 104..108   | `snapshot_crc`       | CRC32C of its first 4,096 bytes                        |
+/// | 104..108   | `snapshot_crc`       | CRC32C of its first 4,092 bytes: what its head ends in |
 /// | 108..112   | `reserved_c`         | zero                                                   |
 /// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
 /// | 120..128   | `num_live`           | samples there are                                      |
@@ -104,7 +104,8 @@ pub struct SnapshotPlace {
     pub offset_bytes: u64,
     /// Length.
     pub len_bytes: u64,
-    /// CRC32C of its head, the first 4,096 bytes.
+    /// CRC32C of its first 4,092 bytes, which its head ends with and which covers the checksums of
+    /// all else: a snapshot with another one is not the one that was committed.
     pub head_crc32c: u32,
 }
 

@@ -1,0 +1,224 @@
+//! A small image, byte for byte, as `golden/image.hex` has it. What that file says is the format: a
+//! change of it is a change of what older releases wrote, and needs a new version number.
+
+mod images;
+
+use dlfs::directory::Directory;
+use dlfs::format::open::CommitStep;
+use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
+use dlfs::format::{ChunkHead, ChunkHeader, FormatError, Pack};
+use dlfs::units::SampleId;
+use images::{Image, Sample, sample};
+
+const GOLDEN: &str = include_str!("golden/image.hex");
+
+fn source() -> Vec<Sample> {
+    vec![
+        sample("cat/1.jpg", Some(0), 20),
+        sample("cat/2.jpg", Some(0), 0),
+        mostly_zero("dog/1.jpg", Some(1), 5000),
+        sample("dog/with\nnewline", None, 3),
+    ]
+}
+
+/// A long sample that takes few rows below.
+fn mostly_zero(name: &str, label: Option<i64>, len: usize) -> Sample {
+    let mut long = sample(name, label, 16);
+    long.record.resize(len, 0);
+    long
+}
+
+/// Imported in shuffled order, one sample deleted, two appended.
+fn golden_image() -> Image {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.add(&source(), 42, 4, &[]);
+    image.delete(&[1]);
+    let more = [mostly_zero("ant", Some(-7), 4096), sample("bee", Some(300), 1)];
+    image.add(&more, 0, 0, &[]);
+    image
+}
+
+/// Rows of 16 bytes that are not all zero, by their offset, and the length.
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (row, chunk) in bytes.chunks(16).enumerate() {
+        if chunk.iter().any(|byte| *byte != 0) {
+            let digits: Vec<String> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();
+            text += &format!("{:06x}: {}\n", row * 16, digits.join(" "));
+        }
+    }
+    text + &format!("{:06x}: end\n", bytes.len())
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for line in text.lines() {
+        let (offset, row) = line.split_once(": ").unwrap();
+        bytes.resize(usize::from_str_radix(offset, 16).unwrap(), 0);
+        if row != "end" {
+            let row = row.split(' ').map(|byte| u8::from_str_radix(byte, 16).unwrap());
+            bytes.extend(row);
+        }
+    }
+    bytes
+}
+
+#[test]
+fn what_is_written_today_is_the_golden_image() {
+    let image = golden_image();
+    let written = hex(&image.namespaces[0]);
+    if written != GOLDEN {
+        let path = concat!(env!("CARGO_TARGET_TMPDIR"), "/image.hex");
+        std::fs::write(path, &written).unwrap();
+        panic!("the format has changed: compare tests/golden/image.hex with {path}");
+    }
+}
+
+#[test]
+fn the_golden_image_reads_as_what_it_was_made_of() {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.namespaces[0] = from_hex(GOLDEN);
+    let (directory, superblock) = image.open();
+    assert_eq!((superblock.generation.0, superblock.num_samples, superblock.num_live), (3, 6, 5));
+    assert_eq!(superblock.used_len_bytes, image.namespaces[0].len() as u64);
+    for (id, sample) in (0..).zip(source()) {
+        let id = SampleId(id);
+        assert_eq!(directory.name(id).unwrap(), Some(sample.name.clone()));
+        if id.0 == 1 {
+            assert!(!directory.is_live(id));
+            continue;
+        }
+        assert_eq!(directory.label(id), sample.label);
+        assert_eq!(image.sample(&directory, id.0), sample.record);
+        assert_eq!(directory.lookup(&sample.name).unwrap(), Some(id));
+    }
+    assert_eq!(directory.label(SampleId(5)), Some(300));
+    let slots: Vec<u64> = (0..6).map(|id| directory.slot_of(SampleId(id)).unwrap().0).collect();
+    assert_eq!(slots[4..], [4, 5]);
+    assert_ne!(slots[..4], [0, 1, 2, 3], "the first part is shuffled");
+}
+
+#[test]
+fn the_fields_of_every_structure_lie_where_its_table_says() {
+    let media = from_hex(GOLDEN);
+    let number = |at: usize, len: usize| {
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(&media[at..at + len]);
+        u64::from_le_bytes(bytes)
+    };
+    let b = COPY_OFFSETS[1] as usize;
+    let superblock = Superblock::parse(&media[b..]).unwrap();
+    assert_eq!(&media[b..b + 8], b"DLFSIMG\0");
+    assert_eq!((number(b + 8, 2), number(b + 12, 2), number(b + 32, 8)), (1, 1, 3));
+    assert_eq!(&media[b + 16..b + 32], &superblock.layout.uuid.0);
+    assert_eq!((number(b + 80, 4), number(b + 112, 8), number(b + 120, 8)), (65_536, 6, 5));
+    assert_eq!(number(b + 88, 8), superblock.snapshot.offset_bytes);
+    let snapshot = superblock.snapshot.offset_bytes as usize;
+    assert_eq!(number(b + 104, 4), number(snapshot + 4092, 4), "it names the snapshot's checksum");
+    assert_eq!(Superblock::parse(&media).unwrap().generation.0, 2, "copy A has the even ones");
+
+    let chunk = 65_536;
+    let head = ChunkHead::parse(&media[chunk..]).unwrap();
+    assert_eq!(&media[chunk..chunk + 8], b"DLFSCHNK");
+    assert_eq!((number(chunk + 8, 2), media[chunk + 10], number(chunk + 64, 8)), (1, 1, 1));
+    assert_eq!((number(chunk + 32, 8), number(chunk + 112, 2)), (1, 4));
+    assert_eq!((number(chunk + 88, 8), number(chunk + 96, 8)), (42, 4));
+    let header = ChunkHeader::parse(&media[chunk..]).unwrap();
+    let first = header.samples().next().unwrap();
+    let entry = chunk + 128;
+    assert_eq!((number(entry, 8), number(entry + 16, 4)), (first.id.0, first.len_bytes.into()));
+    assert_eq!(number(entry + 20, 4), u64::from(first.crc32c));
+    assert_eq!(number(entry + 24, 2), first.name.len() as u64);
+    assert_eq!(&media[entry + 4 * 32..][..first.name.len()], first.name);
+    assert_eq!(head.data_start(), 4096);
+
+    assert_eq!(&media[snapshot..snapshot + 8], b"DLFSSNAP");
+    assert_eq!((number(snapshot + 32, 8), number(snapshot + 56, 8)), (3, 6));
+}
+
+#[test]
+fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_are_marked() {
+    let image = golden_image();
+    let (directory, superblock) = image.open();
+    // Magic, version and checksum lie at the same place in every version.
+    let with = |change: &dyn Fn(&mut [u8; 4096])| {
+        let mut block = superblock.encode();
+        change(&mut block);
+        let crc = dlfs::format::checksum::crc32c(&block[..4092]);
+        block[4092..].copy_from_slice(&crc.to_le_bytes());
+        Superblock::parse(&block)
+    };
+    let future = with(&|block| block[8] = 2);
+    assert_eq!(future, Err(FormatError::Version { what: "superblock", found: 2, known: 1 }));
+    let text = future.unwrap_err().to_string();
+    assert!(text.contains("version 2") && text.contains("newer dlfs"), "{text}");
+    let required = with(&|block| block[50] = 1);
+    assert_eq!(required, Err(FormatError::RequiredFeatures { unknown: 1 << 16 }));
+    let optional = with(&|block| block[60] = 1).unwrap();
+    assert_eq!(optional.optional_features, 1 << 32);
+    assert_eq!(Superblock { optional_features: 0, ..optional }, superblock);
+
+    let mut snapshot = directory.to_snapshot().unwrap();
+    snapshot[8] = 2;
+    reseal(&mut snapshot, 4092, 4092);
+    let future = Directory::from_snapshot(snapshot).unwrap_err();
+    assert_eq!(future, FormatError::Version { what: "snapshot", found: 2, known: 1 });
+
+    let mut chunk = image.namespaces[0][65_536..131_072].to_vec();
+    chunk[8] = 9;
+    reseal(&mut chunk, 124, 124);
+    let future = ChunkHead::parse(&chunk).unwrap_err();
+    assert_eq!(future, FormatError::Version { what: "chunk", found: 9, known: 1 });
+}
+
+#[test]
+fn sections_of_unknown_kinds_are_skipped_unless_they_are_required() {
+    let snapshot = golden_image().open().0.to_snapshot().unwrap();
+    let sections = usize::from(u16::from_le_bytes([snapshot[10], snapshot[11]]));
+    for (flags, accepted) in [(0, true), (1, false)] {
+        let mut snapshot = snapshot.clone();
+        let last = 128 + sections * 32;
+        let end = snapshot.len() as u64;
+        snapshot[10] += 1;
+        snapshot[last..last + 2].copy_from_slice(&500u16.to_le_bytes());
+        snapshot[last + 2] = flags;
+        snapshot[last + 8..last + 16].copy_from_slice(&end.to_le_bytes());
+        reseal(&mut snapshot, 4092, 4092);
+        assert_eq!(Directory::from_snapshot(snapshot).is_ok(), accepted, "flags {flags}");
+    }
+}
+
+#[test]
+fn a_commit_flushes_then_writes_the_others_then_namespace_0() {
+    let mut image = Image::new(3, Pack::Aligned);
+    image.add(&source(), 1, 4, &[]);
+    let superblocks = image.judge().superblocks;
+    let steps: Vec<(char, u16)> = dlfs::format::open::commit_steps(&superblocks)
+        .iter()
+        .map(|step| match step {
+            CommitStep::Flush { namespace } => ('f', *namespace),
+            CommitStep::Write { namespace, offset_bytes, .. } => {
+                assert_eq!(*offset_bytes, COPY_OFFSETS[1], "generation 1 goes to copy B");
+                ('w', *namespace)
+            }
+        })
+        .collect();
+    let expected = [
+        ('f', 0),
+        ('f', 1),
+        ('f', 2), // what the superblocks will speak of is durable first
+        ('w', 1),
+        ('w', 2),
+        ('f', 1),
+        ('f', 2),
+        ('w', 0),
+        ('f', 0), // this write commits
+    ];
+    assert_eq!(steps, expected);
+}
+
+/// Makes the CRC32C at `at` that of the bytes before `end`.
+fn reseal(bytes: &mut [u8], end: usize, at: usize) {
+    let crc = dlfs::format::checksum::crc32c(&bytes[..end]);
+    bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+}
