@@ -6,11 +6,12 @@ use crate::buf::IoBuf;
 use crate::format::FormatError;
 use crate::format::checksum::crc32c;
 use crate::format::chunk::{
-    ChunkHead, ChunkHeader, ChunkId, ChunkKind, ENTRY_BYTES, FLAG_LABEL, FLAG_PURGED, HEAD_BYTES,
-    RawEntry, padded,
+    ChunkHead, ChunkHeader, ChunkId, ChunkKind, FLAG_LABEL, FLAG_PURGED, HEAD_BYTES, RawEntry,
+    padded,
 };
 use crate::format::error::at_most;
-use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES, MAX_NAME_BYTES};
+use crate::format::fill::Fill;
+use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES};
 use crate::units::{Generation, SampleId, Slot};
 
 /// What all chunks of one part have in common.
@@ -93,9 +94,7 @@ pub struct ChunkBuilder {
     fields: Vec<u8>,
     entries: Vec<u8>,
     names: Vec<u8>,
-    num_samples: u32,
-    /// End of the last sample, counted from the start of the data.
-    end: u64,
+    fill: Fill,
 }
 
 impl ChunkBuilder {
@@ -113,42 +112,31 @@ impl ChunkBuilder {
     /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
-        let fields = encode_fields(&spec.fields)?;
+        let (layout, fields) = (spec.layout, encode_fields(&spec.fields)?);
         Ok(ChunkBuilder {
             spec,
             first_slot,
             buf,
+            fill: Fill::new(layout, fields.len()),
             fields,
             entries: Vec::new(),
             names: Vec::new(),
-            num_samples: 0,
-            end: 0,
         })
     }
 
     /// How many samples it has.
     pub fn num_samples(&self) -> u32 {
-        self.num_samples
+        self.fill.num_samples()
     }
 
     /// The slot that the next sample gets.
     pub fn next_slot(&self) -> Slot {
-        Slot(self.first_slot.0 + u64::from(self.num_samples))
+        Slot(self.first_slot.0 + u64::from(self.num_samples()))
     }
 
     /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
     pub fn fit(&self, name_len: usize, len: u32) -> Fit {
-        let (layout, size) = (&self.spec.layout, u64::from(self.spec.layout.chunk_size_bytes));
-        let one = HEAD_BYTES + self.fields.len() + ENTRY_BYTES + name_len;
-        if padded(one as u64) + u64::from(len) > size {
-            return Fit::Oversize;
-        }
-        let header = one + self.entries.len() + self.names.len();
-        let end = layout.pack.place(self.end, len) + u64::from(len);
-        let fits = self.num_samples < MAX_CHUNK_SAMPLES
-            && header <= layout.max_header_bytes() as usize
-            && padded(header as u64) + end <= size;
-        if fits { Fit::Here } else { Fit::NextChunk }
+        self.fill.fit(name_len, len)
     }
 
     /// Where the record of the next sample goes.
@@ -156,7 +144,7 @@ impl ChunkBuilder {
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn space(&mut self, len: u32) -> &mut [u8] {
-        let at = self.data_at() + self.spec.layout.pack.place(self.end, len) as usize;
+        let at = self.data_at() + self.fill.place(len) as usize;
         &mut self.buf[at..at + len as usize]
     }
 
@@ -172,10 +160,8 @@ impl ChunkBuilder {
         check_name(meta.name)?;
         assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
         let crc = crc32c(self.space(len));
-        let start = self.spec.layout.pack.place(self.end, len);
-        let data_at = self.data_at();
-        self.buf[data_at + self.end as usize..data_at + start as usize].fill(0);
-        self.end = start + u64::from(len);
+        let (start, data_at) = (self.fill.place(len), self.data_at());
+        self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
         self.put_entry(meta, len, crc, false);
         Ok(crc)
     }
@@ -218,16 +204,21 @@ impl ChunkBuilder {
         namespace: u16,
         cell: u64,
     ) -> FinishedChunk {
-        assert!(self.num_samples > 0, "a chunk has samples");
+        assert!(self.num_samples() > 0, "a chunk has samples");
         let table = [&self.fields[..], &self.entries, &self.names].concat();
         let place = ChunkPlace { sequence, time_ns, namespace, cell };
-        let header =
-            header_of(&self.spec, self.first_slot, self.num_samples as u16, place, self.end)
-                .with_table(table);
+        let header = header_of(
+            &self.spec,
+            self.first_slot,
+            self.num_samples() as u16,
+            place,
+            self.fill.end(),
+        )
+        .with_table(table);
         let data_at = self.data_at();
-        let range =
-            data_at - header.head().data_start() as usize..data_at + padded(self.end) as usize;
-        self.buf[data_at + self.end as usize..range.end].fill(0);
+        let range = data_at - header.head().data_start() as usize
+            ..data_at + padded(self.fill.end()) as usize;
+        self.buf[data_at + self.fill.end() as usize..range.end].fill(0);
         header.encode_into(&mut self.buf[range.clone()]);
         FinishedChunk { header, buf: self.buf, range }
     }
@@ -259,7 +250,7 @@ impl ChunkBuilder {
     fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
         self.entries.extend_from_slice(entry_of(meta, len, crc, purged).as_bytes());
         self.names.extend_from_slice(meta.name);
-        self.num_samples += 1;
+        self.fill.take(meta.name.len(), len);
     }
 
     /// Where the data begins in the buffer.

@@ -20,18 +20,24 @@ pub fn record_len(lens: &[Option<u64>]) -> Result<u32, FormatError> {
     Ok(total as u32)
 }
 
+/// The table of a record: what stands before its fields. Empty for one field.
+pub fn table(lens: &[Option<u64>]) -> Vec<u8> {
+    if lens.len() <= 1 {
+        return Vec::new();
+    }
+    lens.iter().flat_map(|len| len.map_or(ABSENT, |len| len as u32).to_le_bytes()).collect()
+}
+
 /// Writes the table of a record to the front of `record`; returns where each field goes.
 ///
 /// # Panics
 /// If `record` does not have [`record_len`] bytes.
 pub fn put_table(lens: &[Option<u64>], record: &mut [u8]) -> Vec<Range<usize>> {
-    let mut at = table_len(lens.len()) as usize;
+    let table = table(lens);
+    record[..table.len()].copy_from_slice(&table);
+    let mut at = table.len();
     let mut ranges = Vec::with_capacity(lens.len());
-    for (i, len) in lens.iter().enumerate() {
-        if lens.len() > 1 {
-            let stored = len.map_or(ABSENT, |len| len as u32);
-            record[i * 4..i * 4 + 4].copy_from_slice(&stored.to_le_bytes());
-        }
+    for len in lens {
         let end = at + len.unwrap_or(0) as usize;
         ranges.push(at..end);
         at = end;

@@ -39,6 +39,7 @@ pub mod chunk;
 pub(crate) mod cursor;
 pub mod error;
 pub mod fields;
+pub mod fill;
 pub mod geometry;
 pub mod open;
 pub mod packing;

@@ -1,3 +1,49 @@
 //! Sources, chunks and commits: everything that writes an image.
+//!
+//! # What it is
+//! [`import`] indexes a source, decides what lies where, and lets several threads read samples and
+//! write chunks side by side; then it commits. What it writes is a function of a [`journal`], which it
+//! writes first, and of the source: so an import that was killed, ran out of space or lost its target
+//! goes on where it stopped and ends with the same bytes.
+//!
+//! # What it is not
+//! It reads no samples back for users (`reader` does), decides nothing about formats (`format` does),
+//! and keeps no state outside of the image.
+//!
+//! # Invariants
+//! - Until the last write of a commit, a reader opens the generation before, whole.
+//! - No cell that this generation or the one before reads is written to.
+//! - Nothing is committed that was not read whole and unchanged from the source.
+//! - One importer at a time writes an image: see `lease.rs`.
+//!
+//! Read `run.rs` first, then `pass.rs` and `chunks.rs`; `begin.rs` judges what a target holds.
 
+mod begin;
+mod chunks;
+mod commit;
+pub mod journal;
+mod lease;
+mod media;
+mod options;
+mod pass;
+mod plan;
+mod run;
 pub mod sources;
+
+pub use options::{
+    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+};
+pub use run::{import, import_onto};
+
+use crate::Result;
+
+/// Fills `bytes` with random numbers of the operating system.
+fn draw(bytes: &mut [u8]) -> Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)
+            .map_err(|errno| crate::Error::from(std::io::Error::from(errno)))?;
+    }
+    Ok(())
+}

@@ -22,6 +22,16 @@ pub trait Device: Send + Sync {
     /// `Refused`: the device gives no more queue pairs. `Disconnected`, `TimedOut`: it is not there.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>>;
 
+    /// Whether [`grow`](Device::grow) can make it longer.
+    fn can_grow(&self) -> bool {
+        false
+    }
+
+    /// Whether having it open for writing already keeps every other writer away, as a file's lock does.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can.
     /// Queue pairs see the new size with their next submission.
     ///

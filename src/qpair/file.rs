@@ -121,6 +121,14 @@ impl Device for FileNamespace {
         Ok(Box::new(PreadPair::new(files, namespace)))
     }
 
+    fn can_grow(&self) -> bool {
+        !self.namespace.read_only && !self.files.is_block_device
+    }
+
+    fn is_exclusive(&self) -> bool {
+        !self.namespace.read_only
+    }
+
     fn grow(&self, len_bytes: u64) -> Result<()> {
         let path = &self.files.path;
         if self.namespace.read_only {

@@ -95,6 +95,9 @@ pub enum BadReason {
     /// Another entry has the same name.
     #[error("name appears twice")]
     Twice,
+    /// The image that is appended to has it.
+    #[error("the image has a sample of this name")]
+    Taken,
     /// The archive or shard ends inside it, or without its end mark.
     #[error("ends early: {0}")]
     Truncated(&'static str),

@@ -134,23 +134,86 @@ impl SourceReader<'_> {
     /// # Errors
     /// Why the entry cannot be imported; `into` may be overwritten then.
     pub fn read(&mut self, row: u64, part: &Part, into: &mut [u8]) -> Result<(), BadReason> {
-        let number = part.container as usize;
+        self.read_piece(row, part, 0, into)?;
+        if self.source.kind == SourceKind::TfRecord {
+            let mut stored = [0; tfrecord::CRC_BYTES];
+            self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
+            tfrecord::check_crc(crc32c::crc32c(into), stored)?;
+        }
+        Ok(())
+    }
+}
+
+impl SourceReader<'_> {
+    /// Hands out a part of `row` in pieces of at most `piece_bytes`: for samples that are too large to
+    /// be held whole.
+    ///
+    /// # Errors
+    /// Why the entry cannot be imported, which may turn out after pieces were handed out; or what
+    /// `each` returned.
+    pub fn read_in_pieces(
+        &mut self,
+        row: u64,
+        part: &Part,
+        piece_bytes: usize,
+        each: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<(), PieceError> {
+        if part.len_bytes as usize <= piece_bytes {
+            let mut whole = vec![0; part.len_bytes as usize];
+            self.read(row, part, &mut whole)?;
+            return each(&whole).map_err(PieceError::Sink);
+        }
+        let mut piece = vec![0; piece_bytes];
+        let (mut at, mut crc) = (0, 0);
+        while at < u64::from(part.len_bytes) {
+            piece.truncate((u64::from(part.len_bytes) - at).min(piece_bytes as u64) as usize);
+            self.read_piece(row, part, at, &mut piece)?;
+            crc = crc32c::crc32c_append(crc, &piece);
+            each(&piece).map_err(PieceError::Sink)?;
+            at += piece.len() as u64;
+        }
+        if self.source.kind == SourceKind::TfRecord {
+            let mut stored = [0; tfrecord::CRC_BYTES];
+            self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
+            tfrecord::check_crc(crc, stored)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(
+        &mut self,
+        row: u64,
+        part: &Part,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
         match &self.source.store {
             Store::Folders(roots) => {
-                read_file(&roots[number], self.source.index.name(row), part.place, into)
+                let root = &roots[part.container as usize];
+                read_file(root, self.source.index.name(row), part.place, at, into)
             }
-            Store::Shards(_) => {
-                let container = &self.source.index.containers[number];
-                self.open.read(part.container, container, part.place, into)?;
-                if self.source.kind == SourceKind::TfRecord {
-                    let mut crc = [0; tfrecord::CRC_BYTES];
-                    let place = tfrecord::crc_place(part);
-                    self.open.read(part.container, container, place, &mut crc)?;
-                    tfrecord::check_payload(into, crc)?;
-                }
-                Ok(())
-            }
+            Store::Shards(_) => self.read_shard(part, part.place + at, into),
         }
+    }
+
+    fn read_shard(&mut self, part: &Part, place: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        let container = &self.source.index.containers[part.container as usize];
+        self.open.read(part.container, container, place, into)
+    }
+}
+
+/// Why a part was not handed out in pieces.
+#[derive(Debug)]
+pub enum PieceError {
+    /// The entry cannot be imported.
+    Bad(BadReason),
+    /// Whoever took the pieces failed.
+    Sink(Error),
+}
+
+impl From<BadReason> for PieceError {
+    fn from(reason: BadReason) -> PieceError {
+        PieceError::Bad(reason)
     }
 }
 
@@ -162,9 +225,15 @@ pub fn stamp(stat: &Stat) -> u64 {
     hash.digest()
 }
 
-fn read_file(root: &Root, name: &[u8], stamped: u64, into: &mut [u8]) -> Result<(), BadReason> {
+fn read_file(
+    root: &Root,
+    name: &[u8],
+    stamped: u64,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), BadReason> {
     let file = File::from(root.open_file(name)?);
-    match file.read_exact_at(into, 0) {
+    match file.read_exact_at(into, at) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return Err(BadReason::Changed);

@@ -1,0 +1,70 @@
+//! How full a chunk is: which samples fit is arithmetic on lengths, and can be asked before a byte is
+//! read.
+
+use crate::format::builder::Fit;
+use crate::format::chunk::{ENTRY_BYTES, HEAD_BYTES, padded};
+use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
+
+/// What a chunk's samples have taken of it so far.
+///
+/// [`crate::format::ChunkBuilder`] is filled by the same rules, so that a chunk can be planned by one
+/// thread and built by another.
+#[derive(Debug, Clone)]
+pub struct Fill {
+    layout: ImageLayout,
+    /// Bytes of head and field names.
+    fixed: usize,
+    num_samples: u32,
+    names_len: usize,
+    /// End of the last sample, counted from the start of the data.
+    end: u64,
+}
+
+impl Fill {
+    /// An empty chunk whose table begins with `fields_len` bytes of field names.
+    pub fn new(layout: ImageLayout, fields_len: usize) -> Fill {
+        Fill { layout, fixed: HEAD_BYTES + fields_len, num_samples: 0, names_len: 0, end: 0 }
+    }
+
+    /// How many samples it has.
+    pub fn num_samples(&self) -> u32 {
+        self.num_samples
+    }
+
+    /// End of the last sample, counted from the start of the data.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Where a record of `len` bytes begins when it comes next, counted from the start of the data.
+    pub fn place(&self, len: u32) -> u64 {
+        self.layout.pack.place(self.end, len)
+    }
+
+    /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
+    pub fn fit(&self, name_len: usize, len: u32) -> Fit {
+        let size = u64::from(self.layout.chunk_size_bytes);
+        let one = self.fixed + ENTRY_BYTES + name_len;
+        if padded(one as u64) + u64::from(len) > size {
+            return Fit::Oversize;
+        }
+        let header = one + self.num_samples as usize * ENTRY_BYTES + self.names_len;
+        let end = self.place(len) + u64::from(len);
+        let fits = self.num_samples < MAX_CHUNK_SAMPLES
+            && header <= self.layout.max_header_bytes() as usize
+            && padded(header as u64) + end <= size;
+        if fits { Fit::Here } else { Fit::NextChunk }
+    }
+
+    /// Takes a sample that [`fit`](Self::fit)s here.
+    pub fn take(&mut self, name_len: usize, len: u32) {
+        self.end = self.place(len) + u64::from(len);
+        self.num_samples += 1;
+        self.names_len += name_len;
+    }
+
+    /// Bytes of a run that holds one sample alone: header and record, each padded.
+    pub fn oversize_len_bytes(&self, name_len: usize, len: u32) -> u64 {
+        padded((self.fixed + ENTRY_BYTES + name_len) as u64) + padded(u64::from(len))
+    }
+}

@@ -1,0 +1,348 @@
+//! What the namespaces hold before anything is written, and whether that may be added to, gone on
+//! with, or given up.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::directory::Directory;
+use crate::directory::commit::reserve_current;
+use crate::format::open::{Opened, judge};
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::{FormatError, ImageLayout, Part, Space, Superblock, Uuid};
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
+use crate::import::lease::LEASE_OFFSET;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::qpair::Device;
+use crate::units::Generation;
+use crate::{Error, ErrorKind, Result};
+
+/// The generation that is committed now.
+#[derive(Debug, Clone)]
+pub(super) struct Current {
+    /// Its directory, names included.
+    pub(super) directory: Arc<Directory>,
+    /// One for each namespace.
+    pub(super) superblocks: Vec<Superblock>,
+}
+
+/// What an import begins with.
+pub(super) struct Begun {
+    /// The namespaces, in the image's order.
+    pub(super) media: Media,
+    /// What the image holds already.
+    pub(super) current: Option<Current>,
+    /// The import: what it writes follows from this and the source.
+    pub(super) journal: Journal,
+    /// Whether some of it may be there already.
+    pub(super) resumed: bool,
+    /// Whether all of it is there already, and committed.
+    pub(super) done: bool,
+}
+
+/// Looks at what the namespaces hold and decides, as `options` say, what the import is. Writes
+/// nothing but, for `Onto::Force`, zeroes over old superblocks.
+///
+/// # Errors
+/// `Refused`: the target holds something that the options do not allow to touch. `NotFound`: there
+/// is nothing to append to or go on with. Those of reading and of a damaged image.
+pub(super) fn begin(
+    media: Media,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<Begun> {
+    let mut channel = media.channel();
+    match options.onto {
+        Onto::Empty => {
+            must_be_empty(&media, &mut channel, false)?;
+            fresh(media, options, fingerprint, samples)
+        }
+        Onto::Force => {
+            give_up(&mut channel)?;
+            fresh(media, options, fingerprint, samples)
+        }
+        Onto::Append => {
+            let (media, current) = open_current(&media)?;
+            append(media, current, options, fingerprint, samples)
+        }
+        Onto::Resume => resume(media, channel, options, fingerprint, samples),
+    }
+}
+
+/// The namespaces in the order of the image that they hold or begin to hold, if they do.
+///
+/// # Errors
+/// They could not be read.
+pub(super) fn in_image_order(media: &Media) -> Result<Media> {
+    let mut channel = media.channel();
+    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
+    if let Ok(opened) = judge(&copies.collect::<Result<Vec<_>>>()?) {
+        return Ok(media.in_order(&opened.given));
+    }
+    match read_journals(media, &mut channel) {
+        Ok(Some((_, order))) => Ok(media.in_order(&order)),
+        _ => Ok(media.clone()),
+    }
+}
+
+/// Opens the generation that is committed, its names included.
+///
+/// # Errors
+/// Those of [`judge`], of reading, and of a damaged snapshot.
+pub(super) fn open_current(media: &Media) -> Result<(Media, Current)> {
+    let opened = opened(media)?;
+    let media = media.in_order(&opened.given);
+    let directory = read_directory(&media, opened.superblock())?;
+    Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
+}
+
+/// Cells that the generation after `current` may use.
+pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
+    let mut space = Space::new(layout, &media.capacities());
+    if let Some(current) = current {
+        reserve_current(&mut space, &current.directory, &current.superblocks[0]);
+    }
+    space
+}
+
+/// Now, in ns since 1970, or the time that the caller wants written.
+pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    wanted.unwrap_or_else(|| u64::try_from(now()).unwrap_or(u64::MAX))
+}
+
+/// The superblocks of `media`, judged.
+pub(super) fn opened(media: &Media) -> Result<Opened> {
+    let mut channel = media.channel();
+    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
+    let judged = judge(&copies.collect::<Result<Vec<_>>>()?);
+    judged.map_err(|error| match media.devices() {
+        [only] => Error::from(error).target(only.namespace().address),
+        _ => Error::from(error),
+    })
+}
+
+fn fresh(media: Media, options: &ImportOptions, fingerprint: u64, samples: u64) -> Result<Begun> {
+    let uuid = match options.uuid {
+        Some(uuid) => uuid,
+        None => {
+            let mut bytes = [0; 16];
+            super::draw(&mut bytes)?;
+            Uuid::from_random_bytes(bytes)
+        }
+    };
+    let layout = ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?;
+    let journal = Journal {
+        layout,
+        namespace: 0,
+        generation: Generation(1),
+        time_ns: time_ns(options.time_ns),
+        part: part(0, options, samples),
+        fingerprint,
+    };
+    Ok(Begun { media, current: None, journal, resumed: false, done: false })
+}
+
+fn append(
+    media: Media,
+    current: Current,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<Begun> {
+    let directory = &current.directory;
+    let journal = Journal {
+        layout: *directory.layout(),
+        namespace: 0,
+        generation: Generation(directory.generation().0 + 1),
+        // Times of an image never go back, whatever the clock does.
+        time_ns: time_ns(options.time_ns).max(directory.time_ns()),
+        part: part(directory.num_samples(), options, samples),
+        fingerprint,
+    };
+    Ok(Begun { media, current: Some(current), journal, resumed: false, done: false })
+}
+
+fn part(first: u64, options: &ImportOptions, samples: u64) -> Part {
+    match options.placement {
+        PlacementOrder::Shuffled => {
+            Part { first, count: samples, seed: options.seed, window: samples.max(1) }
+        }
+        PlacementOrder::Source => Part { first, count: samples, seed: 0, window: 0 },
+    }
+}
+
+fn resume(
+    media: Media,
+    mut channel: Channel,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<Begun> {
+    let Some((journal, order)) = read_journals(&media, &mut channel)? else {
+        // It stopped before its first write, or that write was torn: nothing is lost by beginning.
+        must_be_empty(&media, &mut channel, true)?;
+        return fresh(media, options, fingerprint, samples);
+    };
+    if journal.fingerprint != fingerprint {
+        return Err(Error::new(
+            ErrorKind::BadSource,
+            "the source is not what it was when the import began",
+        )
+        .hint("begin again with --force, or with --append if the image had a generation before"));
+    }
+    let media = media.in_order(&order);
+    let window = if journal.part.window == 0 { 0 } else { samples.max(1) };
+    let part = Part { count: samples, window, ..journal.part };
+    let journal = Journal { part, ..journal };
+    // Namespace 0 is written last: without a superblock there, the first generation is not committed.
+    let first = journal.generation == Generation(1);
+    if first && media.channel().superblocks(0)?.newest().is_none() {
+        return Ok(Begun { media, current: None, journal, resumed: true, done: false });
+    }
+    let (media, current) = open_current(&media)?;
+    if current.directory.uuid() != journal.layout.uuid {
+        return Err(nothing_to_resume());
+    }
+    let found = current.directory.generation();
+    let done = found == journal.generation;
+    if !done && found.0 + 1 != journal.generation.0 {
+        return Err(nothing_to_resume());
+    }
+    Ok(Begun { media, current: Some(current), journal, resumed: true, done })
+}
+
+fn nothing_to_resume() -> Error {
+    Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with")
+}
+
+/// The journal that all namespaces agree on, and their order; `None` where one has none.
+fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
+    let mut journals = Vec::new();
+    for namespace in 0..media.len() {
+        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
+        if len < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
+            return Ok(None);
+        }
+        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
+        match Journal::parse(&bytes) {
+            Ok(journal) => journals.push(journal),
+            Err(error @ FormatError::Version { .. }) => return Err(error.into()),
+            Err(_) => return Ok(None),
+        }
+    }
+    let first = journals[0];
+    let mut order = vec![usize::MAX; journals.len()];
+    for (given, journal) in journals.iter().enumerate() {
+        let place = order.get_mut(usize::from(journal.namespace));
+        match place.filter(|place| **place == usize::MAX && first.is_of_the_same_import(journal)) {
+            Some(place) if usize::from(journal.layout.num_namespaces) == journals.len() => {
+                *place = given;
+            }
+            _ => {
+                let message = "the namespaces are not those of one unfinished import";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+    }
+    Ok(Some((Journal { namespace: 0, ..first }, order)))
+}
+
+/// Refuses whatever may be somebody's data. A large namespace is looked at in many places, and whole
+/// where other formats have their marks: at both ends.
+fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
+    for namespace in 0..media.len() {
+        let device = media.devices()[usize::from(namespace)].namespace();
+        let refused = |what: &str, hint: &'static str| {
+            let message = format!("the target holds {what}");
+            Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
+        };
+        if !channel.superblocks(namespace)?.is_blank() {
+            return refused("an image", "add to it with --append, or give it up with --force");
+        }
+        let len = device.len_bytes();
+        for (at, piece) in probes(len) {
+            let mut bytes = channel.read(namespace, at, piece)?;
+            if at == 0 {
+                blank(&mut bytes, LEASE_OFFSET); // ours
+                if !ignore_journal && has_journal(&bytes) {
+                    let hint = "go on with --resume, or give it up with --force";
+                    return refused("an unfinished import", hint);
+                }
+                if ignore_journal {
+                    blank(&mut bytes, JOURNAL_OFFSET);
+                }
+            }
+            if bytes.iter().any(|&byte| byte != 0) {
+                return refused("something else", "give it up with --force");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn blank(bytes: &mut [u8], at: u64) {
+    if let Some(mark) = bytes.get_mut(at as usize..at as usize + JOURNAL_BYTES) {
+        mark.fill(0);
+    }
+}
+
+fn has_journal(bytes: &[u8]) -> bool {
+    bytes.get(JOURNAL_OFFSET as usize..).is_some_and(|bytes| Journal::parse(bytes).is_ok())
+}
+
+/// Offsets and lengths to look at: both ends whole, and a block every now and then between them.
+fn probes(len: u64) -> Vec<(u64, usize)> {
+    let end = END_BYTES.min(len);
+    if len <= 2 * END_BYTES {
+        return (0..len)
+            .step_by(END_BYTES as usize)
+            .map(|at| (at, (len - at).min(END_BYTES) as usize))
+            .collect();
+    }
+    let mut probes = vec![(0, end as usize), (len - end, end as usize)];
+    let step = ((len - 2 * end) / PROBES).max(PROBE_BYTES).next_multiple_of(PROBE_BYTES);
+    let mut at = end;
+    while at + PROBE_BYTES <= len - end {
+        probes.push((at, PROBE_BYTES as usize));
+        at += step;
+    }
+    probes
+}
+
+/// Gives up whatever lies there: from now on it holds no image.
+fn give_up(channel: &mut Channel) -> Result<()> {
+    for namespace in 0..channel.media().len() {
+        let device = &channel.media().devices()[usize::from(namespace)];
+        let len = device.namespace().len_bytes();
+        let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
+        for at in marks.into_iter().filter(|at| at + SUPERBLOCK_BYTES as u64 <= len) {
+            channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
+        }
+        channel.flush(namespace)?;
+    }
+    Ok(())
+}
+
+/// Reads the directory of the generation that `superblock` commits.
+pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<Directory> {
+    let place = superblock.snapshot;
+    let len = usize::try_from(place.len_bytes)
+        .map_err(|_| Error::new(ErrorKind::OutOfMemory, "the directory exceeds the memory"))?;
+    let device: &Arc<dyn Device> = &media.devices()[usize::from(place.namespace)];
+    let address = device.namespace().address;
+    let bytes = media.channel().read(place.namespace, place.offset_bytes, len)?;
+    let damaged = |error: FormatError| {
+        Error::from(error)
+            .target(address.clone())
+            .hint("dlfs rebuild makes it anew from the chunks")
+    };
+    let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
+    directory.check_current(superblock).map_err(damaged)?;
+    Ok(directory)
+}
+
+const END_BYTES: u64 = 4 << 20;
+const PROBE_BYTES: u64 = 4096;
+const PROBES: u64 = 1024;

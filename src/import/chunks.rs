@@ -1,0 +1,364 @@
+//! One chunk: built from the source and written, or found in place.
+
+use crate::Result;
+use crate::buf::IoBuf;
+use crate::format::builder::{ChunkPlace, FinishedChunk};
+use crate::format::checksum::{crc32c, crc32c_append};
+use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta, fields};
+use crate::import::media::Channel;
+use crate::import::plan::{ChunkPlan, Rows};
+use crate::import::sources::{BadEntry, BadReason, PieceError, SourceReader};
+use crate::units::{ALIGN_BYTES, Slot};
+
+/// What all chunks of an import have in common.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job<'a> {
+    /// The source.
+    pub(super) rows: &'a Rows<'a>,
+    /// Layout, generation and part.
+    pub(super) spec: &'a ChunkSpec,
+    /// Which row lies at which slot.
+    pub(super) placement: &'a Placement,
+    /// The time that every chunk says.
+    pub(super) time_ns: u64,
+}
+
+/// One thread's tools to make chunks with.
+pub(super) struct ChunkWriter<'a> {
+    job: Job<'a>,
+    reader: SourceReader<'a>,
+    channel: Channel,
+    buf: IoBuf,
+    lens: Vec<Option<u64>>,
+}
+
+/// What became of a chunk.
+#[derive(Debug)]
+pub(super) enum Made {
+    /// It lies on the media.
+    Chunk {
+        /// Its header.
+        header: ChunkHeader,
+        /// Whether it was there already.
+        found: bool,
+    },
+    /// These rows cannot be imported; nothing was written.
+    Bad(Vec<(u64, BadEntry)>),
+}
+
+impl<'a> ChunkWriter<'a> {
+    /// For one thread.
+    pub(super) fn new(job: Job<'a>, reader: SourceReader<'a>, channel: Channel) -> ChunkWriter<'a> {
+        let buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&job.spec.layout));
+        ChunkWriter { job, reader, channel, buf, lens: Vec::new() }
+    }
+
+    /// Sees to it that `plan`'s chunk lies on the media; with `look`, looks first.
+    ///
+    /// # Errors
+    /// It could not be written, or read back.
+    pub(super) fn make(&mut self, plan: &ChunkPlan, look: bool) -> Result<Made> {
+        if look && let Some(header) = self.find(plan)? {
+            return Ok(Made::Chunk { header, found: true });
+        }
+        match plan.oversize {
+            true => self.make_oversize(plan),
+            false => self.make_ordinary(plan),
+        }
+    }
+
+    /// Reads the rows of a chunk that is not to be written any more, for their faults.
+    pub(super) fn check(&mut self, plan: &ChunkPlan) -> Vec<(u64, BadEntry)> {
+        let mut bad = Vec::new();
+        for slot in slots(plan) {
+            let row = self.row_at(slot);
+            let read = read_in_pieces(self.job.rows, &mut self.reader, row, &mut |_| Ok(()));
+            if let Err(PieceError::Bad(reason)) = read {
+                bad.push((row, self.bad_entry(row, reason)));
+            }
+        }
+        bad
+    }
+
+    fn make_ordinary(&mut self, plan: &ChunkPlan) -> Result<Made> {
+        let buf = std::mem::take(&mut self.buf);
+        let mut builder = ChunkBuilder::new(self.job.spec.clone(), plan.first_slot, buf)?;
+        let mut bad = Vec::new();
+        for slot in slots(plan) {
+            let row = self.row_at(slot);
+            let len = self.job.rows.record_len(row, &mut self.lens)?;
+            if let Err(reason) = self.read_record(row, builder.space(len)) {
+                bad.push((row, self.bad_entry(row, reason)));
+                // Its place is kept, so that the others are read where they would be.
+                builder.space(len).fill(0);
+            }
+            builder.add(&self.meta(slot, row), len)?;
+        }
+        let place = self.place(plan);
+        let finished = builder.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        let FinishedChunk { header, mut buf, range } = finished;
+        if !bad.is_empty() {
+            self.buf = buf;
+            return Ok(Made::Bad(bad));
+        }
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        let offset = self.job.spec.layout.offset_of(plan.run.cell)?;
+        let written = self.channel.write(plan.run.namespace, offset, body);
+        self.buf = match written {
+            Ok(body) => rejoin(buf, body, tail),
+            // The failed write may still own the middle of the buffer.
+            Err(error) => {
+                self.buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&self.job.spec.layout));
+                return Err(error);
+            }
+        };
+        Ok(Made::Chunk { header, found: false })
+    }
+
+    /// A sample of several cells: its bytes go out as they come in, its header last.
+    fn make_oversize(&mut self, plan: &ChunkPlan) -> Result<Made> {
+        let (job, slot) = (self.job, plan.first_slot);
+        let row = self.row_at(slot);
+        let len = job.rows.record_len(row, &mut self.lens)?;
+        let (meta, place) = (self.meta(slot, row), self.place(plan));
+        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, place)?;
+        let start = job.spec.layout.offset_of(plan.run.cell)?;
+        let data_at = start + draft.head().data_start();
+        let mut stream = BlockStream::new(&mut self.channel, plan.run.namespace, data_at);
+        if self.lens.len() > 1 {
+            stream.push(&fields::table(&self.lens))?;
+        }
+        match read_in_pieces(job.rows, &mut self.reader, row, &mut |bytes| stream.push(bytes)) {
+            Ok(()) => {}
+            Err(PieceError::Sink(error)) => return Err(error),
+            Err(PieceError::Bad(reason)) => {
+                return Ok(Made::Bad(vec![(row, self.bad_entry(row, reason))]));
+            }
+        }
+        let crc = stream.finish()?;
+        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, place)?;
+        let mut block = IoBuf::zeroed(header.head().data_start() as usize);
+        header.encode_into(&mut block);
+        self.channel.write(plan.run.namespace, start, block)?;
+        Ok(Made::Chunk { header, found: false })
+    }
+
+    /// The header of the chunk as it should be, if it lies where it should, whole.
+    fn find(&mut self, plan: &ChunkPlan) -> Result<Option<ChunkHeader>> {
+        let layout = &self.job.spec.layout;
+        let (namespace, start) = (plan.run.namespace, layout.offset_of(plan.run.cell)?);
+        let whole = layout.chunk_size_bytes as usize;
+        let len = self.channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+        if start + whole as u64 > len {
+            return Ok(None);
+        }
+        let bytes = self.channel.read(namespace, start, whole)?;
+        let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
+        if !self.is_expected(&header, plan) {
+            return Ok(None);
+        }
+        let sound = match plan.oversize {
+            true => self.oversize_is_sound(&header, plan, start)?,
+            false => ordinary_is_sound(&header, &bytes),
+        };
+        Ok(sound.then_some(header))
+    }
+
+    /// Whether a header says what the source and the plan say.
+    fn is_expected(&mut self, header: &ChunkHeader, plan: &ChunkPlan) -> bool {
+        let (head, job, place) = (header.head(), self.job, self.place(plan));
+        let same_place = head.check_place(&job.spec.layout, place.namespace, place.cell).is_ok();
+        let same_chunk = head.layout == job.spec.layout
+            && head.id.generation == job.spec.generation
+            && head.id.sequence == place.sequence
+            && head.time_ns == place.time_ns
+            && head.first_slot == plan.first_slot
+            && u32::from(head.num_samples) == plan.num_slots
+            && head.part_first == job.spec.part_first
+            && head.part_seed == job.spec.part_seed
+            && head.part_window == job.spec.part_window
+            && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]));
+        same_place
+            && same_chunk
+            && header.samples().all(|sample| {
+                let row = self.row_at(sample.slot);
+                let meta = self.meta(sample.slot, row);
+                sample.id == meta.id
+                    && sample.name == meta.name
+                    && sample.label == meta.label
+                    && !sample.purged
+                    && self.job.rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
+            })
+    }
+
+    fn oversize_is_sound(
+        &mut self,
+        header: &ChunkHeader,
+        plan: &ChunkPlan,
+        start: u64,
+    ) -> Result<bool> {
+        let Some(sample) = header.samples().next() else { return Ok(false) };
+        let (mut crc, mut at) = (0, 0);
+        let len = u64::from(sample.len_bytes);
+        let end = header.head().len_bytes() - sample.offset_bytes;
+        while at < end {
+            let piece = (end - at).min(PIECE_BYTES as u64) as usize;
+            let offset = start + sample.offset_bytes + at;
+            let bytes = self.channel.read(plan.run.namespace, offset, piece)?;
+            let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
+            crc = crc32c_append(crc, &bytes[..payload]);
+            if bytes[payload..].iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            at += piece as u64;
+        }
+        Ok(crc == sample.crc32c)
+    }
+
+    /// Reads a row's record: the table of its fields where there are several, and their bytes.
+    fn read_record(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        let ranges = match self.lens.len() {
+            0 | 1 => return self.read_parts(row, into),
+            _ => fields::put_table(&self.lens, into),
+        };
+        for (field, range) in self.job.rows.source_fields.iter().zip(ranges) {
+            let Some(field) = field else { continue };
+            let part = self.job.rows.index.parts(row).find(|part| part.field == *field);
+            if let Some(part) = part {
+                self.reader.read(row, &part, &mut into[range])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_parts(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        for part in self.job.rows.index.parts(row) {
+            self.reader.read(row, &part, into)?;
+        }
+        Ok(())
+    }
+
+    fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
+        SampleMeta {
+            id: self.job.placement.id_at(slot),
+            name: self.job.rows.index.name(row),
+            label: self.job.rows.label(row),
+        }
+    }
+
+    fn place(&self, plan: &ChunkPlan) -> ChunkPlace {
+        ChunkPlace {
+            sequence: plan.sequence,
+            time_ns: self.job.time_ns,
+            namespace: plan.run.namespace,
+            cell: plan.run.cell,
+        }
+    }
+
+    fn row_at(&self, slot: Slot) -> u64 {
+        self.job.placement.id_at(slot).0 - self.job.placement.part().first
+    }
+
+    fn bad_entry(&self, row: u64, reason: BadReason) -> BadEntry {
+        BadEntry::new(self.job.rows.index.name(row), reason)
+    }
+}
+
+/// Hands out the fields of a row, one behind the other, in pieces.
+fn read_in_pieces(
+    rows: &Rows<'_>,
+    reader: &mut SourceReader<'_>,
+    row: u64,
+    each: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<(), PieceError> {
+    for field in rows.source_fields.iter().flatten() {
+        if let Some(part) = rows.index.parts(row).find(|part| part.field == *field) {
+            reader.read_in_pieces(row, &part, PIECE_BYTES, each)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes on their way to a run of blocks, any number at a time.
+struct BlockStream<'a> {
+    channel: &'a mut Channel,
+    namespace: u16,
+    offset: u64,
+    buf: IoBuf,
+    filled: usize,
+    crc: u32,
+}
+
+impl<'a> BlockStream<'a> {
+    fn new(channel: &'a mut Channel, namespace: u16, offset: u64) -> BlockStream<'a> {
+        let buf = IoBuf::zeroed(PIECE_BYTES);
+        BlockStream { channel, namespace, offset, buf, filled: 0, crc: 0 }
+    }
+
+    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        self.crc = crc32c_append(self.crc, bytes);
+        while !bytes.is_empty() {
+            let taken = bytes.len().min(PIECE_BYTES - self.filled);
+            self.buf[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
+            self.filled += taken;
+            bytes = &bytes[taken..];
+            if self.filled == PIECE_BYTES {
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is left, padded with zeroes; returns the checksum of all.
+    fn finish(mut self) -> Result<u32> {
+        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
+        self.buf[self.filled..whole].fill(0);
+        self.buf.truncate(whole);
+        if whole > 0 {
+            self.write()?;
+        }
+        Ok(self.crc)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let buf = std::mem::take(&mut self.buf);
+        let written = buf.len() as u64;
+        self.buf = self.channel.write(self.namespace, self.offset, buf)?;
+        self.offset += written;
+        self.filled = 0;
+        Ok(())
+    }
+}
+
+/// Whether every sample of a chunk has its checksum, and whatever lies between them is zero.
+fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
+    let mut at = header.head().header_len as usize;
+    let is_zero = |range: std::ops::Range<usize>| {
+        bytes.get(range).is_some_and(|gap| gap.iter().all(|&byte| byte == 0))
+    };
+    for sample in header.samples() {
+        let start = sample.offset_bytes as usize;
+        let end = start + sample.len_bytes as usize;
+        let sound = bytes.get(start..end).is_some_and(|record| crc32c(record) == sample.crc32c);
+        if !sound || !is_zero(at..start) {
+            return false;
+        }
+        at = end;
+    }
+    is_zero(at..header.head().len_bytes() as usize)
+}
+
+fn slots(plan: &ChunkPlan) -> impl Iterator<Item = Slot> + use<> {
+    let first = plan.first_slot.0;
+    (first..first + u64::from(plan.num_slots)).map(Slot)
+}
+
+fn rejoin(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
+    head.unsplit(body).expect("the body was split off here");
+    head.unsplit(tail).expect("the tail was split off behind the body");
+    head
+}
+
+/// Bytes of an oversize sample in memory at once.
+const PIECE_BYTES: usize = 1 << 20;

@@ -1,0 +1,81 @@
+//! Writing a generation's record, snapshot and superblocks, in the order that makes it whole or
+//! leaves the one before.
+
+use crate::buf::IoBuf;
+use crate::directory::Directory;
+use crate::directory::commit::Commit;
+use crate::format::open::CommitStep;
+use crate::format::{ImageLayout, Run, Space};
+use crate::import::lease::Lease;
+use crate::import::media::{Channel, Media};
+use crate::{Error, Result};
+
+/// Gives `directory`'s record and snapshot their places, and the namespaces the length they need.
+///
+/// # Errors
+/// `NoSpace`: there is no room for them.
+pub(super) fn prepare(media: &Media, directory: Directory, space: &mut Space) -> Result<Commit> {
+    let commit = Commit::prepare(directory, space)?;
+    for superblock in &commit.superblocks {
+        media.grow(superblock.namespace, superblock.used_len_bytes)?;
+    }
+    Ok(commit)
+}
+
+/// Writes a generation whose chunks are written: record, snapshot, and what commits them.
+///
+/// # Errors
+/// Those of writing. The generation before is what a reader opens then. Every write says the same as
+/// before when it is done again, so doing all of it again is right; but after `Disconnected` what was
+/// not flushed, chunks too, has to be looked at first.
+pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()> {
+    let mut channel = media.channel();
+    let layout = *commit.directory.layout();
+    write_run(
+        &mut channel,
+        &layout,
+        commit.record_run,
+        commit.record.len() as u64,
+        |at, piece| {
+            let at = at as usize; // a record is in memory
+            piece.copy_from_slice(&commit.record[at..at + piece.len()]);
+        },
+    )?;
+    let len = commit.snapshot.len_bytes();
+    write_run(&mut channel, &layout, commit.snapshot_run, len, |at, piece| {
+        commit.snapshot.read_at(at, piece);
+    })?;
+    for step in commit.steps() {
+        lease.check()?;
+        match step {
+            CommitStep::Flush { namespace } => channel.flush(namespace)?,
+            CommitStep::Write { namespace, offset_bytes, block } => {
+                channel.write_bytes(namespace, offset_bytes, &block[..])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes `len` bytes, a multiple of 4,096, from the start of a run on, piece by piece.
+fn write_run(
+    channel: &mut Channel,
+    layout: &ImageLayout,
+    run: Run,
+    len: u64,
+    fill: impl Fn(u64, &mut [u8]),
+) -> Result<()> {
+    let start = layout.offset_of(run.cell).map_err(Error::from)?;
+    let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
+    let mut at = 0;
+    while at < len {
+        buf.truncate((len - at).min(PIECE_BYTES) as usize);
+        fill(at, &mut buf);
+        let written = buf.len() as u64;
+        buf = channel.write(run.namespace, start + at, buf)?;
+        at += written;
+    }
+    Ok(())
+}
+
+const PIECE_BYTES: u64 = 4 << 20;

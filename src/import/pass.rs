@@ -1,0 +1,287 @@
+//! One pass over a source: several threads make chunks side by side, one gathers their headers.
+//!
+//! Threads take plans in order from one planner, and each reads, packs and writes its chunk on its
+//! own, so that reading the source and writing the media overlap and no thread waits for another. The
+//! gathering thread puts the headers into the directory in the order of slots, flushes now and then,
+//! and reports.
+//!
+//! When a row turns out bad, the pass goes on reading, for the names of all bad rows, but writes
+//! nothing more: its chunks would not be those of the import.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Sender, unbounded};
+use parking_lot::Mutex;
+
+use crate::directory::DirectoryBuilder;
+use crate::format::ChunkHeader;
+use crate::import::chunks::{ChunkWriter, Job, Made};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::options::Progress;
+use crate::import::plan::{ChunkPlan, Planner};
+use crate::import::sources::{BadEntry, Source};
+use crate::{Error, ErrorKind, Result};
+
+/// What a pass works on.
+pub(super) struct Pass<'a> {
+    /// Source, layout and placement.
+    pub(super) job: Job<'a>,
+    /// The source to read.
+    pub(super) source: &'a Source,
+    /// Where to write.
+    pub(super) media: &'a Media,
+    /// The right to write.
+    pub(super) lease: &'a Lease,
+    /// Threads that read and write.
+    pub(super) threads: usize,
+    /// Whether chunks may be in place already.
+    pub(super) look: bool,
+    /// Chunks below this number are in place and done with.
+    pub(super) skip_chunks: u64,
+}
+
+/// What a pass did.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// Chunks on the media.
+    pub(super) chunks: u64,
+    /// Those of them that were found there.
+    pub(super) found: u64,
+    /// Rows that cannot be imported, sorted; the chunks are of no use when there are any.
+    pub(super) bad: Vec<(u64, BadEntry)>,
+    /// Whether a connection was lost: what was written and not flushed then may be lost too.
+    pub(super) disturbed: bool,
+    /// Chunks below this number were flushed before that.
+    pub(super) durable_chunks: u64,
+}
+
+/// What threads tell the gatherer.
+enum Event {
+    Made { plan: ChunkPlan, header: ChunkHeader, found: bool },
+    Bad(Vec<(u64, BadEntry)>),
+    Failed(Error),
+}
+
+/// What all threads share.
+struct Shared<'a> {
+    planner: Mutex<Planner<'a>>,
+    /// No more plans: a thread failed, or the caller wants to stop.
+    stop: AtomicBool,
+    /// Only read, for the names of bad rows.
+    only_check: AtomicBool,
+    /// A connection was lost.
+    disturbed: AtomicBool,
+}
+
+impl<'a> Pass<'a> {
+    /// Makes every chunk that `planner` plans and adds it to `builder`, if it is to be added.
+    ///
+    /// # Errors
+    /// The first failure of a thread; `Interrupted` when `progress` says so.
+    pub(super) fn run(
+        &self,
+        planner: Planner<'a>,
+        builder: Option<&mut DirectoryBuilder>,
+        progress: &mut dyn Progress,
+    ) -> Result<Outcome> {
+        let shared = Shared {
+            planner: Mutex::new(planner),
+            stop: AtomicBool::new(false),
+            only_check: AtomicBool::new(false),
+            disturbed: AtomicBool::new(false),
+        };
+        std::thread::scope(|scope| {
+            let (send, events) = unbounded();
+            for _ in 0..self.threads.max(1) {
+                let (send, shared) = (send.clone(), &shared);
+                std::thread::Builder::new()
+                    .name("dlfs-import".into())
+                    .spawn_scoped(scope, move || self.work(shared, &send))
+                    .map_err(Error::from)?;
+            }
+            drop(send);
+            let mut gatherer = Gatherer::new(self, builder, progress);
+            let mut failure = None;
+            for event in events {
+                if let Err(error) = gatherer.take(event, &shared) {
+                    shared.stop.store(true, Ordering::Relaxed);
+                    failure.get_or_insert(error);
+                }
+            }
+            match failure {
+                Some(error) => Err(error),
+                None => Ok(gatherer.finish(&shared)),
+            }
+        })
+    }
+
+    fn work(&self, shared: &Shared<'a>, events: &Sender<Event>) {
+        let channel = self.media.channel();
+        let mut writer = ChunkWriter::new(self.job, self.source.reader(), channel);
+        while !shared.stop.load(Ordering::Relaxed) {
+            let event = match shared.planner.lock().next_chunk() {
+                Ok(None) => return,
+                Ok(Some(plan)) if plan.sequence < self.skip_chunks => continue,
+                Ok(Some(plan)) => self.make(&mut writer, plan, shared),
+                Err(error) => Event::Failed(error.into()),
+            };
+            let failed = matches!(event, Event::Failed(_));
+            if events.send(event).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    fn make(&self, writer: &mut ChunkWriter<'a>, plan: ChunkPlan, shared: &Shared<'a>) -> Event {
+        if shared.only_check.load(Ordering::Relaxed) {
+            return Event::Bad(writer.check(&plan));
+        }
+        let mut look = self.look;
+        let mut patience = Patience::new();
+        loop {
+            let made = self.lease.check().and_then(|()| writer.make(&plan, look));
+            match made {
+                Ok(Made::Chunk { header, found }) => return Event::Made { plan, header, found },
+                Ok(Made::Bad(bad)) => {
+                    shared.only_check.store(true, Ordering::Relaxed);
+                    return Event::Bad(bad);
+                }
+                // The connection is gone and the write may or may not have come through: look, on a
+                // new one, and write again what is not there.
+                Err(error) if is_passing(&error) && patience.wait(&shared.stop) => {
+                    shared.disturbed.store(true, Ordering::Relaxed);
+                    look = true;
+                }
+                Err(error) => return Event::Failed(error),
+            }
+        }
+    }
+}
+
+/// Whether trying again on a new connection may help.
+pub(super) fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut)
+}
+
+/// How long a write is tried again.
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    /// From now on.
+    pub(super) fn new() -> Patience {
+        Patience {
+            until: Instant::now() + Duration::from_secs(60),
+            pause: Duration::from_millis(10),
+        }
+    }
+
+    /// Waits a little longer than the last time; `false` when there was enough of it.
+    pub(super) fn wait(&mut self, stop: &AtomicBool) -> bool {
+        if Instant::now() + self.pause > self.until || stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+        true
+    }
+}
+
+/// Puts headers in order and keeps the books.
+struct Gatherer<'a, 'b> {
+    pass: &'a Pass<'a>,
+    builder: Option<&'b mut DirectoryBuilder>,
+    progress: &'b mut dyn Progress,
+    channel: super::media::Channel,
+    waiting: BTreeMap<u64, ChunkHeader>,
+    next: u64,
+    unflushed_bytes: u64,
+    outcome: Outcome,
+}
+
+impl<'a, 'b> Gatherer<'a, 'b> {
+    fn new(
+        pass: &'a Pass<'a>,
+        builder: Option<&'b mut DirectoryBuilder>,
+        progress: &'b mut dyn Progress,
+    ) -> Gatherer<'a, 'b> {
+        Gatherer {
+            pass,
+            builder,
+            progress,
+            channel: pass.media.channel(),
+            waiting: BTreeMap::new(),
+            next: pass.skip_chunks,
+            unflushed_bytes: 0,
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn take(&mut self, event: Event, shared: &Shared<'_>) -> Result<()> {
+        match event {
+            Event::Failed(error) => return Err(error),
+            Event::Bad(bad) => self.outcome.bad.extend(bad),
+            Event::Made { plan, header, found } => {
+                self.take_chunk(&plan, header, found)?;
+                self.flush_now_and_then(shared)?;
+            }
+        }
+        if self.progress.stop() && !shared.stop.load(Ordering::Relaxed) {
+            let message = "the import was stopped";
+            return Err(
+                Error::new(ErrorKind::Interrupted, message).hint("go on with dlfs import --resume")
+            );
+        }
+        Ok(())
+    }
+
+    fn take_chunk(&mut self, plan: &ChunkPlan, header: ChunkHeader, found: bool) -> Result<()> {
+        let bytes = header.samples().map(|sample| u64::from(sample.len_bytes)).sum();
+        self.progress.advance(u64::from(plan.num_slots), bytes);
+        self.outcome.chunks += 1;
+        self.outcome.found += u64::from(found);
+        self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
+        self.waiting.insert(plan.sequence, header);
+        while let Some(header) = self.waiting.remove(&self.next) {
+            if let Some(builder) = &mut self.builder {
+                builder.add_chunk(&header)?;
+            }
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    /// So that the medium has work while the source is read, and little is left at the end.
+    fn flush_now_and_then(&mut self, shared: &Shared<'_>) -> Result<()> {
+        if self.unflushed_bytes < FLUSH_EVERY_BYTES {
+            return Ok(());
+        }
+        self.unflushed_bytes = 0;
+        match (0..self.pass.media.len()).try_for_each(|at| self.channel.flush(at)) {
+            Ok(()) if shared.disturbed.load(Ordering::Relaxed) => Ok(()),
+            Ok(()) => {
+                self.outcome.durable_chunks = self.next;
+                Ok(())
+            }
+            Err(error) if is_passing(&error) => {
+                shared.disturbed.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn finish(mut self, shared: &Shared<'_>) -> Outcome {
+        self.outcome.disturbed = shared.disturbed.load(Ordering::Relaxed);
+        self.outcome.bad.sort_unstable_by_key(|&(row, _)| row);
+        self.outcome
+    }
+}
+
+/// Bytes between two flushes.
+const FLUSH_EVERY_BYTES: u64 = 64 << 20;

@@ -1,0 +1,453 @@
+//! An import from its first look at the source to its commit.
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::directory::DirectoryBuilder;
+use crate::directory::commit::{Commit, freed_by_next};
+use crate::format::{ChunkSpec, Placement, Run, Space};
+use crate::import::begin::{self, Begun};
+use crate::import::chunks::Job;
+use crate::import::commit;
+use crate::import::journal::{JOURNAL_OFFSET, Journal};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
+use crate::import::options::{BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage};
+use crate::import::pass::{Outcome, Pass, Patience, is_passing};
+use crate::import::plan::{Planner, Rows};
+use crate::import::sources::{BadEntry, BadReason, Index, Source, SourceKind, SourceOptions};
+use crate::nvme::Address;
+use crate::qpair::file::{FileNamespace, FileOptions};
+use crate::qpair::{self, ConnectOptions, Device};
+use crate::{Error, ErrorKind, Result};
+
+/// Imports what `sources` name onto the image at `image`.
+///
+/// A path that does not exist is created, and files grow as they need to. When the import fails for a
+/// fault of its source, files that it created are removed again; whatever else stops it,
+/// [`Onto::Resume`](crate::import::Onto::Resume) goes on.
+///
+/// # Errors
+/// `BadSource`: entries that cannot be imported, all of them named in the cause; nothing is
+/// committed. `Refused`: the image holds something that the options do not allow to touch. `Busy`:
+/// another import is at work. `NoSpace`, `Disconnected`, `Interrupted`: go on with `Onto::Resume`.
+pub fn import(
+    sources: &[PathBuf],
+    image: &[Address],
+    options: &ImportOptions,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    progress.stage(Stage::Indexing, 0, 0);
+    let source = open_source(sources, image, options)?;
+    let mut created = Vec::new();
+    let mut devices = Vec::new();
+    for address in image {
+        let (device, new) = open_for_writing(address, image, connect)?;
+        created.extend(new);
+        devices.push(device);
+    }
+    let result = run(source, devices, options, progress);
+    if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::BadSource) {
+        for path in created {
+            // Whoever sees it left behind can delete it as well.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    result
+}
+
+/// Imports onto namespaces that are open already: see [`import`].
+///
+/// # Errors
+/// As [`import`].
+pub fn import_onto(
+    sources: &[PathBuf],
+    devices: &[Arc<dyn Device>],
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    progress.stage(Stage::Indexing, 0, 0);
+    let source = open_source(sources, &[], options)?;
+    run(source, devices.to_vec(), options, progress)
+}
+
+/// Opens a namespace for an import: a file is created where there is none, and then named.
+fn open_for_writing(
+    address: &Address,
+    image: &[Address],
+    connect: &ConnectOptions,
+) -> Result<(Arc<dyn Device>, Option<PathBuf>)> {
+    if let Address::Path(path) = address {
+        let options = FileOptions {
+            direct: connect.direct,
+            writable: true,
+            create_len: Some(0),
+            ..FileOptions::default()
+        };
+        let is_new = !path.exists();
+        let device = FileNamespace::open(path, options)?;
+        return Ok((Arc::new(device), is_new.then(|| path.clone())));
+    }
+    let mut connect = ConnectOptions { writable: true, ..connect.clone() };
+    if image.len() > 1 {
+        connect.paths.retain(|path| path.is_same_namespace(address));
+    }
+    Ok((qpair::open(address, &connect)?, None))
+}
+
+fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Source> {
+    let identity =
+        |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let files = image.iter().filter_map(|address| match address {
+        Address::Path(path) => identity(path),
+        _ => None,
+    });
+    let source_options = SourceOptions {
+        kind: options.from,
+        spool: options.spool.clone(),
+        exclude: files.collect(),
+    };
+    let source = Source::open(sources, &source_options)?;
+    if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
+        return Err(BadEntries(all_bad(&source)).into_error());
+    }
+    Ok(source)
+}
+
+/// The bad entries of a source that is refused for some of them: those too that only reading finds.
+fn all_bad(source: &Source) -> Vec<BadEntry> {
+    let mut bad = source.index().bad.clone();
+    if source.kind() == SourceKind::TfRecord {
+        let mut reader = source.reader();
+        for row in 0..source.index().len() {
+            for part in source.index().parts(row) {
+                let mut payload = vec![0; part.len_bytes as usize];
+                if let Err(reason) = reader.read(row, &part, &mut payload) {
+                    bad.push(BadEntry::new(source.index().name(row), reason));
+                }
+            }
+        }
+    }
+    bad
+}
+
+fn run(
+    source: Source,
+    devices: Vec<Arc<dyn Device>>,
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let media = begin::in_image_order(&Media::new(devices)?)?;
+    let lease = Lease::take(&media, options.lease)?;
+    let index = source.index();
+    let begun = begin::begin(media, options, index.fingerprint(), index.len())?;
+    if begun.done {
+        return Ok(report_of_done(&begun, &source));
+    }
+    let mut import = Import { source, begun, options, lease, bad: Vec::new() };
+    import.leave_out_taken_names()?;
+    import.run(progress)
+}
+
+/// An import under way.
+struct Import<'a> {
+    source: Source,
+    begun: Begun,
+    options: &'a ImportOptions,
+    lease: Lease,
+    /// Rows that turned out bad after the index was made.
+    bad: Vec<BadEntry>,
+}
+
+/// What one round over the source wrote, ready to be committed.
+struct Written {
+    commit: Commit,
+    chunks: u64,
+    found: u64,
+    samples: u64,
+    sample_bytes: u64,
+}
+
+impl Import<'_> {
+    fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
+        let mut used: Vec<Run> = Vec::new();
+        loop {
+            self.begun.journal.part.count = self.source.index().len();
+            if self.begun.journal.part.window > 0 {
+                self.begun.journal.part.window = self.source.index().len().max(1);
+            }
+            if self.source.index().is_empty() {
+                return Err(BadEntries(self.all_bad()).into_error());
+            }
+            match self.round(&mut used, progress)? {
+                Ok(written) => return Ok(self.report(written)),
+                Err(bad) => self.leave_out(bad)?,
+            }
+        }
+    }
+
+    /// Writes everything and commits it; or says which rows cannot be read.
+    fn round(
+        &self,
+        used: &mut Vec<Run>,
+        progress: &mut dyn Progress,
+    ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
+        let (journal, current) = (&self.begun.journal, self.begun.current.as_ref());
+        let (rows, spec, classes) = self.shape()?;
+        let placement = Placement::new(journal.part);
+        let free = begin::free_space(&self.begun.media, &journal.layout, current);
+        let plan = dry_run(&rows, &spec, &placement, free.clone())?;
+        for namespace in 0..self.begun.media.len() {
+            let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
+            self.begun.media.grow(namespace, end)?;
+        }
+        self.write_journals()?;
+        self.clear_what_another_round_used(used, &plan.runs)?;
+        *used = plan.runs;
+        let mut builder = DirectoryBuilder::new(journal.layout);
+        if let Some(current) = current {
+            for chunk in 0..current.directory.num_chunks() {
+                builder.copy_chunk(&current.directory, chunk)?;
+            }
+            builder.delete(&current.directory.deleted_runs());
+        }
+        progress.stage(Stage::Writing, self.source.index().len(), plan.sample_bytes);
+        let mut pass = Pass {
+            job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
+            source: &self.source,
+            media: &self.begun.media,
+            lease: &self.lease,
+            threads: self.threads(),
+            look: self.begun.resumed,
+            skip_chunks: 0,
+        };
+        let planner = || Planner::new(&rows, &spec, &placement, free.clone());
+        let outcome = pass.run(planner(), Some(&mut builder), progress)?;
+        if !outcome.bad.is_empty() {
+            return Ok(Err(outcome.bad));
+        }
+        builder.set_classes(classes);
+        if let Some(current) = current {
+            let kept: Vec<Run> = builder.runs().collect();
+            builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
+        }
+        progress.stage(Stage::Committing, 0, 0);
+        let directory = builder.finish(journal.generation, journal.time_ns)?;
+        let commit = commit::prepare(&self.begun.media, directory, &mut plan.space.clone())?;
+        let Outcome { chunks, found, disturbed, durable_chunks, .. } = outcome;
+        if let Some(bad) = self.commit(&commit, &mut pass, planner, disturbed, durable_chunks)? {
+            return Ok(Err(bad));
+        }
+        let samples = self.source.index().len();
+        Ok(Ok(Written { commit, chunks, found, samples, sample_bytes: plan.sample_bytes }))
+    }
+
+    /// Commits; after a lost connection, looks first at every chunk that may have been lost with it.
+    fn commit<'p>(
+        &self,
+        commit: &Commit,
+        pass: &mut Pass<'p>,
+        planner: impl Fn() -> Planner<'p>,
+        mut disturbed: bool,
+        durable_chunks: u64,
+    ) -> Result<Option<Vec<(u64, BadEntry)>>> {
+        let mut patience = Patience::new();
+        let never = AtomicBool::new(false);
+        loop {
+            if disturbed {
+                (pass.look, pass.skip_chunks) = (true, durable_chunks);
+                let again = pass.run(planner(), None, &mut ())?;
+                if !again.bad.is_empty() {
+                    return Ok(Some(again.bad));
+                }
+                if again.disturbed {
+                    continue;
+                }
+            }
+            match commit::write(&self.begun.media, &self.lease, commit) {
+                Ok(()) => return Ok(None),
+                Err(error) if is_passing(&error) && patience.wait(&never) => disturbed = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Which field and class of the image each of the source is.
+    fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
+        let (index, journal) = (self.source.index(), &self.begun.journal);
+        let own_fields = || match &index.fields[..] {
+            [only] if only.is_empty() => Vec::new(),
+            fields => fields.to_vec(),
+        };
+        let directory = self.begun.current.as_ref().map(|current| &current.directory);
+        let (fields, mut classes) = match directory {
+            None => (own_fields(), Vec::new()),
+            Some(directory) => (directory.fields().to_vec(), directory.classes().to_vec()),
+        };
+        let class_numbers = index.classes.iter().map(|class| {
+            let known = classes.iter().position(|known| known == class);
+            known.unwrap_or_else(|| {
+                classes.push(class.clone());
+                classes.len() - 1
+            }) as i64
+        });
+        let class_numbers = class_numbers.collect();
+        let source_fields = match_fields(&fields, &own_fields(), index)?;
+        let spec = ChunkSpec {
+            layout: journal.layout,
+            generation: journal.generation,
+            part_first: journal.part.first,
+            part_seed: journal.part.seed,
+            part_window: journal.part.window,
+            fields,
+        };
+        Ok((Rows { index, source_fields, class_numbers }, spec, classes))
+    }
+
+    /// From here on the import can be gone on with.
+    fn write_journals(&self) -> Result<()> {
+        let mut channel = self.begun.media.channel();
+        for namespace in (0..self.begun.media.len()).rev() {
+            let journal = Journal { namespace, ..self.begun.journal };
+            channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
+            channel.flush(namespace)?;
+        }
+        Ok(())
+    }
+
+    /// An earlier round had more rows: its last chunks must not look like chunks of the image.
+    fn clear_what_another_round_used(&self, before: &[Run], now: &[Run]) -> Result<()> {
+        if before.is_empty() {
+            return Ok(());
+        }
+        let cells = |run: &Run| {
+            let Run { namespace, cell, cells } = *run;
+            (cell..cell + cells).map(move |cell| (namespace, cell))
+        };
+        let kept: HashSet<(u16, u64)> = now.iter().flat_map(cells).collect();
+        let mut channel = self.begun.media.channel();
+        let layout = &self.begun.journal.layout;
+        for (namespace, cell) in before.iter().flat_map(cells).filter(|cell| !kept.contains(cell)) {
+            channel.zero(namespace, layout.offset_of(cell)?, u64::from(layout.chunk_size_bytes))?;
+        }
+        Ok(())
+    }
+
+    /// An append leaves out, or refuses, names that the image has.
+    fn leave_out_taken_names(&mut self) -> Result<()> {
+        let Some(current) = &self.begun.current else { return Ok(()) };
+        let mut taken = Vec::new();
+        for row in 0..self.source.index().len() {
+            let name = self.source.index().name(row);
+            if current.directory.lookup(name)?.is_some() {
+                taken.push((row, BadEntry::new(name, BadReason::Taken)));
+            }
+        }
+        if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
+    }
+
+    /// Goes on without some rows, if that is wanted.
+    fn leave_out(&mut self, bad: Vec<(u64, BadEntry)>) -> Result<()> {
+        let (rows, entries): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+        self.bad.extend(entries);
+        if self.options.on_error == OnError::Stop {
+            return Err(BadEntries(self.all_bad()).into_error());
+        }
+        self.source.drop_rows(&rows);
+        Ok(())
+    }
+
+    fn all_bad(&self) -> Vec<BadEntry> {
+        self.source.index().bad.iter().chain(&self.bad).cloned().collect()
+    }
+
+    fn threads(&self) -> usize {
+        if self.options.reader_threads > 0 {
+            return self.options.reader_threads;
+        }
+        // More than there are processors, since some of them wait for the source's disk.
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        (processors * 2).clamp(2, 8)
+    }
+
+    fn report(&self, written: Written) -> ImportReport {
+        let directory = &written.commit.directory;
+        ImportReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            kind: self.source.kind(),
+            samples: written.samples,
+            sample_bytes: written.sample_bytes,
+            live_samples: directory.num_live(),
+            chunks: written.chunks,
+            chunks_found: written.found,
+            image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
+            bad: self.all_bad(),
+        }
+    }
+}
+
+/// What a plan amounts to.
+struct DryRun {
+    space: Space,
+    runs: Vec<Run>,
+    sample_bytes: u64,
+}
+
+/// Plans everything without writing anything.
+fn dry_run(
+    rows: &Rows<'_>,
+    spec: &ChunkSpec,
+    placement: &Placement,
+    free: Space,
+) -> Result<DryRun> {
+    let mut planner = Planner::new(rows, spec, placement, free);
+    let mut runs = Vec::new();
+    while let Some(plan) = planner.next_chunk()? {
+        runs.push(plan.run);
+    }
+    let sample_bytes = (0..rows.index.len()).map(|row| rows.index.payload_bytes(row)).sum();
+    Ok(DryRun { space: planner.into_space(), runs, sample_bytes })
+}
+
+/// For each field of the image, which of the source's it is.
+fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
+    let foreign = own.iter().find(|field| !image.contains(field));
+    if foreign.is_some() || image.is_empty() != own.is_empty() {
+        let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
+        let message = format!(
+            "samples of the source have the fields [{}], those of the image [{}]",
+            list(own),
+            list(image)
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    if image.is_empty() {
+        return Ok(vec![Some(0)]);
+    }
+    let number = |field: &Vec<u8>| {
+        index.fields.iter().position(|own| own == field).and_then(|at| u16::try_from(at).ok())
+    };
+    Ok(image.iter().map(number).collect())
+}
+
+fn report_of_done(begun: &Begun, source: &Source) -> ImportReport {
+    let current = begun.current.as_ref().expect("what is done is committed");
+    let index = source.index();
+    ImportReport {
+        uuid: current.directory.uuid(),
+        generation: current.directory.generation(),
+        kind: source.kind(),
+        samples: current.directory.num_samples() - begun.journal.part.first,
+        sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
+        live_samples: current.directory.num_live(),
+        chunks: 0,
+        chunks_found: u64::from(current.directory.num_chunks()),
+        image_bytes: current.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum(),
+        bad: index.bad.clone(),
+    }
+}
