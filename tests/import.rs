@@ -22,6 +22,7 @@ fn a_folder_becomes_an_image_that_verifies_and_has_its_names_and_labels() {
     let report = import(&[root], &address, &options, &ConnectOptions::default(), &mut ()).unwrap();
     assert_eq!((report.samples, report.chunks), (1000, 4));
     let image = Image::open(&address, &OpenOptions::default()).unwrap();
+    image.load_names().unwrap();
     let directory = image.directory();
     assert_eq!(directory.num_live(), 1000);
     assert_eq!(directory.name(SampleId(0)).unwrap().unwrap(), b"c0/f000");
