@@ -5,5 +5,6 @@ pub mod contract;
 pub mod disk;
 pub mod evil;
 pub mod faults;
+pub mod fork;
 pub mod random;
 pub mod raw_host;

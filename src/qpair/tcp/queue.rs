@@ -346,7 +346,10 @@ impl TcpQueuePair {
                 Job::Io { io, tries, covers } if io.op == IoOp::Read && tries < MAX_TRIES => {
                     self.waiting.push_front(Job::Io { io, tries: tries + 1, covers });
                 }
-                Job::Io { io, .. } => {
+                Job::Io { io, covers, .. } => {
+                    if io.op == IoOp::Flush {
+                        self.remote.durability().flush_failed(covers);
+                    }
                     let error = IoError::Disconnected(reason.to_owned());
                     self.finished.push_back(failed(io, error));
                 }

@@ -419,6 +419,14 @@ impl Durability {
         self.settled.fetch_max(covered, Ordering::Relaxed);
     }
 
+    /// A flush has failed with its session, which tells of the writes that it would have covered.
+    pub(super) fn flush_failed(&self, covered: u64) {
+        self.settled.fetch_max(covered, Ordering::Relaxed);
+        if self.written.load(Ordering::Relaxed) == covered {
+            self.lost.store(false, Ordering::Relaxed);
+        }
+    }
+
     fn session_lost(&self) {
         let written = self.written.load(Ordering::Relaxed);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
@@ -492,5 +500,28 @@ mod tests {
         assert!(!durability.take_lost(), "told once");
         durability.session_lost();
         assert!(!durability.take_lost());
+    }
+
+    #[test]
+    fn writes_that_a_failed_flush_told_of_are_not_told_of_again() {
+        for loss_is_seen_first in [false, true] {
+            let durability = Durability::default();
+            durability.wrote();
+            let covered = durability.flush_begins();
+            if loss_is_seen_first {
+                durability.session_lost();
+                durability.flush_failed(covered);
+            } else {
+                durability.flush_failed(covered);
+                durability.session_lost();
+            }
+            assert!(!durability.take_lost());
+        }
+        let durability = Durability::default();
+        let covered = durability.flush_begins();
+        durability.wrote(); // not covered
+        durability.session_lost();
+        durability.flush_failed(covered);
+        assert!(durability.take_lost());
     }
 }

@@ -1,0 +1,37 @@
+//! A child process without a new program, as a data loader's workers are made.
+#![allow(unsafe_code)] // one of the homes of `unsafe`: fork has no safe form
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+/// Runs `work` in a forked child; whether it said so and ended within a minute.
+///
+/// The child has only the calling thread. It neither prints nor returns.
+pub fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls nothing but `work` and `_exit`. Like a forked data loader it relies on
+    // the C library's promise that its allocator works after a fork, and takes no other lock that
+    // another thread of the parent may have held.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(true) => 0,
+            Ok(false) => 1,
+            Err(_) => 2,
+        };
+        // SAFETY: ends the child at once; nothing of the parent's is flushed or torn down twice.
+        unsafe { libc::_exit(code) }
+    }
+    let child = Pid::from_raw(pid).expect("fork works and gives a child");
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
+            return status.exit_status() == Some(0);
+        }
+        if Instant::now() > limit {
+            kill_process(child, Signal::KILL).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,517 @@
+//! The NVMe/TCP engine when connections, targets and processes come and go.
+
+mod support;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use dlfs::nvme::{Address, Status, TcpAddress};
+use dlfs::qpair::{Completion, ConnectOptions, Io, IoError, IoOp, open};
+use dlfs::units::Lba;
+use dlfs::{Error, ErrorKind};
+use support::contract::{Driver, read};
+use support::evil::{Evil, EvilTarget, Step};
+use support::fork::in_child;
+use support::random::Random;
+
+const LEN: usize = 1 << 20;
+const BLOCKS: u64 = LEN as u64 / 512;
+
+fn bytes(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    Random::new(seed).fill(&mut bytes);
+    bytes
+}
+
+/// Short waits, so that giving up is seen soon.
+fn hasty() -> ConnectOptions {
+    ConnectOptions {
+        writable: true,
+        io_timeout: Duration::from_millis(300),
+        connect_timeout: Duration::from_millis(1200),
+        ctrl_loss_tmo: Duration::from_secs(20),
+        ..ConnectOptions::default()
+    }
+}
+
+fn with_paths(targets: &[&EvilTarget]) -> ConnectOptions {
+    ConnectOptions { paths: targets.iter().map(|target| target.address()).collect(), ..hasty() }
+}
+
+fn write(slba: u64, len: usize, fill: u8) -> Io {
+    let mut io = read(slba, len);
+    io.op = IoOp::Write;
+    io.buf.fill(fill);
+    io
+}
+
+fn flush() -> Io {
+    Io { op: IoOp::Flush, ..read(0, 0) }
+}
+
+/// Reads everything in 4 KiB pieces, deep; each comes back once and is right.
+fn read_all(driver: &mut Driver, expected: &[u8]) {
+    let ios = (0..BLOCKS / 8).map(|i| read(i * 8, 4096)).collect();
+    for (sent, completion) in driver.run(ios) {
+        completion.result.unwrap();
+        let at = sent.slba.0 as usize * 512;
+        assert!(*completion.buf == expected[at..at + 4096], "wrong bytes at {at}");
+    }
+}
+
+fn one(driver: &mut Driver, io: Io) -> Completion {
+    driver.run(vec![io]).remove(0).1
+}
+
+fn refusal(address: &Address, options: &ConnectOptions) -> Error {
+    match open(address, options) {
+        Err(error) => error,
+        Ok(device) => device.queue_pair().map(drop).expect_err("connecting cannot succeed"),
+    }
+}
+
+/// Waits for what another thread is about to bring; the limit is only against waiting for ever.
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < limit, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn an_absent_target_is_refused_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let address: Address =
+        format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:none").parse().unwrap();
+    let error = refusal(&address, &hasty());
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.report().contains(&format!("127.0.0.1:{port}")), "{}", error.report());
+    assert!(error.report().contains("is the target running"), "{}", error.report());
+}
+
+#[test]
+fn a_host_name_that_stands_for_nothing_is_not_found() {
+    let address: Address = "nvme-tcp://no-such-host.invalid/nqn.2026-11.io:x".parse().unwrap();
+    let error = refusal(&address, &hasty());
+    assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut), "{error:?}");
+    assert!(error.report().contains("no-such-host.invalid"), "{}", error.report());
+}
+
+#[test]
+fn a_target_that_hangs_at_a_step_of_connecting_is_given_up_naming_the_step() {
+    for step in Step::ALL {
+        let target = EvilTarget::start(bytes(1));
+        target.behave(Evil::Hang(step), None);
+        let address = without_nsid(&target);
+        let error = refusal(&address, &hasty());
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{step:?}: {}", error.report());
+        assert!(error.report().contains("127.0.0.1"), "{step:?}: {}", error.report());
+        assert!(error.report().contains(words(step)), "{step:?}: {}", error.report());
+        assert!(target.misbehaved() > 0, "{step:?}");
+    }
+}
+
+#[test]
+fn a_target_that_closes_or_fails_at_a_step_of_connecting_is_refused() {
+    for step in Step::ALL {
+        for evil in [Evil::Close(step), Evil::Fail(step, Status::INTERNAL_ERROR.do_not_retry())] {
+            if evil == Evil::Fail(Step::IcResp, Status::INTERNAL_ERROR.do_not_retry())
+                || matches!(evil, Evil::Fail(Step::NamespaceList, _))
+            {
+                continue; // there is no status in ICResp; without a list it is namespace 1
+            }
+            let target = EvilTarget::start(bytes(1));
+            target.behave(evil.clone(), None);
+            let error = refusal(&without_nsid(&target), &hasty());
+            assert!(error.report().contains("127.0.0.1"), "{evil:?}: {}", error.report());
+            assert!(target.misbehaved() > 0, "{evil:?}");
+        }
+    }
+    for evil in [Evil::NeverReady, Evil::FatalStatus] {
+        let target = EvilTarget::start(bytes(1));
+        target.behave(evil.clone(), None);
+        let error = refusal(&target.address(), &hasty());
+        assert!(error.report().contains("enabling the controller"), "{}", error.report());
+    }
+}
+
+/// The step as an error names it.
+fn words(step: Step) -> &'static str {
+    match step {
+        Step::IcResp => "ICResp",
+        Step::AdminConnect => "Connect",
+        Step::PropertyGet => "reading CAP",
+        Step::PropertySet => "enabling the controller",
+        Step::IdentifyController => "Identify Controller",
+        Step::SetNumQueues => "number of queues",
+        Step::IoConnect => "I/O queue",
+        Step::NamespaceList => "active namespaces",
+        Step::IdentifyNamespace => "Identify Namespace",
+        Step::NamespaceDescriptors => "descriptors",
+        Step::KeepAlive => "Keep Alive",
+    }
+}
+
+fn without_nsid(target: &EvilTarget) -> Address {
+    let Address::Tcp(address) = target.address() else { unreachable!("it serves TCP") };
+    Address::Tcp(TcpAddress { nsid: None, ..address })
+}
+
+#[test]
+fn a_target_that_does_not_allow_the_host_says_so_with_a_hint() {
+    let target = EvilTarget::start(bytes(1));
+    let status = Status::CONNECT_INVALID_HOST.do_not_retry();
+    target.behave(Evil::Fail(Step::AdminConnect, status), None);
+    let error = refusal(&target.address(), &hasty());
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.report().contains("--hostnqn"), "{}", error.report());
+}
+
+#[test]
+fn reads_survive_a_target_that_dies_in_the_middle_of_a_batch_and_returns() {
+    let expected = bytes(2);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    for death in [Evil::Die, Evil::CloseIo, Evil::CloseInData] {
+        let returns = death == Evil::Die;
+        target.behave(death, Some(1));
+        std::thread::scope(|scope| {
+            if returns {
+                scope.spawn(|| {
+                    let before = target.misbehaved();
+                    eventually("it dies", || target.misbehaved() > before || before > 0);
+                    std::thread::sleep(Duration::from_millis(50));
+                    target.revive();
+                });
+            }
+            read_all(&mut driver, &expected);
+        });
+    }
+    assert_eq!(target.misbehaved(), 3);
+}
+
+#[test]
+fn many_deaths_and_returns_lose_and_double_nothing() {
+    let expected = bytes(3);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(4);
+            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(20 + random.below(30)));
+                target.die();
+                std::thread::sleep(Duration::from_millis(random.below(20)));
+                target.revive();
+            }
+        });
+        for _ in 0..20 {
+            read_all(&mut driver, &expected);
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn a_target_that_never_returns_fails_everything_after_its_time_and_from_then_on_at_once() {
+    let target = EvilTarget::start(bytes(1));
+    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..hasty() };
+    let device = open(&target.address(), &options).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.die();
+    for _ in 0..2 {
+        let ios = vec![read(0, 512), write(8, 512, 1), flush(), read(16, 4096)];
+        for (_, completion) in driver.run(ios) {
+            let Err(IoError::Disconnected(reason)) = completion.result else {
+                panic!("{completion:?}")
+            };
+            assert!(reason.contains("127.0.0.1") || reason.contains("given up"), "{reason}");
+        }
+    }
+    let error = device.queue_pair().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.report());
+    assert_eq!(device.namespace().num_blocks, BLOCKS, "still known");
+}
+
+#[test]
+fn a_frozen_queue_is_torn_down_and_its_reads_are_issued_again() {
+    let expected = bytes(5);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    let before = target.accepted();
+    target.behave(Evil::HangIo, Some(3));
+    read_all(&mut driver, &expected);
+    assert_eq!(target.misbehaved(), 3);
+    assert!(target.accepted() > before);
+}
+
+#[test]
+fn a_target_that_returns_with_another_namespace_is_refused_naming_both() {
+    let cases: [(usize, [u8; 16], &str); 3] = [
+        (LEN, [0x11; 16], "11111111111111111111111111111111"),
+        (LEN / 2, [0xE7; 16], "1024 blocks of 512 bytes"),
+        (LEN * 2, [0xE7; 16], "4096 blocks of 512 bytes"),
+    ];
+    for (len, nguid, found) in cases {
+        let target = EvilTarget::start(bytes(1));
+        let device = open(&target.address(), &hasty()).unwrap();
+        let mut driver = Driver::new(&*device);
+        target.die();
+        target.replace(vec![0; len], nguid);
+        target.revive();
+        let completion = one(&mut driver, read(0, 512));
+        let Err(IoError::Disconnected(reason)) = completion.result else {
+            panic!("{completion:?}")
+        };
+        assert!(reason.contains("another namespace"), "{reason}");
+        assert!(reason.contains(&"e7".repeat(16)) && reason.contains(found), "{reason}");
+        let error = device.queue_pair().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Stale, "{}", error.report());
+    }
+}
+
+#[test]
+fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
+    let expected = bytes(6);
+    let (first, second) =
+        (EvilTarget::start(expected.clone()), EvilTarget::start(expected.clone()));
+    first.die();
+    let device = open(&first.address(), &with_paths(&[&second])).unwrap();
+    let mut driver = Driver::new(&*device);
+    read_all(&mut driver, &expected);
+    assert_eq!((first.io_commands(), second.io_commands()), (0, BLOCKS as usize / 8));
+    first.revive();
+    second.die();
+    read_all(&mut driver, &expected);
+    assert_eq!(
+        (first.io_commands(), second.io_commands()),
+        (BLOCKS as usize / 8, BLOCKS as usize / 8)
+    );
+    second.revive();
+    first.behave(Evil::HangIo, None); // frozen, not dead
+    read_all(&mut driver, &expected);
+    assert_eq!(second.io_commands(), BLOCKS as usize / 4);
+}
+
+#[test]
+fn a_second_path_to_another_namespace_is_never_read_from() {
+    let expected = bytes(7);
+    let (first, other) = (EvilTarget::start(expected.clone()), EvilTarget::start(vec![0; LEN]));
+    other.replace(vec![0; LEN], [0x22; 16]);
+    let device = open(&first.address(), &with_paths(&[&other])).unwrap();
+    let mut driver = Driver::new(&*device);
+    for _ in 0..3 {
+        first.cut();
+        read_all(&mut driver, &expected);
+    }
+    assert_eq!(other.io_commands(), 0);
+}
+
+#[test]
+fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
+    let expected = bytes(8);
+    let (first, second) =
+        (EvilTarget::start(expected.clone()), EvilTarget::start(expected.clone()));
+    let device = open(&first.address(), &with_paths(&[&second])).unwrap();
+    let mut driver = Driver::new(&*device);
+    first.behave(Evil::Status(Status::ANA_INACCESSIBLE), None);
+    read_all(&mut driver, &expected);
+    assert!(second.io_commands() >= BLOCKS as usize / 8);
+    second.behave(Evil::Status(Status::ANA_INACCESSIBLE), Some(1));
+    first.be_good();
+    one(&mut driver, write(0, 512, 7)).result.unwrap();
+    assert_eq!(first.bytes()[..512], [7; 512]);
+}
+
+#[test]
+fn statuses_are_retried_or_told_as_they_ask() {
+    let expected = bytes(9);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(2));
+    assert!(one(&mut driver, read(0, 512)).result.is_ok());
+    target.behave(Evil::Status(Status::INTERNAL_PATH_ERROR), Some(2));
+    assert!(one(&mut driver, write(0, 512, 1)).result.is_ok());
+    for status in [
+        Status::UNRECOVERED_READ_ERROR,
+        Status::TRANSIENT_TRANSPORT_ERROR.do_not_retry(),
+        Status::INTERNAL_PATH_ERROR.do_not_retry(),
+        Status::new(7, 0xFF),
+    ] {
+        target.behave(Evil::Status(status), Some(1));
+        assert_eq!(one(&mut driver, read(0, 512)).result, Err(IoError::Status(status)));
+    }
+    // A write is not repeated on a mere guess.
+    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(1));
+    let result = one(&mut driver, write(0, 512, 1)).result;
+    assert_eq!(result, Err(IoError::Status(Status::TRANSIENT_TRANSPORT_ERROR)));
+    // For ever is not for ever.
+    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), None);
+    assert!(matches!(one(&mut driver, read(0, 512)).result, Err(IoError::Status(_))));
+}
+
+#[test]
+fn a_read_that_kills_every_connection_ends() {
+    let target = EvilTarget::start(bytes(1));
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.behave(Evil::CloseIo, None);
+    let completion = one(&mut driver, read(0, 512));
+    assert!(matches!(completion.result, Err(IoError::Disconnected(_))), "{completion:?}");
+    target.be_good();
+    assert!(one(&mut driver, read(0, 512)).result.is_ok(), "and the next one does not suffer");
+}
+
+#[test]
+fn writes_and_flushes_that_were_on_their_way_are_not_issued_again() {
+    let target = EvilTarget::start(bytes(1));
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    for io in [write(0, 512, 1), write(0, 64 << 10, 1), flush()] {
+        let before = target.io_commands();
+        target.behave(Evil::CloseIo, Some(1));
+        let completion = one(&mut driver, io);
+        assert!(matches!(completion.result, Err(IoError::Disconnected(_))), "{completion:?}");
+        // The next command shows that the queue is back, and that it brought nothing else with it.
+        one(&mut driver, read(0, 512)).result.unwrap();
+        assert_eq!(target.io_commands(), before + 2);
+    }
+}
+
+#[test]
+fn a_flush_fails_when_completed_writes_may_have_been_lost_with_the_last_session() {
+    let target = EvilTarget::start(bytes(1));
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    // A read is issued again, so when it ends the queue is on a new connection.
+    let lose_session = |driver: &mut Driver| {
+        target.cut();
+        one(driver, read(0, 512)).result.unwrap();
+    };
+    one(&mut driver, write(0, 512, 1)).result.unwrap();
+    one(&mut driver, flush()).result.unwrap();
+    lose_session(&mut driver);
+    one(&mut driver, flush()).result.unwrap(); // nothing was in the cache that may be lost
+    one(&mut driver, write(0, 512, 2)).result.unwrap();
+    lose_session(&mut driver);
+    let told = one(&mut driver, flush()).result;
+    assert!(matches!(told, Err(IoError::Disconnected(_))), "{told:?}");
+    one(&mut driver, flush()).result.unwrap(); // told once
+    one(&mut driver, write(0, 512, 3)).result.unwrap();
+    target.behave(Evil::CloseIo, Some(1));
+    let told = one(&mut driver, flush()).result;
+    assert!(matches!(told, Err(IoError::Disconnected(_))), "{told:?}");
+    one(&mut driver, read(0, 512)).result.unwrap();
+    one(&mut driver, flush()).result.unwrap(); // told once
+}
+
+#[test]
+fn idle_connections_are_kept_alive_and_come_back_without_any_io() {
+    let expected = bytes(10);
+    let target = EvilTarget::start(expected.clone());
+    let options = ConnectOptions { keep_alive_tmo: Duration::from_millis(200), ..hasty() };
+    let device = open(&target.address(), &options).unwrap();
+    let before = target.accepted();
+    target.cut();
+    eventually("the admin queue is back", || target.accepted() > before);
+    let before = target.accepted();
+    target.behave(Evil::Hang(Step::KeepAlive), Some(1));
+    eventually("keep-alive shows the hang", || target.accepted() > before);
+    read_all(&mut Driver::new(&*device), &expected);
+}
+
+#[test]
+fn no_more_queue_pairs_than_were_granted() {
+    let target = EvilTarget::start(bytes(1));
+    let options = ConnectOptions { nr_io_queues: 2, ..hasty() };
+    let device = open(&target.address(), &options).unwrap();
+    let (first, _second) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
+    let error = device.queue_pair().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{}", error.report());
+    drop(first);
+    device.queue_pair().unwrap();
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_it_is_sent() {
+    let target = EvilTarget::start(bytes(1));
+    let options = ConnectOptions { writable: false, ..hasty() };
+    let device = open(&target.address(), &options).unwrap();
+    let mut driver = Driver::new(&*device);
+    for io in [write(0, 512, 1), read(BLOCKS, 512), read(0, 100), read(u64::MAX, 512), read(0, 0)] {
+        let result = one(&mut driver, io).result;
+        assert!(matches!(result, Err(IoError::Invalid(_))), "{result:?}");
+    }
+    assert_eq!(target.io_commands(), 0);
+}
+
+#[test]
+fn a_child_process_reads_on_connections_of_its_own_and_the_parent_is_undisturbed() {
+    let expected = bytes(11);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    read_all(&mut driver, &expected);
+    let before = target.accepted();
+    assert!(in_child(|| {
+        let mut own = Driver::new(&*device);
+        read_all(&mut own, &expected);
+        read_all(&mut driver, &expected); // the parent's, which it has inherited
+        device.namespace().num_blocks == BLOCKS
+    }));
+    let children = target.accepted() - before;
+    assert_eq!(children, 3, "an admin queue and two I/O queues");
+    read_all(&mut driver, &expected);
+    assert_eq!(target.accepted() - before, children, "the parent's connections are the same");
+}
+
+#[test]
+fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
+    let expected = bytes(12);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut pair = device.queue_pair().unwrap();
+    let mut pending = (0..16).map(|i| Io { tag: i, ..read(i * 8, 4096) }).collect();
+    target.behave(Evil::HangIo, Some(1));
+    pair.submit(&mut pending);
+    let mut finish = || {
+        let (mut done, limit) = (Vec::new(), Instant::now() + Duration::from_secs(30));
+        while done.len() < 16 && Instant::now() < limit {
+            pair.poll(Instant::now(), 64, &mut done);
+        }
+        done.len() == 16
+            && done.iter().all(|c| {
+                let at = c.tag as usize * 4096;
+                c.result.is_ok() && *c.buf == expected[at..at + 4096]
+            })
+    };
+    assert!(in_child(|| {
+        let grandchild = in_child(|| {
+            let mut own = Driver::new(&*device);
+            let completion = one(&mut own, read(0, 4096));
+            completion.result.is_ok() && *completion.buf == expected[..4096]
+        });
+        grandchild && finish()
+    }));
+    assert!(finish(), "the parent's own reads");
+}
+
+#[test]
+fn an_error_names_the_block_it_is_about() {
+    let target = EvilTarget::start(bytes(1));
+    let device = open(&target.address(), &hasty()).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.behave(Evil::Status(Status::UNRECOVERED_READ_ERROR), Some(1));
+    let error = one(&mut driver, read(24, 512)).result.unwrap_err();
+    let error = error.at(&device.namespace(), Lba(24));
+    assert!(error.report().contains("LBA 24"), "{}", error.report());
+    assert!(error.report().contains("unrecovered read error"), "{}", error.report());
+}
