@@ -2,7 +2,7 @@
 
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::error::Result;
-use crate::reader::SLOT_LEN_BYTES;
+use crate::units::ALIGN_BYTES;
 
 /// Memory for runs, bounded by the window.
 pub(super) struct Memory {
@@ -15,12 +15,16 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Runs are made of slots of `slot_len_bytes`: where most runs have about one length, a slot of
+    /// that length keeps the window free of gaps that nothing fits.
+    ///
     /// # Errors
     /// `OutOfMemory`: the system does not give `window_bytes`.
-    pub(super) fn new(window_bytes: usize) -> Result<Memory> {
+    pub(super) fn new(window_bytes: usize, slot_len_bytes: usize) -> Result<Memory> {
+        let window_bytes = window_bytes.max(1).next_multiple_of(ALIGN_BYTES);
         let pool = Pool::new(PoolOptions {
             bytes: window_bytes,
-            slot_len_bytes: SLOT_LEN_BYTES,
+            slot_len_bytes: slot_len_bytes.min(window_bytes),
             huge_pages: HugePages::Auto,
         })?;
         Ok(Memory { pool, starving: false, warned: false, over_window: 0, exhausted: false })

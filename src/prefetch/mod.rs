@@ -32,7 +32,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
-use crate::reader::{Batch, Fetched, Pump, RUN_LEN_BYTES, ReadStats, check_not_stale};
+use crate::reader::{
+    Batch, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, check_not_stale,
+};
 use crate::units::SampleId;
 
 use chunks::ChunkDriver;
@@ -396,9 +398,13 @@ impl Loader {
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
         });
+        let slot_len_bytes = match batching {
+            Batching::Chunk => self.directory.layout().chunk_size_bytes as usize,
+            Batching::Sample | Batching::None => SLOT_LEN_BYTES,
+        };
         Poller::start(
             pump,
-            Memory::new(options.window_bytes)?,
+            Memory::new(options.window_bytes, slot_len_bytes)?,
             driver,
             shared,
             options.copy_threads,
