@@ -152,6 +152,7 @@ fn words(step: Step) -> &'static str {
         Step::IdentifyNamespace => "Identify Namespace",
         Step::NamespaceDescriptors => "descriptors",
         Step::KeepAlive => "Keep Alive",
+        Step::DiscoveryLog => "discovery log",
     }
 }
 

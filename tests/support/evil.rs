@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dlfs::nvme::fabrics::DiscoveryLogHeader;
 use dlfs::nvme::identify::{
     IdentifyController, IdentifyNamespace, NamespaceDescriptors, encode_namespace_list,
 };
-use dlfs::nvme::sqe::{admin, cns, fctype, feature, nvm};
+use dlfs::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
 use dlfs::nvme::{Address, Cap, Cqe, Csts, Nqn, Property, Sgl, Sqe, Status, TcpAddress, Vs};
 use dlfs::tcp::Digests;
 use dlfs::tcp::deframer::{Deframer, Event, Pdu, Role};
@@ -49,6 +50,8 @@ pub enum Step {
     IdentifyNamespace,
     NamespaceDescriptors,
     KeepAlive,
+    /// Reading the header of the discovery log, which is otherwise one of no records.
+    DiscoveryLog,
 }
 
 impl Step {
@@ -81,6 +84,8 @@ pub enum Evil {
     Page(Step, Vec<u8>),
     /// Sends these bytes in place of the answer to this step.
     Garbage(Step, Vec<u8>),
+    /// The discovery log has this many records, and another generation whenever it is read.
+    RestlessLog(u64),
     /// CSTS never says that the controller is ready.
     NeverReady,
     /// CSTS says that the controller has failed.
@@ -599,6 +604,9 @@ impl Connection {
             (admin::IDENTIFY, cns::NAMESPACE_DESCRIPTORS) => Some(Step::NamespaceDescriptors),
             (admin::SET_FEATURES, feature::NUMBER_OF_QUEUES) => Some(Step::SetNumQueues),
             (admin::KEEP_ALIVE, _) => Some(Step::KeepAlive),
+            (admin::GET_LOG_PAGE, log_page::DISCOVERY) if sqe.log_offset_bytes() == 0 => {
+                Some(Step::DiscoveryLog)
+            }
             _ => None,
         };
         if let Some(result) = step.and_then(|step| self.misbehave_at(step, Some(sqe))) {
@@ -625,6 +633,18 @@ impl Connection {
             Some(Step::SetNumQueues) => {
                 let asked = sqe.cdw11.get();
                 self.complete(sqe, Status::SUCCESS, u64::from(asked))
+            }
+            Some(Step::DiscoveryLog) => {
+                let mut header = DiscoveryLogHeader::new_zeroed();
+                let evil = self.shared.take(|evil| matches!(evil, Evil::RestlessLog(_)));
+                if let Some(Evil::RestlessLog(num_records)) = evil {
+                    header.genctr.set(self.shared.misbehaved.load(Ordering::SeqCst) as u64);
+                    header.numrec.set(num_records);
+                }
+                self.page(sqe, header.as_bytes())
+            }
+            _ if sqe.opcode == admin::GET_LOG_PAGE => {
+                self.page(sqe, &vec![0; sqe.log_len_bytes().min(64 << 10) as usize])
             }
             _ if sqe.opcode == admin::ASYNC_EVENT_REQUEST => Ok(()),
             _ if sqe.opcode == admin::KEEP_ALIVE || sqe.opcode == admin::SET_FEATURES => {

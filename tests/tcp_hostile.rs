@@ -1,0 +1,374 @@
+//! The NVMe/TCP engine against a target that lies: every lie is refused or survived, no byte of it is
+//! believed, nothing panics and nothing waits for ever.
+
+mod support;
+
+use std::time::Duration;
+
+use dlfs::nvme::fabrics::DiscoveryLogHeader;
+use dlfs::nvme::identify::{IDENTIFY_LEN_BYTES, IdentifyNamespace};
+use dlfs::nvme::{Cqe, IdentifyController, Status};
+use dlfs::qpair::tcp::discover;
+use dlfs::qpair::{Completion, ConnectOptions, Io, IoError, IoOp, open};
+use dlfs::tcp::Digests;
+use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T};
+use dlfs::{Error, ErrorKind};
+use support::contract::{Driver, read};
+use support::evil::{Evil, EvilTarget, Step, identify_controller};
+use support::random::Random;
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+const LEN: usize = 1 << 20;
+
+fn bytes(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    Random::new(seed).fill(&mut bytes);
+    bytes
+}
+
+fn hasty() -> ConnectOptions {
+    ConnectOptions {
+        writable: true,
+        io_timeout: Duration::from_millis(300),
+        connect_timeout: Duration::from_millis(1500),
+        ctrl_loss_tmo: Duration::from_secs(20),
+        ..ConnectOptions::default()
+    }
+}
+
+fn with_digests() -> ConnectOptions {
+    ConnectOptions { hdr_digest: true, data_digest: true, ..hasty() }
+}
+
+fn one(driver: &mut Driver, io: Io) -> Completion {
+    driver.run(vec![io]).remove(0).1
+}
+
+fn refusal(target: &EvilTarget) -> Error {
+    match open(&target.address(), &hasty()) {
+        Err(error) => error,
+        Ok(device) => device.queue_pair().map(drop).expect_err("connecting cannot succeed"),
+    }
+}
+
+/// What is wrong with an answer to a read.
+fn lies() -> Vec<Evil> {
+    let r2t = |len| {
+        let mut bytes = Vec::new();
+        Form::default().put(&mut bytes, &R2T::new(0, 1, 0, len, Form::default()));
+        bytes
+    };
+    vec![
+        Evil::WrongCid(1),
+        Evil::WrongCid(0x1000),
+        Evil::WrongCid(0x8000),
+        Evil::WrongCompletionCid(1),
+        Evil::WrongCompletionCid(0x1000),
+        Evil::WrongCompletionCid(0xFFFF),
+        Evil::DoubleCompletion,
+        Evil::DoubleData,
+        Evil::WrongOffset(4),
+        Evil::WrongOffset(512),
+        Evil::WrongOffset(0u32.wrapping_sub(512)),
+        Evil::TooMuchData(4),
+        Evil::TooMuchData(64 << 10),
+        Evil::SuccessWithoutLast,
+        Evil::R2tForRead,
+        Evil::CloseInData,
+        Evil::CloseIo,
+        Evil::HangIo,
+        Evil::TermReq(0),
+        Evil::TermReq(3),
+        Evil::TermReq(u16::MAX),
+        Evil::GarbageIo(vec![0; 24]),
+        Evil::GarbageIo(vec![0xFF; 24]),
+        Evil::GarbageIo(vec![7, 12, 24, 24, 0xFF, 0xFF, 0xFF, 0xFF]),
+        Evil::GarbageIo(vec![7, 12, 24, 24, 24, 0, 0, 0]),
+        Evil::GarbageIo(vec![5, 0, 255, 0, 255, 0, 0, 0]),
+        Evil::GarbageIo(IcResp::new(Digests::default(), 4096).as_bytes().to_vec()),
+        Evil::GarbageIo(r2t(0)),
+        Evil::GarbageIo(r2t(u32::MAX)),
+        Evil::WrongHeaderDigest,
+    ]
+}
+
+#[test]
+fn a_lie_told_once_costs_a_connection_and_no_read() {
+    for options in [hasty(), with_digests()] {
+        for len in [4096, 64 << 10] {
+            for evil in lies() {
+                let expected = bytes(1);
+                let target = EvilTarget::start(expected.clone());
+                let device = open(&target.address(), &options).unwrap();
+                let mut driver = Driver::new(&*device);
+                one(&mut driver, read(0, 512)).result.unwrap();
+                target.behave(evil.clone(), Some(1));
+                for round in 0..2 {
+                    let ios = (0..6).map(|i| read(i * 128, len)).collect();
+                    for (sent, completion) in driver.run(ios) {
+                        let at = sent.slba.0 as usize * 512;
+                        completion.result.unwrap_or_else(|e| panic!("{evil:?}, {round}: {e}"));
+                        assert!(*completion.buf == expected[at..at + len], "{evil:?} at {at}");
+                    }
+                }
+                assert_eq!(target.misbehaved(), 1, "{evil:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_target_that_always_lies_is_never_believed_and_never_waited_for() {
+    // Side by side, since a host hurries less and less to a target that does not work.
+    std::thread::scope(|scope| {
+        for evil in lies().into_iter().filter(|evil| *evil != Evil::HangIo) {
+            scope.spawn(move || always_lies(&evil));
+        }
+    });
+}
+
+fn always_lies(evil: &Evil) {
+    let expected = bytes(2);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &with_digests()).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.behave(evil.clone(), None);
+    for (sent, completion) in driver.run((0..4).map(|i| read(i * 8, 4096)).collect()) {
+        let at = sent.slba.0 as usize * 512;
+        match completion.result {
+            // What comes before the lie may be right: data and then a completion too many.
+            Ok(()) => assert!(*completion.buf == expected[at..at + 4096], "{evil:?}"),
+            Err(error) => assert!(matches!(error, IoError::Disconnected(_)), "{evil:?}: {error}"),
+        }
+    }
+    target.be_good();
+    let completion = one(&mut driver, read(0, 4096));
+    assert!(completion.result.is_ok() && *completion.buf == expected[..4096], "{evil:?}");
+}
+
+#[test]
+fn success_with_too_few_bytes_is_a_short_read_and_others_go_on() {
+    for options in [hasty(), with_digests()] {
+        for found in [0, 4, 512, 4092] {
+            for evil in [Evil::ShortSuccess(found), Evil::ShortCapsule(found)] {
+                let target = EvilTarget::start(bytes(3));
+                let device = open(&target.address(), &options).unwrap();
+                let mut driver = Driver::new(&*device);
+                target.behave(evil, Some(1));
+                let ios = (0..8).map(|i| read(i * 8, 4096)).collect();
+                let done = driver.run(ios);
+                let failed: Vec<_> =
+                    done.iter().filter_map(|(_, c)| c.result.clone().err()).collect();
+                assert_eq!(failed, [IoError::Short { expected: 4096, found: found.into() }]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
+    let target = EvilTarget::start(bytes(4));
+    let device = open(&target.address(), &with_digests()).unwrap();
+    let mut driver = Driver::new(&*device);
+    let before = target.accepted();
+    for len in [4096, 64 << 10] {
+        target.behave(Evil::WrongDataDigest, Some(1));
+        assert_eq!(one(&mut driver, read(0, len)).result, Err(IoError::DataDigest));
+        one(&mut driver, read(0, len)).result.unwrap();
+    }
+    assert_eq!(target.accepted(), before);
+}
+
+#[test]
+fn a_stream_of_single_bytes_is_read_as_any_other() {
+    let expected = bytes(5);
+    let target = EvilTarget::start(expected.clone());
+    let device = open(&target.address(), &with_digests()).unwrap();
+    let mut driver = Driver::new(&*device);
+    target.behave(Evil::OneByteAtATime, None);
+    for len in [512, 20 << 10] {
+        let completion = one(&mut driver, read(0, len));
+        completion.result.unwrap();
+        assert!(*completion.buf == expected[..len]);
+    }
+}
+
+#[test]
+fn r2ts_that_lie_get_no_data_and_the_write_is_not_issued_again() {
+    let lies = [
+        Evil::R2t { offset: 0, len: 0 },
+        Evil::R2t { offset: 512, len: 512 },
+        Evil::R2t { offset: 0, len: u32::MAX },
+        Evil::R2t { offset: u32::MAX, len: 2 },
+        Evil::TwoR2ts,
+        Evil::DataForWrite,
+    ];
+    for evil in lies {
+        let expected = bytes(6);
+        let target = EvilTarget::start(expected.clone());
+        let device = open(&target.address(), &hasty()).unwrap();
+        let mut driver = Driver::new(&*device);
+        target.behave(evil.clone(), Some(1));
+        let mut io = read(0, 64 << 10);
+        io.op = IoOp::Write;
+        let result = one(&mut driver, io).result;
+        assert!(matches!(result, Err(IoError::Disconnected(_))), "{evil:?}: {result:?}");
+        assert!(target.bytes() == expected, "{evil:?}");
+        one(&mut driver, read(0, 512)).result.unwrap();
+    }
+}
+
+#[test]
+fn every_ic_resp_that_cannot_be_is_refused_with_the_reason() {
+    let good = IcResp::new(Digests::default(), 131_072);
+    let spoil = |edit: fn(&mut IcResp)| {
+        let mut resp = good;
+        edit(&mut resp);
+        resp.as_bytes().to_vec()
+    };
+    for (resp, reason) in [
+        (spoil(|r| r.pfv = 1.into()), "offset 8"),
+        (spoil(|r| r.cpda = 32), "offset 10"),
+        (spoil(|r| r.dgst = 1), "offset 11"),
+        (spoil(|r| r.dgst = 2), "offset 11"),
+        (spoil(|r| r.maxh2cdata = 0.into()), "offset 12"),
+        (spoil(|r| r.maxh2cdata = 4095.into()), "offset 12"),
+        (spoil(|r| r.maxh2cdata = u32::MAX.into()), "offset 12"),
+        (spoil(|r| r.ch.hlen = 127), "header length"),
+        (spoil(|r| r.ch.plen = 129.into()), "PDU length"),
+        (vec![0xFF; 128], "PDU type FFh"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "PDU type 48h"),
+        (
+            vec![3, 0, 24, 0, 24, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            "terminated",
+        ),
+    ] {
+        let target = EvilTarget::start(bytes(7));
+        target.behave(Evil::IcResp(resp), None);
+        let error = refusal(&target);
+        assert!(error.report().contains(reason), "{reason}: {}", error.report());
+    }
+    let target = EvilTarget::start(bytes(7));
+    target.behave(Evil::IcResp(good.as_bytes().to_vec()), None);
+    let error = open(&target.address(), &with_digests()).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.report().contains("--hdr-digest"), "{}", error.report());
+}
+
+#[test]
+fn garbage_at_any_step_of_connecting_is_refused() {
+    let seed = 8;
+    let mut random = Random::new(seed);
+    for step in Step::ALL {
+        let mut garbage = vec![vec![0; 64], vec![0xFF; 64]];
+        let mut noise = vec![0; 200];
+        random.fill(&mut noise);
+        garbage.push(noise);
+        // A capsule for a command that is not, and data and an R2T for one that has none.
+        let form = Form::default();
+        let cqe: [u8; 16] = zerocopy::transmute!(Cqe::new(0x0BAD, Status::SUCCESS));
+        let mut capsule = Vec::new();
+        form.put(&mut capsule, &CapsuleResp::new(cqe, form));
+        let mut data = Vec::new();
+        form.put(&mut data, &C2HData::new(0, 0, 8, FLAG_LAST_PDU, form));
+        data.extend_from_slice(&[0; 8]);
+        let mut r2t = Vec::new();
+        form.put(&mut r2t, &R2T::new(0, 1, 0, 1024, form));
+        garbage.extend([capsule, data, r2t]);
+        for bytes_sent in garbage {
+            let target = EvilTarget::start(bytes(9));
+            target.behave(Evil::Garbage(step, bytes_sent.clone()), None);
+            let address = target.address();
+            let result = open(&address, &hasty()).and_then(|device| device.queue_pair().map(drop));
+            // The namespace list is not asked for where the address names a namespace.
+            assert!(result.is_err() || step == Step::NamespaceList, "{step:?}: {bytes_sent:?}");
+        }
+    }
+}
+
+#[test]
+fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
+    let controller = |edit: fn(&mut IdentifyController)| {
+        let mut id = identify_controller();
+        edit(&mut id);
+        (Step::IdentifyController, id.as_bytes().to_vec())
+    };
+    let namespace = |edit: fn(&mut IdentifyNamespace)| {
+        let mut id = IdentifyNamespace::new(LEN as u64 / 512, 512, [0xE7; 16], false);
+        edit(&mut id);
+        (Step::IdentifyNamespace, id.as_bytes().to_vec())
+    };
+    let refused = [
+        controller(|id| id.icdoff = 1.into()),
+        controller(|id| id.ioccsz = 3.into()),
+        controller(|id| id.sgls = 0.into()),
+        controller(|id| id.sqes = 0x77),
+        namespace(|id| id.nsze = 0.into()),
+        namespace(|id| id.nsze = u64::MAX.into()),
+        namespace(|id| id.lbaf[0].lbads = 0),
+        namespace(|id| id.lbaf[0].lbads = 8),
+        namespace(|id| id.lbaf[0].lbads = 13),
+        namespace(|id| id.lbaf[0].lbads = 63),
+        namespace(|id| id.lbaf[0].lbads = 255),
+        namespace(|id| id.lbaf[0].ms = 8.into()),
+        namespace(|id| id.flbas = 0x6F),
+        namespace(|id| id.dps = 1),
+        (Step::IdentifyController, vec![0xFF; IDENTIFY_LEN_BYTES]),
+        (Step::IdentifyNamespace, vec![0xFF; IDENTIFY_LEN_BYTES]),
+        (Step::IdentifyNamespace, vec![0; IDENTIFY_LEN_BYTES]),
+        (Step::IdentifyNamespace, vec![0; 4]),
+    ];
+    for (step, page) in refused {
+        let target = EvilTarget::start(bytes(10));
+        target.behave(Evil::Page(step, page.clone()), None);
+        let error = refusal(&target);
+        assert!(error.report().contains("Identify"), "{step:?}: {}", error.report());
+    }
+    let odd = [
+        controller(|id| id.mdts = 0),
+        controller(|id| id.mdts = 255),
+        controller(|id| id.ioccsz = u32::MAX.into()),
+        controller(|id| id.maxcmd = 1.into()),
+        controller(|id| (id.sn, id.mn) = ([0xFF; 20], [7; 40])),
+        controller(|id| id.subnqn = [b'x'; 256]),
+        controller(|id| id.nn = 0.into()),
+        controller(|id| id.oaes = u32::MAX.into()),
+        namespace(|id| id.nmic = 0xFF),
+        (Step::NamespaceDescriptors, vec![0xFF; IDENTIFY_LEN_BYTES]),
+        (Step::NamespaceDescriptors, vec![1; IDENTIFY_LEN_BYTES]),
+        (Step::NamespaceList, vec![0xFF; IDENTIFY_LEN_BYTES]),
+    ];
+    for (step, page) in odd {
+        let expected = bytes(11);
+        let target = EvilTarget::start(expected.clone());
+        target.behave(Evil::Page(step, page), None);
+        let device = open(&target.address(), &hasty()).unwrap();
+        let namespace = device.namespace();
+        assert!((4096..=1 << 20).contains(&namespace.max_transfer_bytes), "{namespace:?}");
+        let completion = one(&mut Driver::new(&*device), read(0, 4096));
+        assert!(completion.result.is_ok() && *completion.buf == expected[..4096], "{step:?}");
+    }
+}
+
+#[test]
+fn a_discovery_log_that_cannot_be_is_refused_within_bounds() {
+    let ask = |target: &EvilTarget| {
+        let address = target.local_addr();
+        discover(&address.ip().to_string(), address.port(), &hasty())
+    };
+    let target = EvilTarget::start(bytes(12));
+    assert_eq!(ask(&target).unwrap().len(), 0);
+    for num_records in [4097, u64::MAX] {
+        let mut header = DiscoveryLogHeader::new_zeroed();
+        header.numrec.set(num_records);
+        target.behave(Evil::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
+        let error = ask(&target).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.report());
+    }
+    let mut header = DiscoveryLogHeader::new_zeroed();
+    header.recfmt.set(1);
+    target.behave(Evil::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
+    assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Unsupported);
+    target.behave(Evil::RestlessLog(3), None);
+    assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Busy);
+}
