@@ -206,7 +206,8 @@ fn resume(
         return Err(nothing_to_resume());
     }
     let found = current.directory.generation();
-    let done = found == journal.generation;
+    // A delete or purge may have come in between and taken the generation's number.
+    let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;
     if !done && found.0 + 1 != journal.generation.0 {
         return Err(nothing_to_resume());
     }

@@ -29,17 +29,26 @@ impl Media {
     /// # Errors
     /// `InvalidArgument`: none, too many, or one that refuses writes.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
-        if devices.is_empty() || devices.len() > usize::from(u16::MAX) {
-            let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
-        }
-        for device in &devices {
+        let media = Media::for_reading(devices)?;
+        for device in media.devices() {
             let namespace = device.namespace();
             if namespace.read_only {
                 return Err(Error::new(ErrorKind::Refused, "the namespace refuses writes")
                     .target(namespace.address)
                     .hint("serve it with --writable"));
             }
+        }
+        Ok(media)
+    }
+
+    /// Of `devices`, which need not take writes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: none, or too many.
+    pub(super) fn for_reading(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
+        if devices.is_empty() || devices.len() > usize::from(u16::MAX) {
+            let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
         Ok(Media { devices: devices.into() })
     }

@@ -21,19 +21,26 @@
 mod begin;
 mod chunks;
 mod commit;
+mod edit;
 pub mod journal;
 mod lease;
 mod media;
 mod options;
 mod pass;
 mod plan;
+mod rebuild;
 mod run;
+mod snapshot;
 pub mod sources;
 
+pub use edit::{EditReport, delete, delete_on, purge, purge_on};
 pub use options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
 };
+pub use rebuild::{RebuildReport, rebuild, rebuild_on};
 pub use run::{import, import_onto};
+pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
+pub use sources::{BadEntry, BadReason};
 
 use crate::Result;
 

@@ -92,11 +92,21 @@ fn open_for_writing(
         let device = FileNamespace::open(path, options)?;
         return Ok((Arc::new(device), is_new.then(|| path.clone())));
     }
-    let mut connect = ConnectOptions { writable: true, ..connect.clone() };
+    let connect = ConnectOptions { writable: true, ..connect.clone() };
+    Ok((open_device(address, image, &connect)?, None))
+}
+
+/// Opens one namespace of an image; `--path` names other ways to it among those to others.
+pub(super) fn open_device(
+    address: &Address,
+    image: &[Address],
+    connect: &ConnectOptions,
+) -> Result<Arc<dyn Device>> {
+    let mut connect = connect.clone();
     if image.len() > 1 {
         connect.paths.retain(|path| path.is_same_namespace(address));
     }
-    Ok((qpair::open(address, &connect)?, None))
+    qpair::open(address, &connect)
 }
 
 fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Source> {

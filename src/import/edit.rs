@@ -1,0 +1,374 @@
+//! Deleting samples, and giving back the room that they took.
+//!
+//! A delete writes a record and a snapshot and touches no chunk. A purge writes the chunks that have
+//! deleted samples again, without them, into free cells; ids and slots of all others stay. Both make
+//! a generation like an import does, and the one before stays whole until the commit.
+
+use std::sync::Arc;
+
+use crate::buf::IoBuf;
+use crate::directory::commit::freed_by_next;
+use crate::directory::{Directory, DirectoryBuilder};
+use crate::format::builder::{ChunkPlace, Fit};
+use crate::format::{
+    ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, Run, SampleMeta, Space, Uuid,
+};
+use crate::import::begin::{self, Current};
+use crate::import::commit::{self, with_patience};
+use crate::import::lease::Lease;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::run::open_device;
+use crate::nvme::Address;
+use crate::qpair::{ConnectOptions, Device};
+use crate::units::{Generation, Lba, SampleId, Slot};
+use crate::{Error, ErrorKind, Result};
+
+/// What a delete or purge did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EditReport {
+    /// The image.
+    pub uuid: Uuid,
+    /// Its generation now.
+    pub generation: Generation,
+    /// Samples deleted, or samples whose bytes were dropped.
+    pub samples: u64,
+    /// Samples there are now.
+    pub live_samples: u64,
+    /// Chunks that were written.
+    pub chunks: u64,
+    /// Bytes that may be written again two generations from now.
+    pub freed_bytes: u64,
+}
+
+/// Deletes the samples called `names`, as a new generation.
+///
+/// # Errors
+/// `NotFound`: some names are not in the image; all of them are in the message, and nothing is
+/// deleted. `Busy`: an import is at work. Those of opening and writing.
+pub fn delete(
+    image: &[Address],
+    names: &[Vec<u8>],
+    connect: &ConnectOptions,
+) -> Result<EditReport> {
+    delete_on(&open_all(image, connect)?, names)
+}
+
+/// As [`delete`], on namespaces that are open.
+///
+/// # Errors
+/// As [`delete`].
+pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditReport> {
+    let edit = Edit::begin(devices)?;
+    let old = &edit.current.directory;
+    let mut ids = Vec::with_capacity(names.len());
+    let mut missing = Vec::new();
+    for name in names {
+        match old.lookup(name)? {
+            Some(id) => ids.push(id),
+            None => missing.push(name.escape_ascii().to_string()),
+        }
+    }
+    if !missing.is_empty() {
+        let message = format!("the image has no samples called {}", missing.join(", "));
+        return Err(Error::new(ErrorKind::NotFound, message));
+    }
+    let mut directory = old.with_deleted(&ids, edit.next_generation(), edit.time_ns())?;
+    let kept: Vec<Run> = directory.runs().collect();
+    directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
+    let samples = old.num_live() - directory.num_live();
+    with_patience(|| edit.commit(directory.clone(), &mut edit.free_space(), samples, 0))
+}
+
+/// Writes chunks that have deleted samples again, without them, as a new generation. Does nothing
+/// when there are none.
+///
+/// # Errors
+/// `Corrupt`: a sample that is to be kept is damaged; it is named, and nothing is changed. `NoSpace`:
+/// there is no room for the new chunks beside the old ones. Those of [`delete`].
+pub fn purge(
+    image: &[Address],
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<EditReport> {
+    purge_on(&open_all(image, connect)?, progress)
+}
+
+/// As [`purge`], on namespaces that are open.
+///
+/// # Errors
+/// As [`purge`].
+pub fn purge_on(devices: &[Arc<dyn Device>], progress: &mut dyn Progress) -> Result<EditReport> {
+    let edit = Edit::begin(devices)?;
+    with_patience(|| edit.purge(progress))
+}
+
+fn open_all(image: &[Address], connect: &ConnectOptions) -> Result<Vec<Arc<dyn Device>>> {
+    let connect = ConnectOptions { writable: true, ..connect.clone() };
+    image.iter().map(|address| open_device(address, image, &connect)).collect()
+}
+
+/// A change of an image under way.
+struct Edit {
+    media: Media,
+    lease: Lease,
+    current: Current,
+}
+
+impl Edit {
+    fn begin(devices: &[Arc<dyn Device>]) -> Result<Edit> {
+        let media = begin::in_image_order(&Media::new(devices.to_vec())?)?;
+        let lease = Lease::take(&media, ImportOptions::default().lease)?;
+        let (media, current) = begin::open_current(&media)?;
+        Ok(Edit { media, lease, current })
+    }
+
+    fn next_generation(&self) -> Generation {
+        Generation(self.current.directory.generation().0 + 1)
+    }
+
+    fn time_ns(&self) -> u64 {
+        begin::time_ns(None).max(self.current.directory.time_ns())
+    }
+
+    fn free_space(&self) -> Space {
+        begin::free_space(&self.media, self.current.directory.layout(), Some(&self.current))
+    }
+
+    fn commit(
+        &self,
+        directory: Directory,
+        space: &mut Space,
+        samples: u64,
+        chunks: u64,
+    ) -> Result<EditReport> {
+        let chunk_size = u64::from(directory.layout().chunk_size_bytes);
+        let freed_bytes = directory.freed().iter().map(|run| run.cells * chunk_size).sum();
+        let commit = commit::prepare(&self.media, directory, space)?;
+        commit::write(&self.media, &self.lease, &commit)?;
+        Ok(EditReport {
+            uuid: commit.directory.uuid(),
+            generation: commit.directory.generation(),
+            samples,
+            live_samples: commit.directory.num_live(),
+            chunks,
+            freed_bytes,
+        })
+    }
+
+    fn purge(&self, progress: &mut dyn Progress) -> Result<EditReport> {
+        let old = &*self.current.directory;
+        let mut dead = 0;
+        let holed = (0..old.num_chunks())
+            .map(|chunk| dead_samples(old, chunk).inspect(|count| dead += count).map(|n| n > 0))
+            .collect::<Result<Vec<bool>>>()?;
+        if dead == 0 {
+            return Ok(EditReport {
+                uuid: old.uuid(),
+                generation: old.generation(),
+                samples: 0,
+                live_samples: old.num_live(),
+                chunks: 0,
+                freed_bytes: 0,
+            });
+        }
+        let slots = |chunk: u32| u64::from(old.chunk(chunk).num_slots);
+        let rewritten = (0..old.num_chunks()).filter(|&chunk| holed[chunk as usize]);
+        progress.stage(Stage::Writing, rewritten.map(slots).sum(), 0);
+        let mut purge = Purge::new(self, progress);
+        for chunk in 0..old.num_chunks() {
+            match holed[chunk as usize] {
+                true => purge.rewrite(chunk)?,
+                false => {
+                    purge.finish_chunk()?;
+                    purge.builder.copy_chunk(old, chunk)?;
+                }
+            }
+        }
+        purge.finish_chunk()?;
+        let Purge { mut builder, mut space, sequence, .. } = purge;
+        builder.delete(&old.deleted_runs());
+        builder.set_classes(old.classes().to_vec());
+        let kept: Vec<Run> = builder.runs().collect();
+        builder.set_freed(freed_by_next(old, &self.current.superblocks[0], kept));
+        progress.stage(Stage::Committing, 0, 0);
+        let directory = builder.finish(self.next_generation(), self.time_ns())?;
+        self.commit(directory, &mut space, dead, sequence)
+    }
+}
+
+/// Deleted samples of a chunk whose bytes are still there.
+fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
+    let info = directory.chunk(chunk);
+    if directory.live_in_chunk(chunk) == info.num_slots {
+        return Ok(0);
+    }
+    let mut name = Vec::new();
+    let mut dead = 0;
+    for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
+        let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
+        // A name that is gone went with the bytes.
+        dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
+    }
+    Ok(dead)
+}
+
+/// Chunks being written again.
+struct Purge<'a> {
+    edit: &'a Edit,
+    progress: &'a mut dyn Progress,
+    channel: Channel,
+    space: Space,
+    builder: DirectoryBuilder,
+    /// The chunk being filled, and the buffer when there is none.
+    open: Option<(ChunkBuilder, Part)>,
+    buf: IoBuf,
+    sequence: u64,
+    time_ns: u64,
+}
+
+impl<'a> Purge<'a> {
+    fn new(edit: &'a Edit, progress: &'a mut dyn Progress) -> Purge<'a> {
+        let layout = *edit.current.directory.layout();
+        Purge {
+            edit,
+            progress,
+            channel: edit.media.channel(),
+            space: edit.free_space(),
+            builder: DirectoryBuilder::new(layout),
+            open: None,
+            buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
+            sequence: 0,
+            time_ns: edit.time_ns(),
+        }
+    }
+
+    /// Puts what lives of a chunk into new ones, its dead slots as empty places.
+    fn rewrite(&mut self, chunk: u32) -> Result<()> {
+        let old = &*self.edit.current.directory;
+        let info = old.chunk(chunk);
+        if old.live_in_chunk(chunk) == 0 {
+            for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
+                self.push(Slot(slot), None)?;
+            }
+        } else {
+            let bytes =
+                self.channel.read(info.namespace, info.offset_bytes, info.len_bytes as usize)?;
+            let header = ChunkHeader::parse(&bytes)?;
+            header.head().check_place(
+                old.layout(),
+                info.namespace,
+                self.cell_of(info.offset_bytes),
+            )?;
+            for sample in header.samples() {
+                let (start, len) = (sample.offset_bytes as usize, sample.len_bytes as usize);
+                let extent = old.extent(sample.id);
+                let Some(extent) = extent else {
+                    self.push(sample.slot, None)?;
+                    continue;
+                };
+                let found = crate::format::checksum::crc32c(&bytes[start..start + len]);
+                if found != extent.crc32c || extent.len_bytes != sample.len_bytes {
+                    return Err(damaged(
+                        sample.id,
+                        extent.offset_bytes,
+                        &self.channel,
+                        info.namespace,
+                    ));
+                }
+                let meta = SampleMeta { id: sample.id, name: sample.name, label: sample.label };
+                self.push(sample.slot, Some((&meta, &bytes[start..start + len])))?;
+            }
+        }
+        self.progress.advance(u64::from(info.num_slots), info.len_bytes);
+        Ok(())
+    }
+
+    fn push(&mut self, slot: Slot, sample: Option<(&SampleMeta<'_>, &[u8])>) -> Result<()> {
+        loop {
+            self.open_chunk(slot)?;
+            let (chunk, _) = self.open.as_mut().expect("opened just above");
+            let fit = match sample {
+                Some((meta, record)) => chunk.push(meta, record)?,
+                None => {
+                    let old = &self.edit.current.directory;
+                    chunk.push_purged(old.id_at(slot).expect("a slot of a chunk has an id"))
+                }
+            };
+            match fit {
+                Fit::Here => return Ok(()),
+                Fit::NextChunk => self.finish_chunk()?,
+                Fit::Oversize => {
+                    unreachable!("an oversize sample lies alone: its chunk has no hole")
+                }
+            }
+        }
+    }
+
+    /// Sees to it that the chunk being filled goes on with `slot`.
+    fn open_chunk(&mut self, slot: Slot) -> Result<()> {
+        let part = *self.part_of(slot);
+        if self.open.as_ref().is_some_and(|(_, open)| *open != part) {
+            self.finish_chunk()?;
+        }
+        if self.open.is_none() {
+            let old = &self.edit.current.directory;
+            let spec = ChunkSpec {
+                layout: *old.layout(),
+                generation: self.edit.next_generation(),
+                part_first: part.first,
+                part_seed: part.seed,
+                part_window: part.window,
+                fields: old.fields().to_vec(),
+            };
+            let buf = std::mem::take(&mut self.buf);
+            self.open = Some((ChunkBuilder::new(spec, slot, buf)?, part));
+        }
+        Ok(())
+    }
+
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some((chunk, _)) = self.open.take() else { return Ok(()) };
+        let layout = *self.edit.current.directory.layout();
+        let free = self.space.free_cells();
+        let no_room = crate::format::FormatError::NoSpace { cells: 1, free };
+        let run = self.space.allocate(self.sequence, 1).ok_or(no_room)?;
+        let end = layout.offset_of(run.cell)? + u64::from(layout.chunk_size_bytes);
+        self.edit.media.grow(run.namespace, end)?;
+        let place = ChunkPlace {
+            sequence: self.sequence,
+            time_ns: self.time_ns,
+            namespace: run.namespace,
+            cell: run.cell,
+        };
+        let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        let FinishedChunk { header, mut buf, range } = finished;
+        self.builder.add_chunk(&header)?;
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.edit.lease.check()?;
+        let body = self.channel.write(run.namespace, layout.offset_of(run.cell)?, body)?;
+        buf.unsplit(body).expect("the body was split off here");
+        buf.unsplit(tail).expect("the tail was split off behind the body");
+        self.buf = buf;
+        self.sequence += 1;
+        Ok(())
+    }
+
+    fn part_of(&self, slot: Slot) -> &Part {
+        let parts = self.edit.current.directory.parts();
+        parts.take_while(|part| part.first <= slot.0).last().expect("parts begin with slot 0")
+    }
+
+    fn cell_of(&self, offset: u64) -> u64 {
+        offset / u64::from(self.edit.current.directory.layout().chunk_size_bytes)
+    }
+}
+
+fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
+    let device = channel.media().devices()[usize::from(namespace)].namespace();
+    Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
+        .sample(id)
+        .target(device.address)
+        .lba(Lba(offset / u64::from(device.block_len_bytes)))
+}

@@ -1,0 +1,341 @@
+//! The directory made anew from chunk headers, when its snapshot or the superblocks are lost.
+//!
+//! Every cell may hold the head of a chunk; one block of each is read. Which chunks make up a
+//! generation is decided by [`crate::directory::rebuild`]; their headers are read whole, and the
+//! directory is committed again as the generation that it was, so that whoever trains from it goes on.
+
+use std::sync::Arc;
+
+use crate::buf::IoBuf;
+use crate::directory::rebuild::{Plan, Step, newest_record, plan};
+use crate::directory::{Directory, DirectoryBuilder};
+use crate::format::chunk::ChunkKind;
+use crate::format::geometry::{MAX_CHUNK_SAMPLES, MIN_CHUNK_BYTES};
+use crate::format::open::{Copies, judge};
+use crate::format::{ChunkHead, ChunkHeader, GenerationRecord, ImageLayout, Space, Uuid};
+use crate::import::begin;
+use crate::import::commit::{self, with_patience};
+use crate::import::lease::Lease;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::run::open_device;
+use crate::nvme::Address;
+use crate::qpair::{ConnectOptions, Device};
+use crate::units::Generation;
+use crate::{Error, ErrorKind, Result};
+
+/// What a rebuild found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuildReport {
+    /// The image.
+    pub uuid: Uuid,
+    /// The generation that was rebuilt.
+    pub generation: Generation,
+    /// Samples there are.
+    pub live_samples: u64,
+    /// Samples whose chunk was not found.
+    pub lost_samples: u64,
+    /// Chunk headers that were read.
+    pub chunks: u64,
+    /// Chunk heads that are not part of the generation: replaced, or never committed.
+    pub unused_chunks: u64,
+}
+
+/// Makes the directory of `image` anew from its chunk headers and commits it.
+///
+/// With `since`, only chunks of later generations are looked for; the rest comes from the directory of
+/// that generation, which must still be readable.
+///
+/// # Errors
+/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one whole
+/// image, or the directory of generation `since` is not there. `Busy`: an import is at work.
+pub fn rebuild(
+    image: &[Address],
+    since: Option<Generation>,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<RebuildReport> {
+    let connect = ConnectOptions { writable: true, ..connect.clone() };
+    let devices: Vec<Arc<dyn Device>> =
+        image.iter().map(|address| open_device(address, image, &connect)).collect::<Result<_>>()?;
+    rebuild_on(&devices, since, progress)
+}
+
+/// As [`rebuild`], on namespaces that are open.
+///
+/// # Errors
+/// As [`rebuild`].
+pub fn rebuild_on(
+    devices: &[Arc<dyn Device>],
+    since: Option<Generation>,
+    progress: &mut dyn Progress,
+) -> Result<RebuildReport> {
+    let given = Media::new(devices.to_vec())?;
+    let (layout, order) = identify(&given)?;
+    let media = given.in_order(&order);
+    let lease = Lease::take(&media, ImportOptions::default().lease)?;
+    let copies = superblocks(&media)?;
+    let base = match since {
+        Some(generation) => Some(base_of(&media, &copies, generation)?),
+        None => None,
+    };
+    let cells: u64 = capacities(&media, &layout).iter().sum();
+    progress.stage(Stage::Indexing, cells, 0);
+    let heads = scan(&media, &layout, progress)?;
+    let committed = committed(&copies);
+    let found = assemble(&media, &layout, &heads, base.as_ref(), committed)?;
+    progress.stage(Stage::Committing, 0, 0);
+    with_patience(|| {
+        let mut space = Space::new(&layout, &media.capacities());
+        // Whatever is known to lie somewhere stays where it is, older generations included.
+        heads.iter().for_each(|head| space.reserve(head.run()));
+        let commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
+        commit::write(&media, &lease, &commit)
+    })?;
+    Ok(RebuildReport {
+        uuid: layout.uuid,
+        generation: found.directory.generation(),
+        live_samples: found.directory.num_live(),
+        lost_samples: found.plan.lost_samples,
+        chunks: found.headers_read,
+        unused_chunks: found.plan.unused_heads,
+    })
+}
+
+/// What heads and records amount to.
+struct Found {
+    directory: Directory,
+    plan: Plan,
+    headers_read: u64,
+}
+
+/// Which image it is, and which of the namespaces given is which of it.
+fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
+    let copies = superblocks(media)?;
+    if let Ok(opened) = judge(&copies) {
+        return Ok((opened.superblock().layout, opened.given));
+    }
+    let mut places = Vec::new();
+    for (given, copies) in copies.iter().enumerate() {
+        let of_superblock =
+            copies.newest().map(|superblock| (superblock.layout, superblock.namespace));
+        let place = match of_superblock {
+            Some(place) => place,
+            None => first_chunk(media, given as u16)?,
+        };
+        places.push(place);
+    }
+    let layout = places[0].0;
+    let mut order = vec![usize::MAX; places.len()];
+    for (given, (found, namespace)) in places.iter().enumerate() {
+        let place = order.get_mut(usize::from(*namespace)).filter(|place| **place == usize::MAX);
+        match place {
+            Some(place)
+                if *found == layout && usize::from(layout.num_namespaces) == places.len() =>
+            {
+                *place = given;
+            }
+            _ => {
+                let message = "the namespaces are not those of one whole image";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+    }
+    Ok((layout, order))
+}
+
+fn superblocks(media: &Media) -> Result<Vec<Copies>> {
+    let mut channel = media.channel();
+    (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
+}
+
+/// The layout that the first chunk of a namespace names: cells may be as small as the smallest.
+fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
+    let mut channel = media.channel();
+    let device = media.devices()[usize::from(namespace)].namespace();
+    let mut at = u64::from(MIN_CHUNK_BYTES);
+    while at + BLOCK_BYTES as u64 <= device.len_bytes() {
+        let block = channel.read(namespace, at, BLOCK_BYTES)?;
+        if let Ok(head) = ChunkHead::parse(&block)
+            && head.layout.offset_of(head.cell) == Ok(at)
+        {
+            return Ok((head.layout, head.namespace));
+        }
+        at += u64::from(MIN_CHUNK_BYTES);
+    }
+    Err(Error::new(ErrorKind::NotFound, "no chunk of an image lies here").target(device.address))
+}
+
+/// The generation that namespace 0 commits, if its superblocks are there to say so.
+fn committed(copies: &[Copies]) -> Option<Generation> {
+    copies[0].newest().map(|superblock| superblock.generation)
+}
+
+/// The directory of an older generation: its snapshot is still where its superblock says.
+fn base_of(media: &Media, copies: &[Copies], generation: Generation) -> Result<Directory> {
+    let missing = || {
+        let message = format!("the directory of generation {generation} is not there any more");
+        Error::new(ErrorKind::InvalidArgument, message).hint("rebuild without --since")
+    };
+    let superblock = copies[0].of(generation).ok_or_else(missing)?;
+    begin::read_directory(media, superblock).map_err(|error| missing().source(error))
+}
+
+fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
+    let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
+    // The last cell of a file may be cut off behind what is used of it.
+    media.devices().iter().map(capacity).map(|cells| cells + 1).collect()
+}
+
+/// The heads of all cells that have one which belongs there.
+fn scan(
+    media: &Media,
+    layout: &ImageLayout,
+    progress: &mut dyn Progress,
+) -> Result<Vec<ChunkHead>> {
+    let mut channel = media.channel();
+    let mut heads = Vec::new();
+    for (namespace, cells) in (0..).zip(capacities(media, layout)) {
+        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
+        for cell in 1..cells {
+            let at = layout.offset_of(cell)?;
+            progress.advance(1, 0);
+            if at + BLOCK_BYTES as u64 > len {
+                continue;
+            }
+            let block = channel.read(namespace, at, BLOCK_BYTES)?;
+            let head = ChunkHead::parse(&block).ok();
+            heads.extend(head.filter(|head| head.check_place(layout, namespace, cell).is_ok()));
+        }
+    }
+    Ok(heads)
+}
+
+/// Chooses the newest generation that is whole, or else the newest.
+fn assemble(
+    media: &Media,
+    layout: &ImageLayout,
+    heads: &[ChunkHead],
+    base: Option<&Directory>,
+    committed: Option<Generation>,
+) -> Result<Found> {
+    if heads.is_empty() && base.is_none() {
+        return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
+    }
+    let cells: u64 = capacities(media, layout).iter().sum();
+    let most_slots = cells.saturating_mul(u64::from(MAX_CHUNK_SAMPLES));
+    let since = base.map_or(Generation(0), Directory::generation);
+    // What a generation that was not committed left behind is no part of any.
+    let until = committed.unwrap_or(Generation(u64::MAX));
+    let wanted = |head: &&ChunkHead| (since < head.id.generation) && head.id.generation <= until;
+    let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
+    let channel = &mut media.channel();
+    let mut records = later.clone();
+    loop {
+        let head = newest_record(&records, committed).copied();
+        let record = match &head {
+            Some(head) => read_record(channel, layout, head)?,
+            None => None,
+        };
+        if let (Some(head), None) = (&head, &record) {
+            // Damaged: the next one.
+            records.retain(|other| other != head);
+            continue;
+        }
+        let record = record.or_else(|| base.map(Directory::record));
+        let (usable, plan) = usable_plan(channel, base, &later, record.as_ref(), most_slots)?;
+        let mut builder = DirectoryBuilder::new(*layout);
+        carry_out(channel, &plan, &usable, base, &mut builder)?;
+        let (generation, time_ns) = match &record {
+            Some(record) => (record.generation, record.time_ns),
+            None => usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default(),
+        };
+        if let Some(record) = record {
+            builder.set_classes(record.classes);
+            builder.delete(&record.deleted);
+            builder.set_freed(record.freed);
+        }
+        let directory = builder.finish(generation, time_ns)?;
+        let headers_read = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
+        return Ok(Found { directory, plan, headers_read: headers_read as u64 });
+    }
+}
+
+/// A plan all of whose headers read whole: a damaged one is as good as none.
+fn usable_plan(
+    channel: &mut Channel,
+    base: Option<&Directory>,
+    heads: &[ChunkHead],
+    record: Option<&GenerationRecord>,
+    most_slots: u64,
+) -> Result<(Vec<ChunkHead>, Plan)> {
+    let mut usable = heads.to_vec();
+    loop {
+        let plan = plan(base, &usable, record, most_slots)?;
+        let mut damaged = Vec::new();
+        for step in &plan.steps {
+            if let Step::Head(at) = step
+                && read_header(channel, &usable[*at])?.is_none()
+            {
+                damaged.push(usable[*at]);
+            }
+        }
+        if damaged.is_empty() {
+            return Ok((usable, plan));
+        }
+        usable.retain(|head| !damaged.contains(head));
+    }
+}
+
+fn carry_out(
+    channel: &mut Channel,
+    plan: &Plan,
+    heads: &[ChunkHead],
+    base: Option<&Directory>,
+    builder: &mut DirectoryBuilder,
+) -> Result<()> {
+    for step in &plan.steps {
+        match *step {
+            Step::Base(chunk) => {
+                builder.copy_chunk(base.expect("only a base has base chunks"), chunk)?;
+            }
+            Step::Head(at) => {
+                let header = read_header(channel, &heads[at])?;
+                let changed =
+                    || Error::new(ErrorKind::Corrupt, "a chunk changed while it was read");
+                builder.add_chunk(&header.ok_or_else(changed)?)?;
+            }
+            Step::Lost { part, count } => builder.add_lost(part, count)?,
+        }
+    }
+    Ok(())
+}
+
+fn read_header(channel: &mut Channel, head: &ChunkHead) -> Result<Option<ChunkHeader>> {
+    let bytes = read_front(channel, head)?;
+    Ok(bytes.and_then(|bytes| ChunkHeader::parse(&bytes).ok()))
+}
+
+fn read_record(
+    channel: &mut Channel,
+    layout: &ImageLayout,
+    head: &ChunkHead,
+) -> Result<Option<GenerationRecord>> {
+    debug_assert!(head.kind == ChunkKind::Record, "asked for a record's head");
+    let bytes = read_front(channel, head)?;
+    let record = bytes.and_then(|bytes| GenerationRecord::parse(&bytes).ok());
+    Ok(record.map(|(_, record)| record).filter(|record| record.layout == *layout))
+}
+
+/// Head and table of a chunk or record; `None` where they go past the end.
+fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
+    let at = head.layout.offset_of(head.cell)?;
+    let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);
+    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    if at + len > device.len_bytes() {
+        return Ok(None);
+    }
+    channel.read(head.namespace, at, len as usize).map(Some)
+}
+
+const BLOCK_BYTES: usize = 4096;

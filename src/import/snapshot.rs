@@ -1,0 +1,104 @@
+//! A snapshot of the directory in a file, to open an image without reading it from the target.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::format::{FormatError, Superblock};
+use crate::import::begin;
+use crate::import::media::Media;
+use crate::import::run::open_device;
+use crate::nvme::Address;
+use crate::qpair::{ConnectOptions, Device};
+use crate::units::Generation;
+use crate::{Error, ErrorKind, Result};
+
+/// A snapshot that was saved, or found to be current.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotReport {
+    /// The generation that it describes.
+    pub generation: Generation,
+    /// Samples there are in it.
+    pub live_samples: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+}
+
+/// Writes the directory of `image` to `file`, whole or not at all.
+///
+/// # Errors
+/// Those of opening the image; those of the file.
+pub fn snapshot_save(
+    image: &[Address],
+    file: &Path,
+    connect: &ConnectOptions,
+) -> Result<SnapshotReport> {
+    let (media, superblock) = open(image, connect)?;
+    let directory = begin::read_directory(&media, &superblock)?;
+    let bytes = directory.to_snapshot()?;
+    write_whole(file, &bytes).map_err(|error| Error::from(error).path(file))?;
+    Ok(report(&directory, bytes.len()))
+}
+
+/// Looks whether `file` is a snapshot of what `image` is now.
+///
+/// # Errors
+/// `Stale`: the image has moved on, or back. `InvalidArgument`: it is of another image. `Corrupt`: it
+/// is damaged. Those of opening the image.
+pub fn snapshot_check(
+    image: &[Address],
+    file: &Path,
+    connect: &ConnectOptions,
+) -> Result<SnapshotReport> {
+    let (_, superblock) = open(image, connect)?;
+    let bytes = std::fs::read(file).map_err(|error| Error::from(error).path(file))?;
+    let len = bytes.len();
+    let damaged = |error: FormatError| Error::from(error).path(file);
+    let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
+    match directory.check_current(&superblock) {
+        Ok(()) => Ok(report(&directory, len)),
+        Err(error @ FormatError::OtherImage { .. }) => Err(damaged(error)),
+        Err(_) => {
+            let message = format!(
+                "the snapshot is of generation {}, the image is at {}",
+                directory.generation(),
+                superblock.generation
+            );
+            Err(Error::new(ErrorKind::Stale, message)
+                .path(file)
+                .hint("save it again: dlfs snapshot save"))
+        }
+    }
+}
+
+fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superblock)> {
+    let devices: Vec<Arc<dyn Device>> =
+        image.iter().map(|address| open_device(address, image, connect)).collect::<Result<_>>()?;
+    let media = Media::for_reading(devices)?;
+    let opened = begin::opened(&media)?;
+    Ok((media.in_order(&opened.given), *opened.superblock()))
+}
+
+fn report(directory: &Directory, len: usize) -> SnapshotReport {
+    SnapshotReport {
+        generation: directory.generation(),
+        live_samples: directory.num_live(),
+        len_bytes: len as u64,
+    }
+}
+
+/// A file that is there is there whole: written beside its place, made durable, and renamed.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let written = File::create(&beside)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        // The error at hand says more than that of removing the part would.
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}
