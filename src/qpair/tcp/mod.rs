@@ -1,7 +1,7 @@
 //! A remote namespace over NVMe/TCP: sockets, time and recovery around [`crate::tcp::host`].
 //!
 //! [`TcpNamespace`] is one namespace, reached over one or several paths. A *session* is one association
-//! with a controller: an admin queue, which the [keeper](keeper) thread owns, and an I/O queue for
+//! with a controller: an admin queue, which the keeper thread owns, and an I/O queue for
 //! each queue pair, which is polled by the thread that uses it. When any connection of a session fails,
 //! the whole session is replaced, on another path first if there is one; each queue pair then joins the
 //! new session and issues its reads again.
