@@ -487,3 +487,6 @@ impl CidSet {
 
 /// The most data in the capsule of a Fabrics or admin command.
 pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;
+
+#[cfg(test)]
+mod tests;
