@@ -1,7 +1,7 @@
 //! A host made of a plain socket: it sends whatever bytes a test wants, in any order, right or wrong.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use dlfs::nvme::sqe::feature;
@@ -247,12 +247,18 @@ impl RawHost {
         }
     }
 
-    /// Reads replies up to the end of the connection, which must come.
+    /// Reads replies up to the end of the connection, which must come. Closes it itself after a
+    /// termination request, as hosts do.
     pub fn until_closed(&mut self) -> Vec<Reply> {
         let mut replies = Vec::new();
         loop {
             match self.receive() {
                 Reply::Closed => return replies,
+                reply @ Reply::Term { .. } => {
+                    replies.push(reply);
+                    let _ = self.stream.shutdown(Shutdown::Both); // the target may have closed it
+                    return replies;
+                }
                 reply => replies.push(reply),
             }
         }
