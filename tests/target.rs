@@ -4,9 +4,11 @@ mod support;
 
 use std::sync::Arc;
 
-use dlfs::nvme::identify::{IdentifyNamespace, decode_namespace_list};
-use dlfs::nvme::sqe::cns;
-use dlfs::nvme::{IdentifyController, Nqn, Sgl, Sqe, Status};
+use dlfs::ErrorKind;
+use dlfs::nvme::fabrics::DiscoveryRecord;
+use dlfs::nvme::identify::{IdentifyNamespace, NamespaceDescriptors, decode_namespace_list};
+use dlfs::nvme::sqe::{cns, log_page};
+use dlfs::nvme::{Cc, Csts, IdentifyController, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -14,8 +16,10 @@ use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 use support::evil::{Evil, EvilTarget};
+use support::faults::{Fault, Faulty, Rule};
 use support::random::Random;
 use support::raw_host::{RawHost, Reply};
+use zerocopy::FromBytes as _;
 
 const MIB: u64 = 1 << 20;
 const NSID: Nsid = Nsid(1);
@@ -114,4 +118,267 @@ fn the_misbehaving_target_is_right_until_it_is_told_otherwise() {
         evil.revive();
     }
     assert_eq!(evil.misbehaved(), 6);
+}
+
+/// A read of `num_blocks` blocks from `slba` on that must give the bytes of the namespace.
+fn check_read(io: &mut RawHost, bytes: &[u8], slba: u64, num_blocks: u32) {
+    let (cqe, read) = io.call(Sqe::read(0, NSID, Lba(slba), num_blocks, num_blocks * 512), &[]);
+    assert!(cqe.status().is_success(), "{}", cqe.status());
+    assert!(read == bytes[slba as usize * 512..][..num_blocks as usize * 512], "at {slba}");
+}
+
+#[test]
+fn two_hosts_with_many_queues_read_side_by_side_on_several_pollers() {
+    for num_pollers in [1, 3] {
+        let (target, bytes) = serve(|options| options.num_pollers = num_pollers);
+        let address = target.local_addr();
+        std::thread::scope(|scope| {
+            for host in 0..2u64 {
+                let bytes = &bytes;
+                scope.spawn(move || {
+                    let (_admin, queues) = RawHost::with_queues::<4>(address, &nqn(), NO_DIGESTS);
+                    let mut random = Random::new(host);
+                    for mut io in queues {
+                        for _ in 0..100 {
+                            let num_blocks = 1 + random.below(512);
+                            let slba = random.below(8 * MIB / 512 - num_blocks);
+                            check_read(&mut io, bytes, slba, num_blocks as u32);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((target.stats().reads, target.stats().errors), (800, 0));
+        target.stop();
+    }
+}
+
+#[test]
+fn a_deep_queue_is_served_with_little_memory() {
+    let (target, bytes) = serve(|options| options.buffer_bytes = 256 << 10);
+    let (mut admin, [mut io, mut other]) =
+        RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    let (_, page) = admin.call(Sqe::identify(0, cns::CONTROLLER, Nsid(0)), &[]);
+    let limit = IdentifyController::decode(&page).unwrap().max_transfer_bytes(0).unwrap();
+    assert_eq!(limit, 128 << 10, "half of the buffers");
+    let reads: Vec<u8> = (0..127u16)
+        .flat_map(|cid| io.capsule(&Sqe::read(cid, NSID, Lba(u64::from(cid)), 128, 64 << 10), &[]))
+        .collect();
+    io.send(&reads);
+    check_read(&mut other, &bytes, 3, 256);
+    for _ in 0..127 {
+        let Reply::Data { cid, bytes: read, last: true, success: true, .. } = io.receive() else {
+            panic!("no data");
+        };
+        assert!(read == bytes[usize::from(cid) * 512..][..64 << 10]);
+    }
+}
+
+#[test]
+fn a_host_that_is_killed_while_it_writes_leaves_the_old_bytes() {
+    let (target, bytes) = serve(|options| options.writable = true);
+    let write = Sqe::write(0, NSID, Lba(0), 2048, Sgl::transport(1 << 20));
+    for sent in [0, 1, 64 << 10, (1 << 20) - 1] {
+        let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+        let cid = io.start(write, &[]);
+        let Reply::R2t { ttag, .. } = io.receive() else { panic!("no R2T") };
+        let pdu = io.h2c_data(cid, ttag, 0, &vec![0xEE; 1 << 20], true);
+        io.send(&pdu[..24 + sent]);
+    }
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    check_read(&mut io, &bytes, 0, 2048);
+    assert_eq!(target.stats().writes, 0);
+}
+
+#[test]
+fn a_wrong_data_digest_of_a_write_is_a_transient_error_and_writes_nothing() {
+    let (target, bytes) = serve(|options| options.writable = true);
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), BOTH_DIGESTS);
+    let mut write = Sqe::write(0x77, NSID, Lba(0), 1, Sgl::in_capsule(512));
+    let mut capsule = io.capsule(&write, &[0xEE; 512]);
+    *capsule.last_mut().unwrap() ^= 1;
+    io.send(&capsule);
+    let Reply::Resp(cqe) = io.receive() else { panic!("no completion") };
+    assert!(cqe.status().is(Status::TRANSIENT_TRANSPORT_ERROR) && !cqe.status().dnr);
+    check_read(&mut io, &bytes, 0, 1);
+    // The same command again, undamaged, and durable (FUA).
+    write.cdw12.set(write.cdw12.get() | dlfs::nvme::sqe::FUA);
+    assert!(io.call(write, &[0xEE; 512]).0.status().is_success());
+    assert_eq!(io.call(Sqe::read(0, NSID, Lba(0), 1, 512), &[]).1, [0xEE; 512]);
+}
+
+#[test]
+fn writes_to_a_read_only_namespace_are_refused_before_their_data_move() {
+    let (target, bytes) = serve(|_| {});
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    for sgl in [Sgl::in_capsule(4096), Sgl::transport(4096)] {
+        let data: &[u8] = if sgl == Sgl::in_capsule(4096) { &[0xEE; 4096] } else { &[] };
+        let (cqe, _) = io.call(Sqe::write(0, NSID, Lba(0), 8, sgl), data);
+        assert_eq!(cqe.status(), Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
+    }
+    let flush = io.call(Sqe::flush(0, NSID), &[]).0.status();
+    assert!(flush.is_success(), "a flush writes nothing: {flush}");
+    check_read(&mut io, &bytes, 0, 8);
+}
+
+#[test]
+fn failures_of_the_device_become_statuses_that_say_whether_to_try_again() {
+    let device = MemNamespace::new(MIB, 512).unwrap();
+    let faulty = Arc::new(Faulty::new(Arc::new(device)));
+    faulty.add(Rule::read(0..1, 1, Fault::Os(libc::EIO)));
+    faulty.add(Rule::read(1..2, 1, Fault::Status(Status::UNWRITTEN_BLOCK)));
+    faulty.add(Rule::read(2..3, 1, Fault::Short));
+    faulty.shuffle_completions(7);
+    let target = Target::bind(TargetOptions::new(nqn()), vec![faulty.clone()]).unwrap();
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    let mut status = |slba| io.call(Sqe::read(0, NSID, Lba(slba), 1, 512), &[]).0.status();
+    assert_eq!(status(0), Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(status(1), Status::UNWRITTEN_BLOCK);
+    assert_eq!(status(2), Status::DATA_TRANSFER_ERROR);
+    for slba in 0..4 {
+        assert!(status(slba).is_success(), "once only");
+    }
+    faulty.add(Rule::any_read(1, Fault::Disconnect));
+    assert_eq!(status(3), Status::INTERNAL_PATH_ERROR);
+}
+
+#[test]
+fn several_namespaces_have_their_own_bytes_and_identifiers() {
+    let devices: Vec<Arc<dyn Device>> = (1..=3u8)
+        .map(|n| {
+            let device = MemNamespace::new(MIB, 4096).unwrap().with_nguid([n; 16]);
+            let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+            blocking.write_at(0, &vec![n; 4096]).unwrap();
+            Arc::new(device) as Arc<dyn Device>
+        })
+        .collect();
+    let target = Target::bind(TargetOptions::new(nqn()), devices).unwrap();
+    let (mut admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    let (_, page) = admin.call(Sqe::identify(0, cns::ACTIVE_NAMESPACES, Nsid(1)), &[]);
+    assert_eq!(decode_namespace_list(&page).unwrap(), [Nsid(2), Nsid(3)]);
+    for n in 1..=3u8 {
+        let nsid = Nsid(u32::from(n));
+        let (_, page) = admin.call(Sqe::identify(0, cns::NAMESPACE, nsid), &[]);
+        assert_eq!(IdentifyNamespace::decode(&page).unwrap().nguid, [n; 16]);
+        let (_, page) = admin.call(Sqe::identify(0, cns::NAMESPACE_DESCRIPTORS, nsid), &[]);
+        assert_eq!(NamespaceDescriptors::decode(&page).nguid, Some([n; 16]));
+        assert_eq!(io.call(Sqe::read(0, nsid, Lba(0), 1, 4096), &[]).1, vec![n; 4096]);
+    }
+    assert!(target.address(Nsid(2)).to_string().ends_with("/nqn.2026-11.io.dlfs:test?ns=2"));
+}
+
+#[test]
+fn only_hosts_on_the_list_may_connect_and_discovery_shows_nothing_to_others() {
+    let friend = Nqn::new("nqn.2026-11.io.dlfs:friend").unwrap();
+    let (target, _) = serve(|options| options.allow_hosts = vec![friend.clone()]);
+    for (hostnqn, is_allowed) in
+        [(friend, true), (Nqn::new("nqn.2026-11.io.dlfs:foe").unwrap(), false)]
+    {
+        let mut host = RawHost::initialised(target.local_addr(), &nqn(), NO_DIGESTS);
+        host.hostnqn = hostnqn.clone();
+        let status = host.connect(0, 31, 0xFFFF).status();
+        let refused = Status::CONNECT_INVALID_HOST.do_not_retry();
+        assert_eq!(status, if is_allowed { Status::SUCCESS } else { refused });
+        let names = discovered(&target, hostnqn);
+        assert_eq!(names.contains(&nqn()), is_allowed, "{names:?}");
+        assert!(names.contains(&Nqn::discovery()));
+    }
+}
+
+/// The subsystems of the discovery log that a host is shown, read in two commands as nvme-cli does.
+fn discovered(target: &Target, hostnqn: Nqn) -> Vec<Nqn> {
+    let mut host = RawHost::initialised(target.local_addr(), &Nqn::discovery(), NO_DIGESTS);
+    host.hostnqn = hostnqn;
+    assert!(host.connect(0, 31, 0xFFFF).status().is_success());
+    host.call(Sqe::property_set(0, Property::Cc, u64::from(Cc::ENABLE.0)), &[]);
+    let (_, header) = host.call(Sqe::get_log_page(0, log_page::DISCOVERY, 0, 20), &[]);
+    let num_records = u32::from(header[8]);
+    let (_, records) =
+        host.call(Sqe::get_log_page(0, log_page::DISCOVERY, 1024, num_records * 1024), &[]);
+    let records = records.chunks_exact(1024).map(|record| {
+        let record = DiscoveryRecord::read_from_bytes(record).unwrap();
+        assert_eq!(record.port(), Some(target.local_addr().port()));
+        assert_eq!(record.traddr(), Some("127.0.0.1"));
+        record.subnqn().unwrap()
+    });
+    records.collect()
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_a_sentence() {
+    let (target, _) = serve(|_| {});
+    let bind = |change: &dyn Fn(&mut TargetOptions)| {
+        let mut options = TargetOptions::new(nqn());
+        change(&mut options);
+        let device: Arc<dyn Device> = Arc::new(MemNamespace::new(MIB, 512).unwrap());
+        Target::bind(options, vec![device])
+    };
+    let taken = bind(&|options| options.listen = target.local_addr()).unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::Busy);
+    assert!(taken.report().contains(&target.local_addr().to_string()), "{}", taken.report());
+    let open = bind(&|options| options.listen = "0.0.0.0:0".parse().unwrap()).unwrap_err();
+    assert_eq!(open.kind(), ErrorKind::InvalidArgument);
+    assert!(open.report().contains("--allow-host"), "{}", open.report());
+    let allowed = bind(&|options| {
+        options.listen = "0.0.0.0:0".parse().unwrap();
+        options.allow_any_host = true;
+    });
+    allowed.unwrap().stop();
+    let strange = bind(&|options| options.listen = "192.0.2.1:0".parse().unwrap());
+    assert_eq!(strange.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        bind(&|options| options.nqn = Nqn::discovery()).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        Target::bind(TargetOptions::new(nqn()), vec![]).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
+}
+
+#[test]
+fn a_stopped_target_frees_its_port_and_its_hosts_see_the_end() {
+    let (target, _) = serve(|_| {});
+    let address = target.local_addr();
+    let (mut admin, [mut io]) = RawHost::with_queues(address, &nqn(), NO_DIGESTS);
+    admin.start(Sqe::async_event_request(0), &[]);
+    target.stop();
+    assert_eq!((admin.receive(), io.receive()), (Reply::Closed, Reply::Closed));
+    let (again, bytes) = serve(|options| options.listen = address);
+    let (_admin, [mut io]) = RawHost::with_queues(again.local_addr(), &nqn(), NO_DIGESTS);
+    check_read(&mut io, &bytes, 1, 1);
+}
+
+#[test]
+fn a_controller_that_is_disabled_loses_its_queues_and_can_be_enabled_again() {
+    let (target, bytes) = serve(|_| {});
+    let (mut admin, cntlid) = RawHost::admin(target.local_addr(), &nqn(), NO_DIGESTS);
+    let enabled = |admin: &mut RawHost| {
+        assert!(admin.call(Sqe::set_num_queues(0, 1), &[]).0.status().is_success());
+        let mut io = RawHost::initialised(target.local_addr(), &nqn(), NO_DIGESTS);
+        assert!(io.connect(1, 31, cntlid).status().is_success());
+        check_read(&mut io, &bytes, 0, 8);
+        io
+    };
+    let mut io = enabled(&mut admin);
+    let event = admin.start(Sqe::async_event_request(0), &[]);
+    let csts =
+        |admin: &mut RawHost| admin.call(Sqe::property_get(0, Property::Csts), &[]).0.dw0.get();
+    assert_eq!(csts(&mut admin), Csts::READY);
+    let disable = admin.start(Sqe::property_set(0, Property::Cc, 0x0046_0000), &[]);
+    let (Reply::Resp(done), Reply::Resp(aborted)) = (admin.receive(), admin.receive()) else {
+        panic!("the disabling and the aborted event request are answered");
+    };
+    assert_eq!((done.cid.get(), aborted.cid.get()), (disable, event));
+    assert!(aborted.status().is(Status::ABORTED_SQ_DELETED));
+    assert_eq!((csts(&mut admin), io.receive()), (0, Reply::Closed));
+    assert!(admin.call(Sqe::keep_alive(0), &[]).0.status().is(Status::COMMAND_SEQUENCE_ERROR));
+    admin.call(Sqe::property_set(0, Property::Cc, u64::from(Cc::ENABLE.0)), &[]);
+    enabled(&mut admin);
+    admin.call(Sqe::property_set(0, Property::Cc, u64::from(Cc::SHUTDOWN.0)), &[]);
+    assert!(Csts(csts(&mut admin)).is_shut_down());
+    // Entries of other sizes cannot be: fatal status in place of ready.
+    admin.call(Sqe::property_set(0, Property::Cc, 0), &[]);
+    admin.call(Sqe::property_set(0, Property::Cc, 0x0056_0001), &[]);
+    assert_eq!(csts(&mut admin), Csts::FATAL);
 }
