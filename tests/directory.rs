@@ -215,3 +215,22 @@ fn fields_and_classes_are_kept() {
     assert_eq!(written.fields(), [b"jpg".to_vec(), b"txt".to_vec()]);
     assert_eq!(image.open().0.fields(), written.fields());
 }
+
+#[test]
+fn a_directory_costs_at_most_20_bytes_a_sample_beside_names_and_labels() {
+    for pack in [Pack::Aligned, Pack::Tight] {
+        // 64 KiB chunks of 600-byte samples: about 80 a chunk, near the fewest that the bound is for.
+        let source: Vec<Sample> =
+            (0..20_000).map(|i| sample(&format!("class/{i:06}"), Some(i % 10), 600)).collect();
+        let mut image = Image::new(1, pack);
+        let imported = image.add(&source, 3, 20_000, &[]);
+        let (opened, _) = image.open();
+        for directory in [imported, opened, image.delete(&[0, 7, 19_999])] {
+            let samples_a_chunk = 20_000 / u64::from(directory.num_chunks());
+            assert!((64..128).contains(&samples_a_chunk), "{samples_a_chunk} samples a chunk");
+            let memory = directory.memory_bytes();
+            assert!(memory.core() <= 20 * 20_000, "{memory:?}");
+            assert!(memory.labels <= 20_000 + 64 && memory.core() < memory.total(), "{memory:?}");
+        }
+    }
+}

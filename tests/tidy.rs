@@ -190,7 +190,7 @@ fn every_package_has_the_lints_of_the_workspace() {
 #[test]
 fn the_documents_name_files_that_exist() {
     let mut wrong = Vec::new();
-    for document in ["README.md"] {
+    for document in ["README.md", "tests/rows.md"] {
         let text = fs::read_to_string(root().join(document)).unwrap_or_default();
         if text.is_empty() {
             wrong.push(format!("{document} is missing"));
@@ -202,6 +202,33 @@ fn the_documents_name_files_that_exist() {
                 folders.iter().any(|folder| path.starts_with(folder)) && !path.contains(' ');
             if is_path && !path.contains('*') && !root().join(path).exists() {
                 wrong.push(format!("{document}: `{name}`"));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
+#[test]
+fn every_feature_row_names_a_test_that_exists_or_says_why_not() {
+    let rows = fs::read_to_string(root().join("tests/rows.md")).expect("tests/rows.md");
+    let wanted = (3..=12).map(|row| format!("D{row}"));
+    let wanted = wanted.chain([1, 3, 4, 5, 8, 9, 11].map(|row| format!("E{row}")));
+    let mut wrong = Vec::new();
+    for row in wanted {
+        let Some(line) = rows.lines().find(|line| line.starts_with(&format!("| {row} |"))) else {
+            wrong.push(format!("{row} has no row"));
+            continue;
+        };
+        let tests: Vec<&str> =
+            line.split('`').skip(1).step_by(2).filter(|name| name.contains("::")).collect();
+        if tests.is_empty() {
+            wrong.push(format!("{row} names no test"));
+        }
+        for test in tests {
+            let (file, name) = test.rsplit_once("::").expect("it has one");
+            let text = fs::read_to_string(root().join(file)).unwrap_or_default();
+            if !text.contains(&format!("fn {name}(")) {
+                wrong.push(format!("{row}: `{test}` does not exist"));
             }
         }
     }
