@@ -15,13 +15,16 @@ use crate::import::commit;
 use crate::import::journal::{JOURNAL_OFFSET, Journal};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::options::{BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage};
+use crate::import::options::{
+    BadEntries, ImportOptions, ImportReport, OnError, Onto, Progress, Stage,
+};
 use crate::import::pass::{Outcome, Pass, Patience, is_passing};
 use crate::import::plan::{Planner, Rows};
 use crate::import::sources::{BadEntry, BadReason, Index, Source, SourceKind, SourceOptions};
 use crate::nvme::Address;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::{self, ConnectOptions, Device};
+use crate::units::ALIGN_BYTES;
 use crate::{Error, ErrorKind, Result};
 
 /// Imports what `sources` name onto the image at `image`.
@@ -46,6 +49,9 @@ pub fn import(
     let mut created = Vec::new();
     let mut devices = Vec::new();
     for address in image {
+        if options.onto == Onto::Empty {
+            refuse_half_block(address)?;
+        }
         let (device, new) = open_for_writing(address, image, connect)?;
         created.extend(new);
         devices.push(device);
@@ -73,6 +79,21 @@ pub fn import_onto(
     progress.stage(Stage::Indexing, 0, 0);
     let source = open_source(sources, &[], options)?;
     run(source, devices.to_vec(), options, progress)
+}
+
+/// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
+/// has any, so a file that ends in the middle of a block holds something else.
+fn refuse_half_block(address: &Address) -> Result<()> {
+    let Address::Path(path) = address else { return Ok(()) };
+    let half = |found: &std::fs::Metadata| {
+        found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
+    };
+    if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
+        return Err(Error::new(ErrorKind::Refused, "the target holds something else")
+            .path(path)
+            .hint("give it up with --force"));
+    }
+    Ok(())
 }
 
 /// Opens a namespace for an import: a file is created where there is none, and then named.
