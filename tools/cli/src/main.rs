@@ -5,6 +5,8 @@
 
 mod args;
 mod commands;
+mod demo_data;
+mod demo_source;
 mod epochs;
 mod exit;
 mod export;

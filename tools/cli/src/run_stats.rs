@@ -109,7 +109,9 @@ impl RunStats {
         }
         self.bytes += bytes;
         self.waited += waited;
-        self.batches.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        let recorded = self.batches.record(waited_us.min(MAX_WAIT_US));
+        recorded.expect("the histogram grows as needed");
     }
 
     /// Samples and bytes so far.
@@ -171,9 +173,25 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
+/// An hour: no call waits longer than its deadline.
+const MAX_WAIT_US: u64 = 3_600_000_000;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn latencies_of_seconds_are_told_as_such() {
+        let mut stats = RunStats::start();
+        for _ in 0..99 {
+            stats.batch([0].into_iter(), 1, Duration::from_micros(100));
+        }
+        stats.batch([0].into_iter(), 1, Duration::from_secs(3));
+        let report = stats.finish();
+        assert!((100..=101).contains(&report.batch_us.p50), "{:?}", report.batch_us);
+        assert!((2_990_000..=3_010_000).contains(&report.batch_us.max), "{:?}", report.batch_us);
+        assert!((report.stall_s - 3.0099).abs() < 1e-6);
+    }
 
     #[test]
     fn the_order_checksum_is_over_little_endian_ids_whatever_the_batches() {

@@ -36,6 +36,13 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
+/// A number of bytes in the largest binary unit that it is a multiple of: `4 MiB`, `64 KiB`.
+pub(crate) fn binary_size(number: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(bits, _)| number > 0 && number.trailing_zeros() >= *bits);
+    unit.map_or_else(|| format!("{number} B"), |(bits, unit)| format!("{} {unit}", number >> bits))
+}
+
 /// Bytes in a time as a rate: `1.42 GB/s`.
 pub(crate) fn rate(number: u64, time: Duration) -> String {
     format!("{}/s", bytes(per_second(number, time) as u64))
@@ -125,6 +132,14 @@ mod tests {
         assert_eq!(bytes(138_400_000), "138 MB");
         assert_eq!(bytes(999_600), "1.00 MB");
         assert_eq!(bytes(u64::MAX), "18.4 EB");
+    }
+
+    #[test]
+    fn binary_sizes_are_whole_numbers_of_their_unit() {
+        assert_eq!(binary_size(4 << 20), "4 MiB");
+        assert_eq!(binary_size(64 << 10), "64 KiB");
+        assert_eq!(binary_size((1 << 20) + 1), "1048577 B");
+        assert_eq!(binary_size(0), "0 B");
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! The commands of `dlfs`, a file each: its arguments, what it does, what it prints.
 
 mod cat;
+mod delete;
+mod demo;
 mod discover;
 mod export;
+mod import;
 mod ls;
+mod purge;
 mod read;
+mod rebuild;
 mod serve;
 mod shuffle_report;
+mod snapshot;
 mod stat;
 mod verify;
 
@@ -17,6 +23,7 @@ use crate::exit::{Failure, Outcome};
 /// A user-level NVMe-oF file system for deep-learning training.
 ///
 /// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
+/// batches. `dlfs demo` shows all of it in a few seconds.
 #[derive(Debug, Parser)]
 #[command(name = "dlfs", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -32,15 +39,21 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::DemoArgs),
+    Import(import::ImportArgs),
     Serve(serve::ServeArgs),
+    Discover(discover::DiscoverArgs),
     Ls(ls::LsArgs),
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
     Export(export::ExportArgs),
-    Discover(discover::DiscoverArgs),
     Verify(verify::VerifyArgs),
     Read(read::ReadArgs),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
+    Delete(delete::DeleteArgs),
+    Purge(purge::PurgeArgs),
+    Rebuild(rebuild::RebuildArgs),
+    Snapshot(snapshot::SnapshotArgs),
 }
 
 impl Cli {
@@ -48,15 +61,21 @@ impl Cli {
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         let quiet = self.quiet;
         match self.command {
+            Command::Demo(args) => demo::run(args, quiet),
+            Command::Import(args) => import::run(args, quiet),
             Command::Serve(args) => serve::run(args),
+            Command::Discover(args) => discover::run(args),
             Command::Ls(args) => ls::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Cat(args) => cat::run(args),
             Command::Export(args) => export::run(args, quiet),
-            Command::Discover(args) => discover::run(args),
             Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(args, quiet),
             Command::ShuffleReport(args) => shuffle_report::run(args),
+            Command::Delete(args) => delete::run(args),
+            Command::Purge(args) => purge::run(args, quiet),
+            Command::Rebuild(args) => rebuild::run(args, quiet),
+            Command::Snapshot(args) => snapshot::run(args),
         }
     }
 }

@@ -110,9 +110,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let total = samples_to_read(&image, &options);
-    let mut loader = image.loader(options)?;
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
+    let mut loader = image.loader(options)?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch| {
         if let Some(ids) = &mut ids {

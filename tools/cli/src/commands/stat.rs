@@ -145,9 +145,9 @@ impl ImageFacts {
             text::bytes(self.sample_bytes)
         ))?;
         out.line(format!(
-            "chunks       {} of {} MiB",
+            "chunks       {} of {}",
             text::count(self.chunks.into()),
-            self.chunk_size as f64 / f64::from(1 << 20)
+            text::binary_size(self.chunk_size)
         ))?;
         if !self.fields.is_empty() {
             out.line(format!("fields       {}", self.fields.join(", ")))?;

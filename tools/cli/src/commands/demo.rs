@@ -1,0 +1,346 @@
+//! `dlfs demo`: import, serve, read twice, compare with the source; the first minute of a new user.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::import::sources::SourceKind;
+use dlfs::import::{ImportOptions, ImportReport, OnError};
+use dlfs::nvme::{Address, Nqn};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::{self, ConnectOptions};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
+use dlfs::volume::{Image, OpenOptions};
+use dlfs::{Error, ErrorKind};
+
+use super::import::ImportProgress;
+use crate::demo_data::DemoData;
+use crate::demo_source::Source;
+use crate::epochs::{End, read_batches};
+use crate::exit::{Failure, Outcome, about_file};
+use crate::order_args::OrderArgs;
+use crate::out::Out;
+use crate::progress::Meter;
+use crate::run_stats::{Percentiles, RunReport, RunStats};
+use crate::signals::Stop;
+use crate::text;
+
+/// See all of it work: import a folder, serve it over NVMe/TCP, read two shuffled epochs, check them
+///
+/// Without DIR a small data set is made: 4,000 files, about 140 MB. The image is written to a temporary
+/// folder (TMPDIR says where), served by an embedded target on a loopback socket, and read through the
+/// user-level host. Every sample that arrives is compared with its source file, byte for byte.
+/// Everything that was made is removed at the end, also after Ctrl-C.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// A folder of files to use instead; it is only read
+    #[arg(value_name = "DIR")]
+    folder: Option<PathBuf>,
+    #[command(flatten)]
+    order: OrderArgs,
+    /// Samples of a batch
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Print the figures as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let stop = Stop::on_signals()?;
+    let scratch = tempfile::Builder::new().prefix("dlfs-demo-").tempdir();
+    let scratch = scratch.map_err(|error| {
+        about_file("cannot make a temporary folder", std::env::temp_dir(), error)
+    })?;
+    let mut demo = Demo {
+        args: &args,
+        scratch: scratch.path(),
+        stop: stop.clone(),
+        quiet,
+        show: Show { out: Out::new(), silent: args.json },
+    };
+    let result = demo.run();
+    drop(demo);
+    let path = scratch.path().to_path_buf();
+    let removed = scratch.close();
+    if stop.is_set() {
+        eprintln!("dlfs: stopped; what the demo had made is removed");
+        return Ok(Outcome::Incomplete);
+    }
+    result?;
+    removed.map_err(|error| about_file("cannot remove the temporary folder", path, error))?;
+    Ok(Outcome::Done)
+}
+
+/// A running demo. Its steps end early, with an error, when the user wants to stop.
+struct Demo<'a> {
+    args: &'a DemoArgs,
+    scratch: &'a Path,
+    stop: Stop,
+    quiet: bool,
+    show: Show,
+}
+
+impl Demo<'_> {
+    fn run(&mut self) -> Result<(), Failure> {
+        self.show.title()?;
+        let folder = match &self.args.folder {
+            Some(folder) => folder.clone(),
+            None => self.make_files()?,
+        };
+        let path = self.scratch.join("demo.dlfs");
+        self.import(&folder, &path)?;
+        let target = self.serve(&path)?;
+        let image = Image::open(&[target.address(Nsid(1))], &OpenOptions::default())?;
+        image.load_names()?;
+        let source = self.load_source(&folder, &image)?;
+        let epochs = self.read(&image, &source)?;
+        self.show.verdict(epochs.len(), &image)?;
+        self.show.figures(&epochs, self.args.batch)?;
+        if self.args.json {
+            self.show.out.json(&JsonReport { epochs: &epochs, verified: true })?;
+        }
+        self.show.what_next()
+    }
+
+    fn make_files(&mut self) -> Result<PathBuf, Failure> {
+        let folder = self.scratch.join("pictures");
+        let data = DemoData::DEFAULT;
+        let mut meter =
+            Meter::new("making", data.pictures + data.tiny, self.quiet).counting("file");
+        let began = Instant::now();
+        let made = data.make(&folder, |files, bytes| {
+            meter.update(files, bytes);
+            !self.stop.is_set()
+        })?;
+        drop(meter);
+        self.go_on()?;
+        let what = format!(
+            "{} in {}, {}",
+            text::counted(made.files, "file"),
+            text::counted(made.classes, "class folder"),
+            text::bytes(made.bytes)
+        );
+        self.show.step("made", &what, began.elapsed())?;
+        Ok(folder)
+    }
+
+    fn import(&mut self, folder: &Path, path: &Path) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut progress = ImportProgress::new(self.quiet, self.stop.clone());
+        let image = [Address::from_path(path)];
+        let options = ImportOptions {
+            from: SourceKind::Folder,
+            on_error: OnError::Skip,
+            ..ImportOptions::default()
+        };
+        let sources = [folder.to_path_buf()];
+        let report = dlfs::import::import(
+            &sources,
+            &image,
+            &options,
+            &ConnectOptions::default(),
+            &mut progress,
+        )?;
+        drop(progress);
+        self.show.imported(&report, began.elapsed())
+    }
+
+    fn serve(&mut self, path: &Path) -> Result<Target, Failure> {
+        let device = qpair::open(&Address::from_path(path), &ConnectOptions::default())?;
+        let nqn = Nqn::new("nqn.2026-11.io.dlfs:demo").expect("a name of the right form");
+        let target = Target::bind(TargetOptions::new(nqn), vec![device])?;
+        self.show.line("serving", &target.address(Nsid(1)).to_string())?;
+        Ok(target)
+    }
+
+    /// The source in memory, where it fits, so that comparing costs the epochs next to nothing.
+    fn load_source<'i>(&self, folder: &Path, image: &'i Image) -> Result<Source<'i>, Failure> {
+        let mut meter = Meter::new("loading", image.directory().num_samples(), self.quiet);
+        let (mut samples, mut bytes) = (0, 0);
+        let source = Source::open(folder, image.directory(), COMPARE_IN_MEMORY_BYTES, |len| {
+            samples += 1;
+            bytes += len;
+            meter.update(samples, bytes);
+            !self.stop.is_set()
+        })?;
+        self.go_on()?;
+        Ok(source)
+    }
+
+    /// Reads the epochs and compares every sample. Where the source is not in memory, comparing goes
+    /// over the same epochs once more, so that reading files does not count as reading samples.
+    fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<RunReport>, Failure> {
+        let compare_now = source.is_loaded();
+        let epochs = self.read_epochs(image, "reading", compare_now.then_some(source))?;
+        for (number, report) in epochs.iter().enumerate() {
+            self.show.epoch(number + 1, report)?;
+        }
+        if !compare_now {
+            self.read_epochs(image, "comparing", Some(source))?;
+        }
+        Ok(epochs)
+    }
+
+    fn read_epochs(
+        &self,
+        image: &Image,
+        label: &'static str,
+        source: Option<&Source<'_>>,
+    ) -> Result<Vec<RunReport>, Failure> {
+        let num_samples = image.directory().num_samples();
+        let order = self.args.order.spec(1)?;
+        let options = LoaderOptions::new(order, self.args.batch as usize, EPOCHS);
+        let mut meter = Meter::new(label, EPOCHS * num_samples, self.quiet);
+        let mut reports = Vec::new();
+        let mut seen = vec![false; num_samples as usize];
+        let mut stats = RunStats::start();
+        let mut loader = image.loader(options)?;
+        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch| {
+            if let Some(source) = source {
+                source.compare(batch)?;
+            }
+            for id in batch.ids() {
+                seen[id.0 as usize] = true;
+            }
+            if batch.ends_epoch() {
+                check_all_seen(&mut seen)?;
+                reports.push(stats.finish());
+                *stats = RunStats::start();
+            }
+            Ok(!self.stop.is_set())
+        })?;
+        match end {
+            End::Complete => Ok(reports),
+            End::Stopped => Err(stopped()),
+        }
+    }
+
+    fn go_on(&self) -> Result<(), Failure> {
+        if self.stop.is_set() { Err(stopped()) } else { Ok(()) }
+    }
+}
+
+fn stopped() -> Failure {
+    Error::new(ErrorKind::Interrupted, "the demo was stopped").into()
+}
+
+/// Whether an epoch delivered every sample; forgets them for the next.
+fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
+    let missing = seen.iter().filter(|seen| !**seen).count();
+    if missing > 0 {
+        let text = format!("an epoch left out {missing} samples");
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    seen.fill(false);
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    epochs: &'a [RunReport],
+    verified: bool,
+}
+
+/// What the demo prints, step by step, unless only JSON is wanted.
+struct Show {
+    out: Out,
+    silent: bool,
+}
+
+impl Show {
+    fn title(&mut self) -> Result<(), Failure> {
+        let title = self.out.bold("dlfs demo");
+        let line = format!("{title}: a folder of files through a real NVMe/TCP socket and back\n");
+        self.text(&line)
+    }
+
+    fn step(&mut self, label: &str, what: &str, time: Duration) -> Result<(), Failure> {
+        let time = self.out.dim(&format!("({})", text::duration(time)));
+        self.line(label, &format!("{what}  {time}"))
+    }
+
+    fn imported(&mut self, report: &ImportReport, time: Duration) -> Result<(), Failure> {
+        let what = format!(
+            "{} into an image of {} in {}, {}",
+            text::counted(report.samples, "sample"),
+            text::bytes(report.image_bytes),
+            text::counted(report.chunks, "chunk"),
+            text::rate(report.sample_bytes, time)
+        );
+        self.step("imported", &what, time)?;
+        for entry in &report.bad {
+            self.line("left out", &format!("{}: {}", text::safe_name(&entry.name), entry.reason))?;
+        }
+        Ok(())
+    }
+
+    fn epoch(&mut self, number: usize, report: &RunReport) -> Result<(), Failure> {
+        let speed = format!("{} samples/s", text::count(report.samples_per_s as u64));
+        let what = format!(
+            "{}, {}, in {}: {}, {}",
+            text::counted(report.samples, "sample"),
+            text::bytes(report.bytes),
+            text::duration(report.time()),
+            self.out.bold(&speed),
+            self.out.bold(&text::rate(report.bytes, report.time())),
+        );
+        self.line(&format!("epoch {number}"), &what)
+    }
+
+    fn verdict(&mut self, epochs: usize, image: &Image) -> Result<(), Failure> {
+        let verified = self.out.green("verified");
+        let samples = text::count(image.directory().num_live());
+        self.text(&format!(
+            "\n{verified}: each of {samples} samples came once in each of {epochs} epochs, and equals \
+             its source file, byte for byte\n",
+        ))
+    }
+
+    fn figures(&mut self, epochs: &[RunReport], batch: u32) -> Result<(), Failure> {
+        for (number, report) in epochs.iter().enumerate() {
+            let Percentiles { p50, p99, max } = report.batch_us;
+            let what = format!(
+                "batch of {batch}: p50 {}, p99 {}, max {};  CPU {:.2} s a GB, host and target",
+                text::micros(p50),
+                text::micros(p99),
+                text::micros(max),
+                report.cpu_s_per_gb()
+            );
+            self.line(&format!("epoch {}", number + 1), &what)?;
+        }
+        Ok(())
+    }
+
+    fn what_next(&mut self) -> Result<(), Failure> {
+        let head = self.out.bold("What next");
+        self.text(&format!("\n{head}{WHAT_NEXT}"))?;
+        self.out.flush()
+    }
+
+    fn line(&mut self, label: &str, what: &str) -> Result<(), Failure> {
+        let label = self.out.dim(&format!("{label:>9}"));
+        self.text(&format!("{label}  {what}"))
+    }
+
+    fn text(&mut self, text: &str) -> Result<(), Failure> {
+        if self.silent {
+            return Ok(());
+        }
+        self.out.line(text)?;
+        self.out.flush()
+    }
+}
+
+/// Sources up to this size are compared in memory.
+const COMPARE_IN_MEMORY_BYTES: u64 = 512 << 20;
+const EPOCHS: u64 = 2;
+const WHAT_NEXT: &str = "
+  dlfs demo ~/pictures                       the same with files of yours
+  dlfs import ~/pictures train.dlfs          make an image to keep
+  dlfs serve train.dlfs                      prints its address, for dlfs and for `nvme connect`
+  dlfs read ADDRESS --batch 256 --epochs 2 --order global
+  dlfs help                                  everything else";

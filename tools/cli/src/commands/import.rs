@@ -1,0 +1,293 @@
+//! `dlfs import`: puts a data set onto an image.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use dlfs::format::Pack;
+use dlfs::import::sources::{BadEntry, SourceKind};
+use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
+
+use crate::args::{ConnectionArgs, ImageAddress};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::progress::Meter;
+use crate::signals::Stop;
+use crate::size::parse_size;
+use crate::text;
+
+/// Put a data set onto an image: folders, tar or WebDataset shards, TFRecords, or a list
+///
+/// The image must be a new file or hold nothing but zeroes, unless --append, --resume or --force says
+/// otherwise. Entries that cannot be imported are all named, and nothing is imported; --on-error skip
+/// imports the rest. What is committed is durable when the command ends.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ImportArgs {
+    /// Folders of class folders, tar or TFRecord shards (or a folder of them), or list files with
+    /// path<TAB>label on each line
+    #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
+    sources: Vec<PathBuf>,
+    /// Where to: ADDRESS[,ADDRESS...], the data striped over all of them
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    image: ImageAddress,
+    /// What the sources are
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
+    from: SourceKind,
+    #[command(flatten)]
+    onto: OntoArgs,
+    /// In which order samples lie on the media
+    #[arg(long, value_enum, default_value_t = PlacementArg::Shuffled)]
+    placement: PlacementArg,
+    /// Seed of the shuffled placement
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Length of a chunk, a power of two from 64K to 256M
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_chunk_size)]
+    chunk_size: u32,
+    /// Whether small samples avoid crossing blocks, at the cost of some padding
+    #[arg(long, value_enum, default_value_t = PackArg::Aligned)]
+    pack: PackArg,
+    /// What to do about entries that cannot be imported
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
+    on_error: OnErrorArg,
+    /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
+    #[arg(long, value_name = "DIR")]
+    spool: Option<PathBuf>,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct OntoArgs {
+    /// Add the samples to those that the image has, as a new generation
+    #[arg(long)]
+    append: bool,
+    /// Go on with an import that did not end, with the options that it began with
+    #[arg(long)]
+    resume: bool,
+    /// Give up whatever the image holds
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PlacementArg {
+    /// Drawn by the seed, so that each chunk is a fair draw of the data set
+    Shuffled,
+    /// As the source has them
+    Source,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PackArg {
+    /// No sample touches more blocks than its length needs, for at most 1/8 of padding
+    Aligned,
+    /// No padding
+    Tight,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnErrorArg {
+    /// Name them all and import nothing
+    Stop,
+    /// Import the rest, and name what was left out
+    Skip,
+}
+
+pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let began = Instant::now();
+    let connect = args.connection.options(true);
+    let options = args.options();
+    let report =
+        dlfs::import::import(&args.sources, &args.image.0, &options, &connect, &mut progress)?;
+    let time = began.elapsed();
+    drop(progress);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport::new(&report, time))?;
+    } else {
+        print_report(&mut out, &args, &report, time)?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+impl ImportArgs {
+    fn options(&self) -> ImportOptions {
+        ImportOptions {
+            from: self.from,
+            onto: match (self.onto.append, self.onto.resume, self.onto.force) {
+                (true, _, _) => Onto::Append,
+                (_, true, _) => Onto::Resume,
+                (_, _, true) => Onto::Force,
+                _ => Onto::Empty,
+            },
+            placement: match self.placement {
+                PlacementArg::Shuffled => PlacementOrder::Shuffled,
+                PlacementArg::Source => PlacementOrder::Source,
+            },
+            seed: self.seed,
+            chunk_size_bytes: self.chunk_size,
+            pack: match self.pack {
+                PackArg::Aligned => Pack::Aligned,
+                PackArg::Tight => Pack::Tight,
+            },
+            on_error: match self.on_error {
+                OnErrorArg::Stop => OnError::Stop,
+                OnErrorArg::Skip => OnError::Skip,
+            },
+            spool: self.spool.clone(),
+            ..ImportOptions::default()
+        }
+    }
+}
+
+/// Shows an import on stderr, and stops it on Ctrl-C.
+pub(crate) struct ImportProgress {
+    meter: Meter,
+    stop: Stop,
+    samples: u64,
+    bytes: u64,
+    quiet: bool,
+}
+
+impl ImportProgress {
+    pub(crate) fn new(quiet: bool, stop: Stop) -> ImportProgress {
+        let meter = Meter::new("indexing", 0, quiet);
+        ImportProgress { meter, stop, samples: 0, bytes: 0, quiet }
+    }
+}
+
+impl Progress for ImportProgress {
+    fn stage(&mut self, stage: Stage, samples: u64, _bytes: u64) {
+        let label = match stage {
+            Stage::Indexing => "indexing",
+            Stage::Committing => "committing",
+            _ => "writing",
+        };
+        (self.samples, self.bytes) = (0, 0);
+        self.meter = Meter::new(label, samples, self.quiet);
+    }
+
+    fn advance(&mut self, samples: u64, bytes: u64) {
+        self.samples += samples;
+        self.bytes += bytes;
+        self.meter.update(self.samples, self.bytes);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.stop.is_set()
+    }
+}
+
+fn source_kind() -> impl TypedValueParser<Value = SourceKind> {
+    PossibleValuesParser::new(["auto", "folder", "tar", "webdataset", "tfrecord", "list"])
+        .map(|text| text.parse().expect("the library knows the kinds above by these names"))
+}
+
+fn parse_chunk_size(text: &str) -> Result<u32, String> {
+    let size = parse_size(text)?;
+    u32::try_from(size)
+        .ok()
+        .filter(|size| size.is_power_of_two() && CHUNK_SIZES.contains(size))
+        .ok_or_else(|| "not a power of two from 64K to 256M".to_owned())
+}
+
+#[derive(Serialize)]
+struct JsonReport {
+    samples: u64,
+    bytes: u64,
+    seconds: f64,
+    uuid: String,
+    generation: u64,
+    from: String,
+    live_samples: u64,
+    chunks: u64,
+    chunks_found: u64,
+    image_bytes: u64,
+    bad: Vec<JsonBad>,
+}
+
+#[derive(Serialize)]
+struct JsonBad {
+    name: String,
+    reason: String,
+}
+
+impl JsonReport {
+    fn new(report: &ImportReport, time: Duration) -> JsonReport {
+        let bad = |entry: &BadEntry| JsonBad {
+            name: text::safe_name(&entry.name),
+            reason: entry.reason.to_string(),
+        };
+        JsonReport {
+            samples: report.samples,
+            bytes: report.sample_bytes,
+            seconds: time.as_secs_f64(),
+            uuid: report.uuid.to_string(),
+            generation: report.generation.0,
+            from: report.kind.to_string(),
+            live_samples: report.live_samples,
+            chunks: report.chunks,
+            chunks_found: report.chunks_found,
+            image_bytes: report.image_bytes,
+            bad: report.bad.iter().map(bad).collect(),
+        }
+    }
+}
+
+fn print_report(
+    out: &mut Out,
+    args: &ImportArgs,
+    report: &ImportReport,
+    time: Duration,
+) -> Result<(), Failure> {
+    let image = args.image.to_string();
+    out.line(format!(
+        "imported {} ({}) from {} in {}: {}",
+        out.bold(&text::counted(report.samples, "sample")),
+        text::bytes(report.sample_bytes),
+        report.kind,
+        text::duration(time),
+        out.bold(&text::rate(report.sample_bytes, time)),
+    ))?;
+    out.line(format!(
+        "  image      {image}: generation {}, {} in {}",
+        report.generation,
+        text::bytes(report.image_bytes),
+        text::counted(report.chunks, "chunk"),
+    ))?;
+    if report.chunks_found > 0 {
+        out.line(format!(
+            "  resumed    {} chunks were in place",
+            text::count(report.chunks_found)
+        ))?;
+    }
+    if report.live_samples != report.samples {
+        out.line(format!("  in all     {}", text::counted(report.live_samples, "sample")))?;
+    }
+    if !report.bad.is_empty() {
+        out.line(format!("  left out   {}:", text::counted(report.bad.len() as u64, "entry")))?;
+        for entry in &report.bad {
+            out.line(format!("    {}: {}", text::safe_name(&entry.name), entry.reason))?;
+        }
+    }
+    out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
+}
+
+const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
+const EXAMPLES: &str = "\
+Examples:
+  dlfs import ~/pictures train.dlfs
+  dlfs import shards/*.tar train.dlfs --from webdataset
+  dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:a,nvme-tcp://node2/nqn.2026-11.io.dlfs:b
+  dlfs import more/ train.dlfs --append";

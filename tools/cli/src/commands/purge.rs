@@ -1,0 +1,51 @@
+//! `dlfs purge`: the space of deleted samples back.
+
+use clap::Args;
+
+use super::delete::JsonReport;
+use super::import::ImportProgress;
+use crate::args::{ConnectionArgs, ImageAddress};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::signals::Stop;
+use crate::text;
+
+/// Write the chunks that have deleted samples anew, without them, as a new generation
+///
+/// There must be room for the new chunks beside the old ones, whose space is written again two
+/// generations later at the earliest: readers of the generation before go on undisturbed.
+#[derive(Debug, Args)]
+pub(crate) struct PurgeArgs {
+    /// The image: ADDRESS[,ADDRESS...], in any order
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    image: ImageAddress,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let connect = args.connection.options(true);
+    let report = dlfs::import::purge(&args.image.0, &connect, &mut progress)?;
+    drop(progress);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport::new(&report))?;
+    } else if report.chunks == 0 && report.samples == 0 {
+        out.line(format!("nothing to purge: {} has no deleted samples", args.image))?;
+    } else {
+        out.line(format!(
+            "purged {} from {}: {} written, {} will be free; generation {}",
+            out.bold(&text::counted(report.samples, "sample")),
+            args.image,
+            text::counted(report.chunks, "chunk"),
+            text::bytes(report.freed_bytes),
+            report.generation,
+        ))?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,75 @@
+//! `dlfs rebuild`: the directory anew, from chunk headers alone.
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::units::Generation;
+
+use super::import::ImportProgress;
+use crate::args::{ConnectionArgs, ImageAddress};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::signals::Stop;
+use crate::text;
+
+/// Make the directory anew from the chunks' own headers
+///
+/// For an image whose superblock or directory is damaged. With exit code 3 some samples are lost: their
+/// chunks were not found.
+#[derive(Debug, Args)]
+pub(crate) struct RebuildArgs {
+    /// The image: ADDRESS[,ADDRESS...], in any order
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    image: ImageAddress,
+    /// Look only for chunks later than GENERATION, whose directory must still be readable
+    #[arg(long, value_name = "GENERATION")]
+    since: Option<u64>,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Serialize)]
+struct JsonReport {
+    uuid: String,
+    generation: u64,
+    live_samples: u64,
+    lost_samples: u64,
+    chunks: u64,
+    unused_chunks: u64,
+}
+
+pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let connect = args.connection.options(true);
+    let since = args.since.map(Generation);
+    let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress)?;
+    drop(progress);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport {
+            uuid: report.uuid.to_string(),
+            generation: report.generation.0,
+            live_samples: report.live_samples,
+            lost_samples: report.lost_samples,
+            chunks: report.chunks,
+            unused_chunks: report.unused_chunks,
+        })?;
+    } else {
+        out.line(format!(
+            "rebuilt {}: generation {}, {} from {}",
+            args.image,
+            report.generation,
+            out.bold(&text::counted(report.live_samples, "sample")),
+            text::counted(report.chunks, "chunk header"),
+        ))?;
+        if report.lost_samples > 0 {
+            let lost = text::counted(report.lost_samples, "sample");
+            out.line(format!("  lost       {lost}: their chunks were not found"))?;
+        }
+    }
+    out.flush()?;
+    Ok(if report.lost_samples > 0 { Outcome::Damaged } else { Outcome::Done })
+}

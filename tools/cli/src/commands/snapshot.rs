@@ -1,0 +1,84 @@
+//! `dlfs snapshot`: the directory in a file, so that jobs open an image without reading it there.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::args::{ConnectionArgs, ImageAddress};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::text;
+
+/// Save the directory to a file, or check a saved one
+///
+/// Commands that read take such a file with --snapshot and do not read the directory from the image. A
+/// file of another generation is refused.
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Write the directory to FILE, whole or not at all
+    Save(FileArgs),
+    /// Look whether FILE is the directory of what the image is now
+    Check(FileArgs),
+}
+
+#[derive(Debug, Args)]
+struct FileArgs {
+    /// The image: ADDRESS[,ADDRESS...], in any order
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    image: ImageAddress,
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Serialize)]
+struct JsonReport {
+    generation: u64,
+    live_samples: u64,
+    len_bytes: u64,
+}
+
+pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
+    let (args, what, report) = match args.action {
+        Action::Save(args) => {
+            let connect = args.connection.options(false);
+            let report = dlfs::import::snapshot_save(&args.image.0, &args.file, &connect)?;
+            (args, "saved", report)
+        }
+        Action::Check(args) => {
+            let connect = args.connection.options(false);
+            let report = dlfs::import::snapshot_check(&args.image.0, &args.file, &connect)?;
+            (args, "current", report)
+        }
+    };
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonReport {
+            generation: report.generation.0,
+            live_samples: report.live_samples,
+            len_bytes: report.len_bytes,
+        })?;
+    } else {
+        out.line(format!(
+            "{what}: {} is generation {}, {}, {}",
+            args.file.display(),
+            report.generation,
+            text::counted(report.live_samples, "sample"),
+            text::bytes(report.len_bytes),
+        ))?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,180 @@
+//! A small data set for `dlfs demo`: folders of made-up pictures and labels, the same for a seed.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use dlfs::Error;
+
+use crate::exit::about_file;
+
+/// How much to make.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DemoData {
+    /// Decides every size and every byte.
+    pub(crate) seed: u64,
+    /// Files with the sizes of ImageNet's pictures: log-normal, about 110 KB.
+    pub(crate) pictures: u64,
+    /// Files of 1 byte to 4 KiB: icons, captions.
+    pub(crate) tiny: u64,
+}
+
+/// What was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) classes: u64,
+}
+
+impl DemoData {
+    /// What the demo makes when it is given no folder: 4,000 files, about 140 MB.
+    pub(crate) const DEFAULT: DemoData = DemoData { seed: 2026, pictures: 1_200, tiny: 2_800 };
+
+    /// Makes the class folders below `root`; `progress` hears of files and bytes so far, and ends
+    /// the work by answering `false`.
+    ///
+    /// # Errors
+    /// The operating system's, with the file.
+    pub(crate) fn make(
+        &self,
+        root: &Path,
+        mut progress: impl FnMut(u64, u64) -> bool,
+    ) -> Result<Made, Error> {
+        for class in CLASSES {
+            let folder = root.join(class);
+            fs::create_dir_all(&folder)
+                .map_err(|error| about_file("cannot make the folder", &folder, error))?;
+        }
+        let mut random = Random(self.seed);
+        let mut made = Made { files: 0, bytes: 0, classes: CLASSES.len() as u64 };
+        let mut contents = Vec::new();
+        for index in 0..self.pictures + self.tiny {
+            let (len, suffix) = if index < self.pictures {
+                (random.picture_len(), "jpg")
+            } else {
+                (random.below(4096) as usize + 1, "txt")
+            };
+            random.fill(&mut contents, len);
+            let class = CLASSES[random.below(CLASSES.len() as u64) as usize];
+            let path = root.join(class).join(format!("{class}_{index:05}.{suffix}"));
+            let written = fs::File::create_new(&path).and_then(|mut f| f.write_all(&contents));
+            written.map_err(|error| about_file("cannot write", &path, error))?;
+            made.files += 1;
+            made.bytes += len as u64;
+            if !progress(made.files, made.bytes) {
+                break;
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// SplitMix64: small, seeded, and good enough for bytes that nobody can compress.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// Log-normal with a mean of 110 KB and a spread of ImageNet's kind, cut at 4 KB and 1 MB.
+    fn picture_len(&mut self) -> usize {
+        // The sum of twelve uniform numbers less six is as good as normal here.
+        let unit = |bits: u64| (bits >> 11) as f64 / (1_u64 << 53) as f64;
+        let normal = (0..12).map(|_| unit(self.next())).sum::<f64>() - 6.0;
+        let len = 110_000.0 * (SIGMA * normal - SIGMA * SIGMA / 2.0).exp();
+        len.clamp(4_000.0, 1_000_000.0) as usize
+    }
+
+    fn fill(&mut self, contents: &mut Vec<u8>, len: usize) {
+        contents.clear();
+        while contents.len() < len {
+            contents.extend(self.next().to_le_bytes());
+        }
+        contents.truncate(len);
+    }
+}
+
+const SIGMA: f64 = 0.6;
+const CLASSES: [&str; 16] = [
+    "accordion",
+    "bagel",
+    "castle",
+    "dragonfly",
+    "espresso",
+    "flamingo",
+    "goldfish",
+    "harp",
+    "iguana",
+    "jellyfish",
+    "koala",
+    "lighthouse",
+    "mitten",
+    "newt",
+    "otter",
+    "pretzel",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(seed: u64) -> (tempfile::TempDir, Made) {
+        let root = tempfile::tempdir().unwrap();
+        let data = DemoData { seed, pictures: 40, tiny: 60 };
+        let made = data.make(root.path(), |_, _| true).unwrap();
+        (root, made)
+    }
+
+    fn listing(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+        let mut files = Vec::new();
+        for class in fs::read_dir(root).unwrap() {
+            for file in fs::read_dir(class.unwrap().path()).unwrap() {
+                let path = file.unwrap().path();
+                files.push((
+                    path.strip_prefix(root).unwrap().to_path_buf(),
+                    fs::read(&path).unwrap(),
+                ));
+            }
+        }
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_files() {
+        let ((a, made_a), (b, made_b), (c, _)) = (made(1), made(1), made(2));
+        assert_eq!(made_a, made_b);
+        assert_eq!(made_a.files, 100);
+        let files = listing(a.path());
+        assert_eq!(files.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>(), made_a.bytes);
+        assert_eq!(files, listing(b.path()));
+        assert_ne!(files, listing(c.path()));
+    }
+
+    #[test]
+    fn pictures_are_about_as_large_as_imagenet_s() {
+        let mut random = Random(7);
+        let lens: Vec<usize> = (0..20_000).map(|_| random.picture_len()).collect();
+        let mean = lens.iter().sum::<usize>() / lens.len();
+        assert!((100_000..120_000).contains(&mean), "mean {mean}");
+        assert!(lens.iter().all(|len| (4_000..=1_000_000).contains(len)));
+    }
+
+    #[test]
+    fn making_ends_when_it_is_told_to() {
+        let root = tempfile::tempdir().unwrap();
+        let data = DemoData { seed: 1, pictures: 5, tiny: 5 };
+        let made = data.make(root.path(), |files, _| files < 3).unwrap();
+        assert_eq!(made.files, 3);
+    }
+}

@@ -1,0 +1,226 @@
+//! Runs the real `dlfs`, with a time limit, on small data sets in temporary folders.
+#![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// What a run of `dlfs` left behind.
+pub struct Ran {
+    pub status: ExitStatus,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Asserts the exit code, and shows all that was printed when it is another.
+    #[track_caller]
+    pub fn code(self, expected: i32) -> Ran {
+        assert_eq!(
+            self.status.code(),
+            Some(expected),
+            "stdout:\n{}\nstderr:\n{}",
+            String::from_utf8_lossy(&self.stdout),
+            self.stderr
+        );
+        self
+    }
+
+    /// Standard output as text.
+    #[track_caller]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("standard output is UTF-8")
+    }
+
+    /// Standard output as one JSON value, with nothing else beside it.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| {
+            panic!("no JSON ({error}): {}", String::from_utf8_lossy(&self.stdout))
+        })
+    }
+
+    /// Asserts that the failure was explained with these words.
+    #[track_caller]
+    pub fn complains_of(&self, words: &[&str]) {
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in:\n{}", self.stderr);
+        }
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+    }
+}
+
+/// The binary under test, with no terminal and a clean environment of options.
+pub fn dlfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dlfs"));
+    command.stdin(Stdio::null()).env_remove("NO_COLOR");
+    command
+}
+
+/// Runs `dlfs` with `arguments` to its end.
+pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
+    let mut command = dlfs();
+    command.args(arguments);
+    finish(command)
+}
+
+/// Runs `command` to its end, and fails when that takes longer than any test should.
+pub fn finish(mut command: Command) -> Ran {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts");
+    let stdout = collect(child.stdout.take().expect("piped"));
+    let stderr = collect(child.stderr.take().expect("piped"));
+    let status = wait(&mut child);
+    let stdout = stdout.join().expect("the reading thread does not panic");
+    let stderr = stderr.join().expect("the reading thread does not panic");
+    Ran { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
+}
+
+fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+        bytes
+    })
+}
+
+/// Waits for the child's end, at most a minute and a half.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().expect("the child is ours");
+            panic!("dlfs did not end within {LIMIT:?}");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sends `signal` (`INT`, `TERM`) to the child.
+pub fn signal(child: &Child, signal: &str) {
+    let status =
+        Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status();
+    assert!(status.expect("kill runs").success());
+}
+
+/// A temporary folder with a data set and room for images.
+pub struct Place(tempfile::TempDir);
+
+impl Place {
+    pub fn new() -> Place {
+        Place(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// A place with the small data set of [`Place::make_source`].
+    pub fn with_source() -> Place {
+        let place = Place::new();
+        place.make_source("source");
+        place
+    }
+
+    /// A place with the data set imported into `train.dlfs`.
+    pub fn with_image() -> Place {
+        let place = Place::with_source();
+        run(&[
+            OsStr::new("import"),
+            place.path("source").as_os_str(),
+            place.path("train.dlfs").as_os_str(),
+        ])
+        .code(0);
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// As text, for a command line.
+    pub fn arg(&self, name: &str) -> String {
+        self.path(name).to_str().expect("temporary folders are named in UTF-8").to_owned()
+    }
+
+    /// Three classes of a hundred samples, 0 to some 20,000 bytes each.
+    pub fn make_source(&self, name: &str) {
+        for (class, folder) in ["cat", "dog", "newt"].iter().enumerate() {
+            let folder = self.path(name).join(folder);
+            fs::create_dir_all(&folder).expect("a new folder");
+            for index in 0..100_usize {
+                let path = folder.join(format!("{index:03}.bin"));
+                fs::write(path, sample(class, index)).expect("a new file");
+            }
+        }
+    }
+
+    /// The files below `name`, by relative path.
+    pub fn files(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+        let root = self.path(name);
+        let mut files = Vec::new();
+        collect_files(&root, &root, &mut files);
+        files.sort();
+        files
+    }
+}
+
+/// Made-up bytes that differ from those of every other sample.
+fn sample(class: usize, index: usize) -> Vec<u8> {
+    let len = match index {
+        0 => 0,
+        index => (index * index * 2 + class * 17) % 20_011,
+    };
+    (0..len).map(|at| (at * 31 + index * 7 + class * 101) as u8).collect()
+}
+
+fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            collect_files(root, &path, files);
+        } else {
+            let name = path.strip_prefix(root).expect("below the root").to_path_buf();
+            files.push((name, fs::read(&path).expect("a file")));
+        }
+    }
+}
+
+/// A running `dlfs serve` on a free port; it is told to end when this is dropped.
+pub struct Served {
+    pub child: Child,
+    pub address: String,
+    pub said: Value,
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Served {
+    pub fn start(image: &str, options: &[&str]) -> Served {
+        let mut command = dlfs();
+        command.args(["serve", image, "--listen", "127.0.0.1:0", "--json"]).args(options);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("dlfs starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("a pipe can be read");
+        let said: Value = serde_json::from_str(&line).expect("serve says where it listens");
+        let address = said["address"].as_str().expect("an address").to_owned();
+        Served { child, address, said, _stdout: stdout }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            signal(&self.child, "TERM");
+            wait(&mut self.child);
+        }
+    }
+}
+
+/// Longer than anything here takes, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(90);

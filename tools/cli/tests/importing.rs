@@ -1,0 +1,117 @@
+//! import, as users meet it: sources, what it refuses, what it lists.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use common::{Place, run};
+
+#[test]
+fn an_import_reports_for_people_and_in_json() {
+    let place = Place::with_source();
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let text = run(&["import", &source, &image]).code(0);
+    assert!(text.text().contains("imported 300 samples"), "{}", text.text());
+    assert!(text.text().contains("dlfs serve"), "it says what to do next");
+    let json = run(&["import", &source, &image, "--force", "--json"]).code(0).json();
+    assert_eq!(json["samples"], 300);
+    assert_eq!(json["from"], "folder");
+    assert_eq!(json["bad"].as_array().unwrap().len(), 0);
+    assert!(json["uuid"].as_str().unwrap().len() >= 32);
+}
+
+#[test]
+fn an_image_that_holds_something_is_kept_unless_force_says_otherwise() {
+    let place = Place::with_image();
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let before = fs::read(&image).unwrap();
+    run(&["import", &source, &image]).code(1).complains_of(&["train.dlfs", "--force"]);
+    assert_eq!(fs::read(&image).unwrap(), before);
+    fs::write(place.path("letter.txt"), "Dear Sir or Madam").unwrap();
+    run(&["import", &source, &place.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
+    assert_eq!(fs::read(place.path("letter.txt")).unwrap(), b"Dear Sir or Madam");
+    run(&["import", &source, &image, "--force"]).code(0);
+}
+
+#[test]
+fn append_makes_the_next_generation() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    fs::create_dir_all(place.path("more/owl")).unwrap();
+    fs::write(place.path("more/owl/1.bin"), "hoot").unwrap();
+    run(&["import", &place.arg("more"), &image, "--append"]).code(0);
+    let stat = run(&["stat", &image, "--json"]).code(0).json();
+    assert_eq!((&stat["generation"], &stat["samples"]), (&2.into(), &301.into()));
+    assert_eq!(run(&["cat", &image, "owl/1.bin"]).code(0).stdout, b"hoot");
+    run(&["verify", &image]).code(0);
+}
+
+#[test]
+fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
+    let place = Place::with_source();
+    let folder = place.path("source");
+    symlink("nowhere", folder.join("cat/dangling")).unwrap();
+    symlink("/etc/hostname", folder.join("dog/outside")).unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(folder.join("newt/pipe")).status();
+    assert!(fifo.unwrap().success());
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let bad = ["cat/dangling", "dog/outside", "newt/pipe"];
+    let refused = run(&["import", &source, &image]).code(1);
+    refused.complains_of(&bad);
+    refused.complains_of(&["--on-error skip"]);
+    run(&["ls", &image]).code(1);
+    let json = run(&["import", &source, &image, "--on-error", "skip", "--json"]).code(0).json();
+    assert_eq!(json["samples"], 300);
+    let named: Vec<&str> = json["bad"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(named, bad);
+    let text = run(&["import", &source, &image, "--on-error", "skip", "--force"]).code(0);
+    assert!(bad.iter().all(|name| text.text().contains(name)), "{}", text.text());
+}
+
+#[test]
+fn bad_commands_say_what_is_wrong_and_end_with_2() {
+    let place = Place::with_source();
+    let (source, image) = (place.arg("source"), place.arg("x.dlfs"));
+    let cases: [(&[&str], &str); 7] = [
+        (&["import", &source], "IMAGE"),
+        (&["import", &source, &image, "--append", "--force"], "--force"),
+        (&["import", &source, &image, "--from", "zip"], "zip"),
+        (&["import", &source, &image, "--chunk-size", "3M"], "power of two"),
+        (&["import", &source, "nvme-tcp://host"], "nvme-tcp://host"),
+        (&["frobnicate"], "frobnicate"),
+        (&[], "Usage"),
+    ];
+    for (arguments, named) in cases {
+        run(arguments).code(2).complains_of(&[named]);
+    }
+    assert!(!place.path("x.dlfs").exists());
+}
+
+#[test]
+fn sources_and_images_that_are_not_there_are_named() {
+    let place = Place::with_source();
+    run(&["import", &place.arg("nothing"), &place.arg("x.dlfs")])
+        .code(1)
+        .complains_of(&["nothing"]);
+    fs::create_dir(place.path("empty")).unwrap();
+    run(&["import", &place.arg("empty"), &place.arg("x.dlfs")]).code(1).complains_of(&["empty"]);
+    for command in ["ls", "stat", "verify", "read", "shuffle-report"] {
+        run(&[command, &place.arg("absent.dlfs")]).code(1).complains_of(&["absent.dlfs"]);
+    }
+    fs::write(place.path("letter.txt"), "Dear Sir or Madam").unwrap();
+    run(&["ls", &place.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
+}
+
+#[test]
+fn two_namespaces_of_different_images_are_no_image() {
+    let place = Place::with_image();
+    run(&["import", &place.arg("source"), &place.arg("other.dlfs")]).code(0);
+    let both = format!("{},{}", place.arg("train.dlfs"), place.arg("other.dlfs"));
+    run(&["ls", &both]).code(1).complains_of(&["image"]);
+}

@@ -1,0 +1,267 @@
+//! read and shuffle-report: epochs as a training job takes them, stopped and resumed.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use common::{Place, Served, run};
+
+/// The ids that a run wrote with `--ids`.
+fn ids(place: &Place, name: &str) -> Vec<u64> {
+    let text = fs::read_to_string(place.path(name)).unwrap();
+    text.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+fn crc_of(ids: &[u64]) -> u32 {
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    crc32c::crc32c(&bytes)
+}
+
+#[test]
+fn read_reports_in_the_keys_that_scripts_rely_on() {
+    let place = Place::with_image();
+    let (image, list) = (place.arg("train.dlfs"), place.arg("ids"));
+    let ran = run(&[
+        "read", &image, "--batch", "32", "--epochs", "2", "--seed", "7", "--order", "global",
+        "--json", "--ids", &list,
+    ])
+    .code(0);
+    let json = ran.json();
+    let bytes: usize = place.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!(json["samples"], 600);
+    assert_eq!(json["bytes"], 2 * bytes);
+    for key in ["seconds", "samples_per_s", "stall_s"] {
+        assert!(json[key].as_f64().is_some_and(|value| value >= 0.0), "{key}");
+    }
+    for key in ["p50", "p99", "max"] {
+        assert!(json["batch_us"][key].is_u64(), "{key}");
+    }
+    assert!(json["cpu_s"]["user"].is_f64() && json["cpu_s"]["sys"].is_f64());
+    let ids = ids(&place, "ids");
+    assert_eq!(json["order_crc32c"], crc_of(&ids));
+    for epoch in ids.chunks(300) {
+        assert_eq!(epoch.iter().copied().collect::<BTreeSet<_>>().len(), 300);
+    }
+    assert_ne!(ids[..300], ids[300..], "each epoch has an order of its own");
+    assert!(ran.stderr.is_empty(), "nothing but JSON where nobody watches: {}", ran.stderr);
+}
+
+#[test]
+fn every_order_delivers_every_sample_once_and_the_seed_decides() {
+    let place = Place::with_image();
+    let (image, list) = (place.arg("train.dlfs"), place.arg("ids"));
+    let orders: [&[&str]; 6] = [
+        &["--order", "sequential"],
+        &["--order", "sequential", "--by", "slot"],
+        &["--order", "global"],
+        &["--order", "grouped", "--lanes", "2", "--group", "2"],
+        &["--order", "local"],
+        &["--order", "partial", "--exchange", "0.3"],
+    ];
+    for order in orders {
+        let read = |seed: &str| {
+            let fixed = ["read", &image, "--json", "--ids", &list, "--seed", seed];
+            let json = run(&[&fixed, order].concat()).code(0).json();
+            let mut ids = ids(&place, "ids");
+            let crc = json["order_crc32c"].as_u64().unwrap();
+            ids.sort_unstable();
+            assert_eq!(ids, (0..300).collect::<Vec<_>>(), "{order:?}");
+            crc
+        };
+        let (one, again, other) = (read("1"), read("1"), read("2"));
+        assert_eq!(one, again, "{order:?}");
+        assert_eq!(one != other, order[1] != "sequential", "{order:?}");
+    }
+}
+
+#[test]
+fn the_ways_to_fetch_differ_in_commands_and_not_in_samples() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let read = |order: &str, batching: &str| {
+        let json = run(&["read", &image, "--order", order, "--batching", batching, "--json"])
+            .code(0)
+            .json();
+        (json["order_crc32c"].as_u64().unwrap(), json["commands"].as_u64().unwrap())
+    };
+    let (none, sample, chunk) =
+        (read("grouped", "none"), read("grouped", "sample"), read("grouped", "chunk"));
+    assert_eq!((none.0, sample.0), (sample.0, chunk.0));
+    assert!(none.1 >= 297, "one command a sample that has bytes: {}", none.1);
+    assert!(chunk.1 < sample.1 && sample.1 <= none.1, "{none:?} {sample:?} {chunk:?}");
+    run(&["read", &image, "--order", "global", "--batching", "chunk"])
+        .code(1)
+        .complains_of(&["chunk", "grouped"]);
+    let copied =
+        run(&["read", &image, "--copy-threads", "1", "--order", "grouped", "--json"]).code(0);
+    assert_eq!(copied.json()["order_crc32c"], chunk.0);
+}
+
+#[test]
+fn ranks_share_an_epoch_and_drop_last_or_pad_make_them_equal() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let shares = |tail: &[&str]| -> Vec<Vec<u64>> {
+        (0..7)
+            .map(|rank| {
+                let (list, rank) = (place.arg("ids"), rank.to_string());
+                let fixed = ["read", &image, "--rank", &rank, "--world-size", "7", "--ids", &list];
+                run(&[&fixed, tail].concat()).code(0);
+                ids(&place, "ids")
+            })
+            .collect()
+    };
+    let all = |shares: &[Vec<u64>]| shares.concat().into_iter().collect::<BTreeSet<_>>().len();
+    let lens = |shares: &[Vec<u64>]| shares.iter().map(Vec::len).collect::<BTreeSet<_>>();
+    let kept = shares(&[]);
+    assert_eq!((kept.concat().len(), all(&kept)), (300, 300));
+    let dropped = shares(&["--drop-last"]);
+    assert_eq!((lens(&dropped), all(&dropped)), (BTreeSet::from([42]), 294));
+    let padded = shares(&["--pad"]);
+    assert_eq!((lens(&padded), all(&padded)), (BTreeSet::from([43]), 300));
+}
+
+/// The complaint of many loaders' users: resume with another number of ranks and another batch size.
+#[test]
+fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_once() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    for order in
+        [&["--order", "global"][..], &["--order", "grouped", "--lanes", "2", "--group", "2"]]
+    {
+        let mut delivered = Vec::new();
+        let mut state = None;
+        // Two epochs of 300: 2 ranks stop in the first epoch, 3 ranks in the second, 1 goes to the end.
+        let legs = [("2", "16", Some("64")), ("3", "8", Some("64")), ("1", "50", None)];
+        for (world_size, batch, stop_after) in legs {
+            let mut states = BTreeSet::new();
+            for rank in 0..world_size.parse::<u32>().unwrap() {
+                let (file, list, rank) = (place.arg("state"), place.arg("ids"), rank.to_string());
+                match &state {
+                    Some(text) => fs::write(place.path("state"), text).unwrap(),
+                    None => drop(fs::remove_file(place.path("state"))),
+                }
+                let fixed = [
+                    "read",
+                    &image,
+                    "--epochs",
+                    "2",
+                    "--seed",
+                    "5",
+                    "--rank",
+                    &rank,
+                    "--world-size",
+                    world_size,
+                    "--batch",
+                    batch,
+                    "--state",
+                    &file,
+                    "--ids",
+                    &list,
+                    "--json",
+                ];
+                let mut arguments = [&fixed[..], order].concat();
+                if let Some(samples) = stop_after {
+                    arguments.extend(["--stop-after", samples]);
+                }
+                let code = if stop_after.is_some() { 4 } else { 0 };
+                run(&arguments).code(code);
+                delivered.extend(ids(&place, "ids"));
+                states.insert(fs::read_to_string(place.path("state")).unwrap());
+            }
+            assert_eq!(states.len(), 1, "all ranks stop at one point: {states:?}");
+            state = states.pop_first();
+        }
+        let mut counts = vec![0; 300];
+        for id in delivered {
+            counts[id as usize] += 1;
+        }
+        assert_eq!(counts, vec![2; 300], "{order:?}: each sample once an epoch");
+    }
+}
+
+#[test]
+fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
+    let place = Place::with_image();
+    let (image, state) = (place.arg("train.dlfs"), place.arg("state"));
+    let read =
+        |more: &[&str]| run(&[&["read", &image, "--state", &state, "--json"], more].concat());
+    read(&[]).code(0);
+    assert_eq!(read(&[]).code(0).json()["samples"], 0);
+    assert_eq!(read(&["--epochs", "2"]).code(0).json()["samples"], 300);
+    read(&["--epochs", "9", "--seed", "1"]).code(1).complains_of(&["seed"]);
+    read(&["--epochs", "9", "--order", "sequential"]).code(1).complains_of(&["order"]);
+    fs::write(&state, "{}").unwrap();
+    read(&[]).code(1).complains_of(&["state"]);
+}
+
+#[test]
+fn usage_errors_have_exit_code_2_and_name_the_option() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let cases: [(&[&str], &str); 8] = [
+        (&["--rank", "2", "--world-size", "2"], "--rank 2"),
+        (&["--drop-last", "--pad"], "--pad"),
+        (&["--stop-after", "5"], "--state"),
+        (&["--order", "random"], "random"),
+        (&["--order", "global", "--lanes", "4"], "--lanes"),
+        (&["--batch", "0"], "--batch"),
+        (&["--window", "much"], "256MiB"),
+        (&["--order", "partial", "--exchange", "2"], "0 to 1"),
+    ];
+    for (options, named) in cases {
+        run(&[&["read", &image], options].concat()).code(2).complains_of(&[named]);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
+    use std::process::Stdio;
+    let place = Place::with_image();
+    let (image, state) = (place.arg("train.dlfs"), place.path("state"));
+    let served = Served::start(&image, &[]);
+    let mut command = common::dlfs();
+    command.args([
+        "read",
+        &served.address,
+        "--epochs",
+        "1000000",
+        "--batch",
+        "10",
+        "--order",
+        "global",
+    ]);
+    command.arg("--state").arg(&state).arg("--json").stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    common::signal(&child, "INT");
+    assert_eq!(common::wait(&mut child).code(), Some(4));
+    let saved: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&state).unwrap()).unwrap();
+    assert!(saved["epoch"].as_u64().unwrap() + saved["consumed"].as_u64().unwrap() > 0, "{saved}");
+    let consumed = saved["consumed"].as_u64().unwrap();
+    let epochs = (saved["epoch"].as_u64().unwrap() + 1).to_string();
+    let rest =
+        run(&["read", &image, "--epochs", &epochs, "--state", state.to_str().unwrap(), "--json"]);
+    assert_eq!(rest.code(0).json()["samples"], 300 - consumed);
+}
+
+#[test]
+fn shuffle_report_tells_a_global_order_from_none() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let report = |order: &str| {
+        run(&["shuffle-report", &image, "--order", order, "--batch", "30", "--json"]).code(0).json()
+    };
+    let deviations =
+        |json: &serde_json::Value, what: &str| json[what]["deviations"].as_f64().unwrap();
+    let (none, global) = (report("sequential"), report("global"));
+    assert_eq!(none["samples"], 300);
+    assert_eq!(none["order"]["kind"], "sequential");
+    assert!(deviations(&none, "displacement").abs() > 10.0);
+    assert!(deviations(&global, "displacement").abs() < 5.0);
+    assert!(global["classes"]["num_classes"] == 3);
+    let text = run(&["shuffle-report", &image, "--order", "global"]).code(0);
+    assert!(text.text().contains("deviations") && text.text().contains("chance"));
+}

@@ -1,0 +1,123 @@
+//! serve, and every reading command over its socket; import onto a served namespace.
+
+mod common;
+
+use std::fs::File;
+use std::net::TcpListener;
+
+use common::{Place, Served, run};
+
+#[test]
+fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let served = Served::start(&image, &[]);
+    let remote = served.address.as_str();
+    assert!(remote.starts_with("nvme-tcp://127.0.0.1:"), "{remote}");
+    assert!(remote.ends_with("/nqn.2026-11.io.dlfs:train"), "{remote}");
+    let local_and_remote = |before: &[&str], after: &[&str]| {
+        let local = run(&[before, &[&image], after].concat()).code(0);
+        let remote = run(&[before, &[remote], after].concat()).code(0);
+        assert_eq!(local.stdout, remote.stdout, "{before:?}");
+    };
+    local_and_remote(&["ls", "-R", "-l"], &[]);
+    local_and_remote(&["cat"], &["dog/031.bin", "newt/099.bin"]);
+    local_and_remote(&["stat"], &["dog/031.bin", "--json"]);
+    let stat = run(&["stat", remote, "--json"]).code(0).json();
+    assert!(stat["namespaces"][0]["engine"].as_str().unwrap().starts_with("tcp"));
+    assert_eq!(stat["namespaces"][0]["read_only"], true);
+    assert_eq!(run(&["verify", remote, "--json"]).code(0).json()["verified"], true);
+    run(&["export", remote, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+    let crc = |image: &str| {
+        let options =
+            ["--order", "grouped", "--epochs", "2", "--json", "--hdr-digest", "--data-digest"];
+        run(&[&["read", image], &options[..]].concat()).code(0).json()["order_crc32c"].clone()
+    };
+    assert_eq!(crc(&image), crc(remote));
+}
+
+#[test]
+fn serve_prints_the_address_and_a_line_for_linux() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    let place = Place::with_image();
+    let mut command = common::dlfs();
+    command.args(["serve", &place.arg("train.dlfs"), "--listen", "127.0.0.1:0"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let stdout = BufReader::new(child.stdout.take().unwrap());
+    let lines: Vec<String> = stdout.lines().take(4).map(Result::unwrap).collect();
+    let said = lines.join("\n");
+    assert!(said.contains("read-only"), "{said}");
+    assert!(said.contains("nvme-tcp://127.0.0.1:"), "{said}");
+    assert!(said.contains("nvme connect -t tcp -a 127.0.0.1 -s "), "{said}");
+    assert!(said.contains("-n nqn.2026-11.io.dlfs:train"), "{said}");
+    common::signal(&child, "INT");
+    assert_eq!(common::wait(&mut child).code(), Some(0), "Ctrl-C is how serving ends");
+}
+
+#[test]
+fn a_port_in_use_is_said_plainly() {
+    let place = Place::with_image();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    run(&["serve", &place.arg("train.dlfs"), "--listen", &listen])
+        .code(1)
+        .complains_of(&[&listen, "in use"]);
+}
+
+#[test]
+fn the_rest_of_the_network_gets_nothing_unless_it_is_said_who_may_connect() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    run(&["serve", &image, "--listen", "0.0.0.0:0"]).code(2).complains_of(&["--allow-host"]);
+    run(&["serve", &image, "--listen", "nowhere"]).code(2).complains_of(&["HOST:PORT"]);
+    run(&["serve", &image, "--nqn", ""]).code(2).complains_of(&["--nqn"]);
+}
+
+#[test]
+fn only_the_hosts_on_the_list_get_in() {
+    let place = Place::with_image();
+    let (good, bad) = ("nqn.2026-11.io.dlfs:good", "nqn.2026-11.io.dlfs:bad");
+    let served = Served::start(&place.arg("train.dlfs"), &["--allow-host", good]);
+    run(&["ls", &served.address, "--hostnqn", good]).code(0);
+    run(&["ls", &served.address, "--hostnqn", bad]).code(1).complains_of(&["host"]);
+}
+
+#[test]
+fn a_striped_image_is_served_and_found_in_any_order_of_its_addresses() {
+    let place = Place::with_source();
+    let image = format!("{},{}", place.arg("a.dlfs"), place.arg("b.dlfs"));
+    run(&["import", &place.arg("source"), &image, "--chunk-size", "64K"]).code(0);
+    let served = Served::start(&image, &["--nqn", "nqn.2026-11.io.dlfs:striped"]);
+    assert_eq!(served.said["namespaces"].as_array().unwrap().len(), 2);
+    let (one, two) = served.address.split_once(',').unwrap();
+    run(&["export", &format!("{two},{one}"), &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+    run(&["ls", one]).code(1).complains_of(&["namespace"]);
+}
+
+#[test]
+fn an_import_goes_onto_a_writable_namespace_and_is_refused_on_a_read_only_one() {
+    let place = Place::with_source();
+    File::create(place.path("blank.dlfs")).unwrap().set_len(64 << 20).unwrap();
+    let blank = place.arg("blank.dlfs");
+    {
+        let served = Served::start(&blank, &[]);
+        run(&["import", &place.arg("source"), &served.address]).code(1);
+    }
+    assert!(std::fs::read(&blank).unwrap().iter().all(|&byte| byte == 0));
+    let served = Served::start(&blank, &["--writable"]);
+    run(&["import", &place.arg("source"), &served.address]).code(0);
+    run(&["verify", &served.address]).code(0);
+    drop(served);
+    run(&["export", &blank, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+}
+
+#[test]
+fn a_target_that_is_not_there_is_named_with_its_address() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = format!("nvme-tcp://{free}/nqn.2026-11.io.dlfs:x");
+    run(&["ls", &address]).code(1).complains_of(&[&free.to_string()]);
+}
