@@ -5,6 +5,8 @@
 //! arithmetic: a CRC stops accidents, not an adversary. More rounds: `DLFS_FUZZ_ROUNDS=1000000 cargo
 //! test --release --test fuzz`; another seed: `DLFS_FUZZ_SEED`.
 
+#[path = "fuzz/archives.rs"]
+mod archives;
 #[path = "support/counting_alloc.rs"]
 mod counting_alloc;
 #[path = "fuzz/damage.rs"]
@@ -106,4 +108,9 @@ fn damaged_admin_data_are_refused_or_read() {
 #[test]
 fn damaged_addresses_names_and_states_are_refused_or_read() {
     fuzz(text::texts, as_it_is, text::parse);
+}
+
+#[test]
+fn damaged_archives_are_refused_or_imported() {
+    fuzz(archives::archives, as_it_is, archives::import);
 }
