@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::directory::Directory;
 use crate::directory::commit::reserve_current;
-use crate::format::open::{Opened, judge};
+use crate::format::open::{OpenError, Opened, judge};
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::format::{FormatError, ImageLayout, Part, Space, Superblock, Uuid};
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
@@ -75,12 +75,10 @@ pub(super) fn begin(
 /// # Errors
 /// They could not be read.
 pub(super) fn in_image_order(media: &Media) -> Result<Media> {
-    let mut channel = media.channel();
-    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    if let Ok(opened) = judge(&copies.collect::<Result<Vec<_>>>()?) {
+    if let Ok(opened) = judge_now(media)? {
         return Ok(media.in_order(&opened.given));
     }
-    match read_journals(media, &mut channel) {
+    match read_journals(media, &mut media.channel()) {
         Ok(Some((_, order))) => Ok(media.in_order(&order)),
         _ => Ok(media.clone()),
     }
@@ -114,13 +112,16 @@ pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
 
 /// The superblocks of `media`, judged.
 pub(super) fn opened(media: &Media) -> Result<Opened> {
-    let mut channel = media.channel();
-    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    let judged = judge(&copies.collect::<Result<Vec<_>>>()?);
-    judged.map_err(|error| match media.devices() {
+    judge_now(media)?.map_err(|error| match media.devices() {
         [only] => Error::from(error).target(only.namespace().address),
         _ => Error::from(error),
     })
+}
+
+fn judge_now(media: &Media) -> Result<Result<Opened, OpenError>> {
+    let mut channel = media.channel();
+    let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
+    Ok(judge(&copies.collect::<Result<Vec<_>>>()?))
 }
 
 fn fresh(media: Media, options: &ImportOptions, fingerprint: u64, samples: u64) -> Result<Begun> {
@@ -181,6 +182,9 @@ fn resume(
     samples: u64,
 ) -> Result<Begun> {
     let Some((journal, order)) = read_journals(&media, &mut channel)? else {
+        if judge_now(&media)?.is_ok() {
+            return Err(nothing_to_resume());
+        }
         // It stopped before its first write, or that write was torn: nothing is lost by beginning.
         must_be_empty(&media, &mut channel, true)?;
         return fresh(media, options, fingerprint, samples);
@@ -218,7 +222,8 @@ fn nothing_to_resume() -> Error {
     Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with")
 }
 
-/// The journal that all namespaces agree on, and their order; `None` where one has none.
+/// The journal that all namespaces agree on, and their order. `None`: an import did not come as far
+/// as to have written it everywhere, so it has written nothing else.
 fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
@@ -237,7 +242,7 @@ fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal
     let mut order = vec![usize::MAX; journals.len()];
     for (given, journal) in journals.iter().enumerate() {
         let place = order.get_mut(usize::from(journal.namespace));
-        match place.filter(|place| **place == usize::MAX && first.is_of_the_same_import(journal)) {
+        match place.filter(|place| **place == usize::MAX && first.layout == journal.layout) {
             Some(place) if usize::from(journal.layout.num_namespaces) == journals.len() => {
                 *place = given;
             }
@@ -246,6 +251,9 @@ fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal
                 return Err(Error::new(ErrorKind::InvalidArgument, message));
             }
         }
+    }
+    if !journals.iter().all(|journal| first.is_of_the_same_import(journal)) {
+        return Ok(None);
     }
     Ok(Some((Journal { namespace: 0, ..first }, order)))
 }

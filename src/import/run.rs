@@ -11,7 +11,7 @@ use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::{ChunkSpec, Placement, Run, Space};
 use crate::import::begin::{self, Begun};
 use crate::import::chunks::Job;
-use crate::import::commit;
+use crate::import::commit::{self, with_patience};
 use crate::import::journal::{JOURNAL_OFFSET, Journal};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -236,7 +236,7 @@ impl Import<'_> {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.begun.media.grow(namespace, end)?;
         }
-        self.write_journals()?;
+        with_patience(|| self.write_journals())?;
         self.clear_what_another_round_used(used, &plan.runs)?;
         *used = plan.runs;
         let mut builder = DirectoryBuilder::new(journal.layout);

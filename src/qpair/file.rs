@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FlockOperation, StatxFlags};
 use rustix::io::Errno;
@@ -300,14 +301,24 @@ fn open_file(
     OpenOptions::new().read(true).write(writable).create(create).custom_flags(flags).open(path)
 }
 
+/// Takes the lock that only one writer can have.
+///
+/// The ring of a killed process lets go of its files a moment after the process is gone, so a lock
+/// that is held is asked for again for a little while.
 fn lock(file: &File, path: &Path) -> Result<()> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => {
-            let message = "another process is writing to this image";
-            Err(Error::new(ErrorKind::Busy, message).path(path))
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let message = "another process is writing to this image";
+                return Err(Error::new(ErrorKind::Busy, message).path(path));
+            }
+            Err(errno) => return Err(cannot_open(path, errno.into())),
         }
-        Err(errno) => Err(cannot_open(path, errno.into())),
     }
 }
 
@@ -405,6 +416,9 @@ fn engine(calls: FileCalls, direct: bool) -> String {
     };
     format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
 }
+
+/// How long a lock may stay with a process that is gone.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 pub(super) const QUEUE_DEPTH: u16 = 128;

@@ -1,0 +1,97 @@
+//! Sources to import, and disks that note and refuse what is written to them.
+#![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
+
+pub mod disk;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dlfs::format::Uuid;
+use dlfs::import::{ImportOptions, Onto};
+use dlfs::qpair::Device;
+use dlfs::units::SampleId;
+use dlfs::volume::{Image, OpenOptions};
+
+/// A small generator of test data.
+pub struct Random(u64);
+
+impl Random {
+    /// Says its seed, so that a failure can be had again.
+    pub fn new(seed: u64) -> Random {
+        println!("seed {seed}");
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Makes a folder of `count` files in three classes, up to `max_len` bytes each.
+pub fn tree(root: &Path, count: usize, max_len: usize, seed: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut random = Random::new(seed);
+    let mut files = BTreeMap::new();
+    for i in 0..count {
+        let name = format!("class{}/file-{seed}-{i:05}", i % 3);
+        let len = random.below(max_len + 1);
+        let content = random.bytes(len);
+        let path = root.join(&name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, &content).unwrap();
+        files.insert(name.into_bytes(), content);
+    }
+    files
+}
+
+/// Options under which the same source gives the same bytes, in small chunks and by one thread.
+pub fn options(onto: Onto) -> ImportOptions {
+    ImportOptions {
+        onto,
+        seed: 5,
+        chunk_size_bytes: 64 << 10,
+        reader_threads: 1,
+        uuid: Some(Uuid([7; 16])),
+        time_ns: Some(1_000_000_000),
+        ..ImportOptions::default()
+    }
+}
+
+/// Opens the image and reads every sample of it by its name.
+pub fn contents(devices: &[Arc<dyn Device>]) -> dlfs::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let image = Image::from_devices(devices.to_vec(), &OpenOptions::default())?;
+    let report = image.verify(&Default::default(), &mut |_| ())?;
+    // A commit that the power ended may have torn the superblock copy that it wrote.
+    let damages =
+        report.damages.iter().filter(|damage| !damage.what.starts_with("superblock copy"));
+    assert_eq!(damages.count(), 0, "{:?}", report.damages);
+    image.load_names()?;
+    let directory = image.directory();
+    let mut samples = BTreeMap::new();
+    for rank in 0..directory.num_live() {
+        let id: SampleId = directory.id_of_live(rank);
+        let extent = directory.extent(id).unwrap();
+        let pair = image.devices()[usize::from(extent.namespace)].queue_pair()?;
+        let mut io = dlfs::qpair::blocking::Blocking::new(pair)?;
+        let bytes = io.read(extent.offset_bytes, extent.len_bytes as usize)?;
+        samples.insert(directory.name(id)?.unwrap(), bytes.to_vec());
+    }
+    Ok(samples)
+}
+
+/// The paths of a source, as an import takes them.
+pub fn paths(root: &Path) -> Vec<PathBuf> {
+    vec![root.to_path_buf()]
+}
