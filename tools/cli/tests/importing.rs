@@ -115,3 +115,53 @@ fn two_namespaces_of_different_images_are_no_image() {
     let both = format!("{},{}", place.arg("train.dlfs"), place.arg("other.dlfs"));
     run(&["ls", &both]).code(1).complains_of(&["image"]);
 }
+
+#[test]
+fn an_import_that_a_signal_stops_goes_on_with_resume() {
+    let place = Place::new();
+    let folder = place.path("source/big");
+    fs::create_dir_all(&folder).unwrap();
+    for index in 0..64_u8 {
+        fs::write(folder.join(format!("{index}.bin")), vec![index; 1 << 20]).unwrap();
+    }
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let mut command = common::dlfs();
+    command.args(["import", &source, &image, "--chunk-size", "1M"]);
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    // As soon as something is written; on a fast machine the import may be over by then.
+    while fs::metadata(&image).map_or(0, |found| found.len()) == 0
+        && child.try_wait().unwrap().is_none()
+    {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    if child.try_wait().unwrap().is_none() {
+        common::signal(&child, "TERM");
+    }
+    let code = common::wait(&mut child).code();
+    if code != Some(0) {
+        assert_eq!(code, Some(4), "stopped, and can be resumed");
+        run(&["ls", &image]).code(1);
+        run(&["import", &source, &image]).code(1).complains_of(&["--resume"]);
+        run(&["import", &source, &image, "--chunk-size", "1M", "--resume"]).code(0);
+    }
+    run(&["verify", &image]).code(0);
+    run(&["export", &image, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+}
+
+#[test]
+fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() {
+    let place = Place::with_source();
+    let (tar, image) = (place.arg("shard.tar.gz"), place.arg("train.dlfs"));
+    let made = std::process::Command::new("tar")
+        .args(["czf", &tar, "-C", &place.arg("source"), "."])
+        .status()
+        .unwrap();
+    assert!(made.success());
+    run(&["import", &tar, &image]).code(1).complains_of(&["--spool", "--placement source"]);
+    fs::create_dir(place.path("spool")).unwrap();
+    run(&["import", &tar, &image, "--spool", &place.arg("spool")]).code(0);
+    run(&["export", &image, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+    assert_eq!(place.files("spool").len(), 0);
+}

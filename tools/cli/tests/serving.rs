@@ -121,3 +121,15 @@ fn a_target_that_is_not_there_is_named_with_its_address() {
     let address = format!("nvme-tcp://{free}/nqn.2026-11.io.dlfs:x");
     run(&["ls", &address]).code(1).complains_of(&[&free.to_string()]);
 }
+
+#[test]
+fn discover_names_what_a_target_serves() {
+    let place = Place::with_image();
+    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let listen = served.said["listen"].as_str().unwrap();
+    let text = run(&["discover", listen]).code(0);
+    assert!(text.text().lines().any(|line| line == served.address), "{}", text.text());
+    let json = run(&["discover", listen, "--json"]).code(0);
+    assert!(json.text().contains("\"subnqn\":\"nqn.2026-11.io.dlfs:train\""), "{}", json.text());
+    run(&["discover", ":4420"]).code(2).complains_of(&["HOST"]);
+}

@@ -1,0 +1,94 @@
+//! delete, purge, rebuild, snapshot: what changes an image that is there, and what mends it.
+
+mod common;
+
+use std::fs;
+
+use common::{Place, Served, run};
+
+#[test]
+fn deleted_samples_are_gone_and_purge_gives_their_space_back() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let text = run(&["delete", &image, "cat/010.bin", "dog/020.bin"]).code(0);
+    assert!(text.text().contains("deleted 2 samples"), "{}", text.text());
+    let stat = run(&["stat", &image, "--json"]).code(0).json();
+    assert_eq!(
+        (&stat["generation"], &stat["samples"], &stat["deleted"]),
+        (&2.into(), &298.into(), &2.into())
+    );
+    run(&["cat", &image, "cat/010.bin"]).code(1).complains_of(&["cat/010.bin"]);
+    run(&["stat", &image, "--id", "10"]).code(1).complains_of(&["no sample 10"]);
+    assert_eq!(run(&["ls", &image, "cat"]).code(0).text().lines().count(), 99);
+    let read = run(&["read", &image, "--epochs", "2", "--json"]).code(0).json();
+    assert_eq!(read["samples"], 596);
+
+    let purged = run(&["purge", &image, "--json"]).code(0).json();
+    assert_eq!((&purged["generation"], &purged["samples"]), (&3.into(), &2.into()));
+    run(&["verify", &image]).code(0);
+    run(&["export", &image, &place.arg("out")]).code(0);
+    let mut expected = place.files("source");
+    expected.retain(|(path, _)| !path.ends_with("cat/010.bin") && !path.ends_with("dog/020.bin"));
+    assert_eq!(place.files("out"), expected);
+    assert!(run(&["purge", &image]).code(0).text().contains("nothing to purge"));
+}
+
+#[test]
+fn nothing_is_deleted_when_one_of_the_names_is_wrong() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let before = fs::read(&image).unwrap();
+    run(&["delete", &image, "cat/010.bin", "cat/nobody", "dog/nobody"])
+        .code(1)
+        .complains_of(&["cat/nobody", "dog/nobody"]);
+    let stat = run(&["stat", &image, "--json"]).code(0).json();
+    assert_eq!((&stat["generation"], &stat["samples"]), (&1.into(), &300.into()));
+    assert_eq!(fs::read(&image).unwrap().len(), before.len());
+    run(&["delete", &image]).code(2).complains_of(&["NAME"]);
+}
+
+#[test]
+fn an_image_without_its_directory_is_rebuilt_from_its_chunks() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let listing = run(&["ls", "-R", "-l", &image]).code(0).stdout;
+    let snapshot = place.arg("directory");
+    run(&["snapshot", "save", &image, &snapshot]).code(0);
+    let mut bytes = fs::read(&image).unwrap();
+    // The directory's columns begin as the saved file does: find them, and ruin them.
+    let saved = fs::read(&snapshot).unwrap();
+    let at = bytes.windows(64).position(|window| window == &saved[..64]).unwrap();
+    bytes[at + 4_200..at + 4_300].fill(0xee);
+    bytes[at + 200..at + 300].fill(0xee);
+    fs::write(&image, bytes).unwrap();
+    run(&["ls", &image]).code(3).complains_of(&["rebuild"]);
+    let json = run(&["rebuild", &image, "--json"]).code(0).json();
+    assert_eq!((&json["live_samples"], &json["lost_samples"]), (&300.into(), &0.into()));
+    assert_eq!(run(&["ls", "-R", "-l", &image]).code(0).stdout, listing);
+    run(&["verify", &image]).code(0);
+    run(&["export", &image, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+}
+
+#[test]
+fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
+    let place = Place::with_image();
+    let (image, file) = (place.arg("train.dlfs"), place.arg("directory"));
+    let served = Served::start(&image, &[]);
+    let saved = run(&["snapshot", "save", &served.address, &file, "--json"]).code(0).json();
+    assert_eq!((&saved["generation"], &saved["live_samples"]), (&1.into(), &300.into()));
+    run(&["snapshot", "check", &served.address, &file]).code(0);
+    drop(served);
+    let ls = |more: &[&str]| run(&[&["ls", "-R", &image], more].concat()).code(0).stdout;
+    assert_eq!(ls(&["--snapshot", &file]), ls(&[]));
+    run(&["read", &image, "--snapshot", &file]).code(0);
+    run(&["delete", &image, "cat/000.bin"]).code(0);
+    run(&["snapshot", "check", &image, &file]).code(1).complains_of(&["generation"]);
+    run(&["ls", &image, "--snapshot", &file])
+        .code(1)
+        .complains_of(&["generation", "snapshot save"]);
+    run(&["import", &place.arg("source"), &place.arg("other.dlfs")]).code(0);
+    run(&["ls", &place.arg("other.dlfs"), "--snapshot", &file]).code(1).complains_of(&["image"]);
+    fs::write(&file, "nonsense").unwrap();
+    run(&["ls", &image, "--snapshot", &file]).code(3);
+}
