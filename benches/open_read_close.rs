@@ -3,11 +3,10 @@
 
 mod support;
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use support::{Options, Stopwatch};
+use support::Options;
+use support::files::{drop_caches, list, make_files, print_header, read_all};
 
 const USAGE: &str = "cargo bench --bench open_read_close -- [--dir DIR] [--files N] [--len BYTES]
 
@@ -33,70 +32,13 @@ fn main() {
     let mut files = Vec::new();
     list(folder, &mut files);
     println!("{} files", files.len());
-    println!("{:<14}{:>12}{:>10}{:>16}", "", "files/s", "MB/s", "CPU us a file");
+    print_header();
     read_all("to warm up", &mut files, 0);
     for round in 1..=options.number("rounds") {
         read_all("warm", &mut files, round);
     }
-    rustix::fs::sync();
-    match std::fs::write("/proc/sys/vm/drop_caches", "3") {
-        Ok(()) => read_all("cold", &mut files, 100),
+    match drop_caches() {
+        Ok(()) => _ = read_all("cold", &mut files, 100),
         Err(error) => println!("cold: not run, the caches cannot be dropped ({error})"),
-    }
-}
-
-fn make_files(folder: &Path, count: u64, len: usize) {
-    let mut bytes = vec![0u8; len];
-    for number in 0..count {
-        let class = folder.join(format!("{:04}", number / 1000));
-        if number % 1000 == 0 {
-            std::fs::create_dir(&class).expect("a folder for a class");
-        }
-        bytes.iter_mut().zip(number..).for_each(|(byte, at)| *byte = (at ^ (at >> 7)) as u8);
-        std::fs::write(class.join(format!("{number:08}.bin")), &bytes).expect("room for the files");
-    }
-}
-
-fn list(folder: &Path, files: &mut Vec<PathBuf>) {
-    let entries = std::fs::read_dir(folder).expect("a folder that can be listed");
-    for entry in entries.flatten() {
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => list(&entry.path(), files),
-            Ok(kind) if kind.is_file() => files.push(entry.path()),
-            _ => {} // neither is read
-        }
-    }
-}
-
-/// Reads all files once, in the order of `seed`.
-fn read_all(name: &str, files: &mut [PathBuf], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    files.sort_unstable();
-    for last in (1..files.len()).rev() {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        files.swap(last, (((state >> 32) * (last as u64 + 1)) >> 32) as usize);
-    }
-    let (mut buffer, mut total) = (vec![0u8; 1 << 20], 0usize);
-    let watch = Stopwatch::start();
-    for path in &*files {
-        total += read_file(path, &mut buffer);
-    }
-    let (wall, cpu) = watch.seconds();
-    let count = files.len() as f64;
-    let (files_s, mb_s, cpu_us) = (count / wall, total as f64 / 1e6 / wall, cpu * 1e6 / count);
-    println!("{name:<14}{files_s:>12.0}{mb_s:>10.1}{cpu_us:>16.1}");
-}
-
-/// Opens, reads to the end and closes, into a buffer that is there already: as cheap as it can be.
-fn read_file(path: &Path, buffer: &mut [u8]) -> usize {
-    let mut file = File::open(path).expect("a file that was listed");
-    let mut total = 0;
-    loop {
-        let count = file.read(buffer).expect("a readable file");
-        total += count;
-        if count < buffer.len() {
-            return total; // the end: a regular file gives all that it has
-        }
     }
 }

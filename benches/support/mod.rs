@@ -1,6 +1,7 @@
 //! What the benches share: options, the machine's name, pinning, processor time, side processes.
 #![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
 
+pub mod files;
 pub mod raw;
 
 use std::collections::BTreeMap;
