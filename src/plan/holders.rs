@@ -35,11 +35,22 @@ impl HolderMap {
         planner: &mut Planner<'_, A, L>,
         tiers: impl Fn(u32) -> Vec<Tier>,
     ) -> Result<HolderMap, PlanError> {
-        let mut map = HolderMap { packed: vec![NONE; planner.num_samples() as usize] };
+        let mut map = HolderMap::empty(planner.num_samples());
         for rank in 0..planner.num_ranks() {
             planner.place(rank, &tiers(rank), &mut |copy| map.add(rank, &copy))?;
         }
         Ok(map)
+    }
+
+    /// A map of `num_samples` samples that nobody plans yet, for those who plan ranks on their own.
+    pub fn empty(num_samples: u64) -> HolderMap {
+        HolderMap { packed: vec![NONE; num_samples as usize] }
+    }
+
+    /// Enters a copy that `rank` plans; a better one stays.
+    pub fn add(&mut self, rank: u32, copy: &PlannedCopy) {
+        let entry = &mut self.packed[copy.sample.0 as usize];
+        *entry = (*entry).min(pack(rank, copy));
     }
 
     /// The best copy of `sample`; `None` where nobody plans one.
@@ -50,11 +61,6 @@ impl HolderMap {
     /// Memory of the map.
     pub fn memory_bytes(&self) -> usize {
         self.packed.capacity() * size_of::<u64>()
-    }
-
-    fn add(&mut self, rank: u32, copy: &PlannedCopy) {
-        let entry = &mut self.packed[copy.sample.0 as usize];
-        *entry = (*entry).min(pack(rank, copy));
     }
 }
 
@@ -72,7 +78,7 @@ impl Placement {
         rank: u32,
         tiers: &[Tier],
     ) -> Result<Placement, PlanError> {
-        let mut map = HolderMap { packed: vec![NONE; planner.num_samples() as usize] };
+        let mut map = HolderMap::empty(planner.num_samples());
         planner.place(rank, tiers, &mut |copy| map.add(rank, &copy))?;
         Ok(Placement(map))
     }

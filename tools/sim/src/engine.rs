@@ -1,0 +1,491 @@
+//! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
+//!
+//! A node has `threads` staging threads. Each claims the next access of the node's string while the
+//! staging buffer has room, fetches it from where [`Copies`] says that it is, decodes and writes it.
+//! The node consumes the buffer strictly in order; when it has consumed its part of a step it waits for
+//! all other nodes. Fill threads copy from the origin to tiers beside that. There is no network
+//! congestion. The origin is shared in one of two ways ([`Sharing`]):
+//!
+//! - by the *nodes* that read from it, as the thesis has it: all threads of a node get the whole of the
+//!   node's share each, and a transfer keeps the rate that it begins with (those that begin at the same
+//!   instant see each other);
+//! - by *transfers*, as a link or a throttled device does it: all advance at one rate, which changes with
+//!   every transfer that begins or ends. So one number, the bytes that a transfer would have had that
+//!   went on since the start, tells when each of them ends.
+//!
+//! Time is in nanoseconds. Memory is what is staged, the sequences of the epochs that nodes are in, and
+//! what [`Copies`] keeps.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use dlfs::plan::{Curve, Model, Rate, Source};
+use serde::Serialize;
+
+use crate::copies::Copies;
+use crate::environment::Sharing;
+use crate::schedule::Schedule;
+
+/// What is simulated: machines, sizes and steps.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Rates.
+    pub model: Model,
+    /// The origin's rates where whole chunks are read.
+    pub origin_chunks: Curve,
+    /// How the origin is shared.
+    pub sharing: Sharing,
+    /// The staging buffer.
+    pub staging_bytes: u64,
+    /// The tiers.
+    pub tier_bytes: Vec<u64>,
+    /// Bytes of each sample.
+    pub sizes: Vec<u32>,
+    /// Who reads what when.
+    pub schedule: Schedule,
+}
+
+/// How a policy behaves while it trains.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// A sample that only the origin has is not fetched before it is wanted.
+    pub origin_on_demand: bool,
+    /// A thread fetches the next sample while the last one is decoded and written.
+    pub hide_writes: bool,
+    /// Which nodes share the origin.
+    pub readers: Readers,
+}
+
+/// Which nodes share the origin's rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readers {
+    /// Those that read from it at the moment.
+    Now,
+    /// All, always: the worst case, with which loading before training is reckoned.
+    All,
+}
+
+/// The sequence of each epoch, position after position.
+pub type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
+
+/// What a simulation found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    /// From the start of loading to the end of the last step.
+    pub seconds: f64,
+    /// Of these, before training.
+    pub load_seconds: f64,
+    /// Staged from own tiers.
+    pub local_bytes: u64,
+    /// Staged from other nodes.
+    pub remote_bytes: u64,
+    /// Staged from the origin.
+    pub origin_bytes: u64,
+    /// Copied from the origin to tiers beside the training.
+    pub filled_bytes: u64,
+}
+
+/// One simulation in progress.
+pub struct Engine<'a> {
+    job: &'a Job,
+    rules: Rules,
+    copies: Copies,
+    sequence: &'a Sequence<'a>,
+    window: VecDeque<Vec<u32>>,
+    first_in_window: u32,
+    nodes: Vec<Node>,
+    workers_of_node: usize,
+    workers: Vec<Task>,
+    now: u64,
+    events: BinaryHeap<Reverse<(u64, u32)>>,
+    reading_nodes: u32,
+    /// Transfers from the origin that begin now: who, and how many bytes.
+    beginning: Vec<(u32, u64)>,
+    transfers: Transfers,
+    steps_done: u64,
+    at_barrier: u32,
+    outcome: Outcome,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// Accesses of the whole run, of an epoch, and up to the end of the step.
+    total: u64,
+    of_epoch: u64,
+    step_end: u64,
+    claimed: u64,
+    consumed: u64,
+    /// What is claimed and not consumed, in order.
+    staged: VecDeque<Staged>,
+    staged_bytes: u64,
+    idle: Vec<usize>,
+    computing: bool,
+    origin_reads: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Staged {
+    len_bytes: u32,
+    ready: bool,
+}
+
+/// What a thread is at.
+#[derive(Debug, Clone, Copy, Default)]
+struct Task {
+    /// The access that it stages.
+    index: u64,
+    /// Whether it reads from the origin now.
+    reads_origin: bool,
+    /// What it does behind that: decoding and writing.
+    then_ns: u64,
+    /// When it is done with writing what came before.
+    not_before: u64,
+}
+
+/// Transfers that share the origin by transfers.
+#[derive(Debug, Default)]
+struct Transfers {
+    /// Bytes a second that each of them gets.
+    rate: u64,
+    /// What one has had that went on since the start, in 10^-9 bytes.
+    had: u128,
+    /// When they end, in the same unit.
+    ends: BinaryHeap<Reverse<(u128, u32)>>,
+}
+
+impl<'a> Engine<'a> {
+    /// A simulation of `job` under `rules` with `copies`, reading `sequence` of each epoch.
+    pub fn new(
+        job: &'a Job,
+        rules: Rules,
+        copies: Copies,
+        sequence: &'a Sequence<'a>,
+    ) -> Engine<'a> {
+        let staging = job.model.staging.threads as usize;
+        let fills: usize = job.model.tiers.iter().map(|tier| tier.threads as usize).sum();
+        let (num_nodes, workers_of_node) = (job.schedule.nodes(), staging + fills + 1);
+        let nodes = (0..num_nodes).map(|node| {
+            let of_epoch = job.schedule.of_node(node);
+            let total = of_epoch * u64::from(job.schedule.epochs());
+            Node { total, of_epoch, idle: (0..staging).rev().collect(), ..Node::default() }
+        });
+        Engine {
+            job,
+            rules,
+            copies,
+            sequence,
+            window: VecDeque::new(),
+            first_in_window: 0,
+            nodes: nodes.collect(),
+            workers_of_node,
+            workers: vec![Task::default(); workers_of_node * num_nodes as usize],
+            now: 0,
+            events: BinaryHeap::new(),
+            reading_nodes: 0,
+            beginning: Vec::new(),
+            transfers: Transfers::default(),
+            steps_done: 0,
+            at_barrier: 0,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Runs until the last step is done; training starts `load_ns` after the start.
+    pub fn run(mut self, load_ns: u64) -> Outcome {
+        self.now = load_ns;
+        for node in 0..self.nodes.len() {
+            for worker in self.fill_workers() {
+                self.fill(node, worker);
+            }
+        }
+        self.begin_step();
+        while self.steps_done < self.all_steps() {
+            let event = self.next_event().expect("a node that lacks a sample waits for a transfer");
+            let (node, worker) = (event / self.workers_of_node, event % self.workers_of_node);
+            if worker + 1 == self.workers_of_node {
+                self.computed(node);
+            } else if self.fill_workers().contains(&worker) {
+                self.filled(node, worker);
+            } else {
+                self.staged(node, worker);
+            }
+        }
+        let (load_seconds, seconds) = (load_ns as f64 * 1e-9, self.now as f64 * 1e-9);
+        Outcome { load_seconds, seconds, ..self.outcome }
+    }
+
+    /// Goes on to the next thing that happens.
+    fn next_event(&mut self) -> Option<usize> {
+        self.begin_transfers();
+        let other = self.events.peek().map(|&Reverse((time, _))| time);
+        let transfer = self.transfers.next_end_ns().map(|ns| self.now.saturating_add(ns));
+        let is_transfer = transfer.is_some_and(|end| other.is_none_or(|other| end <= other));
+        let time = if is_transfer { transfer } else { other }?;
+        self.transfers.had += u128::from(self.transfers.rate) * u128::from(time - self.now);
+        self.now = time;
+        let event = match is_transfer {
+            true => self.transfers.ends.pop().map(|Reverse((_, event))| event),
+            false => self.events.pop().map(|Reverse((_, event))| event),
+        };
+        event.map(|event| event as usize)
+    }
+
+    fn begin_transfers(&mut self) {
+        match self.job.sharing {
+            Sharing::Nodes => {
+                let rate = self.origin_rate();
+                for (event, len_bytes) in self.beginning.drain(..) {
+                    let end = self.now.saturating_add(rate.time_ns(len_bytes));
+                    self.events.push(Reverse((end, event)));
+                }
+            }
+            Sharing::Transfers => {
+                for (event, len_bytes) in self.beginning.drain(..) {
+                    let end = self.transfers.had + u128::from(len_bytes) * 1_000_000_000;
+                    self.transfers.ends.push(Reverse((end, event)));
+                }
+                let all = self.origin_rate().0 * u64::from(self.reading_nodes.max(1));
+                self.transfers.rate = (all / self.transfers.ends.len().max(1) as u64).max(1);
+            }
+        }
+    }
+
+    /// What a node gets from the origin with those that read from it now.
+    fn origin_rate(&self) -> Rate {
+        let readers = match self.rules.readers {
+            Readers::All => self.nodes.len() as u32,
+            Readers::Now => self.reading_nodes.max(1),
+        };
+        let model = &self.job.model;
+        match self.copies.reads_chunks() {
+            true => model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers)),
+            false => model.origin_rate(readers),
+        }
+    }
+
+    /// All nodes are at the barrier: the next step with anything to read begins.
+    fn begin_step(&mut self) {
+        self.at_barrier = 0;
+        let step = self.steps_done % self.job.schedule.steps();
+        let epoch = (self.steps_done / self.job.schedule.steps()) as u32;
+        while self.first_in_window < epoch {
+            self.window.pop_front();
+            self.first_in_window += 1;
+        }
+        for node in 0..self.nodes.len() {
+            let count = self.job.schedule.part(step, node as u32).1;
+            self.nodes[node].step_end += count;
+            self.at_barrier += u32::from(count == 0);
+        }
+        for node in 0..self.nodes.len() {
+            self.stage(node);
+            self.compute(node);
+        }
+    }
+
+    /// Lets the idle threads of `node` claim what comes next.
+    fn stage(&mut self, node: usize) {
+        while let Some(&worker) = self.nodes[node].idle.last() {
+            let state = &self.nodes[node];
+            if state.claimed == state.total {
+                return;
+            }
+            let (index, sample) = (state.claimed, self.sample(node, state.claimed));
+            let len_bytes = self.job.sizes[sample as usize];
+            let state = &self.nodes[node];
+            let room = self.job.staging_bytes.saturating_sub(state.staged_bytes);
+            if u64::from(len_bytes) > room && !state.staged.is_empty() {
+                return;
+            }
+            if self.copies.is_coming(node as u32, sample) {
+                return;
+            }
+            let source = self.copies.source(&self.job.model, node as u32, sample);
+            let wanted = index == state.consumed && !state.computing && index < state.step_end;
+            if source == Source::Origin && self.rules.origin_on_demand && !wanted {
+                return;
+            }
+            self.copies.claimed(node as u32, sample, len_bytes);
+            let state = &mut self.nodes[node];
+            state.idle.pop();
+            state.claimed += 1;
+            state.staged.push_back(Staged { len_bytes, ready: false });
+            state.staged_bytes += u64::from(len_bytes);
+            self.read(node, worker, index, source);
+        }
+    }
+
+    /// Lets a thread bring a sample to the staging buffer. One that comes from a tier is decoded already.
+    fn read(&mut self, node: usize, worker: usize, index: u64, source: Source) {
+        let staged = self.nodes[node].staged.back().expect("it was just claimed");
+        let len = u64::from(staged.len_bytes);
+        match source {
+            Source::Origin => {
+                self.outcome.origin_bytes += len;
+                let write_ns = self.job.model.write_ns(len);
+                self.read_origin(node, worker, index, len, write_ns);
+                return;
+            }
+            Source::Local(_) => self.outcome.local_bytes += len,
+            Source::Remote(_) => self.outcome.remote_bytes += len,
+        }
+        let end = self.now + self.job.model.fetch_ns(source, len);
+        self.begin(node, worker, end, Task { index, ..Task::default() });
+    }
+
+    /// Lets a thread fetch from the origin, and then write.
+    fn read_origin(
+        &mut self,
+        node: usize,
+        worker: usize,
+        index: u64,
+        len_bytes: u64,
+        write_ns: u64,
+    ) {
+        self.nodes[node].origin_reads += 1;
+        self.reading_nodes += u32::from(self.nodes[node].origin_reads == 1);
+        let event = node * self.workers_of_node + worker;
+        let (hidden_ns, then_ns) =
+            if self.rules.hide_writes { (write_ns, 0) } else { (0, write_ns) };
+        let not_before = self.now.saturating_add(hidden_ns);
+        self.workers[event] = Task { index, reads_origin: true, then_ns, not_before };
+        self.beginning.push((event as u32, len_bytes));
+    }
+
+    fn begin(&mut self, node: usize, worker: usize, end: u64, task: Task) {
+        let event = node * self.workers_of_node + worker;
+        self.workers[event] = task;
+        self.events.push(Reverse((end, event as u32)));
+    }
+
+    /// A thread is done with a fetch: it writes, or else the task has ended and is returned.
+    fn end(&mut self, node: usize, worker: usize) -> Option<Task> {
+        let task = self.workers[node * self.workers_of_node + worker];
+        if !task.reads_origin {
+            return Some(task);
+        }
+        self.nodes[node].origin_reads -= 1;
+        self.reading_nodes -= u32::from(self.nodes[node].origin_reads == 0);
+        let end = self.now.saturating_add(task.then_ns).max(task.not_before);
+        let written = Task { index: task.index, ..Task::default() };
+        if end == self.now {
+            return Some(written);
+        }
+        self.begin(node, worker, end, written);
+        None
+    }
+
+    fn staged(&mut self, node: usize, worker: usize) {
+        let Some(task) = self.end(node, worker) else { return };
+        let state = &mut self.nodes[node];
+        state.staged[(task.index - state.consumed) as usize].ready = true;
+        state.idle.push(worker);
+        self.stage(node);
+        self.compute(node);
+    }
+
+    /// Begins to consume the next sample, if it is there and belongs to the step.
+    fn compute(&mut self, node: usize) {
+        let state = &mut self.nodes[node];
+        if state.computing || state.consumed == state.step_end {
+            return;
+        }
+        if let Some(front) = state.staged.front().filter(|front| front.ready) {
+            state.computing = true;
+            let end = self.now + self.job.model.compute.time_ns(u64::from(front.len_bytes));
+            let event = (node + 1) * self.workers_of_node - 1;
+            self.events.push(Reverse((end, event as u32)));
+        }
+    }
+
+    fn computed(&mut self, node: usize) {
+        let state = &mut self.nodes[node];
+        let gone = state.staged.pop_front().expect("a node computes what is staged");
+        state.computing = false;
+        state.staged_bytes -= u64::from(gone.len_bytes);
+        state.consumed += 1;
+        if state.consumed == state.step_end {
+            self.at_barrier += 1;
+        }
+        while self.at_barrier as usize == self.nodes.len() {
+            self.steps_done += 1;
+            if self.steps_done == self.all_steps() {
+                return;
+            }
+            self.begin_step();
+        }
+        self.stage(node);
+        self.compute(node);
+    }
+
+    /// Lets a fill thread copy what its tier lacks next.
+    fn fill(&mut self, node: usize, worker: usize) {
+        let (tier, thread) = self.tier_of(worker);
+        let claimed = self.nodes[node].claimed;
+        let Some(sample) = self.copies.next_fill(node as u32, tier, thread, claimed) else {
+            return;
+        };
+        let len = u64::from(self.job.sizes[sample as usize]);
+        self.outcome.filled_bytes += len;
+        let write_ns = self.write_to_tier_ns(tier, len);
+        self.read_origin(node, worker, 0, len, write_ns);
+    }
+
+    fn filled(&mut self, node: usize, worker: usize) {
+        if self.end(node, worker).is_none() {
+            return;
+        }
+        let (tier, thread) = self.tier_of(worker);
+        self.copies.filled(node as u32, tier, thread);
+        self.fill(node, worker);
+        // A thread that had stopped before a sample of the origin may find it in the tier now.
+        self.stage(node);
+    }
+
+    /// Time of one thread to decode a sample and write it to `tier`.
+    fn write_to_tier_ns(&self, tier: usize, len_bytes: u64) -> u64 {
+        let model = &self.job.model;
+        model.preprocess.min(model.tiers[tier].write_of_thread()).time_ns(len_bytes)
+    }
+
+    fn fill_workers(&self) -> std::ops::Range<usize> {
+        self.job.model.staging.threads as usize..self.workers_of_node - 1
+    }
+
+    /// The tier that a fill thread belongs to, and which of its threads it is.
+    fn tier_of(&self, worker: usize) -> (usize, usize) {
+        let mut thread = worker - self.job.model.staging.threads as usize;
+        for (tier, stage) in self.job.model.tiers.iter().enumerate() {
+            match thread.checked_sub(stage.threads as usize) {
+                Some(rest) => thread = rest,
+                None => return (tier, thread),
+            }
+        }
+        unreachable!("fill threads are counted from the tiers")
+    }
+
+    /// What `node` reads at `index` of its string.
+    fn sample(&mut self, node: usize, index: u64) -> u32 {
+        let of_epoch = self.nodes[node].of_epoch;
+        let (epoch, nth) = ((index / of_epoch) as u32, index % of_epoch);
+        while self.first_in_window + self.window.len() as u32 <= epoch {
+            let next = self.first_in_window + self.window.len() as u32;
+            self.window.push_back((self.sequence)(next));
+        }
+        let sequence = &self.window[(epoch - self.first_in_window) as usize];
+        sequence[self.job.schedule.position(node as u32, nth) as usize]
+    }
+
+    fn all_steps(&self) -> u64 {
+        self.job.schedule.steps() * u64::from(self.job.schedule.epochs())
+    }
+}
+
+impl Transfers {
+    /// How long the one that ends next still takes.
+    fn next_end_ns(&self) -> Option<u64> {
+        let Reverse((end, _)) = self.ends.peek()?;
+        let ns = end.saturating_sub(self.had).div_ceil(u128::from(self.rate));
+        Some(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+}

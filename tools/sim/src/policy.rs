@@ -1,0 +1,423 @@
+//! The compared policies: what each loads before training, keeps, reads from where, and reorders.
+//!
+//! The first ten are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this project's.
+
+use clap::ValueEnum;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::permutation::{Key, Permutation};
+use serde::Serialize;
+
+use crate::copies::{Copies, FirstTouch, Planned, Shared, slice};
+use crate::engine::{Engine, Job, Outcome, Readers, Rules};
+use crate::environment::{Config, ConfigError, Sharing};
+use crate::schedule::{Samples, Schedule};
+
+/// A way to bring samples to nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// Every sample is there when it is wanted.
+    LowerBound,
+    /// No prefetching, no caching, nothing overlaps.
+    Naive,
+    /// Clairvoyant placement by frequency, fill threads in the order of first access.
+    Hdmlp,
+    /// Prefetching into the staging buffer alone (double buffering, tf.data).
+    StagingPool,
+    /// Memories of all nodes loaded before training; the order is kept.
+    DeepioOrdered,
+    /// The same, but nodes train on what is in memory only.
+    DeepioOpportunistic,
+    /// Each node trains on its own piece, which it loads before training.
+    ParallelStaging,
+    /// A distributed memory store, filled in the first epoch.
+    LbannDynamic,
+    /// A distributed memory store, loaded before training.
+    LbannPreloading,
+    /// Tiers loaded before training; each node takes the samples of a batch that it has.
+    LocalityAware,
+    /// dlfs's tiers, filled by each node for itself with what it reads first (Monarch).
+    FirstTouch,
+    /// dlfs's clairvoyant tiers: as HDMLP, and the staging threads keep what they fetch.
+    Clairvoyant,
+    /// dlfs's grouped order: whole chunks, no tiers.
+    Grouped,
+}
+
+/// Why a policy has no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    /// The policy cannot run on this data set, and says so; a "N/A" of the tables.
+    #[error("not applicable: {0}")]
+    NotApplicable(&'static str),
+    /// The configuration has an impossible number.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl Policy {
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::LowerBound => "Lower bound",
+            Policy::Naive => "Naive",
+            Policy::Hdmlp => "HDMLP",
+            Policy::StagingPool => "StagingPoolPrefetcher",
+            Policy::DeepioOrdered => "DeepIO ordered",
+            Policy::DeepioOpportunistic => "DeepIO opportunistic",
+            Policy::ParallelStaging => "Parallel data staging",
+            Policy::LbannDynamic => "LBANN dynamic",
+            Policy::LbannPreloading => "LBANN preloading",
+            Policy::LocalityAware => "Locality-aware",
+            Policy::FirstTouch => "dlfs first-touch",
+            Policy::Clairvoyant => "dlfs clairvoyant",
+            Policy::Grouped => "dlfs grouped",
+        }
+    }
+
+    /// The ten policies of the thesis, in the order of its tables.
+    pub fn of_thesis() -> &'static [Policy] {
+        &Policy::value_variants()[..10]
+    }
+
+    fn order(self, seed: u64) -> OrderSpec {
+        let kind = match self {
+            Policy::Grouped => OrderKind::Grouped { lanes: GROUPED_LANES, group: GROUPED_CHUNKS },
+            _ => OrderKind::Global,
+        };
+        OrderSpec { kind, seed }
+    }
+}
+
+/// A configuration with its sizes drawn, ready to simulate policies on.
+#[derive(Debug, Clone)]
+pub struct Simulation {
+    config: Config,
+    job: Job,
+    total_bytes: u64,
+}
+
+impl Simulation {
+    /// Draws the sizes of `config`.
+    ///
+    /// # Errors
+    /// The first number that is out of its range.
+    pub fn new(config: &Config) -> Result<Simulation, ConfigError> {
+        let sizes = config.dataset.sizes(config.training.seed)?;
+        Simulation::with_sizes(config, sizes)
+    }
+
+    /// The same with given sizes: those of a real data set.
+    ///
+    /// # Errors
+    /// The first number that is out of its range.
+    pub fn with_sizes(config: &Config, sizes: Vec<u32>) -> Result<Simulation, ConfigError> {
+        let environment = &config.environment;
+        let total_bytes = sizes.iter().map(|&size| u64::from(size)).sum();
+        let job = Job {
+            model: environment.model()?,
+            origin_chunks: environment.origin_chunks()?,
+            sharing: environment.origin_shared_by,
+            staging_bytes: environment.staging_bytes()?,
+            tier_bytes: environment.tier_bytes()?,
+            schedule: schedule(config, &sizes, Policy::LowerBound)?,
+            sizes,
+        };
+        Ok(Simulation { config: config.clone(), job, total_bytes })
+    }
+
+    /// Bytes of the data set.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    /// What no policy with tiers of this size can beat, in seconds: in each epoch the nodes compute, and
+    /// what no tier of any node holds comes from the origin, in the first epoch everything.
+    pub fn cache_bound(&self) -> f64 {
+        let (job, nodes) = (&self.job, u64::from(self.job.schedule.nodes()));
+        let held = job.tier_bytes.iter().sum::<u64>().saturating_mul(nodes);
+        let read =
+            self.total_bytes as f64 * job.schedule.positions() as f64 / job.sizes.len() as f64;
+        let compute = read / (job.model.compute.0 * nodes) as f64;
+        let origin = (job.model.origin_rate(job.model.nodes).0 * nodes) as f64;
+        let first = compute.max(read / origin);
+        let later = compute.max((read - held as f64) / origin);
+        first + later * f64::from(job.schedule.epochs() - 1)
+    }
+
+    /// Simulates `policy`.
+    ///
+    /// # Errors
+    /// The policy cannot run on this data set.
+    pub fn run(&self, policy: Policy) -> Result<Outcome, PolicyError> {
+        match policy {
+            Policy::LowerBound => Ok(self.lower_bound()),
+            Policy::Naive => Ok(self.plain(Copies::None { chunks: false }, ON_DEMAND, 1)),
+            Policy::StagingPool => Ok(self.plain(Copies::None { chunks: false }, OVERLAPPED, 0)),
+            Policy::Hdmlp => Ok(self.plain(self.planned(false)?, PIPELINED, 0)),
+            Policy::Clairvoyant => Ok(self.plain(self.planned(true)?, OVERLAPPED, 0)),
+            Policy::FirstTouch => {
+                let copies = Copies::FirstTouch(FirstTouch::new(&self.job));
+                Ok(self.plain(copies, OVERLAPPED, 0))
+            }
+            Policy::Grouped => self.grouped(),
+            Policy::DeepioOrdered => self.deepio_ordered(),
+            Policy::DeepioOpportunistic => self.deepio_opportunistic(),
+            Policy::ParallelStaging => self.parallel_staging(),
+            Policy::LbannDynamic => self.lbann_dynamic(),
+            Policy::LbannPreloading => self.lbann_preloading(),
+            Policy::LocalityAware => self.locality_aware(),
+        }
+    }
+
+    /// Batch after batch, the node with the most bytes to compute on decides.
+    fn lower_bound(&self) -> Outcome {
+        let (job, schedule) = (&self.job, &self.job.schedule);
+        let mut total_ns = 0;
+        for epoch in 0..schedule.epochs() {
+            let sequence = schedule.sequence(epoch);
+            for step in 0..schedule.steps() {
+                let node_ns = |node| {
+                    let (first, count) = schedule.part(step, node);
+                    let part = &sequence[first as usize..(first + count) as usize];
+                    let bytes = part.iter().map(|&id| u64::from(job.sizes[id as usize])).sum();
+                    job.model.compute.time_ns(bytes)
+                };
+                total_ns += (0..schedule.nodes()).map(node_ns).max().unwrap_or(0);
+            }
+        }
+        Outcome { seconds: total_ns as f64 * 1e-9, ..Outcome::default() }
+    }
+
+    /// Training on the order's own sequence; with `threads` staging threads, or as configured for 0.
+    fn plain(&self, copies: Copies, rules: Rules, threads: u32) -> Outcome {
+        let mut job = self.job.clone();
+        if threads > 0 {
+            job.model.staging.threads = threads;
+        }
+        let sequence = |epoch| job.schedule.sequence(epoch);
+        Engine::new(&job, rules, copies, &sequence).run(0)
+    }
+
+    fn planned(&self, keep_staged: bool) -> Result<Copies, PolicyError> {
+        let planned = Planned::new(&self.job, keep_staged).map_err(ConfigError::from)?;
+        Ok(Copies::Planned(Box::new(planned)))
+    }
+
+    fn grouped(&self) -> Result<Outcome, PolicyError> {
+        let schedule = schedule(&self.config, &self.job.sizes, Policy::Grouped)?;
+        let job = Job { schedule, ..self.job.clone() };
+        let sequence = |epoch| job.schedule.sequence(epoch);
+        Ok(Engine::new(&job, OVERLAPPED, Copies::None { chunks: true }, &sequence).run(0))
+    }
+
+    fn deepio_ordered(&self) -> Result<Outcome, PolicyError> {
+        let (shared, used) = Shared::slices(&self.job, self.memory()?);
+        let rules = Rules { origin_on_demand: true, ..PIPELINED };
+        Ok(self.loaded(Copies::Shared(shared), &used, rules, &|e| self.job.schedule.sequence(e)))
+    }
+
+    /// Every node draws from what all memories hold, again and again until the epoch is full.
+    fn deepio_opportunistic(&self) -> Result<Outcome, PolicyError> {
+        let (shared, used) = Shared::slices(&self.job, self.memory()?);
+        let ids = 0..self.job.sizes.len() as u32;
+        let held: Vec<u32> = ids.filter(|&id| shared.node_of(id).is_some()).collect();
+        if held.is_empty() {
+            return Err(PolicyError::NotApplicable("no sample fits into a memory"));
+        }
+        let seed = self.config.training.seed;
+        let sequence = |epoch| {
+            let positions = self.job.schedule.positions();
+            let mut draws = Draws::new(&held, Key::derive(seed, &[u64::from(epoch)]));
+            (0..positions).map(|_| draws.next()).collect()
+        };
+        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+    }
+
+    /// Every node draws from its own piece; the disk is filled first, as the printed times have it.
+    fn parallel_staging(&self) -> Result<Outcome, PolicyError> {
+        let slowest_first: Vec<usize> = (0..self.job.tier_bytes.len()).rev().collect();
+        let (shared, used) = Shared::slices(&self.job, &slowest_first);
+        let nodes = self.job.schedule.nodes();
+        let held = |node| {
+            let ids = slice(self.job.sizes.len(), node, nodes).map(|id| id as u32);
+            ids.filter(|&id| shared.node_of(id).is_some()).collect::<Vec<u32>>()
+        };
+        let held: Vec<Vec<u32>> = (0..nodes).map(held).collect();
+        if held.iter().any(Vec::is_empty) {
+            return Err(PolicyError::NotApplicable("a node has no tier that a sample fits into"));
+        }
+        let sequence = |epoch| {
+            let schedule = &self.job.schedule;
+            let mut sequence = vec![0; schedule.positions() as usize];
+            for (node, held) in (0..).zip(&held) {
+                let words = [u64::from(epoch), u64::from(node)];
+                let mut draws = Draws::new(held, Key::derive(self.config.training.seed, &words));
+                for nth in 0..schedule.of_node(node) {
+                    sequence[schedule.position(node, nth) as usize] = draws.next();
+                }
+            }
+            sequence
+        };
+        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+    }
+
+    fn lbann_dynamic(&self) -> Result<Outcome, PolicyError> {
+        self.fits_memories()?;
+        let copies = Copies::Shared(Shared::first_reader(self.job.sizes.len()));
+        Ok(self.plain(copies, Rules { readers: Readers::All, ..PIPELINED }, 0))
+    }
+
+    fn lbann_preloading(&self) -> Result<Outcome, PolicyError> {
+        self.fits_memories()?;
+        let (shared, used) = Shared::slices(&self.job, self.memory()?);
+        Ok(self
+            .loaded(Copies::Shared(shared), &used, PIPELINED, &|e| self.job.schedule.sequence(e)))
+    }
+
+    /// A slice that fits the memory is there; a larger one fills the disk first, which is what the
+    /// printed load times say of both cases.
+    fn locality_aware(&self) -> Result<Outcome, PolicyError> {
+        let each = self.total_bytes / u64::from(self.job.schedule.nodes());
+        let mut tiers: Vec<usize> = (0..self.job.tier_bytes.len()).collect();
+        if self.job.tier_bytes.first().is_some_and(|&memory| memory < each) {
+            tiers.reverse();
+        }
+        let (shared, used) = Shared::slices(&self.job, &tiers);
+        let holders: Vec<Option<u32>> =
+            (0..self.job.sizes.len() as u32).map(|id| shared.node_of(id)).collect();
+        let sequence = |epoch| {
+            let mut sequence = self.job.schedule.sequence(epoch);
+            for step in 0..self.job.schedule.steps() {
+                give_to_holders(&self.job.schedule, step, &holders, &mut sequence);
+            }
+            sequence
+        };
+        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+    }
+
+    /// Training after each node has loaded `used` bytes into its tiers, all tiers side by side.
+    fn loaded(
+        &self,
+        copies: Copies,
+        used: &[Vec<u64>],
+        rules: Rules,
+        sequence: &dyn Fn(u32) -> Vec<u32>,
+    ) -> Outcome {
+        let model = &self.job.model;
+        let load_ns = |(tier, &bytes): (usize, &u64)| {
+            let stage = &model.tiers[tier];
+            let write = model.preprocess.min(stage.write_of_thread());
+            let time = model.origin_rate(model.nodes).time_ns(bytes) + write.time_ns(bytes);
+            time / u64::from(stage.threads)
+        };
+        let of_node = |used: &Vec<u64>| {
+            let tiers = used.iter().enumerate().map(load_ns).max().unwrap_or(0);
+            match self.job.sharing {
+                Sharing::Nodes => tiers,
+                Sharing::Transfers => {
+                    tiers.max(model.origin_rate(model.nodes).time_ns(used.iter().sum()))
+                }
+            }
+        };
+        let load_ns = used.iter().map(of_node).max().unwrap_or(0);
+        Engine::new(&self.job, rules, copies, sequence).run(load_ns)
+    }
+
+    fn memory(&self) -> Result<&'static [usize], PolicyError> {
+        match self.job.tier_bytes.is_empty() {
+            true => Err(PolicyError::NotApplicable("the nodes have no memory tier")),
+            false => Ok(&[0]),
+        }
+    }
+
+    fn fits_memories(&self) -> Result<(), PolicyError> {
+        let memory = self.job.tier_bytes.first().copied().unwrap_or(0);
+        match u128::from(memory) * u128::from(self.job.schedule.nodes())
+            < u128::from(self.total_bytes)
+        {
+            true => Err(PolicyError::NotApplicable("the data set is larger than all memories")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn schedule(config: &Config, sizes: &[u32], policy: Policy) -> Result<Schedule, ConfigError> {
+    let count = sizes.len() as u64;
+    let total: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
+    let per_chunk = (CHUNK_BYTES * count / total.max(1)).clamp(1, 65_535);
+    let order = policy.order(config.training.seed);
+    let samples = Samples { count, per_chunk };
+    Schedule::new(samples, order, config.environment.nodes, &config.training)
+}
+
+/// Draws from a list in a random order, and again in another when all were drawn.
+struct Draws<'a> {
+    from: &'a [u32],
+    key: Key,
+    round: u64,
+    at: u64,
+    order: Permutation,
+}
+
+impl<'a> Draws<'a> {
+    fn new(from: &'a [u32], key: Key) -> Draws<'a> {
+        let order = Permutation::new(from.len() as u64, key.with(0));
+        Draws { from, key, round: 0, at: 0, order }
+    }
+
+    fn next(&mut self) -> u32 {
+        if self.at == self.order.len() {
+            self.round += 1;
+            self.at = 0;
+            self.order = Permutation::new(self.from.len() as u64, self.key.with(self.round));
+        }
+        self.at += 1;
+        self.from[self.order.forward(self.at - 1) as usize]
+    }
+}
+
+/// Divides the samples of a step anew: each node first takes those that it holds, as far as its part
+/// goes; the others then go to the nodes that lack some.
+fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequence: &mut [u32]) {
+    let parts: Vec<(u64, u64)> =
+        (0..schedule.nodes()).map(|node| schedule.part(step, node)).collect();
+    let first = parts[0].0 as usize;
+    let count: u64 = parts.iter().map(|part| part.1).sum();
+    let ids = sequence[first..first + count as usize].to_vec();
+    let mut taken = vec![0; parts.len()];
+    let mut surplus = Vec::new();
+    for id in ids {
+        match holders[id as usize].map(|node| node as usize) {
+            Some(node) if taken[node] < parts[node].1 => {
+                sequence[(parts[node].0 + taken[node]) as usize] = id;
+                taken[node] += 1;
+            }
+            _ => surplus.push(id),
+        }
+    }
+    let mut node = 0;
+    for id in surplus {
+        // One after the other, so that no node gets all that nobody holds.
+        while taken[node] == parts[node].1 {
+            node = (node + 1) % parts.len();
+        }
+        sequence[(parts[node].0 + taken[node]) as usize] = id;
+        taken[node] += 1;
+        node = (node + 1) % parts.len();
+    }
+}
+
+/// The thesis's model: what a thread reads is fetched and then written.
+const PIPELINED: Rules =
+    Rules { origin_on_demand: false, hide_writes: false, readers: Readers::Now };
+/// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
+const OVERLAPPED: Rules = Rules { hide_writes: true, ..PIPELINED };
+const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
+
+/// Lanes and chunks of dlfs's default grouped order.
+const GROUPED_LANES: u32 = 16;
+const GROUPED_CHUNKS: u32 = 4;
+
+/// Chunks of the grouped order.
+const CHUNK_BYTES: u64 = 4 << 20;

@@ -1,0 +1,144 @@
+//! Many environments: a sweep over tier sizes, and the cheapest one that is fast enough.
+
+use serde::Serialize;
+
+use crate::environment::{Class, Config};
+use crate::policy::{Policy, PolicyError, Simulation};
+
+/// One environment of a sweep.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Point {
+    /// Memory tier of a node; 0 is none.
+    pub memory_mb: f64,
+    /// Disk tier of a node; 0 is none.
+    pub disk_mb: f64,
+    /// Simulated time.
+    pub seconds: f64,
+}
+
+/// What a node's storage costs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prices {
+    /// 1,000 MB of memory.
+    pub memory_gb: f64,
+    /// 1,000 MB of disk.
+    pub disk_gb: f64,
+}
+
+/// What [`advise`] found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Advice {
+    /// The lower bound, in seconds.
+    pub bound_seconds: f64,
+    /// Environments that were simulated.
+    pub simulated: usize,
+    /// The cheapest that reaches the wanted fraction, where one does, and what it costs for all nodes.
+    pub cheapest: Option<(Point, f64)>,
+    /// The fastest that was simulated.
+    pub fastest: Option<Point>,
+}
+
+/// Simulates `policy` with each memory and each disk size, in MB, row by row.
+///
+/// The rates are those of the configuration's first and second tier.
+///
+/// # Errors
+/// The policy cannot run, or a number is out of its range.
+pub fn sweep(
+    config: &Config,
+    policy: Policy,
+    memory_mb: &[f64],
+    disk_mb: &[f64],
+) -> Result<Vec<Point>, PolicyError> {
+    let sizes = config.dataset.sizes(config.training.seed)?;
+    let sizes_of_tiers = disk_mb.iter().flat_map(|&disk| memory_mb.iter().map(move |&m| (m, disk)));
+    sizes_of_tiers.map(|(memory, disk)| point(config, &sizes, policy, memory, disk)).collect()
+}
+
+/// The cheapest sizes of memory and disk with which `policy` reaches `fraction` of the lower bound's
+/// speed.
+///
+/// Environments are simulated from the cheapest up. One whose memory and disk are both no larger than
+/// those of one that was too slow is left out: no policy here gets slower by having more.
+///
+/// # Errors
+/// The policy cannot run, or a number is out of its range.
+pub fn advise(
+    config: &Config,
+    policy: Policy,
+    memory_mb: &[f64],
+    disk_mb: &[f64],
+    prices: Prices,
+    fraction: f64,
+) -> Result<Advice, PolicyError> {
+    let sizes = config.dataset.sizes(config.training.seed)?;
+    let simulation = Simulation::with_sizes(config, sizes.clone())?;
+    let bound_seconds = simulation.run(Policy::LowerBound)?.seconds;
+    let cost = |memory: f64, disk: f64| {
+        let node = memory / 1e3 * prices.memory_gb + disk / 1e3 * prices.disk_gb;
+        node * f64::from(config.environment.nodes)
+    };
+    let all = disk_mb.iter().flat_map(|&disk| memory_mb.iter().map(move |&m| (m, disk)));
+    let mut candidates: Vec<(f64, f64)> = all.collect();
+    candidates.sort_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)));
+    let (mut too_slow, mut cheapest): (Vec<Point>, _) = (Vec::new(), None);
+    for (memory, disk) in candidates {
+        if too_slow.iter().any(|slow| memory <= slow.memory_mb && disk <= slow.disk_mb) {
+            continue;
+        }
+        let point = point(config, &sizes, policy, memory, disk)?;
+        if point.seconds * fraction <= bound_seconds {
+            cheapest = Some((point, cost(memory, disk)));
+            break;
+        }
+        too_slow.push(point);
+    }
+    let simulated = too_slow.len() + usize::from(cheapest.is_some());
+    let points = too_slow.into_iter().chain(cheapest.map(|(point, _)| point));
+    let fastest = points.min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    Ok(Advice { bound_seconds, simulated, cheapest, fastest })
+}
+
+fn point(
+    config: &Config,
+    sizes: &[u32],
+    policy: Policy,
+    memory_mb: f64,
+    disk_mb: f64,
+) -> Result<Point, PolicyError> {
+    let mut config = config.clone();
+    let tiers = config.environment.tiers.drain(..).zip([memory_mb, disk_mb]);
+    let tiers = tiers.map(|(tier, capacity_mb)| Class { capacity_mb, ..tier });
+    config.environment.tiers = tiers.filter(|tier| tier.capacity_mb != 0.0).collect();
+    let outcome = Simulation::with_sizes(&config, sizes.to_vec())?.run(policy)?;
+    Ok(Point { memory_mb, disk_mb, seconds: outcome.seconds })
+}
+
+/// The sweep of the thesis, section 5.2.3, figure 5.8: scenario 3 with a staging buffer of 4 GB.
+pub mod thesis {
+    use super::{Class, Config};
+
+    /// Sizes of the memory, in MB.
+    pub const MEMORY_MB: [f64; 4] = [0.0, 10_240.0, 20_480.0, 40_960.0];
+
+    /// Sizes of the other class, in MB.
+    pub const DISK_MB: [f64; 4] = [0.0, 20_480.0, 40_960.0, 81_920.0];
+
+    /// What is printed, row by row.
+    pub const PRINTED: [f64; 16] = [
+        9947.0, 9554.5, 9239.7, 8613.1, //
+        9579.5, 9212.1, 8889.2, 8249.8, //
+        9258.0, 8885.5, 8550.5, 8015.7, //
+        8703.6, 8382.7, 8102.9, 7678.2,
+    ];
+
+    /// Scenario 3 with its sweep's staging buffer and second class.
+    pub fn config() -> Config {
+        let mut config = crate::thesis::config(3).expect("there is a scenario 3");
+        config.environment.staging.capacity_mb = 4_096.0;
+        let write_mb_s = config.environment.tiers[1].write_mb_s.take();
+        config.environment.tiers[1] =
+            Class { write_mb_s, ..Class::new(102_400.0, 2, &[(2, 100.0)]) };
+        config
+    }
+}

@@ -1,0 +1,136 @@
+//! The command, as a user runs it: what it prints, and what it refuses.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn sim(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_dlfs-sim")).args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What it says when it refuses; it never panics.
+fn refused(arguments: &[&str]) -> String {
+    let output = sim(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Scenario 1 as a file, with one line replaced.
+fn config(folder: &Path, from: &str, to: &str) -> String {
+    let text = stdout(&sim(&["config", "--scenario", "1"]));
+    assert!(text.contains(from), "{text}");
+    let path = folder.join("config.toml");
+    std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_thesis_is_printed_as_json_with_the_fields_that_are_promised() {
+    let json = stdout(&sim(&["thesis", "--scenario", "1", "--json"]));
+    let table: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(table["scenario"], 1);
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 13);
+    assert_eq!(rows[1]["policy"], "Naive");
+    assert_eq!(rows[1]["thesis"], 27.78);
+    let ratio = rows[1]["ratio"].as_f64().unwrap();
+    assert!((ratio * 27.78 - rows[1]["seconds"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+#[test]
+fn a_configuration_that_was_printed_can_be_run_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "samples = 10000", "samples = 500");
+    let svg = folder.path().join("chart.svg");
+    let text = stdout(&sim(&["run", &file, "--svg", svg.to_str().unwrap()]));
+    assert!(text.contains("dlfs clairvoyant") && text.contains("nothing takes less than"));
+    assert!(std::fs::read_to_string(svg).unwrap().contains("dlfs clairvoyant"));
+    let json = stdout(&sim(&["run", &file, "--policy", "naive,hdmlp", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["rows"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn sizes_come_from_the_files_below_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "batch = 100", "batch = 4");
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(data.join("b")).unwrap();
+    for (name, len) in [("a", 1_000), ("b/x", 2_000), ("b/y", 3_000), ("c", 4_000)] {
+        std::fs::write(data.join(name), vec![0; len]).unwrap();
+    }
+    let data = data.to_str().unwrap();
+    let json = stdout(&sim(&["run", &file, "--policy", "naive", "--folder", data, "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["rows"][0]["outcome"]["origin_bytes"], 10 * 10_000);
+    assert!(refused(&["run", &file, "--folder", "/nowhere/at/all"]).contains("/nowhere/at/all"));
+}
+
+#[test]
+fn a_configuration_with_an_impossible_value_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (from, to, says) in [
+        ("nodes = 4", "nodes = 0", "ranks, not 0"),
+        ("nodes = 4", "nodes = -1", "nodes"),
+        ("nodes = 4", "nodes = 4\nspeed = 1", "speed"),
+        ("compute_mb_s = 100.0", "compute_mb_s = 0.0", "compute is 0"),
+        ("compute_mb_s = 100.0", "compute_mb_s = -5.0", "compute_mb_s is -5"),
+        ("compute_mb_s = 100.0", "compute_mb_s = nan", "compute_mb_s is NaN"),
+        ("network_mb_s = 10000.0", "network_mb_s = inf", "network_mb_s is inf"),
+        ("origin_mb_s = [[1, 66.0]", "origin_mb_s = [[3, 66.0]", "not sorted"),
+        ("origin_mb_s = [[1, 66.0]", "origin_mb_s = [[1, -66.0]", "origin_mb_s is -66"),
+        ("capacity_mb = 1024.0", "capacity_mb = -1.0", "staging.capacity_mb is -1"),
+        ("threads = 2", "threads = 0", "no thread"),
+        ("read_mb_s = [[2, 21164.0]]", "read_mb_s = []", "empty"),
+        ("samples = 10000", "samples = 0", "at least one sample"),
+        ("samples = 10000", "samples = 99", "smaller than one batch"),
+        ("mean_mb = 0.027", "mean_mb = -0.1", "mean_mb is -0.1"),
+        ("mean_mb = 0.027", "mean_mb = 9000.0", "4 GiB"),
+        ("epochs = 10", "epochs = 0", "at least one epoch"),
+        ("batch = 100", "batch = 0", "at least one epoch and one sample a batch"),
+        ("scheme = \"uniform\"", "scheme = \"fair\"", "fair"),
+    ] {
+        let file = config(folder.path(), from, to);
+        let why = refused(&["run", &file]);
+        assert!(why.contains(says), "{to}: {why}");
+        assert!(!why.contains("panicked"), "{why}");
+    }
+}
+
+#[test]
+fn arguments_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "samples = 10000", "samples = 500");
+    assert!(refused(&["thesis", "--scenario", "7"]).contains("scenarios 1 to 4"));
+    assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
+    assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
+    assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
+    assert!(refused(&["advise", &file, "--memory-gb=-1"]).contains("capacity_mb is -1000"));
+}
+
+#[test]
+fn the_smallest_set_up_of_sc21_runs_and_naive_is_the_slowest() {
+    let json = stdout(&sim(&["sc21", "--dataset", "mnist", "--epochs", "2", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let seconds = |row: &serde_json::Value| row["outcome"]["seconds"].as_f64().unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let (bound, naive) = (seconds(&rows[0]), seconds(&rows[1]));
+    assert!(rows.iter().all(|row| seconds(row) <= naive && seconds(row) >= bound * 0.99));
+}
+
+#[test]
+fn advice_names_an_environment_and_its_cost() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "samples = 10000", "samples = 2000");
+    let sizes = ["--memory-gb", "0,0.01,0.05,1", "--disk-gb", "0,1"];
+    let json =
+        stdout(&sim(&[&["advise", &file, "--json", "--fraction", "0.8"], &sizes[..]].concat()));
+    let advice: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(advice["cheapest"][1].as_f64().is_some(), "{advice}");
+    let text = stdout(&sim(&[&["advise", &file, "--fraction", "0.8"], &sizes[..]].concat()));
+    assert!(text.contains("cheapest: "), "{text}");
+}
