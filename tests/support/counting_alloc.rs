@@ -4,7 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// To be named `#[global_allocator]` by a test program.
 pub struct CountingAlloc;
@@ -13,6 +13,7 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
+static ALL_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -23,24 +24,25 @@ pub fn allocations_during<T>(work: impl FnOnce() -> T) -> (u64, T) {
     (ALLOCATIONS.get() - before, result)
 }
 
-/// Bytes of the heap in use now.
-pub fn live_bytes() -> usize {
-    LIVE_BYTES.load(Ordering::Relaxed)
+/// Allocations that any thread of this process makes while `work` runs.
+pub fn allocations_of_all_during<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let before = ALL_ALLOCATIONS.load(Ordering::Relaxed);
+    let result = work();
+    (ALL_ALLOCATIONS.load(Ordering::Relaxed) - before, result)
 }
 
-/// The most bytes of the heap in use since the last call of [`reset_peak`].
-pub fn peak_bytes() -> usize {
-    PEAK_BYTES.load(Ordering::Relaxed)
-}
-
-/// Forgets the peak so far.
-pub fn reset_peak() {
-    PEAK_BYTES.store(live_bytes(), Ordering::Relaxed);
+/// How far the heap's use rises above what it was, at most, while `work` runs; in bytes.
+pub fn peak_during<T>(work: impl FnOnce() -> T) -> (usize, T) {
+    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    PEAK_BYTES.store(before, Ordering::Relaxed);
+    let result = work();
+    (PEAK_BYTES.load(Ordering::Relaxed) - before, result)
 }
 
 fn count(grown: usize) {
     // During the end of a thread its counter may be gone already: nobody asks for it then.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    ALL_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     let live = LIVE_BYTES.fetch_add(grown, Ordering::Relaxed) + grown;
     PEAK_BYTES.fetch_max(live, Ordering::Relaxed);
 }
