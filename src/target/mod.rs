@@ -48,6 +48,8 @@ pub struct Target {
     doors: Arc<[Door]>,
     threads: Vec<JoinHandle<()>>,
     local_addr: SocketAddr,
+    /// The process whose threads serve. A forked child has the handle, but not the threads.
+    pid: u32,
 }
 
 impl Target {
@@ -70,6 +72,7 @@ impl Target {
             doors,
             threads: Vec::new(),
             local_addr,
+            pid: std::process::id(),
         };
         let mut listener = Some(listener);
         for number in 0..num_pollers {
@@ -114,6 +117,10 @@ impl Target {
     }
 
     fn end(&mut self) {
+        if self.pid != std::process::id() {
+            self.threads.clear(); // they are the parent's, which goes on serving
+            return;
+        }
         self.doors.iter().for_each(Door::stop);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {

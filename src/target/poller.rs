@@ -69,6 +69,8 @@ pub(super) struct Poller {
     starved: Vec<usize>,
     scratch: Vec<u8>,
     done: Vec<Completion>,
+    /// Bytes of the I/O that completed last: what the next ones will be like.
+    last_len: usize,
     /// When time limits are looked at again.
     next_tick: Instant,
     spin: Duration,
@@ -104,7 +106,8 @@ impl Poller {
             dirty: Vec::new(),
             starved: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
-            done: Vec::with_capacity(COMPLETIONS_PER_TURN),
+            done: Vec::with_capacity(MAX_COMPLETIONS_PER_TURN),
+            last_len: 0,
             next_tick: Instant::now(),
             spin: spin_limit(),
         })
@@ -301,8 +304,10 @@ impl Poller {
                 queue.queue_pair.submit(&mut queue.pending);
             }
             let mut done = std::mem::take(&mut self.done);
-            num_completed += queue.queue_pair.poll(now, COMPLETIONS_PER_TURN, &mut done);
+            let max = completions_per_turn(self.last_len);
+            num_completed += queue.queue_pair.poll(now, max, &mut done);
             for completion in done.drain(..) {
+                self.last_len = completion.buf.len();
                 self.complete(number, completion);
             }
             self.done = done;
@@ -428,6 +433,12 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: Even
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
 
+/// How many completions to take before they are sent: as much as stays in the cache of the core that
+/// has just copied it, so that the host gets the first bytes while the device works on the next.
+fn completions_per_turn(len: usize) -> usize {
+    (TURN_BYTES / len.max(1)).clamp(2, MAX_COMPLETIONS_PER_TURN)
+}
+
 /// How long to look for work before sleeping: not at all where hosts need the same cores.
 fn spin_limit() -> Duration {
     let num_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -455,8 +466,9 @@ const WAKER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 /// Bytes of one receive.
 const SCRATCH_BYTES: usize = 256 << 10;
-/// Completions taken from a queue pair before they are sent.
-const COMPLETIONS_PER_TURN: usize = 32;
+/// Bytes taken from a queue pair before they are sent.
+const TURN_BYTES: usize = 256 << 10;
+const MAX_COMPLETIONS_PER_TURN: usize = 64;
 const ACCEPTS_PER_TURN: usize = 64;
 /// How often time limits are looked at.
 const TICK: Duration = Duration::from_millis(100);
