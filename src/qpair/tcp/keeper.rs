@@ -280,7 +280,11 @@ impl Charge {
         loop {
             let portal = &remote.portals[self.portal];
             failure = failure.at(format_args!("{} ({})", portal.socket, portal.address.subnqn));
-            tracing::warn!(target: "dlfs", "{failure}");
+            if opening && remote.portals.len() == 1 {
+                tracing::debug!(target: "dlfs", "{failure}"); // the caller gets it as the error
+            } else {
+                tracing::warn!(target: "dlfs", "{failure}");
+            }
             self.failures[self.portal] = Some(failure.clone());
             if self.failures.iter().all(is_stale) {
                 remote.give_up(failure);

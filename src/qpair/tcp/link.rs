@@ -17,9 +17,9 @@ use crate::tcp::host::{Connection, Event, HostOptions, Transfer, Want};
 /// Why a connection is over.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum LinkError {
-    #[error("TCP connect: {}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
+    #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
     Connect(Errno),
-    #[error("TCP connect: no answer within {0:?}")]
+    #[error("no answer within {0:?}")]
     ConnectTimeout(Duration),
     #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
     Os(Errno),

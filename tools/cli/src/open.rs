@@ -20,8 +20,6 @@ pub(crate) struct ImageArgs {
     /// a file of another generation is refused
     #[arg(long, value_name = "FILE")]
     pub(crate) snapshot: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) connection: ConnectionArgs,
 }
 
 impl ImageArgs {
@@ -29,11 +27,9 @@ impl ImageArgs {
     ///
     /// # Errors
     /// Those of [`Image::open`].
-    pub(crate) fn open(&self) -> Result<Image, Error> {
-        let options = OpenOptions {
-            connect: self.connection.options(false),
-            snapshot: self.snapshot.clone(),
-        };
+    pub(crate) fn open(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
+        let options =
+            OpenOptions { connect: connection.options(false), snapshot: self.snapshot.clone() };
         Image::open(&self.image.0, &options)
     }
 
@@ -41,8 +37,8 @@ impl ImageArgs {
     ///
     /// # Errors
     /// Those of [`Image::open`] and [`Image::load_names`].
-    pub(crate) fn open_with_names(&self) -> Result<Image, Error> {
-        let image = self.open()?;
+    pub(crate) fn open_with_names(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
+        let image = self.open(connection)?;
         image.load_names()?;
         Ok(image)
     }

@@ -7,7 +7,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::Name;
+use crate::args::{ConnectionArgs, Name};
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
 use crate::out::Out;
@@ -27,10 +27,12 @@ pub(crate) struct CatArgs {
     /// The names are ids, counted from 0
     #[arg(long)]
     id: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
-    let image = args.image.open_with_names()?;
+    let image = args.image.open_with_names(&args.connection)?;
     let directory = image.directory();
     let field = choose_field(directory, args.field.as_deref())?;
     let find = |name: &Name| find(directory, &name.0, args.id);

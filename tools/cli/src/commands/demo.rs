@@ -28,8 +28,9 @@ use crate::run_stats::{Percentiles, RunReport, RunStats};
 use crate::signals::Stop;
 use crate::text;
 
-/// See all of it work: import a folder, serve it over NVMe/TCP, read two shuffled epochs, check them
+/// See all of it work in a few seconds: import, serve, read, check
 ///
+/// Imports a folder, serves it over NVMe/TCP, reads two shuffled epochs and compares every sample.
 /// Without DIR a small data set is made: 4,000 files, about 140 MB. The image is written to a temporary
 /// folder (TMPDIR says where), served by an embedded target on a loopback socket, and read through the
 /// user-level host. Every sample that arrives is compared with its source file, byte for byte.

@@ -14,6 +14,7 @@ use dlfs::reader::Batch;
 use dlfs::volume::Image;
 
 use super::ls::json_name;
+use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
 use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
 use crate::open::ImageArgs;
@@ -43,6 +44,8 @@ pub(crate) struct ExportArgs {
     /// Print the result as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -50,7 +53,7 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
         return Err(Failure::Usage("with DEST - the archive is the output: no --json".to_owned()));
     }
     let stop = Stop::on_signals()?;
-    let image = args.image.open_with_names()?;
+    let image = args.image.open_with_names(&args.connection)?;
     let began = Instant::now();
     let mut sink = open_sink(&args.dest)?;
     let mut export = Export {

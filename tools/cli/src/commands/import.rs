@@ -19,7 +19,7 @@ use crate::signals::Stop;
 use crate::size::parse_size;
 use crate::text;
 
-/// Put a data set onto an image: folders, tar or WebDataset shards, TFRecords, or a list
+/// Put folders, tar or WebDataset shards, TFRecords or a list onto an image
 ///
 /// The image must be a new file or hold nothing but zeroes, unless --append, --resume or --force says
 /// otherwise. Entries that cannot be imported are all named, and nothing is imported; --on-error skip
@@ -289,5 +289,6 @@ const EXAMPLES: &str = "\
 Examples:
   dlfs import ~/pictures train.dlfs
   dlfs import shards/*.tar train.dlfs --from webdataset
-  dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:a,nvme-tcp://node2/nqn.2026-11.io.dlfs:b
+  dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
+  dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
   dlfs import more/ train.dlfs --append";

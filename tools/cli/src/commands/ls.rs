@@ -7,7 +7,7 @@ use dlfs::directory::{Directory, EntryKind};
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::Name;
+use crate::args::{ConnectionArgs, Name};
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
 use crate::out::Out;
@@ -40,10 +40,12 @@ pub(crate) struct LsArgs {
     /// A name that is not UTF-8 is written with escapes, and as it is in name_hex.
     #[arg(long, conflicts_with = "long")]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 pub(crate) fn run(args: LsArgs) -> Result<Outcome, Failure> {
-    let image = args.image.open_with_names()?;
+    let image = args.image.open_with_names(&args.connection)?;
     let directory = image.directory();
     let folder = args.folder.as_ref().map_or(&b""[..], |name| &name.0);
     let mut listing = Listing { args: &args, directory, out: Out::new(), lines: 0, failed: None };

@@ -25,13 +25,13 @@ use crate::exit::{Failure, Outcome};
 /// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
 /// batches. `dlfs demo` shows all of it in a few seconds.
 #[derive(Debug, Parser)]
-#[command(name = "dlfs", version, propagate_version = true, after_help = EXIT_CODES)]
+#[command(name = "dlfs", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Say more on stderr; twice for details
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, display_order = 900, action = ArgAction::Count)]
     pub(crate) verbose: u8,
     /// Neither progress nor warnings on stderr
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 901)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
     command: Command,

@@ -10,7 +10,9 @@ use crate::out::Out;
 use crate::signals::Stop;
 use crate::text;
 
-/// Write the chunks that have deleted samples anew, without them, as a new generation
+/// Give back the space of deleted samples, as a new generation
+///
+/// Chunks that have deleted samples are written anew, without them.
 ///
 /// There must be room for the new chunks beside the old ones, whose space is written again two
 /// generations later at the earliest: readers of the generation before go on undisturbed.

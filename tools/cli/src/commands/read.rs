@@ -13,6 +13,7 @@ use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::Batch;
 use dlfs::volume::Image;
 
+use crate::args::ConnectionArgs;
 use crate::epochs::{End, read_batches};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::open::{ImageArgs, engine};
@@ -24,7 +25,9 @@ use crate::signals::Stop;
 use crate::size::parse_size;
 use crate::text;
 
-/// Read epochs as a training job would: shuffled, in batches, every sample checked
+/// Read epochs as a training job would, and report
+///
+/// Samples come shuffled, in batches, read ahead; every one is checked.
 ///
 /// With --state FILE the run goes on where FILE says, and FILE says afterwards where it ended: also
 /// with another --batch or --world-size, every sample of an epoch is delivered once.
@@ -39,6 +42,8 @@ pub(crate) struct ReadArgs {
     share: ShareArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -106,7 +111,7 @@ enum BatchingArg {
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut options = args.loader_options()?;
     let stop = Stop::on_signals()?;
-    let image = args.image.open()?;
+    let image = args.image.open(&args.connection)?;
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let total = samples_to_read(&image, &options);
@@ -281,5 +286,5 @@ fn print_report(
 const EXAMPLES: &str = "\
 Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
-  dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --lanes 8 --rank 3 --world-size 8
+  dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

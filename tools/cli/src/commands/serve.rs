@@ -20,7 +20,7 @@ use crate::out::Out;
 use crate::signals::Stop;
 use crate::text;
 
-/// Serve an image over NVMe/TCP, for dlfs and for any other NVMe host
+/// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
 /// Each address of IMAGE becomes a namespace of one subsystem, read-only unless --writable says
 /// otherwise. On loopback any host may connect; elsewhere hosts are named by --allow-host, or let in
@@ -206,7 +206,8 @@ fn shell_word(text: &str) -> String {
 const EXAMPLES: &str = "\
 Examples:
   dlfs serve train.dlfs
-  dlfs serve train.dlfs --listen 0.0.0.0:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:…";
+  dlfs serve train.dlfs --listen 0.0.0.0:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:…
+  truncate -s 10G blank.dlfs && dlfs serve blank.dlfs --writable    # to import onto from elsewhere";
 
 #[cfg(test)]
 mod tests {

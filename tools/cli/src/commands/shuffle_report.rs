@@ -7,12 +7,15 @@ use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{EpochOrder, OrderSpec, Positions};
 use dlfs::units::Epoch;
 
+use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
 use crate::order_args::OrderArgs;
 use crate::out::Out;
 
-/// Say how random an order is: displacement, batch composition, class runs, beside chance
+/// Say how random an order is, beside what chance would give
+///
+/// Displacement, batch composition and class runs of one epoch, each with its distance from chance.
 ///
 /// Nothing but the directory is read. A batch here is the global batch, that of all ranks together.
 /// Deviations within 3 are as random as chance.
@@ -35,6 +38,8 @@ pub(crate) struct ShuffleReportArgs {
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 #[derive(Serialize)]
@@ -47,7 +52,7 @@ struct JsonReport<'a> {
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let spec = args.order.spec(args.world_size)?;
-    let image = args.image.open()?;
+    let image = args.image.open(&args.connection)?;
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
     let mut observer = Observer::new(args.batch);

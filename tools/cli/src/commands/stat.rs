@@ -10,13 +10,13 @@ use dlfs::volume::Image;
 
 use super::cat::find;
 use super::ls::json_name;
-use crate::args::Name;
+use crate::args::{ConnectionArgs, Name};
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::text::{self, safe_name};
 
-/// Show what an image is, where it lies and what its directory costs; or all about one sample
+/// Show what an image is and what its directory costs, or one sample
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
@@ -30,10 +30,12 @@ pub(crate) struct StatArgs {
     /// Print as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 pub(crate) fn run(args: StatArgs) -> Result<Outcome, Failure> {
-    let image = args.image.open_with_names()?;
+    let image = args.image.open_with_names(&args.connection)?;
     let mut out = Out::new();
     match &args.name {
         Some(name) => {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use dlfs::volume::{Damage, VerifyOptions, VerifyReport};
 
+use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
 use crate::open::{ImageArgs, engine};
 use crate::out::Out;
@@ -23,10 +24,12 @@ pub(crate) struct VerifyArgs {
     /// Print the result as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let image = args.image.open()?;
+    let image = args.image.open(&args.connection)?;
     let chunks = u64::from(image.directory().num_chunks());
     let mut meter = Meter::new("verifying", chunks, quiet).counting("chunk");
     let began = Instant::now();
