@@ -12,15 +12,14 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The column of `labels`; `None` when no sample has one.
-    pub(crate) fn build(labels: &[Option<i64>]) -> Option<Labels> {
-        let mut given = labels.iter().flatten().peekable();
-        given.peek()?;
-        let fits = |width: usize| move |label: &i64| *label > absent(width) && *label <= max(width);
-        let width = WIDTHS.into_iter().find(|width| given.clone().all(fits(*width))).unwrap_or(8);
-        let mut bytes = Vec::with_capacity(labels.len() * width);
+    /// The column of `labels`, which are in the order of ids and span `range`.
+    pub(crate) fn build(labels: impl Iterator<Item = i64>, range: LabelRange) -> Option<Labels> {
+        let (least, most) = (range.0?, range.1?);
+        let fits = |width: &usize| least > absent(*width) && most <= max(*width);
+        let width = WIDTHS.into_iter().find(fits).unwrap_or(8);
+        let mut bytes = Vec::new();
         for label in labels {
-            let label = label.unwrap_or(absent(width));
+            let label = if label == NO_LABEL { absent(width) } else { label };
             bytes.extend_from_slice(&label.to_le_bytes()[..width]);
         }
         Some(Labels { bytes: bytes.into(), width })
@@ -77,6 +76,23 @@ impl Labels {
     }
 }
 
+/// The least and the greatest label, if there is any.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LabelRange(Option<i64>, Option<i64>);
+
+impl LabelRange {
+    /// Takes a label, or [`NO_LABEL`].
+    pub(crate) fn take(&mut self, label: i64) {
+        if label != NO_LABEL {
+            self.0 = Some(self.0.map_or(label, |least| least.min(label)));
+            self.1 = Some(self.1.map_or(label, |most| most.max(label)));
+        }
+    }
+}
+
+/// What stands for a sample without a label while the column is built.
+pub(crate) const NO_LABEL: i64 = i64::MIN;
+
 /// The value of no label: the least there is. `i64::MIN` itself can therefore not be a label.
 fn absent(width: usize) -> i64 {
     i64::MIN >> (64 - width * 8)
@@ -92,6 +108,13 @@ const WIDTHS: [usize; 4] = [1, 2, 4, 8];
 mod tests {
     use super::*;
 
+    fn column_of(labels: &[Option<i64>]) -> Option<Labels> {
+        let labels = labels.iter().map(|label| label.unwrap_or(NO_LABEL));
+        let mut range = LabelRange::default();
+        labels.clone().for_each(|label| range.take(label));
+        Labels::build(labels, range)
+    }
+
     #[test]
     fn labels_take_the_bytes_that_the_widest_needs() {
         let cases = [
@@ -103,7 +126,7 @@ mod tests {
             (vec![Some(i64::MAX), Some(i64::MIN + 1), None], 8),
         ];
         for (labels, width) in cases {
-            let column = Labels::build(&labels).unwrap();
+            let column = column_of(&labels).unwrap();
             assert_eq!(column.width_bytes(), width, "{labels:?}");
             for (id, label) in labels.iter().enumerate() {
                 assert_eq!(column.get(id as u64), *label);
@@ -111,7 +134,7 @@ mod tests {
             assert_eq!(column.get(labels.len() as u64), None);
             assert_eq!(column.get(u64::MAX), None);
         }
-        assert!(Labels::build(&[None, None]).is_none());
+        assert!(column_of(&[None, None]).is_none());
     }
 
     #[test]

@@ -1,0 +1,198 @@
+//! What a directory costs: bytes a sample, time of a lookup, time to open; against a `BTreeMap`.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::io::Read;
+use std::time::Instant;
+
+use dlfs::buf::IoBuf;
+use dlfs::directory::{Directory, DirectoryBuilder};
+use dlfs::format::checksum::crc32c;
+use dlfs::format::{
+    ChunkBuilder, ChunkSpec, Extent, ImageLayout, Pack, Part, Placement, SampleMeta, Uuid,
+};
+use dlfs::permutation::{Key, Permutation};
+use dlfs::units::{Generation, SampleId, Slot};
+use support::Options;
+
+const USAGE: &str = "cargo bench --bench directory -- [--samples N,N] [--open N] [--dir DIR]
+
+Makes directories of N samples in 1,000 class folders, 64 samples a chunk, shuffled placement; looks
+up a million ids and names at random in each and in a BTreeMap<String, Extent> of the same; then
+opens the snapshot of --open samples from a file in DIR, beside reading and checksumming its bytes.
+20 million samples take about 5 GiB of memory.";
+
+fn main() {
+    let options = Options::parse(
+        USAGE,
+        &[
+            ("samples", "1000000,20000000"),
+            ("open", "10000000"),
+            ("dir", "target"),
+            ("rounds", "5"),
+        ],
+    );
+    println!("{}", support::machine());
+    for samples in options.text("samples").split(',') {
+        lookups(samples.parse().expect("a number of samples"));
+    }
+    opening(options.number("open"), options.text("dir"), options.number("rounds"));
+}
+
+fn lookups(samples: u64) {
+    println!("\n{samples} samples");
+    let before = resident_bytes();
+    let directory = directory_of(samples);
+    let grown = resident_bytes().saturating_sub(before);
+    let memory = directory.memory_bytes();
+    let per = |bytes: u64| bytes as f64 / samples as f64;
+    let order = Permutation::new(samples, Key::new(1));
+    println!(
+        "  directory: {:.2} B a sample beside names and labels (columns {:.2}, tree {:.2}, chunks {:.2}, \
+         checkpoints {:.2}); labels {:.2}, names {:.2}; process grew by {:.1}; tree height {}",
+        per(memory.core()),
+        per(memory.lengths_and_checksums),
+        per(memory.tree),
+        per(memory.chunks),
+        per(memory.checkpoints),
+        per(memory.labels),
+        per(memory.names),
+        per(grown),
+        directory.tree_height(),
+    );
+    let before = resident_bytes();
+    let mut map = BTreeMap::new();
+    for id in 0..samples {
+        let extent = directory.extent(SampleId(id)).expect("every id has an extent");
+        map.insert(String::from_utf8(name_of(id)).expect("names are ASCII"), extent);
+    }
+    let mapped = resident_bytes().saturating_sub(before);
+    println!(
+        "  BTreeMap<String, Extent>: {:.1} B a sample: {:.1} times the directory without names, \
+         {:.1} times with",
+        per(mapped),
+        mapped as f64 / memory.core() as f64,
+        mapped as f64 / memory.total() as f64
+    );
+    let ids: Vec<u64> = (0..LOOKUPS).map(|i| order.forward(i % samples)).collect();
+    let names: Vec<String> =
+        ids.iter().map(|id| String::from_utf8(name_of(*id)).expect("names are ASCII")).collect();
+    let by_id = time(&ids, |id| directory.extent(SampleId(*id)).map(|extent| extent.offset_bytes));
+    let hot: Vec<u64> = (0..LOOKUPS).map(|i| order.forward(i % 256 % samples)).collect();
+    let by_id_hot = time(&hot, |id| directory.extent(SampleId(*id)).map(|e| e.offset_bytes));
+    let by_name = time(&names, |name| directory.lookup(name.as_bytes()).ok().flatten());
+    let by_name_extent = time(&names, |name| {
+        let id = directory.lookup(name.as_bytes()).ok().flatten()?;
+        directory.extent(id)
+    });
+    let in_map = time(&names, |name| map.get(name).map(|extent: &Extent| extent.offset_bytes));
+    println!(
+        "  id to extent: {by_id:.0} ns at random, {by_id_hot:.0} ns among 256 ids\n  \
+         name to id: {by_name:.0} ns; name to extent: {by_name_extent:.0} ns; \
+         BTreeMap name to extent: {in_map:.0} ns ({:.1} times as long)",
+        in_map / by_name_extent
+    );
+    let start = Instant::now();
+    let mut sum = 0u64;
+    for c in 0..directory.num_chunks() {
+        sum += directory.samples_in_chunk(c).map(|(id, e)| id.0 ^ e.offset_bytes).sum::<u64>() & 1;
+    }
+    black_box(sum);
+    println!(
+        "  all samples chunk by chunk: {:.1} ns a sample",
+        start.elapsed().as_nanos() as f64 / samples as f64
+    );
+}
+
+/// Nanoseconds of `lookup` for one of `keys`, each of which it must find.
+fn time<K, T>(keys: &[K], lookup: impl Fn(&K) -> Option<T>) -> f64 {
+    let start = Instant::now();
+    for key in keys {
+        black_box(lookup(black_box(key)).expect("every key is there"));
+    }
+    start.elapsed().as_nanos() as f64 / keys.len() as f64
+}
+
+fn opening(samples: u64, dir: &str, rounds: u64) {
+    println!("\nopening the snapshot of {samples} samples, from the page cache, best of {rounds}");
+    let snapshot = directory_of(samples).to_snapshot().expect("it has its names");
+    let file = tempfile::NamedTempFile::new_in(dir).expect("a file in --dir");
+    std::fs::write(file.path(), &snapshot).expect("room for the snapshot");
+    let len = snapshot.len();
+    drop(snapshot);
+    let read = || {
+        let mut bytes = IoBuf::zeroed(len);
+        let mut file = std::fs::File::open(file.path()).expect("the file that was written");
+        file.read_exact(&mut bytes).expect("as long as it was written");
+        bytes
+    };
+    let best = |work: &dyn Fn()| {
+        let timed = (0..rounds).map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed().as_secs_f64() * 1e3
+        });
+        timed.fold(f64::INFINITY, f64::min)
+    };
+    let checksum = best(&|| {
+        black_box(crc32c(&read()));
+    });
+    let open = best(&|| {
+        black_box(Directory::from_snapshot(read()).expect("a snapshot just written"));
+    });
+    println!(
+        "  {:.0} MB: reading and checksumming {checksum:.0} ms, opening {open:.0} ms: {:.2} times",
+        len as f64 / 1e6,
+        open / checksum
+    );
+}
+
+/// A directory as an import makes it: chunk headers through the builder.
+fn directory_of(samples: u64) -> Directory {
+    let layout = ImageLayout::new(Uuid([7; 16]), 64 << 10, Pack::Aligned, 1).expect("a layout");
+    let part = Part { first: 0, count: samples, seed: 3, window: samples };
+    let placement = Placement::new(part);
+    let spec = ChunkSpec {
+        layout,
+        generation: Generation(1),
+        part_first: 0,
+        part_seed: part.seed,
+        part_window: part.window,
+        fields: Vec::new(),
+    };
+    let mut builder = DirectoryBuilder::new(layout);
+    let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
+    for (sequence, first) in (0..samples).step_by(SAMPLES_A_CHUNK).enumerate() {
+        let mut chunk = ChunkBuilder::new(spec.clone(), Slot(first), buf).expect("no field names");
+        for slot in first..samples.min(first + SAMPLES_A_CHUNK as u64) {
+            let id = placement.id_at(Slot(slot));
+            let name = name_of(id.0);
+            let meta = SampleMeta { id, name: &name, label: Some((id.0 % CLASSES) as i64) };
+            let len = 200 + (id.0.wrapping_mul(0x9e37_79b9) >> 16) as u32 % 400;
+            chunk.add(&meta, len).expect("a valid name");
+        }
+        let finished = chunk.finish(sequence as u64, 1, 0, sequence as u64 + 1);
+        builder.add_chunk(&finished.header).expect("chunks in their order");
+        buf = finished.buf;
+    }
+    builder.finish(Generation(1), 1).expect("what the builder made")
+}
+
+/// Names in the order of ids, as those of class folders are.
+fn name_of(id: u64) -> Vec<u8> {
+    let (class, within) = (id / SAMPLES_A_CLASS, id % SAMPLES_A_CLASS);
+    format!("n{class:08}/n{class:08}_{within:05}.JPEG").into_bytes()
+}
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+const SAMPLES_A_CHUNK: usize = 64;
+const SAMPLES_A_CLASS: u64 = 1300;
+const CLASSES: u64 = 1000;
+const LOOKUPS: u64 = 1_000_000;
