@@ -204,32 +204,35 @@ impl Columns {
             at_most("end of a chunk's slots", end, num_slots)?;
             at_most("start of a chunk's slots", start.saturating_add(1), end)?;
             let slots = start as usize..end as usize;
-            chunk.check(&lengths[slots.clone()], layout)?;
-            check_checkpoints(index, slots, lengths, checkpoints, layout.pack)?;
+            let data_len = lay_out(index, slots, lengths, checkpoints, layout.pack)?;
+            chunk.check(end - start, data_len, layout)?;
         }
         Ok(())
     }
 }
 
-/// The checkpoints of one chunk's slots; [`RawChunk::check`] has seen that they fit into 2^32 bytes.
-fn check_checkpoints(
+/// Lays out the samples of chunk `index`; returns the bytes that they take. An error when one of the
+/// checkpoints among its slots says otherwise.
+fn lay_out(
     index: usize,
     slots: Range<usize>,
     lengths: &[U32],
     checkpoints: &[Checkpoint],
     pack: Pack,
-) -> Result<(), FormatError> {
+) -> Result<u64, FormatError> {
     let mut walk = Walk::new(pack);
     let mut from = slots.start;
-    for slot in (slots.start.next_multiple_of(STRIDE)..slots.end).step_by(STRIDE) {
-        walk.skip(&lengths[from..slot]);
-        from = slot;
-        let at = walk.peek(lengths[slot].get());
-        let found = checkpoints[slot / STRIDE];
-        equal("chunk of a checkpoint", index as u64, u64::from(found.chunk.get()))?;
-        equal("place of a checkpoint", at, u64::from(found.at.get()))?;
+    while from < slots.end {
+        if from.is_multiple_of(STRIDE) {
+            let (at, found) = (walk.peek(lengths[from].get()), checkpoints[from / STRIDE]);
+            equal("chunk of a checkpoint", index as u64, u64::from(found.chunk.get()))?;
+            equal("place of a checkpoint", at, u64::from(found.at.get()))?;
+        }
+        let next = (from + 1).next_multiple_of(STRIDE).min(slots.end);
+        lengths[from..next].iter().for_each(|len| drop(walk.step(len.get())));
+        from = next;
     }
-    Ok(())
+    Ok(walk.end)
 }
 
 /// Lays samples out, one after the other.
@@ -257,12 +260,6 @@ impl Walk {
         self.end = at + u64::from(len);
         at
     }
-
-    fn skip(&mut self, lengths: &[U32]) {
-        for len in lengths {
-            self.step(len.get());
-        }
-    }
 }
 
 impl RawChunk {
@@ -285,19 +282,24 @@ impl RawChunk {
         Run { namespace: self.namespace.get(), cell: self.cell.get(), cells }
     }
 
-    fn check(&self, lengths: &[U32], layout: &ImageLayout) -> Result<(), FormatError> {
+    /// An error unless `num_slots` samples that take `data_len` bytes lie within it, and it within
+    /// the image.
+    fn check(
+        &self,
+        num_slots: u64,
+        data_len: u64,
+        layout: &ImageLayout,
+    ) -> Result<(), FormatError> {
         let last = u64::from(layout.num_namespaces) - 1;
         at_most("namespace of a chunk", u64::from(self.namespace.get()), last)?;
-        at_most("samples of a chunk", lengths.len() as u64, u64::from(MAX_CHUNK_SAMPLES))?;
-        let mut walk = Walk::new(layout.pack);
-        walk.skip(lengths);
+        at_most("samples of a chunk", num_slots, u64::from(MAX_CHUNK_SAMPLES))?;
         let pages = u64::from(self.pages.get());
         if self.is_lost() {
-            return equal("bytes of a lost chunk", 0, walk.end + pages);
+            return equal("bytes of a lost chunk", 0, data_len + pages);
         }
-        let end = self.data_start() + walk.end;
+        let end = self.data_start() + data_len;
         at_most("end of a chunk's samples", end, pages * PAGE)?;
-        if lengths.len() > 1 {
+        if num_slots > 1 {
             let limit = u64::from(layout.chunk_size_bytes);
             at_most("length of a chunk of several samples", pages * PAGE, limit)?;
         }

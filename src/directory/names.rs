@@ -61,11 +61,12 @@ impl Names {
     ) -> Result<Names, FormatError> {
         let expected = num_samples.div_ceil(BLOCK).saturating_add(1).saturating_mul(8);
         equal("length of the name blocks", expected, blocks.len() as u64)?;
-        let mut before = 0;
-        for block in blocks.items::<U64>() {
-            before = at_most("place of a name block", before, block.get()).map(|_| block.get())?;
-        }
-        equal("end of the names", text.len() as u64, before)?;
+        let places = blocks.items::<U64>();
+        let pairs = places.iter().zip(&places[1..]);
+        let falls: u64 = pairs.map(|(a, b)| u64::from(a.get() > b.get())).sum();
+        equal("name blocks out of order", 0, falls)?;
+        let end = places.last().map_or(0, |end| end.get());
+        equal("end of the names", text.len() as u64, end)?;
         if let Some((order, width)) = &order {
             let expected = id_width(num_samples) as u64;
             equal("bytes of an id in the order of names", expected, *width)?;

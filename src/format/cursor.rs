@@ -28,6 +28,16 @@ impl<'a> Cursor<'a> {
     /// A LEB128 number of at most 64 bits, in its shortest form only: one meaning, one encoding.
     #[inline]
     pub(crate) fn number(&mut self) -> Result<u64, FormatError> {
+        match self.rest.split_first() {
+            Some((&byte, rest)) if byte < 0x80 => {
+                self.rest = rest;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_number(),
+        }
+    }
+
+    fn long_number(&mut self) -> Result<u64, FormatError> {
         let (mut value, mut shift) = (0u64, 0);
         loop {
             let Some((&byte, rest)) = self.rest.split_first() else {
