@@ -229,7 +229,9 @@ fn lay_out(
             equal("place of a checkpoint", at, u64::from(found.at.get()))?;
         }
         let next = (from + 1).next_multiple_of(STRIDE).min(slots.end);
-        lengths[from..next].iter().for_each(|len| drop(walk.step(len.get())));
+        for len in &lengths[from..next] {
+            walk.step(len.get());
+        }
         from = next;
     }
     Ok(walk.end)
