@@ -553,6 +553,9 @@ impl Running {
             let Some(next) = self.held.take().or_else(|| self.driver.next_ready()) else { break };
             let last = next.is_err();
             self.publish();
+            // It waits no more, though it may wake late: until then nothing is read for it outside
+            // the window. Said before the batch goes, since its next wait says the opposite.
+            self.shared.waiting.store(false, Ordering::Release);
             match self.copiers.pass_on(next) {
                 Ok(()) if last => return Handed::Over,
                 Ok(()) => handed = Handed::Some,
