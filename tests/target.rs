@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlfs::ErrorKind;
 use dlfs::nvme::fabrics::DiscoveryRecord;
@@ -381,4 +382,36 @@ fn a_controller_that_is_disabled_loses_its_queues_and_can_be_enabled_again() {
     admin.call(Sqe::property_set(0, Property::Cc, 0), &[]);
     admin.call(Sqe::property_set(0, Property::Cc, 0x0056_0001), &[]);
     assert_eq!(csts(&mut admin), Csts::FATAL);
+}
+
+#[test]
+fn a_target_on_ipv6_is_reached_by_the_address_that_it_tells() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        println!("SKIPPED: this machine has no IPv6 loopback");
+        return;
+    }
+    let (target, bytes) = serve(|options| options.listen = "[::1]:0".parse().unwrap());
+    let port = target.local_addr().port();
+    let address = format!("nvme-tcp://[::1]:{port}/nqn.2026-11.io.dlfs:test?ns=1");
+    assert_eq!(target.address(NSID).to_string(), address);
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    check_read(&mut io, &bytes, 77, 3);
+}
+
+#[test]
+fn many_namespaces_are_served_while_their_devices_are_slow() {
+    let devices = (0..40).map(|_| {
+        let faulty = Faulty::new(Arc::new(MemNamespace::new(MIB, 512).unwrap()));
+        faulty.add(Rule::any_read(3, Fault::DelayTime(Duration::from_millis(20))));
+        Arc::new(faulty) as Arc<dyn Device>
+    });
+    let target = Target::bind(TargetOptions::new(nqn()), devices.collect()).unwrap();
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+    let reads: Vec<u8> = (1..=40u16)
+        .flat_map(|n| io.capsule(&Sqe::read(n, Nsid(u32::from(n)), Lba(0), 1, 512), &[]))
+        .collect();
+    io.send(&reads);
+    for _ in 0..40 {
+        assert!(matches!(io.receive(), Reply::Data { success: true, .. }));
+    }
 }

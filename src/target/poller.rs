@@ -163,11 +163,11 @@ impl Poller {
         epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
     }
 
-    /// Sleeps until a socket or a device is ready, or until the next tick.
+    /// Sleeps until a socket or a device is ready, or until the next tick. Allocates nothing.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
-        let mut fds = Vec::with_capacity(1 + self.backend.queues.len());
-        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        let mut fds = [const { None }; MAX_WAIT_FDS];
+        let mut num_fds = 0;
         for queue in &self.backend.queues {
             let queue_pair = &queue.queue_pair;
             until = queue_pair.next_timeout().map_or(until, |at| until.min(at));
@@ -175,19 +175,29 @@ impl Poller {
                 continue;
             }
             match queue_pair.wait_fd() {
-                Some(wait) => {
-                    let write = if wait.writable { PollFlags::OUT } else { PollFlags::empty() };
-                    fds.push(PollFd::from_borrowed_fd(wait.fd, PollFlags::IN | write));
+                Some(wait) if num_fds < MAX_WAIT_FDS => {
+                    fds[num_fds] = Some(wait);
+                    num_fds += 1;
                 }
+                // More devices at work than can be waited for: look at them soon.
+                Some(_) => until = until.min(now + SHORT_SLEEP),
                 // It completes only when it is polled.
                 None => return,
             }
         }
+        let mut fds: [PollFd<'_>; 1 + MAX_WAIT_FDS] =
+            std::array::from_fn(|i| match i.checked_sub(1).and_then(|i| fds[i]) {
+                Some(wait) => {
+                    let write = if wait.writable { PollFlags::OUT } else { PollFlags::empty() };
+                    PollFd::from_borrowed_fd(wait.fd, PollFlags::IN | write)
+                }
+                None => PollFd::new(&self.epoll, PollFlags::IN),
+            });
         let wait = until.saturating_duration_since(now);
         let timeout =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // Whatever wakes us, the next turn finds out.
-        let _ = poll(&mut fds, Some(&timeout));
+        let _ = poll(&mut fds[..=num_fds], Some(&timeout));
     }
 
     fn take_from_inbox(&mut self, now: Instant) {
@@ -470,6 +480,10 @@ const SCRATCH_BYTES: usize = 256 << 10;
 const TURN_BYTES: usize = 256 << 10;
 const MAX_COMPLETIONS_PER_TURN: usize = 64;
 const ACCEPTS_PER_TURN: usize = 64;
+/// Devices at work that a sleeping poller waits for.
+const MAX_WAIT_FDS: usize = 15;
+/// How long it sleeps when there are more.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// How often time limits are looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// The same while nobody is connected.
