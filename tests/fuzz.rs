@@ -39,12 +39,9 @@ fn fuzz(seeds: impl FnOnce() -> Vec<Vec<u8>>, refit: impl Fn(&mut [u8]), decode:
     let valid = seeds();
     let (rounds, seed) = (number("DLFS_FUZZ_ROUNDS", 3_000), number("DLFS_FUZZ_SEED", 1));
     let check = |what: &str, bytes: &[u8]| {
-        counting_alloc::reset_peak();
-        let before = counting_alloc::live_bytes();
-        if catch_unwind(AssertUnwindSafe(|| decode(bytes))).is_err() {
-            panic!("seed {seed}, {what}: it panicked on {} bytes", bytes.len());
-        }
-        let grown = counting_alloc::peak_bytes().saturating_sub(before);
+        let decode = || catch_unwind(AssertUnwindSafe(|| decode(bytes)));
+        let (grown, result) = counting_alloc::peak_during(decode);
+        assert!(result.is_ok(), "seed {seed}, {what}: it panicked on {} bytes", bytes.len());
         let limit = 64 * bytes.len() + (1 << 20);
         assert!(
             grown <= limit,
