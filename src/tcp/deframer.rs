@@ -148,15 +148,9 @@ impl Deframer {
         if self.stage == Stage::Data { self.data_left } else { 0 }
     }
 
-    /// Bytes up to the end of what is being received: the least that a receive should ask for.
-    pub fn bytes_wanted(&self) -> usize {
-        match self.stage {
-            Stage::Common => size_of::<CommonHeader>() - self.have,
-            Stage::Rest(end) => end - self.have,
-            Stage::Padding => self.padding_left,
-            Stage::Data => self.data_left as usize,
-            Stage::DataDigest => 4 - self.ddgst_have,
-        }
+    /// Whether the next byte is the first of a PDU.
+    pub fn is_between_pdus(&self) -> bool {
+        self.stage == Stage::Common && self.have == 0
     }
 
     /// Takes note of data that were received straight into their final place: at most
@@ -528,16 +522,16 @@ mod tests {
         let mut deframer = initialised(Role::Host, form);
         assert!(matches!(deframer.next(&mut &bytes[..]), Ok(Some(Event::Header { .. }))));
         assert_eq!(deframer.next(&mut &[][..]), Ok(None));
-        assert_eq!((deframer.data_left(), deframer.bytes_wanted()), (8, 8));
+        assert_eq!((deframer.data_left(), deframer.is_between_pdus()), (8, false));
         deframer.take_data(b"1234");
         assert_eq!(deframer.next(&mut &b"56"[..]), Ok(Some(Event::Data(b"56"))));
         deframer.take_data(b"78");
         assert_eq!(deframer.next(&mut &[][..]), Ok(None));
-        assert_eq!((deframer.data_left(), deframer.bytes_wanted()), (0, 4));
+        assert_eq!((deframer.data_left(), deframer.is_between_pdus()), (0, false));
         let ddgst = digest::digest(b"12345678");
         let end = deframer.next(&mut &ddgst[..]);
         assert_eq!(end, Ok(Some(Event::DataEnd { digest_ok: true })));
-        assert_eq!(deframer.bytes_wanted(), 8);
+        assert!(deframer.is_between_pdus());
     }
 
     #[test]

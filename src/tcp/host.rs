@@ -1,5 +1,6 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 
+mod receive;
 mod slots;
 mod transmit;
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use self::receive::Plan;
 use self::slots::{Outstanding, Slots};
 use self::transmit::Transmit;
 use super::deframer::{self, Deframer, Pdu, Role};
@@ -46,23 +48,6 @@ pub enum Transfer {
     Out,
 }
 
-/// Where the next received bytes belong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// Into a buffer of the caller, at most so many at once, then to
-    /// [`Connection::handle_received`].
-    Scratch(usize),
-    /// The next `payload` bytes straight into [`Connection::payload_mut`]; what follows, at most
-    /// `scratch` bytes, into a buffer of the caller. Then [`Connection::handle_payload`] with the
-    /// number of the former, then [`Connection::handle_received`] with the latter.
-    Payload {
-        /// Bytes of data that are due.
-        payload: usize,
-        /// Bytes worth receiving behind them in the same call.
-        scratch: usize,
-    },
-}
-
 /// What happened on a connection.
 #[derive(Debug)]
 pub enum Event<B> {
@@ -97,6 +82,8 @@ pub enum CommandError {
 ///
 /// It owns the payload `B` of each outstanding command. After every call below that is not a
 /// `poll_*`, send what [`Connection::poll_transmit`] gives, then drain [`Connection::poll_event`].
+/// Receive into what [`Connection::poll_receive`] gives, or give any bytes that have come to
+/// [`Connection::handle_received`].
 /// The first error stays: the connection takes no more commands, and [`Connection::abandon`] gives
 /// back what it held.
 ///
@@ -117,6 +104,8 @@ pub struct Connection<B> {
     transmit: Transmit,
     /// The read whose data are being received.
     receiving: Option<Receiving>,
+    /// What the receive under way was aimed at.
+    plan: Plan,
     /// When something was last seen to move, or the first command submitted.
     progress: Instant,
     events: VecDeque<Event<B>>,
@@ -148,6 +137,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             slots: Slots::new(options.max_outstanding),
             transmit,
             receiving: None,
+            plan: Plan::default(),
             progress: now,
             events: VecDeque::new(),
             failed: None,
@@ -235,38 +225,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         });
     }
 
-    /// Where the next received bytes belong.
-    pub fn want(&self) -> Want {
-        let due = self.deframer.data_left() as usize;
-        let scratch = match (self.slots.num_bulk_reads(), self.slots.num_small_reads()) {
-            (0, _) => SCRATCH_LEN,
-            (_, 0) => SCRATCH_AMONG_BULK,
-            _ => SCRATCH_MIXED,
-        };
-        match due {
-            DIRECT_MIN.. => Want::Payload { payload: due, scratch },
-            _ => Want::Scratch(due + scratch),
-        }
-    }
-
-    /// The part of a payload that [`Want::Payload`] speaks of; empty when none is due.
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        match self.receiving {
-            Some(Receiving { slot, .. }) => {
-                let due = self.deframer.data_left() as usize;
-                let command = self.slots.get_mut(slot);
-                let start = command.at as usize;
-                &mut command.payload.as_mut()[start..start + due]
-            }
-            None => &mut [],
-        }
-    }
-
-    /// Takes note that `len` bytes were received into the start of [`Connection::payload_mut`].
-    ///
-    /// # Errors
-    /// As [`Connection::handle_received`].
-    pub fn handle_payload(&mut self, now: Instant, len: usize) -> Result<(), ProtocolError> {
+    /// Takes note that `len` bytes that were due were received straight into their payload.
+    fn handle_payload(&mut self, now: Instant, len: usize) -> Result<(), ProtocolError> {
         let receiving = self.receiving.expect("payload is received for some command");
         let command = self.slots.get_mut(receiving.slot);
         let start = command.at as usize;
@@ -549,19 +509,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// Data PDUs from this length on are received straight into their payload. Below it, the copy out
-/// of a large receive costs less than receives of its own for header and data.
-pub const DIRECT_MIN: usize = 16 << 10;
+/// Data from this length on are received straight into their payload, also when nothing else can be
+/// aimed at with the same call. Below it, the copy out of a large receive costs less than a call.
+const DIRECT_MIN: usize = 16 << 10;
 
-/// The most that is worth receiving at once when many small PDUs come.
+/// The most that is received at once beside payloads in their place: the length of the buffer that
+/// [`Connection::poll_receive`] is given.
 pub const SCRATCH_LEN: usize = 256 << 10;
-
-/// What to receive behind a large payload when only large reads are outstanding: the headers up to
-/// the next payload. More would only be payload that must be copied.
-const SCRATCH_AMONG_BULK: usize = 256;
-
-/// The same when small reads are outstanding too.
-const SCRATCH_MIXED: usize = 16 << 10;
 
 /// The least MAXH2CDATA that the specification allows.
 const MIN_MAX_H2C_DATA: u32 = 4096;

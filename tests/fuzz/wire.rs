@@ -1,13 +1,13 @@
 //! What comes over the wire: conversations of our own two sides, replayed to one of them.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
 use dlfs::buf::IoBuf;
 use dlfs::nvme::fabrics::{ConnectData, DiscoveryLogHeader, DiscoveryRecord};
 use dlfs::nvme::{Address, IdentifyController, IdentifyNamespace, Nqn, Sqe};
 use dlfs::tcp::controller::{self, ConnectionOptions, DataTransfer};
-use dlfs::tcp::host::{Connection, HostOptions, Transfer, Want};
+use dlfs::tcp::host::{Connection, HostOptions, SCRATCH_LEN, Transfer};
 use dlfs::tcp::{Digests, ProtocolError};
 use dlfs::units::{Lba, Nsid};
 use zerocopy::{FromBytes, IntoBytes};
@@ -141,22 +141,20 @@ fn feed_host(
     most: usize,
 ) -> Result<(), ProtocolError> {
     let now = Instant::now();
+    let mut scratch = vec![0; SCRATCH_LEN];
     while !bytes.is_empty() {
-        let (payload, scratch) = match host.want() {
-            Want::Scratch(scratch) => (0, scratch),
-            Want::Payload { payload, scratch } => (payload, scratch),
-        };
-        let len = bytes.len().min(most).min(payload + scratch).max(1);
-        let (received, rest) = bytes.split_at(len);
-        let (direct, behind) = received.split_at(len.min(payload));
-        if !direct.is_empty() {
-            host.payload_mut()[..direct.len()].copy_from_slice(direct);
-            host.handle_payload(now, direct.len())?;
+        let (mut received, mut len) = (&bytes[..bytes.len().min(most)], 0);
+        {
+            let mut slices: [IoSliceMut<'_>; 8] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let used = host.poll_receive(&mut scratch, &mut slices);
+            for slice in &mut slices[..used] {
+                let (head, tail) = received.split_at(received.len().min(slice.len()));
+                slice[..head.len()].copy_from_slice(head);
+                (received, len) = (tail, len + head.len());
+            }
         }
-        if !behind.is_empty() {
-            host.handle_received(now, behind)?;
-        }
-        bytes = rest;
+        host.handle_filled(now, &scratch, len)?;
+        bytes = &bytes[len..];
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use crate::nvme::Sqe;
 use crate::qpair::Wait;
 use crate::tcp::ProtocolError;
-use crate::tcp::host::{Connection, Event, HostOptions, Transfer, Want};
+use crate::tcp::host::{Connection, Event, HostOptions, Transfer};
 
 /// Why a connection is over.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -202,18 +202,13 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
 ) -> Result<(), LinkError> {
     let mut budget = RECEIVE_BUDGET;
     while budget > 0 {
-        let (payload, scratch_len) = match connection.want() {
-            Want::Scratch(len) => (0, len),
-            Want::Payload { payload, scratch } => (payload, scratch),
-        };
-        let scratch = &mut scratch[..scratch_len.min(SCRATCH_LEN)];
-        let asked = payload + scratch.len();
-        let received = match payload {
-            0 => rustix::io::read(socket, &mut *scratch),
-            _ => {
-                let payload = IoSliceMut::new(connection.payload_mut());
-                rustix::io::readv(socket, &mut [payload, IoSliceMut::new(&mut *scratch)])
-            }
+        let (received, asked) = {
+            let mut slices: [IoSliceMut<'_>; SLICES_PER_RECEIVE] =
+                std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let used = connection.poll_receive(scratch, &mut slices);
+            let slices = &mut slices[..used];
+            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+            (rustix::io::readv(socket, slices), asked)
         };
         let len = match received {
             Ok(0) => return Err(LinkError::Closed),
@@ -222,13 +217,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
             Err(Errno::INTR) => continue,
             Err(error) => return Err(LinkError::Os(error)),
         };
-        let in_payload = len.min(payload);
-        if in_payload > 0 {
-            connection.handle_payload(now, in_payload)?;
-        }
-        if len > in_payload {
-            connection.handle_received(now, &scratch[..len - in_payload])?;
-        }
+        connection.handle_filled(now, scratch, len)?;
         if len < asked {
             return Ok(()); // the socket is drained: asking again would only say so
         }
@@ -277,6 +266,9 @@ pub(super) const SCRATCH_LEN: usize = crate::tcp::host::SCRATCH_LEN;
 
 /// Bytes to receive in one turn before others have theirs.
 const RECEIVE_BUDGET: usize = 2 << 20;
+
+/// Slices in one receive: a payload and the header before it are two.
+const SLICES_PER_RECEIVE: usize = 128;
 
 /// Slices in one send. Capsules without data are one slice together.
 const SLICES_PER_SEND: usize = 64;

@@ -1,5 +1,7 @@
 //! Outstanding commands by their command identifier.
 
+use std::collections::VecDeque;
+
 use super::{CommandError, DIRECT_MIN, Event, Transfer};
 use crate::nvme::Cqe;
 
@@ -18,6 +20,8 @@ pub(super) struct Outstanding<B> {
     /// May take any time.
     pub(super) patient: bool,
     pub(super) digest_failed: bool,
+    /// Which piece of the receive being planned is this payload.
+    pub(super) piece: Option<usize>,
     /// What the controller said, once it has.
     pub(super) outcome: Option<Result<Cqe, CommandError>>,
 }
@@ -39,6 +43,7 @@ impl<B> Outstanding<B> {
             in_capsule,
             patient,
             digest_failed: false,
+            piece: None,
             outcome: None,
         }
     }
@@ -54,6 +59,8 @@ impl<B> Outstanding<B> {
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
     free: Vec<usize>,
+    /// CIDs of reads in the order of their submission; those that have ended are dropped at leisure.
+    reads: VecDeque<u16>,
     num_patient: usize,
     num_bulk_reads: usize,
     num_small_reads: usize,
@@ -72,6 +79,7 @@ impl<B> Slots<B> {
             slots: (0..capacity).map(|_| Slot { use_count: 0, command: None }).collect(),
             // The lowest is taken first.
             free: (0..capacity).rev().collect(),
+            reads: VecDeque::with_capacity(2 * capacity),
             num_patient: 0,
             num_bulk_reads: 0,
             num_small_reads: 0,
@@ -109,8 +117,44 @@ impl<B> Slots<B> {
     pub(super) fn insert(&mut self, command: Outstanding<B>) -> usize {
         let slot = self.free.pop().expect("the caller asked for room");
         self.count(&command, 1);
+        let is_read = command.transfer == Transfer::In;
         self.slots[slot].command = Some(command);
+        if is_read {
+            if self.reads.len() == 2 * self.slots.len() {
+                self.forget_ended_reads();
+            }
+            self.reads.push_back(self.cid(slot));
+        }
         slot
+    }
+
+    fn forget_ended_reads(&mut self) {
+        let mut reads = std::mem::take(&mut self.reads);
+        reads.retain(|cid| self.find(*cid).is_some());
+        self.reads = reads;
+    }
+
+    /// The outstanding reads in the order of their submission: start with `next` at 0 and call until
+    /// `None`.
+    pub(super) fn next_read(&mut self, next: &mut usize) -> Option<usize> {
+        while let Some(cid) = self.reads.get(*next) {
+            match self.find(*cid) {
+                Some(slot) => {
+                    *next += 1;
+                    return Some(slot);
+                }
+                None if *next == 0 => {
+                    self.reads.pop_front();
+                }
+                None => *next += 1,
+            }
+        }
+        None
+    }
+
+    /// Every command that is outstanding.
+    pub(super) fn commands_mut(&mut self) -> impl Iterator<Item = &mut Outstanding<B>> {
+        self.slots.iter_mut().filter_map(|slot| slot.command.as_mut())
     }
 
     pub(super) fn cid(&self, slot: usize) -> u16 {
@@ -174,3 +218,10 @@ const INDEX_BITS: u32 = 12;
 
 /// One fewer than the bits allow, since CID FFFFh means "no command" in places.
 const MAX_SLOTS: u16 = (1 << INDEX_BITS) - 1;
+
+#[cfg(test)]
+impl<B> Slots<B> {
+    pub(super) fn num_remembered_reads(&self) -> usize {
+        self.reads.len()
+    }
+}

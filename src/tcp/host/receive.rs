@@ -1,0 +1,301 @@
+//! Where the next bytes belong: the plan of a receive, and taking what it brought.
+//!
+//! A target mostly answers reads in their order, each with one C2HData. So one receive can be aimed at
+//! the payloads of several reads, with room for a header between them. Each header is looked at before
+//! what lies behind it counts as anybody's data; after a wrong guess everything behind it is copied
+//! through the ordinary way, and for a while nothing is guessed.
+
+use std::io::IoSliceMut;
+use std::time::Instant;
+
+use zerocopy::FromBytes;
+
+use super::super::error::ProtocolError;
+use super::super::pdu::{C2HData, PduType};
+use super::{Connection, DIRECT_MIN, SCRATCH_LEN};
+
+/// What the slices of a receive are, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// Bytes of the caller's scratch buffer.
+    Scratch { len: usize },
+    /// The rest of the data that the last header announced.
+    Due { len: usize },
+    /// All data of a read, if the header that ends the piece before announces exactly them.
+    Guess { slot: usize, len: usize },
+}
+
+impl Piece {
+    fn len(self) -> usize {
+        match self {
+            Piece::Scratch { len } | Piece::Due { len } | Piece::Guess { len, .. } => len,
+        }
+    }
+}
+
+/// The plan of the receive under way, and how good guesses have been.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pieces: Vec<Piece>,
+    /// Payloads among the pieces.
+    num_payloads: usize,
+    /// Where bytes behind a wrong guess are put together.
+    stray: Vec<u8>,
+    /// Receives to go without guessing.
+    pause: u32,
+    /// How long the next pause will be.
+    distrust: u32,
+}
+
+impl Plan {
+    fn guessed_right(&mut self) {
+        self.distrust /= 2;
+    }
+
+    fn guessed_wrong(&mut self) {
+        self.distrust = (self.distrust * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.pause = self.distrust;
+    }
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
+    /// Fills `slices` with where the next bytes belong, payloads and parts of `scratch`; returns how
+    /// many it used, at least one. Receive into them once, in this order, and say with
+    /// [`Connection::handle_filled`] how much came.
+    ///
+    /// `scratch` has [`SCRATCH_LEN`] bytes, `slices` at least two entries.
+    pub fn poll_receive<'a>(
+        &'a mut self,
+        scratch: &'a mut [u8],
+        slices: &mut [IoSliceMut<'a>],
+    ) -> usize {
+        assert!(scratch.len() >= SCRATCH_LEN && slices.len() >= 2, "too little to receive into");
+        self.make_plan(slices.len());
+        let Connection { plan, slots, .. } = self;
+        let mut rest = scratch;
+        for (slice, piece) in slices.iter_mut().zip(&plan.pieces) {
+            if let Piece::Scratch { len } = piece {
+                let (head, tail) = rest.split_at_mut(*len);
+                *slice = IoSliceMut::new(head);
+                rest = tail;
+            }
+        }
+        let mut missing = plan.num_payloads;
+        for command in slots.commands_mut() {
+            if missing == 0 {
+                break;
+            }
+            if let Some(index) = command.piece.take() {
+                let start = command.at as usize;
+                let end = start + plan.pieces[index].len();
+                slices[index] = IoSliceMut::new(&mut command.payload.as_mut()[start..end]);
+                missing -= 1;
+            }
+        }
+        plan.pieces.len()
+    }
+
+    /// Takes `len` bytes that were received into what [`Connection::poll_receive`] gave, with the
+    /// same `scratch`.
+    ///
+    /// # Errors
+    /// As [`Connection::handle_received`].
+    pub fn handle_filled(
+        &mut self,
+        now: Instant,
+        scratch: &[u8],
+        len: usize,
+    ) -> Result<(), ProtocolError> {
+        let pieces = std::mem::take(&mut self.plan.pieces);
+        let result = self.take_pieces(now, scratch, len, &pieces);
+        self.plan.pieces = pieces;
+        result
+    }
+
+    fn make_plan(&mut self, max_pieces: usize) {
+        self.plan.pieces.clear();
+        self.plan.num_payloads = 0;
+        let guessing = self.plan.pause == 0;
+        self.plan.pause = self.plan.pause.saturating_sub(1);
+        let digest_len = if self.form.digests.data { 4 } else { 0 };
+        let due = self.deframer.data_left() as usize;
+        let mut lead = 0;
+        if let Some(receiving) = self.receiving
+            && due > 0
+            && (guessing || due >= DIRECT_MIN)
+        {
+            self.aim(receiving.slot, Piece::Due { len: due });
+            lead = digest_len;
+        }
+        let mut scratch_left = SCRATCH_LEN;
+        let at_header = due > 0 && lead == digest_len || self.deframer.is_between_pdus();
+        let guesses = if guessing && at_header && (due == 0 || self.plan.num_payloads > 0) {
+            self.guess(max_pieces, &mut lead, digest_len, &mut scratch_left)
+        } else {
+            Guesses::None
+        };
+        let tail = match (guesses, self.slots.num_bulk_reads(), self.slots.num_small_reads()) {
+            (Guesses::AllReads, ..) => SCRATCH_AMONG_BULK,
+            (_, 0, _) => SCRATCH_LEN,
+            (Guesses::None, _, 0) => SCRATCH_AMONG_BULK,
+            _ => SCRATCH_MIXED,
+        };
+        let due_to_scratch = if self.plan.num_payloads == 0 { due } else { 0 };
+        let len = (tail + lead + due_to_scratch).min(scratch_left);
+        self.plan.pieces.push(Piece::Scratch { len });
+    }
+
+    /// Plans for the reads that should be answered next.
+    fn guess(
+        &mut self,
+        max_pieces: usize,
+        lead: &mut usize,
+        digest_len: usize,
+        scratch_left: &mut usize,
+    ) -> Guesses {
+        let header_len = self.data_header_len();
+        let receiving = self.receiving.map(|receiving| receiving.slot);
+        let mut guesses = Guesses::None;
+        let mut total = 0;
+        let mut next = 0;
+        while let Some(slot) = self.slots.next_read(&mut next) {
+            let command = self.slots.get(slot);
+            let len = command.len as usize;
+            if Some(slot) == receiving || command.at > 0 {
+                continue;
+            }
+            if len < GUESS_MIN || total >= GUESS_TOTAL || self.plan.pieces.len() + 3 > max_pieces {
+                return if guesses == Guesses::AllReads { Guesses::Some } else { guesses };
+            }
+            let piece = Piece::Scratch { len: *lead + header_len };
+            *scratch_left -= piece.len();
+            self.plan.pieces.push(piece);
+            self.aim(slot, Piece::Guess { slot, len });
+            *lead = digest_len;
+            total += len;
+            guesses = Guesses::AllReads;
+        }
+        guesses
+    }
+
+    /// Plans to receive into the payload of `slot`.
+    fn aim(&mut self, slot: usize, piece: Piece) {
+        self.slots.get_mut(slot).piece = Some(self.plan.pieces.len());
+        self.plan.pieces.push(piece);
+        self.plan.num_payloads += 1;
+    }
+
+    /// Length of the header of a C2HData with its digest.
+    fn data_header_len(&self) -> usize {
+        usize::from(PduType::C2HData.hlen()) + self.form.header_digest_len(PduType::C2HData)
+    }
+
+    fn take_pieces(
+        &mut self,
+        now: Instant,
+        mut scratch: &[u8],
+        mut left: usize,
+        pieces: &[Piece],
+    ) -> Result<(), ProtocolError> {
+        for (index, piece) in pieces.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            let len = piece.len().min(left);
+            left -= len;
+            let Piece::Scratch { len: reserved } = *piece else {
+                self.handle_payload(now, len)?;
+                continue;
+            };
+            let (bytes, rest) = scratch.split_at(reserved);
+            let bytes = &bytes[..len];
+            scratch = rest;
+            match pieces.get(index + 1) {
+                Some(&Piece::Guess { slot, len }) if left > 0 => {
+                    if !self.announces(bytes, slot, len) {
+                        return self.take_astray(now, bytes, scratch, left, &pieces[index + 1..]);
+                    }
+                    self.plan.guessed_right();
+                }
+                _ => {}
+            }
+            self.handle_received(now, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Whether `bytes` end with a header that announces all data of the read in `slot`, and nothing
+    /// stands between it and them.
+    fn announces(&self, bytes: &[u8], slot: usize, len: usize) -> bool {
+        let header_len = self.data_header_len();
+        let Ok((header, _)) = C2HData::read_from_prefix(&bytes[bytes.len() - header_len..]) else {
+            return false;
+        };
+        let plen = header_len + len + if self.form.digests.data { 4 } else { 0 };
+        header.ch.pdu_type == PduType::C2HData as u8
+            && usize::from(header.ch.pdo) == header_len
+            && header.ch.plen.get() as usize == plen
+            && header.cccid.get() == self.slots.cid(slot)
+            && header.datao.get() == 0
+            && header.datal.get() as usize == len
+    }
+
+    /// Takes bytes that are not where they belong: `bytes`, and `left` more in `scratch` and in the
+    /// payloads of `pieces`, which nothing has touched since.
+    fn take_astray(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        mut scratch: &[u8],
+        mut left: usize,
+        pieces: &[Piece],
+    ) -> Result<(), ProtocolError> {
+        self.plan.guessed_wrong();
+        let mut stray = std::mem::take(&mut self.plan.stray);
+        stray.clear();
+        stray.extend_from_slice(bytes);
+        for piece in pieces {
+            let len = piece.len().min(left);
+            left -= len;
+            match *piece {
+                Piece::Scratch { len: reserved } => {
+                    let (head, rest) = scratch.split_at(reserved);
+                    stray.extend_from_slice(&head[..len]);
+                    scratch = rest;
+                }
+                Piece::Due { .. } => unreachable!("what is due comes first"),
+                Piece::Guess { slot, .. } => {
+                    stray.extend_from_slice(&self.slots.get(slot).payload.as_ref()[..len]);
+                }
+            }
+        }
+        let result = self.handle_received(now, &stray);
+        self.plan.stray = stray;
+        result
+    }
+}
+
+/// Which of the outstanding reads a plan has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guesses {
+    None,
+    Some,
+    AllReads,
+}
+
+/// Below this length a copy costs less than slices of its own.
+const GUESS_MIN: usize = 2048;
+
+/// Payload that one receive is aimed at, about: more than a socket buffer holds is of no use.
+const GUESS_TOTAL: usize = 2 << 20;
+
+/// What to receive behind large payloads when only such are outstanding: the headers up to the next
+/// payload. More would only be payload that must be copied.
+pub(super) const SCRATCH_AMONG_BULK: usize = 256;
+
+/// The same when small reads are outstanding too.
+pub(super) const SCRATCH_MIXED: usize = 16 << 10;
+
+/// Receives without guessing after a wrong guess: at first, and at most.
+const PAUSE_MIN: u32 = 8;
+const PAUSE_MAX: u32 = 1024;
