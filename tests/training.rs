@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use dlfs::import::{ImportOptions, Onto, import};
@@ -21,6 +21,9 @@ use dlfs::volume::{Image, OpenOptions};
 use dlfs::{Error, ErrorKind};
 use support::fork::in_child;
 use support::random::Random;
+
+/// Held to fork, shared to import: a child would keep the lock of an importer's file while it lives.
+static FORKS: RwLock<()> = RwLock::new(());
 
 const ORDERS: [OrderKind; 2] = [OrderKind::Global, OrderKind::Grouped { lanes: 2, group: 2 }];
 
@@ -68,6 +71,7 @@ impl Job {
         let options =
             ImportOptions { chunk_size_bytes: 64 << 10, onto, ..ImportOptions::default() };
         let source = self.temp.path().join(source);
+        let _no_fork = FORKS.read().unwrap();
         import(&[source], &[self.image()], &options, &ConnectOptions::default(), &mut ()).unwrap();
     }
 
@@ -249,12 +253,14 @@ fn a_forked_child_reads_on_and_leaves_the_parent_undisturbed() {
         let mut ids: Vec<u64> = first.ids().map(|id| id.0).collect();
         for _ in 0..3 {
             let done = ids.len();
+            let no_import = FORKS.write().unwrap();
             let child_is_right = in_child(|| {
                 let mut batch = Batch::new();
                 reader.read_batch(&[SampleId(3), SampleId(170)], &mut batch).unwrap();
                 job.assert_right(&batch);
                 job.drain(&mut loader).unwrap().len() == 180 - done
             });
+            drop(no_import);
             assert!(child_is_right, "the child reads the rest of the epoch: {kind:?}");
             let batch = loader.next().unwrap().unwrap();
             job.assert_right(&batch);
