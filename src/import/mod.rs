@@ -32,6 +32,7 @@ mod rebuild;
 mod run;
 mod snapshot;
 pub mod sources;
+mod streamed;
 
 pub use edit::{EditReport, delete, delete_on, purge, purge_on};
 pub use options::{

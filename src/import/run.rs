@@ -16,11 +16,15 @@ use crate::import::journal::{JOURNAL_OFFSET, Journal};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, Onto, Progress, Stage,
+    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
 };
 use crate::import::pass::{Outcome, Pass, Patience, is_passing};
 use crate::import::plan::{Planner, Rows};
-use crate::import::sources::{BadEntry, BadReason, Index, Source, SourceKind, SourceOptions};
+use crate::import::sources::detect::Found;
+use crate::import::sources::{
+    BadEntry, BadReason, Index, Source, SourceKind, SourceOptions, as_streams,
+};
+use crate::import::streamed;
 use crate::nvme::Address;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::{self, ConnectOptions, Device};
@@ -52,7 +56,8 @@ pub fn import(
         if options.onto == Onto::Empty {
             refuse_half_block(address)?;
         }
-        let (device, new) = open_for_writing(address, image, connect)?;
+        let may_create = options.onto != Onto::Append;
+        let (device, new) = open_for_writing(address, image, connect, may_create)?;
         created.extend(new);
         devices.push(device);
     }
@@ -81,6 +86,12 @@ pub fn import_onto(
     run(source, devices.to_vec(), options, progress)
 }
 
+/// A source that is indexed, or streams that are read as they come.
+enum Opened {
+    Indexed(Box<Source>),
+    Streams(Found),
+}
+
 /// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
 /// has any, so a file that ends in the middle of a block holds something else.
 fn refuse_half_block(address: &Address) -> Result<()> {
@@ -101,12 +112,13 @@ fn open_for_writing(
     address: &Address,
     image: &[Address],
     connect: &ConnectOptions,
+    may_create: bool,
 ) -> Result<(Arc<dyn Device>, Option<PathBuf>)> {
     if let Address::Path(path) = address {
         let options = FileOptions {
             direct: connect.direct,
             writable: true,
-            create_len: Some(0),
+            create_len: may_create.then_some(0),
             ..FileOptions::default()
         };
         let is_new = !path.exists();
@@ -130,7 +142,7 @@ pub(super) fn open_device(
     qpair::open(address, &connect)
 }
 
-fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Source> {
+fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Opened> {
     let identity =
         |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let files = image.iter().filter_map(|address| match address {
@@ -142,11 +154,17 @@ fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) 
         spool: options.spool.clone(),
         exclude: files.collect(),
     };
+    if options.placement == PlacementOrder::Source
+        && options.spool.is_none()
+        && let Some(streams) = as_streams(sources, &source_options)?
+    {
+        return Ok(Opened::Streams(streams));
+    }
     let source = Source::open(sources, &source_options)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
-    Ok(source)
+    Ok(Opened::Indexed(Box::new(source)))
 }
 
 /// The bad entries of a source that is refused for some of them: those too that only reading finds.
@@ -167,13 +185,17 @@ fn all_bad(source: &Source) -> Vec<BadEntry> {
 }
 
 fn run(
-    source: Source,
+    source: Opened,
     devices: Vec<Arc<dyn Device>>,
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
     let media = begin::in_image_order(&Media::new(devices)?)?;
     let lease = Lease::take(&media, options.lease)?;
+    let source = match source {
+        Opened::Indexed(source) => *source,
+        Opened::Streams(found) => return streamed::run(found, media, &lease, options, progress),
+    };
     let index = source.index();
     let begun = begin::begin(media, options, index.fingerprint(), index.len())?;
     if begun.done {
@@ -212,7 +234,7 @@ impl Import<'_> {
                 self.begun.journal.part.window = self.source.index().len().max(1);
             }
             if self.source.index().is_empty() {
-                return Err(BadEntries(self.all_bad()).into_error());
+                return Err(no_samples(self.all_bad(), self.source.kind()));
             }
             match self.round(&mut used, progress)? {
                 Ok(written) => return Ok(self.report(written)),
@@ -236,7 +258,7 @@ impl Import<'_> {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.begun.media.grow(namespace, end)?;
         }
-        with_patience(|| self.write_journals())?;
+        with_patience(|| write_journals(&self.begun.media, journal))?;
         self.clear_what_another_round_used(used, &plan.runs)?;
         *used = plan.runs;
         let mut builder = DirectoryBuilder::new(journal.layout);
@@ -339,17 +361,6 @@ impl Import<'_> {
         Ok((Rows { index, source_fields, class_numbers }, spec, classes))
     }
 
-    /// From here on the import can be gone on with.
-    fn write_journals(&self) -> Result<()> {
-        let mut channel = self.begun.media.channel();
-        for namespace in (0..self.begun.media.len()).rev() {
-            let journal = Journal { namespace, ..self.begun.journal };
-            channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
-            channel.flush(namespace)?;
-        }
-        Ok(())
-    }
-
     /// An earlier round had more rows: its last chunks must not look like chunks of the image.
     fn clear_what_another_round_used(&self, before: &[Run], now: &[Run]) -> Result<()> {
         if before.is_empty() {
@@ -419,6 +430,25 @@ impl Import<'_> {
             image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
             bad: self.all_bad(),
         }
+    }
+}
+
+/// Writes the journal everywhere: from here on the import can be gone on with.
+pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
+    let mut channel = media.channel();
+    for namespace in (0..media.len()).rev() {
+        let journal = Journal { namespace, ..*journal };
+        channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
+        channel.flush(namespace)?;
+    }
+    Ok(())
+}
+
+/// The refusal of a source of which nothing is left to import.
+pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind) -> Error {
+    match bad.is_empty() {
+        true => Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}")),
+        false => BadEntries(bad).into_error(),
     }
 }
 

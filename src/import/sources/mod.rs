@@ -6,7 +6,7 @@
 //! was indexed: a file or shard that changed meanwhile is a bad entry, never a torn sample.
 //!
 //! A source that can be read only once (a pipe, a compressed archive) is copied into a file first
-//! ([`spool`]), or goes through `stream` in the order in which it comes.
+//! ([`spool`]), or goes through [`stream`] in the order in which it comes.
 //!
 //! Read [`index`] for what is kept, [`folder`] and [`tar_members`] for how it is found.
 
@@ -17,6 +17,7 @@ pub mod index;
 pub mod list;
 pub mod shard;
 pub mod spool;
+pub mod stream;
 pub mod tar;
 pub mod tar_members;
 pub mod tfrecord;
@@ -62,6 +63,27 @@ pub struct SourceOptions {
     pub spool: Option<PathBuf>,
     /// Files to leave out, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
+}
+
+/// The streams among `paths`, if that is what they are: pipes, or compressed archives.
+///
+/// # Errors
+/// As [`Source::open`] where a path does not open.
+pub fn as_streams(paths: &[PathBuf], options: &SourceOptions) -> Result<Option<detect::Found>> {
+    let found = detect::detect(paths, options)?;
+    let mut streams = 0;
+    for path in &found.paths {
+        streams +=
+            usize::from(path.is_file() && spool::is_compressed(path)? || detect::is_stream(path));
+    }
+    match streams {
+        0 => Ok(None),
+        all if all == found.paths.len() => Ok(Some(found)),
+        _ => {
+            let message = "some of the sources are streams and some are not";
+            Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
+        }
+    }
 }
 
 impl Source {

@@ -82,6 +82,17 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
     })
 }
 
+/// Whether the file at `path` is compressed with gzip.
+///
+/// # Errors
+/// It does not open or read.
+pub fn is_compressed(path: &Path) -> Result<bool> {
+    let (file, _) = shard::open(path)?;
+    let mut head = Vec::new();
+    (&*file).take(2).read_to_end(&mut head).map_err(|error| Error::from(error).path(path))?;
+    Ok(is_gzip(&head))
+}
+
 /// Whether a file's first bytes are gzip's.
 pub fn is_gzip(head: &[u8]) -> bool {
     head.starts_with(&[0x1f, 0x8b])

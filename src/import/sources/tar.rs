@@ -236,7 +236,10 @@ fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
 }
 
 /// `a/b.seg.png` is the field `seg.png` of the key `a/b`.
-fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
+///
+/// # Errors
+/// `Name`: there is no key before a dot, or no field behind it.
+pub fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
     let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = name[base..].iter().position(|&byte| byte == b'.').map(|dot| base + dot);
     match dot {

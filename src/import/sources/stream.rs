@@ -1,0 +1,241 @@
+//! Samples of a pipe or compressed archive, in the order in which they come.
+//!
+//! Nothing is known of a stream before it is read, so its fields are those of its first sample, and a
+//! plain archive's samples have no labels: how its folders number would be known only at its end.
+
+use std::collections::HashSet;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::detect::SourceKind;
+use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES};
+use super::spool::open_stream;
+use super::tar::{key_and_field, parse_label};
+use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
+use crate::{Error, ErrorKind, Result};
+
+/// Samples of streams, one after the other.
+pub struct StreamSource {
+    paths: std::vec::IntoIter<PathBuf>,
+    members: Option<(PathBuf, Members<StreamInput>)>,
+    grouped: bool,
+    fields: Option<Vec<Vec<u8>>>,
+    /// While the first sample is gathered: its fields are those of all.
+    fields_grow: bool,
+    /// The group being gathered.
+    open: Option<StreamSample>,
+    /// Fingerprints of the names so far: a stream is not read twice to compare them.
+    names: HashSet<u128>,
+    bad: Vec<BadEntry>,
+}
+
+/// A sample, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSample {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its label, where it has one.
+    pub label: Option<i64>,
+    /// Its fields, in the order of [`StreamSource::fields`].
+    pub fields: Vec<Option<Vec<u8>>>,
+}
+
+impl StreamSource {
+    /// The streams at `paths` (`-`: standard input), which hold what `kind` says. `fields`: what the
+    /// image has already; its samples have those and no others.
+    ///
+    /// # Errors
+    /// `BadSource`: of this kind no stream can be read without a spool.
+    pub fn new(
+        paths: Vec<PathBuf>,
+        kind: SourceKind,
+        fields: Option<Vec<Vec<u8>>>,
+    ) -> Result<StreamSource> {
+        if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+            let message = format!("a stream of the kind {kind} is not read as it comes");
+            return Err(Error::new(ErrorKind::BadSource, message)
+                .hint("give it room for a copy with --spool DIR"));
+        }
+        let grouped = kind == SourceKind::WebDataset;
+        let fields = if grouped { fields } else { Some(Vec::new()) };
+        Ok(StreamSource {
+            paths: paths.into_iter(),
+            members: None,
+            grouped,
+            fields_grow: fields.is_none(),
+            fields,
+            open: None,
+            names: HashSet::new(),
+            bad: Vec::new(),
+        })
+    }
+
+    /// Names of the fields, known with the first sample; empty for one without a name.
+    pub fn fields(&self) -> &[Vec<u8>] {
+        self.fields.as_deref().unwrap_or_default()
+    }
+
+    /// What could not be imported so far.
+    pub fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+
+    /// The next sample; `None` at the end of all streams.
+    ///
+    /// # Errors
+    /// A stream does not open. What is wrong in one is in [`bad`](Self::bad).
+    pub fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        loop {
+            if self.members.is_none() {
+                let Some(path) = self.paths.next() else { return Ok(None) };
+                let input = StreamInput(open_stream(&path)?);
+                self.members = Some((path, Members::new(input)));
+            }
+            let (path, members) = self.members.as_mut().expect("opened just above");
+            let done = match members.next_member() {
+                Ok(Some(member)) => self.take(&member),
+                Ok(None) => self.end_of_stream(),
+                Err(error) => {
+                    let name = path.as_os_str().as_bytes();
+                    self.bad.push(BadEntry::new(name, error.into()));
+                    self.end_of_stream()
+                }
+            };
+            if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
+                return Ok(Some(sample));
+            }
+        }
+    }
+
+    /// Takes a member; returns the sample that is complete with it.
+    fn take(&mut self, member: &Member) -> Option<StreamSample> {
+        if member.kind == MemberKind::Folder {
+            return None;
+        }
+        match self.try_take(member) {
+            Ok(sample) => sample,
+            Err(reason) => {
+                self.bad.push(BadEntry::new(&member.name, reason));
+                None
+            }
+        }
+    }
+
+    fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
+        let name = clean_name(&member.name)?;
+        match &member.kind {
+            MemberKind::File | MemberKind::Folder => {}
+            MemberKind::HardLink(_) | MemberKind::SymLink(_) => {
+                return Err(BadReason::Special("link, which a stream does not lead back to"));
+            }
+            MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
+            MemberKind::Sparse => return Err(BadReason::Syntax("is a sparse file")),
+        }
+        if member.len_bytes > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(member.len_bytes));
+        }
+        if !self.grouped {
+            let fields = vec![Some(self.payload(member.len_bytes)?)];
+            return Ok(Some(StreamSample { name, label: None, fields }));
+        }
+        let (key, field) = key_and_field(&name)?;
+        let done = match &self.open {
+            Some(open) if open.name == key => None,
+            _ => self.open.take(),
+        };
+        let payload = self.payload(member.len_bytes);
+        let added = payload.and_then(|payload| self.add_field(key, field, payload));
+        match (added, done) {
+            (Ok(()), done) => Ok(done),
+            (Err(reason), None) => Err(reason),
+            (Err(reason), done) => {
+                self.bad.push(BadEntry::new(&member.name, reason));
+                Ok(done)
+            }
+        }
+    }
+
+    /// Adds a field to the group of `key`, which begins with it if it is not open.
+    fn add_field(&mut self, key: &[u8], field: Vec<u8>, payload: Vec<u8>) -> Result<(), BadReason> {
+        let known = self.fields.get_or_insert_default();
+        let at = match known.iter().position(|name| *name == field) {
+            Some(at) => at,
+            None if self.fields_grow && known.len() < MAX_FIELDS => {
+                known.push(field.clone());
+                known.len() - 1
+            }
+            None => return Err(BadReason::Syntax("is of a field that the first sample has not")),
+        };
+        let open = self.open.get_or_insert_with(|| StreamSample {
+            name: key.to_vec(),
+            label: None,
+            fields: Vec::new(),
+        });
+        open.fields.resize(known.len().max(open.fields.len()), None);
+        if open.fields[at].is_some() {
+            return Err(BadReason::Twice);
+        }
+        if field == b"cls" {
+            open.label = parse_label(&payload);
+        }
+        open.fields[at] = Some(payload);
+        Ok(())
+    }
+
+    fn end_of_stream(&mut self) -> Option<StreamSample> {
+        self.members = None;
+        self.open.take()
+    }
+
+    fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
+        self.fields_grow = false;
+        sample.fields.resize(self.fields().len().max(1), None);
+        if self.names.insert(xxh3_128(&sample.name)) {
+            return Some(sample);
+        }
+        self.bad.push(BadEntry::new(&sample.name, BadReason::Twice));
+        None
+    }
+
+    /// The payload of the present member. Memory grows with what comes, not with what is announced.
+    fn payload(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
+        let (_, members) = self.members.as_mut().expect("a member was just read from it");
+        let mut payload = Vec::new();
+        while (payload.len() as u64) < len_bytes {
+            let filled = payload.len();
+            let left = len_bytes - filled as u64;
+            payload.resize(filled + left.min(PIECE_BYTES) as usize, 0);
+            let read = members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
+            payload.truncate(filled + read);
+        }
+        Ok(payload)
+    }
+}
+
+/// A stream as the archive reader takes it.
+struct StreamInput(Box<dyn Read + Send>);
+
+impl Input for StreamInput {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        io::copy(&mut self.0.by_ref().take(bytes), &mut io::sink()).map(drop)
+    }
+
+    fn len_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+const MAX_FIELDS: usize = 256;
+const PIECE_BYTES: u64 = 1 << 20;

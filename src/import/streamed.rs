@@ -1,0 +1,304 @@
+//! An import of a stream: read once, in its own order, written as it comes.
+//!
+//! Where an indexed import decides every chunk before it begins, this one finds out as it goes. It is
+//! resumed by reading the stream again: a chunk that lies where it should, with the bytes that it
+//! should have, is not written again.
+
+use crate::buf::IoBuf;
+use crate::directory::DirectoryBuilder;
+use crate::directory::commit::freed_by_next;
+use crate::format::builder::{ChunkPlace, Fit};
+use crate::format::{
+    ChunkBuilder, ChunkHeader, ChunkSpec, FormatError, Run, SampleMeta, Space, fields,
+};
+use crate::import::begin::{self, Begun};
+use crate::import::commit::{self, with_patience};
+use crate::import::lease::Lease;
+use crate::import::media::{Channel, Media};
+use crate::import::options::{BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage};
+use crate::import::run::{no_samples, write_journals};
+use crate::import::sources::detect::Found;
+use crate::import::sources::stream::{StreamSample, StreamSource};
+use crate::import::sources::{BadEntry, BadReason};
+use crate::units::{ALIGN_BYTES, SampleId, Slot};
+use crate::{Error, ErrorKind, Result};
+
+/// Imports the streams `found` onto `media`.
+pub(super) fn run(
+    found: Found,
+    media: Media,
+    lease: &Lease,
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<ImportReport> {
+    let begun = begin::begin(media, options, NO_FINGERPRINT, 0)?;
+    if begun.done {
+        return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with"));
+    }
+    let image_fields = begun.current.as_ref().map(|current| current.directory.fields().to_vec());
+    let kind = found.kind;
+    let mut source = StreamSource::new(found.paths, kind, image_fields.clone())?;
+    progress.stage(Stage::Writing, 0, 0);
+    for namespace in 0..begun.media.len() {
+        begun.media.grow(namespace, u64::from(begun.journal.layout.chunk_size_bytes))?;
+    }
+    with_patience(|| write_journals(&begun.media, &begun.journal))?;
+    let mut writer = Writer::new(&begun, lease, options, progress)?;
+    while let Some(sample) = source.next_sample()? {
+        if !writer.only_names_matter && options.on_error == OnError::Stop {
+            writer.only_names_matter = !source.bad().is_empty();
+        }
+        writer.take(&sample, source.fields())?;
+    }
+    let bad: Vec<BadEntry> = source.bad().iter().chain(&writer.bad).cloned().collect();
+    if options.on_error == OnError::Stop && !bad.is_empty() {
+        return Err(BadEntries(bad).into_error());
+    }
+    if image_fields.is_some_and(|fields| fields != source.fields()) {
+        let message = "samples of the stream have other fields than those of the image";
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    if writer.samples == 0 {
+        return Err(no_samples(bad, kind));
+    }
+    writer.finish(kind, bad)
+}
+
+/// Chunks being written.
+struct Writer<'a> {
+    begun: &'a Begun,
+    lease: &'a Lease,
+    progress: &'a mut dyn Progress,
+    channel: Channel,
+    space: Space,
+    builder: DirectoryBuilder,
+    open: Option<ChunkBuilder>,
+    buf: IoBuf,
+    sequence: u64,
+    found: u64,
+    samples: u64,
+    sample_bytes: u64,
+    record: Vec<u8>,
+    bad: Vec<BadEntry>,
+    /// The import is refused already; the rest of the stream is read for the names of bad entries.
+    only_names_matter: bool,
+    stop: bool,
+}
+
+impl<'a> Writer<'a> {
+    fn new(
+        begun: &'a Begun,
+        lease: &'a Lease,
+        options: &ImportOptions,
+        progress: &'a mut dyn Progress,
+    ) -> Result<Writer<'a>> {
+        let layout = begun.journal.layout;
+        let mut builder = DirectoryBuilder::new(layout);
+        if let Some(current) = &begun.current {
+            for chunk in 0..current.directory.num_chunks() {
+                builder.copy_chunk(&current.directory, chunk)?;
+            }
+            builder.delete(&current.directory.deleted_runs());
+            builder.set_classes(current.directory.classes().to_vec());
+        }
+        Ok(Writer {
+            begun,
+            lease,
+            progress,
+            channel: begun.media.channel(),
+            space: begin::free_space(&begun.media, &layout, begun.current.as_ref()),
+            builder,
+            open: None,
+            buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
+            sequence: 0,
+            found: 0,
+            samples: 0,
+            sample_bytes: 0,
+            record: Vec::new(),
+            bad: Vec::new(),
+            only_names_matter: false,
+            stop: options.on_error == OnError::Stop,
+        })
+    }
+
+    fn take(&mut self, sample: &StreamSample, field_names: &[Vec<u8>]) -> Result<()> {
+        if let Some(current) = &self.begun.current
+            && current.directory.lookup(&sample.name)?.is_some()
+        {
+            return self.reject(sample, BadReason::Taken);
+        }
+        let lens: Vec<Option<u64>> = sample
+            .fields
+            .iter()
+            .map(|field| field.as_ref().map(|bytes| bytes.len() as u64))
+            .collect();
+        let Ok(len) = fields::record_len(&lens) else {
+            let len = lens.iter().flatten().sum();
+            return self.reject(sample, BadReason::TooLarge(len));
+        };
+        if self.only_names_matter {
+            return Ok(());
+        }
+        let mut record = std::mem::take(&mut self.record);
+        record.clear();
+        record.extend_from_slice(&fields::table(&lens));
+        sample.fields.iter().flatten().for_each(|field| record.extend_from_slice(field));
+        let pushed = self.push(sample, field_names, &record);
+        self.record = record;
+        pushed?;
+        self.samples += 1;
+        self.sample_bytes += u64::from(len);
+        self.progress.advance(1, u64::from(len));
+        if self.progress.stop() {
+            let message = "the import was stopped";
+            return Err(
+                Error::new(ErrorKind::Interrupted, message).hint("go on with dlfs import --resume")
+            );
+        }
+        Ok(())
+    }
+
+    fn reject(&mut self, sample: &StreamSample, reason: BadReason) -> Result<()> {
+        self.bad.push(BadEntry::new(&sample.name, reason));
+        self.only_names_matter |= self.stop;
+        Ok(())
+    }
+
+    fn push(&mut self, sample: &StreamSample, names: &[Vec<u8>], record: &[u8]) -> Result<()> {
+        loop {
+            // Slots are ids here: the stream's order is that of the media.
+            let slot = self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot);
+            let meta = SampleMeta { id: SampleId(slot.0), name: &sample.name, label: sample.label };
+            if self.open.is_none() {
+                let buf = std::mem::take(&mut self.buf);
+                self.open = Some(ChunkBuilder::new(self.spec(names), slot, buf)?);
+            }
+            let chunk = self.open.as_mut().expect("opened just above");
+            match chunk.push(&meta, record)? {
+                Fit::Here => return Ok(()),
+                Fit::NextChunk => self.finish_chunk()?,
+                Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
+                Fit::Oversize => return self.push_oversize(names, slot, &meta, record),
+            }
+        }
+    }
+
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some(chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
+            return Ok(());
+        };
+        let place = self.next_place(1)?;
+        let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        self.builder.add_chunk(&finished.header)?;
+        self.put(place, 0, finished.bytes())?;
+        self.buf = finished.buf;
+        Ok(())
+    }
+
+    fn push_oversize(
+        &mut self,
+        names: &[Vec<u8>],
+        slot: Slot,
+        meta: &SampleMeta<'_>,
+        record: &[u8],
+    ) -> Result<()> {
+        self.open = None;
+        self.buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&self.begun.journal.layout));
+        let spec = self.spec(names);
+        let len = record.len() as u32; // `record_len` allows no more
+        let crc = crate::format::checksum::crc32c(record);
+        let header = |place| ChunkBuilder::oversize(&spec, slot, meta, len, crc, place);
+        let draft = header(ChunkPlace { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
+        let cells = self.begun.journal.layout.cells_of(draft.head().len_bytes());
+        let place = self.next_place(cells)?;
+        let header: ChunkHeader = header(place)?;
+        let mut front = vec![0; header.head().data_start() as usize];
+        header.encode_into(&mut front);
+        let whole = record.len() - record.len() % ALIGN_BYTES;
+        let mut last = record[whole..].to_vec();
+        last.resize(last.len().next_multiple_of(ALIGN_BYTES), 0);
+        let data_at = front.len() as u64;
+        self.builder.add_chunk(&header)?;
+        self.put(place, data_at, &record[..whole])?;
+        self.put(place, data_at + whole as u64, &last)?;
+        self.put(place, 0, &front)
+    }
+
+    /// Cells for the next chunk, on a namespace that is long enough for them.
+    fn next_place(&mut self, cells: u64) -> Result<ChunkPlace> {
+        let layout = &self.begun.journal.layout;
+        let free = self.space.free_cells();
+        let run = self.space.allocate(self.sequence, cells);
+        let run: Run = run.ok_or(FormatError::NoSpace { cells, free })?;
+        self.begun.media.grow(run.namespace, layout.offset_of(run.cell + run.cells)?)?;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let time_ns = self.begun.journal.time_ns;
+        Ok(ChunkPlace { sequence, time_ns, namespace: run.namespace, cell: run.cell })
+    }
+
+    /// Sees to it that `bytes` lie `at` bytes into the chunk at `place`.
+    ///
+    /// A lost connection ends the import: what may be lost with it cannot be had from the stream a
+    /// second time. Going on with it reads the stream again and compares.
+    fn put(&mut self, place: ChunkPlace, at: u64, bytes: &[u8]) -> Result<()> {
+        self.lease.check()?;
+        let offset = self.begun.journal.layout.offset_of(place.cell)? + at;
+        if self.begun.resumed
+            && self.channel.read(place.namespace, offset, bytes.len())?[..] == *bytes
+        {
+            self.found += u64::from(at == 0);
+            return Ok(());
+        }
+        self.channel.write_bytes(place.namespace, offset, bytes)
+    }
+
+    fn spec(&self, names: &[Vec<u8>]) -> ChunkSpec {
+        let journal = &self.begun.journal;
+        ChunkSpec {
+            layout: journal.layout,
+            generation: journal.generation,
+            part_first: journal.part.first,
+            part_seed: journal.part.seed,
+            part_window: journal.part.window,
+            fields: names.to_vec(),
+        }
+    }
+
+    fn finish(
+        mut self,
+        kind: crate::import::sources::SourceKind,
+        bad: Vec<BadEntry>,
+    ) -> Result<ImportReport> {
+        self.finish_chunk()?;
+        if let Some(current) = &self.begun.current {
+            let kept: Vec<Run> = self.builder.runs().collect();
+            let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
+            self.builder.set_freed(freed);
+        }
+        self.progress.stage(Stage::Committing, 0, 0);
+        let journal = &self.begun.journal;
+        let directory = self.builder.finish(journal.generation, journal.time_ns)?;
+        let commit = commit::prepare(&self.begun.media, directory, &mut self.space)?;
+        commit::write(&self.begun.media, self.lease, &commit)?;
+        Ok(ImportReport {
+            uuid: commit.directory.uuid(),
+            generation: commit.directory.generation(),
+            kind,
+            samples: self.samples,
+            sample_bytes: self.sample_bytes,
+            live_samples: commit.directory.num_live(),
+            chunks: self.sequence,
+            chunks_found: self.found,
+            image_bytes: commit
+                .superblocks
+                .iter()
+                .map(|superblock| superblock.used_len_bytes)
+                .sum(),
+            bad,
+        })
+    }
+}
+
+/// Nothing is known of a stream before it is read.
+const NO_FINGERPRINT: u64 = 0;
