@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use dlfs::order::State;
 use dlfs::prefetch::Loader;
 use dlfs::reader::Batch;
 
@@ -18,7 +19,8 @@ pub(crate) enum End {
     Stopped,
 }
 
-/// Takes batches until the end, or until `each`, called after each of them, answers `false`.
+/// Takes batches until the end, or until `each` answers `false`: it is given each of them,
+/// and the state of the run after it.
 ///
 /// # Errors
 /// The loader's, and those of `each`.
@@ -26,7 +28,7 @@ pub(crate) fn read_batches(
     loader: &mut Loader,
     stats: &mut RunStats,
     meter: &mut Meter,
-    mut each: impl FnMut(&mut RunStats, &Batch) -> Result<bool, Failure>,
+    mut each: impl FnMut(&mut RunStats, &Batch, State) -> Result<bool, Failure>,
 ) -> Result<End, Failure> {
     let mut batch = Batch::new();
     let (mut samples, mut bytes) = (0, 0);
@@ -41,7 +43,7 @@ pub(crate) fn read_batches(
         samples += batch.len() as u64;
         bytes += batch_bytes;
         meter.update(samples, bytes);
-        if !each(stats, &batch)? {
+        if !each(stats, &batch, loader.state())? {
             return Ok(End::Stopped);
         }
     }

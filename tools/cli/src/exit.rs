@@ -23,13 +23,13 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// The exit code of the process: 0 done, 1 failed, 3 damage found, 4 stopped.
-    pub(crate) fn code(self) -> ExitCode {
-        ExitCode::from(match self {
+    pub(crate) fn number(self) -> u8 {
+        match self {
             Outcome::Done => 0,
             Outcome::Incomplete => 1,
             Outcome::Damaged => 3,
             Outcome::Stopped => 4,
-        })
+        }
     }
 }
 

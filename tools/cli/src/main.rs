@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let cli = commands::Cli::parse();
     show_warnings(cli.verbose, cli.quiet);
     match cli.run() {
-        Ok(outcome) => outcome.code(),
+        Ok(outcome) => ExitCode::from(outcome.number()),
         Err(failure) => failure.conclude(),
     }
 }

@@ -16,9 +16,14 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// `"1 sample"`, `"2 samples"`: `number` with its noun, which takes an `s`.
+/// `"1 sample"`, `"2 samples"`, `"3 entries"`: `number` with its noun.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+    let count = count(number);
+    match noun.strip_suffix('y') {
+        _ if number == 1 => format!("{count} {noun}"),
+        Some(stem) => format!("{count} {stem}ies"),
+        None => format!("{count} {noun}s"),
+    }
 }
 
 /// A number of bytes in decimal units, three digits: `138 MB`, `1.42 GB`, `512 B`.
@@ -123,6 +128,10 @@ mod tests {
         assert_eq!(count(12_345_678), "12,345,678");
         assert_eq!(counted(1, "sample"), "1 sample");
         assert_eq!(counted(1000, "sample"), "1,000 samples");
+        assert_eq!(
+            (counted(1, "entry"), counted(0, "entry")),
+            ("1 entry".into(), "0 entries".into())
+        );
     }
 
     #[test]

@@ -265,3 +265,38 @@ fn shuffle_report_tells_a_global_order_from_none() {
     let text = run(&["shuffle-report", &image, "--order", "global"]).code(0);
     assert!(text.text().contains("deviations") && text.text().contains("chance"));
 }
+
+#[test]
+fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
+    let place = Place::with_image();
+    let state = place.path("state");
+    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let mut command = common::dlfs();
+    command.args(["read", &served.address, "--epochs", "1000000", "--batch", "10", "--quiet"]);
+    command.arg("--state").arg(&state).stdout(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let consumed = || {
+        let text = fs::read_to_string(&state).unwrap_or_default();
+        let saved: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        saved["epoch"].as_u64().unwrap_or(0) * 300 + saved["consumed"].as_u64().unwrap_or(0)
+    };
+    while !state.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    common::signal(&served.child, "STOP");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(consumed(), 0, "the state is written when the run ends");
+    common::signal(&child, "TERM");
+    let code = common::wait(&mut child).code();
+    common::signal(&served.child, "CONT");
+    assert_eq!(code, Some(4));
+    assert!(consumed() > 0);
+}
+
+#[test]
+fn a_state_that_cannot_be_kept_is_known_before_the_work() {
+    let place = Place::with_image();
+    let ran = run(&["read", &place.arg("train.dlfs"), "--state", &place.arg("no/such/folder")]);
+    ran.code(1).complains_of(&["cannot write the state", "no/such/folder"]);
+}

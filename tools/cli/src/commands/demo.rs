@@ -25,7 +25,7 @@ use crate::order_args::OrderArgs;
 use crate::out::Out;
 use crate::progress::Meter;
 use crate::run_stats::{Percentiles, RunReport, RunStats};
-use crate::signals::Stop;
+use crate::signals::{GRACE, Stop};
 use crate::text;
 
 /// See all of it work in a few seconds: import, serve, read, check
@@ -51,10 +51,14 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let stop = Stop::on_signals()?;
     let scratch = tempfile::Builder::new().prefix("dlfs-demo-").tempdir();
     let scratch = scratch.map_err(|error| {
         about_file("cannot make a temporary folder", std::env::temp_dir(), error)
+    })?;
+    let path = scratch.path().to_path_buf();
+    let stop = Stop::on_signals(GRACE, move || {
+        let _ = std::fs::remove_dir_all(path); // nobody is left to be told why it could not be removed
+        Outcome::Incomplete
     })?;
     let mut demo = Demo {
         args: &args,
@@ -71,9 +75,18 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
         eprintln!("dlfs: stopped; what the demo had made is removed");
         return Ok(Outcome::Incomplete);
     }
-    result?;
+    result.map_err(say_where_there_is_room)?;
     removed.map_err(|error| about_file("cannot remove the temporary folder", path, error))?;
     Ok(Outcome::Done)
+}
+
+fn say_where_there_is_room(failure: Failure) -> Failure {
+    match failure {
+        Failure::Error(error) if error.kind() == ErrorKind::NoSpace => error
+            .hint("it takes about twice the files' size: TMPDIR=FOLDER dlfs demo works elsewhere")
+            .into(),
+        failure => failure,
+    }
 }
 
 /// A running demo. Its steps end early, with an error, when the user wants to stop.
@@ -200,7 +213,7 @@ impl Demo<'_> {
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
         let mut loader = image.loader(options)?;
-        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch| {
+        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, _| {
             if let Some(source) = source {
                 source.compare(batch)?;
             }

@@ -20,7 +20,7 @@ use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::progress::Meter;
-use crate::signals::Stop;
+use crate::signals::{GRACE, Stop};
 use crate::text::{self, safe_name};
 
 /// Write all samples into a folder or a tar archive
@@ -52,7 +52,7 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     if args.json && args.dest == Path::new("-") {
         return Err(Failure::Usage("with DEST - the archive is the output: no --json".to_owned()));
     }
-    let stop = Stop::on_signals()?;
+    let stop = Stop::on_signals(GRACE, || Outcome::Incomplete)?;
     let image = args.image.open_with_names(&args.connection)?;
     let began = Instant::now();
     let mut sink = open_sink(&args.dest)?;

@@ -10,12 +10,13 @@ use serde::Serialize;
 use dlfs::format::Pack;
 use dlfs::import::sources::{BadEntry, SourceKind};
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
+use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::progress::Meter;
-use crate::signals::Stop;
+use crate::signals::{GRACE_FOR_WRITERS, Stop};
 use crate::size::parse_size;
 use crate::text;
 
@@ -103,12 +104,13 @@ enum OnErrorArg {
 }
 
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true);
     let options = args.options();
     let report =
-        dlfs::import::import(&args.sources, &args.image.0, &options, &connect, &mut progress)?;
+        dlfs::import::import(&args.sources, &args.image.0, &options, &connect, &mut progress)
+            .map_err(say_how_to_go_on)?;
     let time = began.elapsed();
     drop(progress);
     let mut out = Out::new();
@@ -119,6 +121,19 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+/// What was written until then is not lost.
+fn say_how_to_go_on(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NoSpace => {
+            error.hint("make room, then go on with --resume; or begin on a larger namespace")
+        }
+        ErrorKind::Disconnected | ErrorKind::TimedOut => {
+            error.hint("go on with --resume when the target is there again")
+        }
+        _ => error,
+    }
 }
 
 impl ImportArgs {
@@ -161,6 +176,13 @@ pub(crate) struct ImportProgress {
 }
 
 impl ImportProgress {
+    /// Progress of a command that writes an image, and that a signal ends so that it can go on later.
+    pub(crate) fn start(quiet: bool) -> Result<ImportProgress, Error> {
+        let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
+        Ok(ImportProgress::new(quiet, stop))
+    }
+
+    /// Progress that ends when `stop` says so.
     pub(crate) fn new(quiet: bool, stop: Stop) -> ImportProgress {
         let meter = Meter::new("indexing", 0, quiet);
         ImportProgress { meter, stop, samples: 0, bytes: 0, quiet }

@@ -7,7 +7,6 @@ use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
-use crate::signals::Stop;
 use crate::text;
 
 /// Give back the space of deleted samples, as a new generation
@@ -29,7 +28,7 @@ pub(crate) struct PurgeArgs {
 }
 
 pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true);
     let report = dlfs::import::purge(&args.image.0, &connect, &mut progress)?;
     drop(progress);

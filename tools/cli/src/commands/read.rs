@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -21,7 +22,7 @@ use crate::order_args::OrderArgs;
 use crate::out::Out;
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
-use crate::signals::Stop;
+use crate::signals::{GRACE, Stop};
 use crate::size::parse_size;
 use crate::text;
 
@@ -110,7 +111,9 @@ enum BatchingArg {
 
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut options = args.loader_options()?;
-    let stop = Stop::on_signals()?;
+    let keeper = Keeper::of(&args.run);
+    let last_resort = keeper.clone();
+    let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
     let image = args.image.open(&args.connection)?;
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
@@ -118,29 +121,67 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
     let mut loader = image.loader(options)?;
+    keeper.keep(loader.state());
+    keeper.save()?; // where it cannot be saved is known before the work
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch| {
+    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, state| {
         if let Some(ids) = &mut ids {
             ids.append(batch)?;
         }
+        keeper.keep(state);
         Ok(!stop.is_set() && stats.so_far().0 < limit)
-    })?;
+    });
     drop(meter);
     let report = stats.finish();
-    if let Some(path) = &args.run.state {
-        save_state(path, &loader.state())?;
-    }
-    if let Some(ids) = ids {
-        ids.finish()?;
-    }
+    keeper.save()?; // also when reading failed: the run goes on from there
+    let end = end?;
     print_report(&args, &image, &report, &loader.stats())?;
     match end {
         End::Complete => Ok(Outcome::Done),
-        End::Stopped if args.run.state.is_some() => Ok(Outcome::Stopped),
-        End::Stopped => {
-            eprintln!("dlfs: stopped; with --state FILE the run could be taken up again");
-            Ok(Outcome::Incomplete)
+        End::Stopped => Ok(keeper.stopped()),
+    }
+}
+
+/// Where the run stands, and the file that says so. Clones share both.
+#[derive(Clone)]
+struct Keeper {
+    file: Option<PathBuf>,
+    state: Arc<Mutex<Option<State>>>,
+}
+
+impl Keeper {
+    fn of(run: &RunArgs) -> Keeper {
+        Keeper { file: run.state.clone(), state: Arc::default() }
+    }
+
+    fn keep(&self, state: State) {
+        *self.lock() = Some(state);
+    }
+
+    fn save(&self) -> Result<(), Error> {
+        match (&self.file, &*self.lock()) {
+            (Some(file), Some(state)) => save_state(file, state),
+            _ => Ok(()),
         }
+    }
+
+    /// Saves the state of a run that ends before its end, and says what that means for the user.
+    fn stopped(&self) -> Outcome {
+        if self.file.is_none() {
+            eprintln!("dlfs: stopped; with --state FILE the run could be taken up again");
+            return Outcome::Incomplete;
+        }
+        match self.save() {
+            Ok(()) => Outcome::Stopped,
+            Err(error) => {
+                eprintln!("dlfs: {}", error.report());
+                Outcome::Incomplete
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -231,12 +272,11 @@ impl IdsFile {
     }
 
     fn append(&mut self, batch: &Batch) -> Result<(), Error> {
-        let mut write = || batch.ids().try_for_each(|id| writeln!(self.file, "{id}"));
+        let mut write = || {
+            batch.ids().try_for_each(|id| writeln!(self.file, "{id}"))?;
+            self.file.flush() // never behind the state, however the process ends
+        };
         write().map_err(|error| about_file("cannot write", &self.path, error))
-    }
-
-    fn finish(mut self) -> Result<(), Error> {
-        self.file.flush().map_err(|error| about_file("cannot write", &self.path, error))
     }
 }
 

@@ -9,7 +9,6 @@ use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
-use crate::signals::Stop;
 use crate::text;
 
 /// Make the directory anew from the chunks' own headers
@@ -42,7 +41,7 @@ struct JsonReport {
 }
 
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::new(quiet, Stop::on_signals()?);
+    let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true);
     let since = args.since.map(Generation);
     let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress)?;

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -75,7 +76,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             listen.ip()
         )));
     }
-    let stop = Stop::on_signals()?;
+    let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let connect = args.connection.options(args.writable);
     let open = |address: &Address| qpair::open(address, &connect);
     let devices = args.image.0.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -203,6 +204,8 @@ fn shell_word(text: &str) -> String {
     }
 }
 
+/// A target stops within 5 s.
+const GRACE_FOR_TARGETS: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\
 Examples:
   dlfs serve train.dlfs
