@@ -2,10 +2,12 @@
 
 mod images;
 
-use dlfs::directory::{Directory, EntryKind};
-use dlfs::format::{FormatError, Pack};
-use dlfs::units::{SampleId, Slot};
+use dlfs::buf::IoBuf;
+use dlfs::directory::{Directory, DirectoryBuilder, EntryKind};
+use dlfs::format::{ChunkBuilder, ChunkSpec, FormatError, Pack, Part, Placement, SampleMeta};
+use dlfs::units::{Generation, SampleId, Slot};
 use images::{Image, Sample, folder, sample};
+use proptest::prelude::*;
 
 /// All that is known of a sample by its id, and all ways to find it, agree with the source.
 fn check(image: &Image, directory: &Directory, source: &[Sample], deleted: &[u64]) {
@@ -233,4 +235,84 @@ fn a_directory_costs_at_most_20_bytes_a_sample_beside_names_and_labels() {
             assert!(memory.labels <= 20_000 + 64 && memory.core() < memory.total(), "{memory:?}");
         }
     }
+}
+
+#[test]
+fn a_million_samples_of_64_a_chunk_cost_at_most_20_bytes_each_and_are_found_in_4_steps() {
+    let samples = 1_000_000;
+    let layout = Image::new(1, Pack::Aligned).layout;
+    let placement = Placement::new(Part { first: 0, count: samples, seed: 1, window: samples });
+    let spec = ChunkSpec {
+        layout,
+        generation: Generation(1),
+        part_first: 0,
+        part_seed: 1,
+        part_window: samples,
+        fields: Vec::new(),
+    };
+    let name_of = |id: SampleId| format!("class{:03}/{:07}", id.0 / 1000, id.0).into_bytes();
+    let mut builder = DirectoryBuilder::new(layout);
+    let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
+    for first in (0..samples).step_by(64) {
+        let mut chunk = ChunkBuilder::new(spec.clone(), Slot(first), buf).unwrap();
+        for slot in first..(first + 64).min(samples) {
+            let id = placement.id_at(Slot(slot));
+            chunk
+                .add(&SampleMeta { id, name: &name_of(id), label: None }, id.0 as u32 % 60)
+                .unwrap();
+        }
+        let finished = chunk.finish(first / 64, 1, 0, first / 64 + 1);
+        builder.add_chunk(&finished.header).unwrap();
+        buf = finished.buf;
+    }
+    let directory = builder.finish(Generation(1), 1).unwrap();
+    let deleted: Vec<SampleId> = (0..samples).step_by(3).map(SampleId).collect();
+    let fewer = directory.with_deleted(&deleted, Generation(2), 2).unwrap();
+    for directory in [&directory, &fewer] {
+        let memory = directory.memory_bytes();
+        assert!(memory.core() <= 18 * samples, "{memory:?}");
+        assert_eq!((memory.labels, memory.name_order), (0, 0), "names are in the order of ids");
+        assert_eq!(directory.tree_height(), 4);
+    }
+    for id in (1..samples).step_by(9_999).map(SampleId) {
+        assert_eq!(directory.lookup(&name_of(id)).unwrap(), Some(id));
+        assert_eq!(directory.len_bytes(id), Some(id.0 as u32 % 60));
+        assert_eq!(fewer.is_live(id), id.0 % 3 != 0);
+        assert_eq!(fewer.extent(id), directory.extent(id).filter(|_| id.0 % 3 != 0));
+    }
+    assert_eq!(fewer.id_of_live(1000), SampleId(1501));
+}
+
+proptest! {
+    #[test]
+    fn any_samples_come_back_from_any_image(
+        lens in prop::collection::vec(sample_lens(), 1..120),
+        labels in any::<u64>(),
+        window in prop_oneof![Just(0u64), 1u64..50, Just(1 << 40)],
+        seed in any::<u64>(),
+        namespaces in 1u16..4,
+        tight in any::<bool>(),
+        cut in any::<prop::sample::Index>(),
+        deleted in prop::collection::btree_set(0u64..120, 0..20),
+    ) {
+        let source: Vec<Sample> = (0u64..).zip(&lens).map(|(i, len)| {
+            let label = (labels >> (i % 64) & 1 == 1).then(|| (i as i64 - 60) << (labels % 40));
+            sample(&format!("{}/{i}", i % 7), label, *len)
+        }).collect();
+        let pack = if tight { Pack::Tight } else { Pack::Aligned };
+        let mut image = Image::new(namespaces, pack);
+        // Imported in two generations, cut anywhere.
+        let cut = 1 + cut.index(source.len());
+        image.add(&source[..cut], seed, window, &[]);
+        if cut < source.len() {
+            image.add(&source[cut..], seed ^ 1, window, &[]);
+        }
+        let deleted: Vec<u64> = deleted.into_iter().filter(|id| *id < lens.len() as u64).collect();
+        image.delete(&deleted);
+        check(&image, &image.open().0, &source, &deleted);
+    }
+}
+
+fn sample_lens() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..50, 4000usize..4200, 0usize..20_000, 60_000usize..140_000]
 }

@@ -64,6 +64,12 @@ impl Mapping {
         Ok(Mapping { mapped, mapped_len: len, start: mapped.cast(), pages: Pages::Base })
     }
 
+    /// Maps `len` bytes for one buffer: it leaves the pages that were set aside to the pools.
+    pub(super) fn transparent_or_base(len: usize) -> Result<Mapping> {
+        let transparent = if transparent_is_allowed() { Mapping::transparent(len) } else { None };
+        transparent.map_or_else(|| Mapping::new(len, false), Ok)
+    }
+
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -113,8 +119,11 @@ fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
 
 /// Whether `madvise` can bring about huge pages: an administrator may have switched them off.
 fn transparent_is_allowed() -> bool {
-    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
-        .is_ok_and(|modes| !modes.contains("[never]"))
+    static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ALLOWED.get_or_init(|| {
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+            .is_ok_and(|modes| !modes.contains("[never]"))
+    })
 }
 
 /// The size of a huge page: 2 MiB on the machines that this was made for.

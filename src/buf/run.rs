@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
+use super::pages::Mapping;
 use super::pool::Inner;
 use crate::units::ALIGN_BYTES;
 
@@ -24,6 +25,8 @@ pub(super) struct Header {
 enum Home {
     /// An allocation of its own; the header is a `Box` of its own.
     Heap { start: NonNull<u8>, layout: Layout },
+    /// A mapping of its own, which is undone with the header; the header is a `Box` of its own.
+    Mapped { _mapping: Mapping },
     /// Slots of a pool, which also owns the header. Both fields are set when the run is taken: by
     /// the thread that claimed the slots, so nobody else looks at them.
     Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
@@ -43,13 +46,25 @@ impl Run {
     /// A run of `len` zero bytes of its own, and where it begins.
     pub(super) fn allocate_zeroed(len: usize) -> (Run, NonNull<u8>) {
         assert!(len > 0, "an empty window needs no run");
+        let (home, start) = Run::mapped(len).unwrap_or_else(|| Run::on_the_heap(len));
+        let header = Box::new(Header { handles: AtomicUsize::new(1), home });
+        (Run(NonNull::from(Box::leak(header))), start)
+    }
+
+    /// Memory for a large buffer: zero as it is mapped, and in huge pages where the kernel makes
+    /// them, since what is large and stays, a directory, is looked up in at random.
+    fn mapped(len: usize) -> Option<(Home, NonNull<u8>)> {
+        let mapping = (len >= MAPPED_FROM_LEN).then(|| Mapping::transparent_or_base(len))?.ok()?;
+        let start = mapping.start();
+        Some((Home::Mapped { _mapping: mapping }, start))
+    }
+
+    fn on_the_heap(len: usize) -> (Home, NonNull<u8>) {
         let layout = Layout::from_size_align(len, ALIGN_BYTES).expect("length below isize::MAX");
         // SAFETY: the layout has a length above zero.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
-        let home = Home::Heap { start, layout };
-        let header = Box::new(Header { handles: AtomicUsize::new(1), home });
-        (Run(NonNull::from(Box::leak(header))), start)
+        (Home::Heap { start, layout }, start)
     }
 
     /// The first handle on `num_slots` slots of `pool` that begin at the slot of `header`.
@@ -106,6 +121,11 @@ impl Drop for Run {
                 // into the header is alive, `start` and `layout` were copied out.
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
+            Home::Mapped { .. } => {
+                // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here, with what it
+                // maps; no reference into either is alive, this was the last handle.
+                drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+            }
             Home::Pool { pool, num_slots } => {
                 let num_slots = num_slots.load(Ordering::Relaxed);
                 // SAFETY: `of_slots` stored a count of the pool for this run, given up once, here.
@@ -125,3 +145,6 @@ impl Header {
         Header { handles: AtomicUsize::new(0), home }
     }
 }
+
+/// Buffers of this many bytes and more are mapped: four huge pages.
+const MAPPED_FROM_LEN: usize = 8 << 20;

@@ -277,3 +277,16 @@ proptest! {
         prop_assert!(pool.take(pool.capacity_bytes()).is_some());
     }
 }
+
+#[test]
+fn a_large_buffer_is_zero_aligned_and_its_own_to_the_last_window() {
+    for len in [(8 << 20) - 1, 8 << 20, (9 << 20) + 5] {
+        let mut buf = IoBuf::zeroed(len);
+        assert_eq!((buf.len(), buf.as_ptr() as usize % 4096), (len, 0));
+        assert!(buf.iter().all(|byte| *byte == 0));
+        buf[len - 1] = 7;
+        let tail = buf.split_off(len - 10).freeze();
+        drop(buf);
+        assert_eq!(tail[9], 7);
+    }
+}
