@@ -38,7 +38,7 @@ pub struct SampleMeta<'a> {
     pub id: SampleId,
     /// Its name: up to 4,096 bytes, none of them NUL.
     pub name: &'a [u8],
-    /// Its label, if it has one.
+    /// Its label, if it has one: any number but `i64::MIN`, which stands for none in the directory.
     pub label: Option<i64>,
 }
 
@@ -157,7 +157,7 @@ impl ChunkBuilder {
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
-        check_name(meta.name)?;
+        check_meta(meta)?;
         assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
         let crc = crc32c(self.space(len));
         let (start, data_at) = (self.fill.place(len), self.data_at());
@@ -171,7 +171,7 @@ impl ChunkBuilder {
     /// # Errors
     /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
     pub fn push(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<Fit, FormatError> {
-        check_name(meta.name)?;
+        check_meta(meta)?;
         at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
         let len = record.len() as u32;
         let fit = self.fit(meta.name.len(), len);
@@ -240,7 +240,7 @@ impl ChunkBuilder {
         crc: u32,
         place: ChunkPlace,
     ) -> Result<ChunkHeader, FormatError> {
-        check_name(meta.name)?;
+        check_meta(meta)?;
         let mut table = encode_fields(&spec.fields)?;
         table.extend_from_slice(entry_of(meta, len, crc, false).as_bytes());
         table.extend_from_slice(meta.name);
@@ -321,6 +321,20 @@ fn entry_of(meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) -> RawEntry
     }
 }
 
+fn check_meta(meta: &SampleMeta<'_>) -> Result<(), FormatError> {
+    check_name(meta.name)?;
+    check_label(meta.label)
+}
+
+/// An error when a label is the number that stands for none.
+pub(crate) fn check_label(label: Option<i64>) -> Result<(), FormatError> {
+    if label == Some(i64::MIN) {
+        let (what, value, limit) = ("label", i64::MIN as u64, i64::MAX as u64);
+        return Err(FormatError::OutOfRange { what, value, limit });
+    }
+    Ok(())
+}
+
 /// An error unless `name` may name a sample.
 pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
@@ -344,3 +358,92 @@ fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
 /// Bytes of all field names of an image: with them, an entry and a name of 4,096 bytes still fit
 /// into a quarter of the smallest chunk.
 pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Pack, Uuid};
+
+    fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
+        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
+        let generation = Generation(1);
+        let (part_first, part_seed, part_window) = (0, 0, 0);
+        let spec = ChunkSpec { layout, generation, part_first, part_seed, part_window, fields };
+        // What the buffer holds does not matter: nothing of it may reach the media.
+        let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
+        buf.fill(0xee);
+        ChunkBuilder::new(spec, Slot(0), buf)
+    }
+
+    fn meta(id: u64, name: &[u8]) -> SampleMeta<'_> {
+        SampleMeta { id: SampleId(id), name, label: None }
+    }
+
+    #[test]
+    fn a_chunk_takes_samples_until_its_header_takes_a_quarter_of_it() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        let name = [b'n'; 4096];
+        for id in 0..3 {
+            assert_eq!(chunk.push(&meta(id, &name), b"x").unwrap(), Fit::Here);
+        }
+        assert_eq!(chunk.push(&meta(3, &name), b"x").unwrap(), Fit::NextChunk);
+        assert_eq!(chunk.push(&meta(3, b"short"), b"x").unwrap(), Fit::Here);
+        let finished = chunk.finish(0, 0, 0, 1);
+        let head = finished.header.head();
+        assert!(head.header_len <= 16 << 10);
+        assert_eq!((head.num_samples, head.data_start()), (4, 16 << 10));
+    }
+
+    #[test]
+    fn a_chunk_of_empty_samples_ends_with_its_header_or_at_65_535_of_them() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        let room = ((16 << 10) - 128) / 32;
+        for id in 0..room {
+            assert_eq!(chunk.push(&meta(id, b""), b"").unwrap(), Fit::Here);
+        }
+        assert_eq!(chunk.fit(0, 0), Fit::NextChunk);
+        assert_eq!(chunk.push_purged(SampleId(room)), Fit::NextChunk);
+        let finished = chunk.finish(0, 0, 0, 1);
+        assert_eq!(finished.bytes().len(), 16 << 10, "no data, no block for it");
+
+        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 20, Pack::Aligned, 1).unwrap();
+        let mut fill = Fill::new(layout, 0);
+        for _ in 0..65_535 {
+            assert_eq!(fill.fit(0, 0), Fit::Here);
+            fill.take(0, 0);
+        }
+        assert_eq!(fill.fit(0, 0), Fit::NextChunk);
+    }
+
+    #[test]
+    fn what_the_buffer_held_before_does_not_reach_the_media() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        for (id, len) in [(0, 4000), (1, 900), (2, 5000), (3, 0), (4, 7)] {
+            assert_eq!(chunk.push(&meta(id, b"name"), &vec![1; len]).unwrap(), Fit::Here);
+        }
+        let finished = chunk.finish(0, 0, 0, 1);
+        assert_eq!(finished.range.start % 4096, 0);
+        assert!(finished.bytes().iter().all(|byte| *byte != 0xee), "padding is zero");
+        let parsed = ChunkHeader::parse(finished.bytes()).unwrap();
+        assert_eq!(parsed, finished.header);
+        for sample in parsed.samples() {
+            let start = sample.offset_bytes as usize;
+            let record = &finished.bytes()[start..start + sample.len_bytes as usize];
+            assert!(record.iter().all(|byte| *byte == 1));
+            assert_eq!(crc32c(record), sample.crc32c);
+        }
+    }
+
+    #[test]
+    fn names_and_labels_that_cannot_be_are_refused_and_leave_the_chunk_as_it_was() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        assert!(chunk.push(&meta(0, b"nul\0"), b"x").is_err());
+        assert!(chunk.push(&meta(0, &[b'n'; 4097]), b"x").is_err());
+        let label = SampleMeta { label: Some(i64::MIN), ..meta(0, b"name") };
+        assert!(chunk.push(&label, b"x").is_err());
+        assert_eq!(chunk.num_samples(), 0);
+        assert!(builder(vec![vec![b'f'; 4097]]).is_err());
+        assert!(builder(vec![vec![b'f'; 4096]; 3]).is_err(), "field names take 8 KiB at most");
+        assert!(builder(vec![b"a\0".to_vec()]).is_err());
+    }
+}

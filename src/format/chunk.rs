@@ -16,9 +16,10 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::format::builder::{check_label, check_name};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
-use crate::format::geometry::{self, MAX_NAME_BYTES, MAX_SAMPLES};
+use crate::format::geometry::{self, MAX_SAMPLES};
 use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
 use crate::units::{Generation, SampleId, Slot};
 
@@ -450,7 +451,6 @@ impl ChunkHeader {
         let first = self.head.part_first;
         for entry in self.entries() {
             let (name_len, len) = (usize::from(entry.name_len.get()), entry.len.get());
-            at_most("length of a name", name_len as u64, MAX_NAME_BYTES as u64)?;
             at_most("flags of a sample", u64::from(entry.flags.get()), 3)?;
             at_most("id of a sample", entry.id.get(), MAX_SAMPLES - 1)?;
             at_most("first id of a part", first, entry.id.get())?;
@@ -460,11 +460,12 @@ impl ChunkHeader {
             names += name_len;
             at = self.head.layout.pack.place(at, len) + u64::from(len);
         }
+        // After this, every name lies within the table, and the samples can be gone through.
         equal("length of the names of a chunk", self.table.len() as u64 - needed, names as u64)?;
         equal("data of a chunk", at, self.head.data_len)?;
-        if self.samples().any(|sample| sample.name.contains(&0)) {
-            let what = "byte of a name";
-            return Err(FormatError::OutOfRange { what, value: 0, limit: 255 });
+        for sample in self.samples() {
+            check_name(sample.name)?;
+            check_label(sample.label)?;
         }
         Ok(())
     }

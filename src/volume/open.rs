@@ -160,5 +160,6 @@ fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::Stale, text).hint("save it again: dlfs snapshot save"));
     }
-    Ok(())
+    // The same numbers and other bytes: written by an import of this generation that was given up.
+    directory.check_current(superblock).map_err(Error::from)
 }
