@@ -2,6 +2,8 @@
 //!
 //! It owns no socket and knows no opcode but for the direction of its data. Read [`Connection`].
 
+mod transmit;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::deframer::{Deframer, Event as Wire, Pdu, Role};
@@ -11,9 +13,10 @@ use super::pdu::{
     C2HData, CapsuleCmd, CapsuleResp, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
     PduType, R2T, put_term_req,
 };
-use super::transmit::Transmit;
 use crate::buf::IoBuf;
 use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
+
+pub use transmit::Transmit;
 
 /// What a connection offers before it knows its host.
 #[derive(Debug, Clone, Copy)]

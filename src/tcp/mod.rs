@@ -14,7 +14,8 @@
 //! - A connection that has failed stays failed, with its first error.
 //! - Payload reaches the buffer of exactly the command that asked for it, or the connection ends.
 //!
-//! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`].
+//! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`] and
+//! [`controller`].
 
 pub mod controller;
 pub mod deframer;
@@ -22,7 +23,6 @@ pub mod digest;
 pub mod error;
 pub mod host;
 pub mod pdu;
-pub mod transmit;
 
 pub use digest::Digests;
 pub use error::ProtocolError;

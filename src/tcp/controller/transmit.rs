@@ -8,9 +8,9 @@ use std::io::IoSlice;
 
 use zerocopy::{Immutable, IntoBytes};
 
-use super::digest;
-use super::pdu::Form;
 use crate::buf::IoBuf;
+use crate::tcp::digest;
+use crate::tcp::pdu::Form;
 
 /// Bytes to send, in order.
 #[derive(Debug, Default)]
@@ -128,9 +128,9 @@ impl Transmit {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::digest::Digests;
-    use super::super::pdu::{C2HData, CapsuleResp};
     use super::*;
+    use crate::tcp::Digests;
+    use crate::tcp::pdu::{C2HData, CapsuleResp};
 
     /// Sends everything, `step` bytes at a time, through windows of `num_slices` slices.
     fn drain(transmit: &mut Transmit, num_slices: usize, step: usize) -> Vec<u8> {
