@@ -165,3 +165,29 @@ fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() 
     assert_eq!(place.files("out"), place.files("source"));
     assert_eq!(place.files("spool").len(), 0);
 }
+
+#[test]
+fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
+    let place = Place::with_source();
+    let (plain, packed) = (place.arg("shard.tar"), place.arg("shard.tar.gz"));
+    for (flags, tar) in [("cf", &plain), ("czf", &packed)] {
+        let made = std::process::Command::new("tar")
+            .args([flags, tar, "-C", &place.arg("source"), "."])
+            .status()
+            .unwrap();
+        assert!(made.success());
+    }
+    run(&["import", &packed, &place.arg("packed.dlfs"), "--placement", "source"]).code(0);
+    let mut piped = common::dlfs();
+    piped.args(["import", "/dev/stdin", &place.arg("piped.dlfs"), "--placement", "source"]);
+    let mut cat = std::process::Command::new("cat");
+    let mut cat = cat.arg(&plain).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    piped.stdin(cat.stdout.take().unwrap());
+    common::finish(piped).code(0);
+    cat.wait().unwrap();
+    for image in ["packed.dlfs", "piped.dlfs"] {
+        let out = format!("out-{image}");
+        run(&["export", &place.arg(image), &place.arg(&out)]).code(0);
+        assert_eq!(place.files(&out), place.files("source"), "{image}");
+    }
+}

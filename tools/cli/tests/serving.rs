@@ -133,3 +133,29 @@ fn discover_names_what_a_target_serves() {
     assert!(json.text().contains("\"subnqn\":\"nqn.2026-11.io.dlfs:train\""), "{}", json.text());
     run(&["discover", ":4420"]).code(2).complains_of(&["HOST"]);
 }
+
+#[test]
+fn the_second_path_is_taken_when_nothing_answers_on_the_first() {
+    let place = Place::with_image();
+    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dead = format!("nvme-tcp://{dead}/nqn.2026-11.io.dlfs:train");
+    let ran = run(&["read", &dead, "--path", &served.address, "--json"]).code(0);
+    assert_eq!(ran.json()["samples"], 300);
+    ran.complains_of(&["WARN", "refused"]);
+    let quiet = run(&["read", &dead, "--path", &served.address, "--json", "--quiet"]).code(0);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
+fn an_address_may_be_written_as_spdk_writes_it() {
+    let place = Place::with_image();
+    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let port = served.said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
+    let address = format!(
+        "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:nqn.2026-11.io.dlfs:train ns:1"
+    );
+    assert_eq!(run(&["ls", &address]).code(0).text(), "cat/\ndog/\nnewt/\n");
+    run(&["ls", "trtype:PCIE traddr:0000:01:00.0"]).code(1).complains_of(&["trtype:PCIE"]);
+    run(&["ls", "trtype:TCP traddr:127.0.0.1"]).code(2).complains_of(&["subnqn"]);
+}
