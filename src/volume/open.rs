@@ -160,6 +160,9 @@ fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::Stale, text).hint("save it again: dlfs snapshot save"));
     }
-    // The same numbers and other bytes: written by an import of this generation that was given up.
-    directory.check_current(superblock).map_err(Error::from)
+    // The same numbers and other bytes: saved before a rebuild, or by an import that was given up.
+    directory.check_current(superblock).map_err(|error| {
+        let text = "the snapshot is not the one that the image has committed";
+        Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")
+    })
 }
