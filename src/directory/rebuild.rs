@@ -22,6 +22,7 @@ use std::ops::Range;
 use crate::directory::Directory;
 use crate::format::chunk::ChunkKind;
 use crate::format::error::at_most;
+use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{ChunkHead, FormatError, GenerationRecord, Part};
 use crate::units::Generation;
 
@@ -177,7 +178,8 @@ fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
 }
 
 /// Without a record: parts as the chunks name them, each up to the first id of the next one, and the
-/// last one up to its last chunk.
+/// last one up to its last chunk, or to the end of its window if it has one only: ids of a window are
+/// where they are because of its length.
 fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for candidate in chosen.values() {
@@ -193,7 +195,8 @@ fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
             parts.push(Part { first, count: 0, seed, window });
         }
         let last = parts.last_mut().expect("one was pushed");
-        last.count = last.count.max(candidate.slots.end - last.first);
+        let window = window.min(MAX_SAMPLES - first);
+        last.count = last.count.max(candidate.slots.end - last.first).max(window);
     }
     parts
 }

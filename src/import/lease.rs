@@ -40,8 +40,9 @@ impl Lease {
         wait_for_the_dead(&mut channel, limit)?;
         let owner = draw_owner()?;
         write(&mut channel, Block { owner, count: 0 })?;
-        // Of two that took it at once, the one that wrote last has it.
-        std::thread::sleep(limit / 8);
+        // Of two that took it at once, the one that wrote last has it; if the other has looked by then
+        // already, its keeper finds out.
+        std::thread::sleep(limit / 32);
         if read(&mut channel)?.is_none_or(|block| block.owner != owner) {
             return Err(busy(&media));
         }

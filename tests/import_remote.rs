@@ -1,0 +1,137 @@
+//! Imports onto a remote namespace: over a socket, one at a time, and over a target that goes away.
+
+mod import_support;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::import::{self, ImportOptions, Onto, Progress, Stage};
+use dlfs::nvme::{Address, Nqn};
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{ConnectOptions, Device};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
+use dlfs::{ErrorKind, Result};
+use import_support::{contents, options, paths, tree};
+
+fn serve(disk: &MemNamespace, listen: Option<SocketAddr>) -> Target {
+    let nqn = Nqn::new("nqn.2026-11.io.dlfs:import").unwrap();
+    let mut options = TargetOptions { writable: true, ..TargetOptions::new(nqn) };
+    options.listen = listen.unwrap_or(options.listen);
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match Target::bind(options.clone(), vec![Arc::new(disk.clone())]) {
+            Ok(target) => return target,
+            // The port of a target that just went may be taken for a moment.
+            Err(error) => assert!(Instant::now() < until, "{error:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn address(target: &Target) -> Address {
+    target.address(Nsid(1))
+}
+
+fn wanted(onto: Onto) -> ImportOptions {
+    ImportOptions { lease: Duration::from_millis(800), reader_threads: 3, ..options(onto) }
+}
+
+fn import_to(
+    source: &std::path::Path,
+    address: Address,
+    onto: Onto,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    import::import(&paths(source), &[address], &wanted(onto), &connect, progress).map(drop)
+}
+
+/// Does something once, after some chunks.
+struct AfterChunks<'a> {
+    left: u32,
+    then: &'a mut dyn FnMut(),
+}
+
+impl Progress for AfterChunks<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {
+        self.left = self.left.wrapping_sub(1);
+        if self.left == 0 {
+            (self.then)();
+        }
+    }
+}
+
+#[test]
+fn an_import_over_a_socket_gives_the_bytes_of_a_local_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(dir.path(), 150, 9000, 1);
+    let (local, remote) =
+        (MemNamespace::new(4 << 20, 512).unwrap(), MemNamespace::new(4 << 20, 512).unwrap());
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(local.clone())];
+    import::import_onto(&paths(dir.path()), &devices, &wanted(Onto::Empty), &mut ()).unwrap();
+    let target = serve(&remote, None);
+    import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap();
+    target.stop();
+    let remote: Vec<Arc<dyn Device>> = vec![Arc::new(remote)];
+    assert_eq!(contents(&remote).unwrap(), files);
+    assert!(bytes(&remote[0]) == bytes(&devices[0]));
+}
+
+fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
+    let len = device.namespace().len_bytes() as usize;
+    let pair = device.queue_pair().unwrap();
+    dlfs::qpair::blocking::Blocking::new(pair).unwrap().read(0, len).unwrap().to_vec()
+}
+
+#[test]
+fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(dir.path(), 400, 9000, 1);
+    let disk = MemNamespace::new(8 << 20, 512).unwrap();
+    let first = serve(&disk, None);
+    let (listen, address) = (first.local_addr(), address(&first));
+    let (mut first, mut second) = (Some(first), None);
+    let mut restart = || {
+        first.take().unwrap().stop();
+        second = Some(serve(&disk, Some(listen)));
+    };
+    let mut progress = AfterChunks { left: 5, then: &mut restart };
+    import_to(dir.path(), address, Onto::Empty, &mut progress).unwrap();
+    assert!(second.is_some(), "the target was not restarted");
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+    assert_eq!(contents(&devices).unwrap(), files);
+}
+
+#[test]
+fn a_second_import_from_elsewhere_is_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(dir.path(), 100, 9000, 1);
+    let disk = MemNamespace::new(4 << 20, 512).unwrap();
+    let target = serve(&disk, None);
+    let mut tried = 0;
+    let mut try_another = || {
+        let error = import_to(dir.path(), address(&target), Onto::Force, &mut ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+        tried += 1;
+    };
+    let mut progress = AfterChunks { left: 3, then: &mut try_another };
+    import_to(dir.path(), address(&target), Onto::Empty, &mut progress).unwrap();
+    assert_eq!(tried, 1);
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+    assert_eq!(contents(&devices).unwrap(), files);
+}
+
+#[test]
+fn a_read_only_target_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 5, 100, 1);
+    let disk = MemNamespace::new(2 << 20, 512).unwrap();
+    let nqn = Nqn::new("nqn.2026-11.io.dlfs:import").unwrap();
+    let target = Target::bind(TargetOptions::new(nqn), vec![Arc::new(disk)]).unwrap();
+    let error = import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
+    assert!(error.report().contains("--writable"), "{}", error.report());
+}
