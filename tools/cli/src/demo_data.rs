@@ -31,6 +31,11 @@ impl DemoData {
     /// What the demo makes when it is given no folder: 4,000 files, about 140 MB.
     pub(crate) const DEFAULT: DemoData = DemoData { seed: 2026, pictures: 1_200, tiny: 2_800 };
 
+    /// Bytes of all files, about.
+    pub(crate) fn expected_len_bytes(&self) -> u64 {
+        self.pictures * MEAN_PICTURE_BYTES as u64 + self.tiny * MAX_TINY_BYTES / 2
+    }
+
     /// Makes the class folders below `root`; `progress` hears of files and bytes so far, and ends
     /// the work by answering `false`.
     ///
@@ -53,7 +58,7 @@ impl DemoData {
             let (len, suffix) = if index < self.pictures {
                 (random.picture_len(), "jpg")
             } else {
-                (random.below(4096) as usize + 1, "txt")
+                (random.below(MAX_TINY_BYTES) as usize + 1, "txt")
             };
             random.fill(&mut contents, len);
             let class = CLASSES[random.below(CLASSES.len() as u64) as usize];
@@ -91,7 +96,7 @@ impl Random {
         // The sum of twelve uniform numbers less six is as good as normal here.
         let unit = |bits: u64| (bits >> 11) as f64 / (1_u64 << 53) as f64;
         let normal = (0..12).map(|_| unit(self.next())).sum::<f64>() - 6.0;
-        let len = 110_000.0 * (SIGMA * normal - SIGMA * SIGMA / 2.0).exp();
+        let len = MEAN_PICTURE_BYTES * (SIGMA * normal - SIGMA * SIGMA / 2.0).exp();
         len.clamp(4_000.0, 1_000_000.0) as usize
     }
 
@@ -104,6 +109,8 @@ impl Random {
     }
 }
 
+const MEAN_PICTURE_BYTES: f64 = 110_000.0;
+const MAX_TINY_BYTES: u64 = 4096;
 const SIGMA: f64 = 0.6;
 const CLASSES: [&str; 16] = [
     "accordion",
@@ -167,6 +174,8 @@ mod tests {
         let lens: Vec<usize> = (0..20_000).map(|_| random.picture_len()).collect();
         let mean = lens.iter().sum::<usize>() / lens.len();
         assert!((100_000..120_000).contains(&mean), "mean {mean}");
+        let data = DemoData { seed: 0, pictures: 10, tiny: 100 };
+        assert_eq!(data.expected_len_bytes(), 1_100_000 + 204_800);
         assert!(lens.iter().all(|len| (4_000..=1_000_000).contains(len)));
     }
 

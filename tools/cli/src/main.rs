@@ -15,6 +15,7 @@ mod order_args;
 mod out;
 mod progress;
 mod run_stats;
+mod scratch;
 mod signals;
 mod size;
 mod text;

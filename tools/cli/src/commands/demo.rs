@@ -25,16 +25,18 @@ use crate::order_args::OrderArgs;
 use crate::out::Out;
 use crate::progress::Meter;
 use crate::run_stats::{Percentiles, RunReport, RunStats};
+use crate::scratch::scratch_folder;
 use crate::signals::{GRACE, Stop};
 use crate::text;
 
 /// See all of it work in a few seconds: import, serve, read, check
 ///
 /// Imports a folder, serves it over NVMe/TCP, reads two shuffled epochs and compares every sample.
-/// Without DIR a small data set is made: 4,000 files, about 140 MB. The image is written to a temporary
-/// folder (TMPDIR says where), served by an embedded target on a loopback socket, and read through the
-/// user-level host. Every sample that arrives is compared with its source file, byte for byte.
-/// Everything that was made is removed at the end, also after Ctrl-C.
+/// Without DIR a small data set is made: 4,000 files, about 140 MB. It and the image are kept in memory
+/// (/dev/shm) where there is plenty, else in a temporary folder; TMPDIR says otherwise. An embedded
+/// target serves the image on a loopback socket, and the user-level host reads it. Every sample that
+/// arrives is compared with its source file, byte for byte. Everything that was made is removed at the
+/// end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A folder of files to use instead; it is only read
@@ -51,10 +53,8 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let scratch = tempfile::Builder::new().prefix("dlfs-demo-").tempdir();
-    let scratch = scratch.map_err(|error| {
-        about_file("cannot make a temporary folder", std::env::temp_dir(), error)
-    })?;
+    let made = args.folder.is_none().then(|| DemoData::DEFAULT.expected_len_bytes());
+    let scratch = scratch_folder(made)?;
     let path = scratch.path().to_path_buf();
     let stop = Stop::on_signals(GRACE, move || {
         let _ = std::fs::remove_dir_all(path); // nobody is left to be told why it could not be removed
