@@ -137,7 +137,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             slots: Slots::new(options.max_outstanding),
             transmit,
             receiving: None,
-            plan: Plan::default(),
+            plan: Plan::new(),
             progress: now,
             events: VecDeque::new(),
             failed: None,

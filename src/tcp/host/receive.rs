@@ -34,11 +34,14 @@ impl Piece {
 }
 
 /// The plan of the receive under way, and how good guesses have been.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
     pieces: Vec<Piece>,
     /// Payloads among the pieces.
     num_payloads: usize,
+    /// The most payloads to guess at: a little more than the last receive has filled, since slices
+    /// that stay empty cost time as well.
+    reach: usize,
     /// Where bytes behind a wrong guess are put together.
     stray: Vec<u8>,
     /// Receives to go without guessing.
@@ -48,6 +51,17 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    pub(super) fn new() -> Plan {
+        Plan {
+            pieces: Vec::new(),
+            num_payloads: 0,
+            reach: REACH_MIN,
+            stray: Vec::new(),
+            pause: 0,
+            distrust: 0,
+        }
+    }
+
     fn guessed_right(&mut self) {
         self.distrust /= 2;
     }
@@ -108,6 +122,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     ) -> Result<(), ProtocolError> {
         let pieces = std::mem::take(&mut self.plan.pieces);
         let result = self.take_pieces(now, scratch, len, &pieces);
+        let planned: usize = pieces.iter().map(|piece| piece.len()).sum();
+        self.plan.reach = match len == planned {
+            true => (self.plan.reach * 2).min(REACH_MAX),
+            false => filled_payloads(&pieces, len) + REACH_MIN,
+        };
         self.plan.pieces = pieces;
         result
     }
@@ -137,7 +156,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let tail = match (guesses, self.slots.num_bulk_reads(), self.slots.num_small_reads()) {
             (Guesses::AllReads, ..) => SCRATCH_AMONG_BULK,
             (_, 0, _) => SCRATCH_LEN,
-            (Guesses::None, _, 0) => SCRATCH_AMONG_BULK,
+            (_, _, 0) => SCRATCH_AMONG_BULK,
             _ => SCRATCH_MIXED,
         };
         let due_to_scratch = if self.plan.num_payloads == 0 { due } else { 0 };
@@ -155,9 +174,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     ) -> Guesses {
         let header_len = self.data_header_len();
         let receiving = self.receiving.map(|receiving| receiving.slot);
+        let max_pieces = max_pieces.min(2 * self.plan.reach + 1);
         let mut guesses = Guesses::None;
-        let mut total = 0;
-        let mut next = 0;
+        let (mut total, mut next) = (0, 0);
         while let Some(slot) = self.slots.next_read(&mut next) {
             let command = self.slots.get(slot);
             let len = command.len as usize;
@@ -275,6 +294,19 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
+/// Payloads that the first `len` bytes of the plan reach into.
+fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
+    let mut count = 0;
+    for piece in pieces {
+        if len == 0 {
+            break;
+        }
+        len -= len.min(piece.len());
+        count += usize::from(!matches!(piece, Piece::Scratch { .. }));
+    }
+    count
+}
+
 /// Which of the outstanding reads a plan has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guesses {
@@ -288,6 +320,12 @@ const GUESS_MIN: usize = 2048;
 
 /// Payload that one receive is aimed at, about: more than a socket buffer holds is of no use.
 const GUESS_TOTAL: usize = 2 << 20;
+
+/// Payloads to guess at when nothing is known, and above what the last receive has filled.
+const REACH_MIN: usize = 3;
+
+/// The most payloads to guess at.
+const REACH_MAX: usize = 64;
 
 /// What to receive behind large payloads when only such are outstanding: the headers up to the next
 /// payload. More would only be payload that must be copied.

@@ -90,7 +90,7 @@ impl Peer {
             self.next_cut += 1;
             let (mut received, mut len) = (&bytes[..bytes.len().min(cut)], 0);
             {
-                let mut slices: [IoSliceMut<'_>; 9] =
+                let mut slices: [IoSliceMut<'_>; 21] =
                     std::array::from_fn(|_| IoSliceMut::new(&mut []));
                 let used = self.host.poll_receive(&mut scratch, &mut slices);
                 for slice in &mut slices[..used] {
@@ -109,7 +109,7 @@ impl Peer {
     /// Lengths of the slices that the host would receive into now.
     fn planned(&mut self) -> Vec<usize> {
         let mut scratch = vec![0; SCRATCH_LEN];
-        let mut slices: [IoSliceMut<'_>; 9] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let mut slices: [IoSliceMut<'_>; 21] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let used = self.host.poll_receive(&mut scratch, &mut slices);
         slices[..used].iter().map(|slice| slice.len()).collect()
     }
@@ -312,6 +312,28 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     }
     peer.read(4096);
     assert_eq!(peer.planned()[0], SCRATCH_LEN, "the read of 512 bytes comes first");
+}
+
+#[test]
+fn a_plan_grows_while_receives_fill_it_and_shrinks_when_they_do_not() {
+    let mut peer = Peer::new(NONE);
+    let mut fed = 0;
+    let mut plans = Vec::new();
+    for round in 0..100 {
+        let cids: Vec<u16> = (0..8).map(|_| peer.read(4096)).collect();
+        plans.push(peer.planned().len());
+        let stream: Vec<Vec<u8>> = cids
+            .iter()
+            .map(|cid| peer.c2h(*cid, 0, &pattern(4096), FLAG_LAST_PDU | FLAG_SUCCESS))
+            .collect();
+        peer.cuts = vec![if round < 50 { usize::MAX } else { 100 }];
+        peer.give(&stream.concat()).unwrap();
+        while peer.host.outstanding() < 8 && peer.host.poll_event().is_some() {
+            fed += 1;
+        }
+    }
+    assert_eq!(fed, 800);
+    assert_eq!((plans[49], plans[99]), (17, 9), "{plans:?}");
 }
 
 #[test]
