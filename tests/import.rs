@@ -237,7 +237,7 @@ fn a_file_that_changes_while_it_is_imported_is_refused_or_left_out() {
             // Nothing of the first attempt is left for a rebuild to find.
             let before = image_of(&disks.devices()).directory().to_snapshot().unwrap();
             let rebuilt = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
-            assert_eq!((rebuilt.lost_samples, rebuilt.unused_chunks), (0, 1), "{rebuilt:?}");
+            assert_eq!((rebuilt.lost_samples, rebuilt.unused_chunks), (0, 1), "{rebuilt:?}"); // the record
             assert_eq!(contents(&disks.devices()).unwrap(), files);
             assert_ne!(before.len(), 0);
         }
@@ -596,6 +596,8 @@ fn a_rebuild_finds_every_generation_again_from_its_chunks_alone() {
             (samples.collect::<Vec<_>>(), d.classes().to_vec())
         };
         assert_eq!(columns(&after), columns(&before), "{what}");
+        let snapshot = |image: &Image| image.directory().to_snapshot().unwrap();
+        assert!(snapshot(&after) == snapshot(&before), "{what}: another snapshot");
     }
     // The generation before the last one is still there to begin from.
     let report = import::rebuild_on(&disks.devices(), Some(Generation(2)), &mut ()).unwrap();

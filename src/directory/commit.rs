@@ -34,7 +34,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Gives record and snapshot their cells and makes the superblocks.
+    /// Gives record and snapshot their cells and makes the superblocks. A record that has its place,
+    /// because a rebuild found it there, keeps it.
     ///
     /// # Errors
     /// `NoSpace`: nothing is lost, there is no room for them. `NotLoaded`: the directory was opened
@@ -42,9 +43,11 @@ impl Commit {
     pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
         let layout = directory.layout;
         let record = directory.record();
-        let len = record.encode(0, 0).len() as u64;
-        let record_run = allocate(space, layout.cells_of(len))?;
-        directory.record_run = record_run;
+        if directory.record_run.cells == 0 {
+            let len = record.encode(0, 0).len() as u64;
+            directory.record_run = allocate(space, layout.cells_of(len))?;
+        }
+        let record_run = directory.record_run;
         let record = record.encode(record_run.namespace, record_run.cell);
         let snapshot = directory.snapshot()?;
         let snapshot_run = allocate(space, layout.cells_of(snapshot.len_bytes()))?;

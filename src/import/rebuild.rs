@@ -89,6 +89,9 @@ pub fn rebuild_on(
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
         heads.iter().for_each(|head| space.reserve(head.run()));
+        // So does a snapshot that a superblock names: until the commit it is what there is.
+        let superblocks = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
+        superblocks.for_each(|superblock| space.reserve(superblock.snapshot_run()));
         let commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
         commit::write(&media, &lease, &commit)
     })?;
@@ -255,7 +258,10 @@ fn assemble(
             builder.delete(&record.deleted);
             builder.set_freed(record.freed);
         }
-        let directory = builder.finish(generation, time_ns)?;
+        let mut directory = builder.finish(generation, time_ns)?;
+        if let Some(head) = head {
+            directory.set_record_run(head.run());
+        }
         let headers_read = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
         return Ok(Found { directory, plan, headers_read: headers_read as u64 });
     }
