@@ -172,6 +172,12 @@ impl HostConnection {
                 Some(queue) if queue.qid == 0 => self.answer(id, &sqe, 0, backend),
                 Some(_) => self.end_write(id, &sqe, buf, backend),
             },
+            Event::Damaged { buf } => {
+                if self.queue.as_ref().is_some_and(|queue| queue.qid != 0) {
+                    self.held_bytes -= buf.len();
+                    Counters::add(&backend.counters.errors, 1);
+                }
+            }
         }
     }
 

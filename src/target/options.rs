@@ -22,9 +22,10 @@ pub struct TargetOptions {
     pub writable: bool,
     /// Threads that move data, each with queue pairs of its own. A connection stays on one.
     pub num_pollers: usize,
-    /// Memory for data on their way, of each poller.
+    /// Memory for data on their way, of each poller. One connection holds a quarter of it at most.
     pub buffer_bytes: usize,
-    /// The most of one command's data (MDTS), rounded down to a power of two.
+    /// The most of one command's data (MDTS), rounded down to a power of two that is no more than
+    /// the devices allow and a quarter of the buffers.
     pub max_transfer_bytes: u32,
     /// The most entries of a queue.
     pub max_queue_entries: u16,

@@ -85,7 +85,7 @@ impl Subsystem {
     pub(super) fn new(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Subsystem {
         let smallest = devices.iter().map(|device| device.namespace().max_transfer_bytes).min();
         let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
-        let held = u32::try_from(options.buffer_bytes / 2).unwrap_or(u32::MAX).max(4096);
+        let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
         let max_transfer_bytes = 1 << wanted.min(held).ilog2();
         let start = Instant::now();
         Subsystem { options, devices, max_transfer_bytes, start, controllers: Mutex::default() }

@@ -97,6 +97,12 @@ pub enum Event {
         /// The buffer that was given to [`Connection::receive`], filled.
         buf: IoBuf,
     },
+    /// All data of a command have come, but a digest was wrong: it has been answered so, and its
+    /// buffer comes back.
+    Damaged {
+        /// The buffer that was given to [`Connection::receive`].
+        buf: IoBuf,
+    },
 }
 
 #[derive(Debug)]
@@ -210,7 +216,7 @@ impl Connection {
     }
 
     /// Answers a command: its data go into `buf`, which has exactly their length. It comes back with
-    /// [`Event::Received`]; when a digest was wrong the command is failed here and `buf` dropped.
+    /// [`Event::Received`], or with [`Event::Damaged`] when a digest was wrong.
     pub fn receive(&mut self, id: CommandId, buf: IoBuf) {
         let slot = &mut self.slots[usize::from(id.0)];
         let State::Presented { len, in_capsule } = slot.state else {
@@ -418,13 +424,13 @@ impl Connection {
         if (slot.filled as usize) < slot.buf.len() {
             return None;
         }
-        let id = CommandId(filling);
+        let (id, sqe, buf) = (CommandId(filling), slot.sqe, std::mem::take(&mut slot.buf));
         if !slot.digest_ok {
             self.finish(id, Status::TRANSIENT_TRANSPORT_ERROR, 0);
-            return None;
+            return Some(Event::Damaged { buf });
         }
         slot.state = State::Presented { len: 0, in_capsule: false };
-        Some(Event::Received { id, sqe: slot.sqe, buf: std::mem::take(&mut slot.buf) })
+        Some(Event::Received { id, sqe, buf })
     }
 }
 

@@ -184,6 +184,7 @@ fn feed_controller(
                 controller::Event::Received { id, .. } => {
                     controller.finish(id, dlfs::nvme::Status::SUCCESS, 0);
                 }
+                controller::Event::Damaged { .. } => {}
             }
         }
     }
