@@ -9,7 +9,8 @@
 //!   tier the copies lie in the order of first access, which is also the order of filling them.
 //! - *Holders.* Of all ranks that plan a copy of a sample, the one with the fastest tier and in it the
 //!   lowest address holds it for the others ([`HolderMap`]): lowest address is earliest filled.
-//! - *Source.* Of own copy, holder's copy and origin, the [`Model`] says which is read fastest.
+//! - *Source.* Of own copy, holder's copy and origin, the [`Model`] says which is read fastest, and
+//!   the [`Timeline`] when a node would consume what.
 //!
 //! Plans are integers throughout: two machines that rounded differently would look for a sample at
 //! different addresses. (The one exception, [`expected_readers_above`], is a statistic that no plan
@@ -29,6 +30,7 @@ mod holders;
 mod inputs;
 mod model;
 mod placement;
+mod timeline;
 
 pub use access::{Accesses, Lengths, Run};
 pub use error::PlanError;
@@ -37,3 +39,4 @@ pub use holders::{Holder, HolderMap, Placement};
 pub use inputs::{Inputs, RankInputs, TierInputs};
 pub use model::{Curve, Model, Rate, Source, Stage};
 pub use placement::{PlannedCopy, Planner, Tier};
+pub use timeline::Timeline;

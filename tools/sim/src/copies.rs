@@ -45,12 +45,15 @@ pub struct FirstTouch {
 pub struct Planned {
     holders: HolderMap,
     nodes: Vec<NodePlan>,
-    /// A staging thread keeps what is planned and not there; the fill thread then skips it.
-    keep_staged: bool,
+    /// A staging thread keeps what is planned and not there. The fill threads leave it what it needs
+    /// within this many accesses, and it waits for a sample that one of them is at.
+    keep_staged: Option<u64>,
 }
 
 #[derive(Debug)]
 struct NodePlan {
+    /// Accesses that the staging threads have claimed.
+    claimed: u64,
     /// Planned samples by id, each with tier and block address.
     by_id: Vec<(u32, u64)>,
     tiers: Vec<TierPlan>,
@@ -58,11 +61,11 @@ struct NodePlan {
 
 #[derive(Debug)]
 struct TierPlan {
-    /// Samples in the order of filling, with address and first access.
+    /// Samples in the order of filling, which is that of their addresses.
     fills: Vec<Fill>,
     next: usize,
-    /// What each fill thread is at, or nothing.
-    at: Vec<usize>,
+    /// What each fill thread is at.
+    at: Vec<Option<usize>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +73,7 @@ struct Fill {
     sample: u32,
     first_access: u32,
     lba: u64,
+    is_done: bool,
 }
 
 impl Copies {
@@ -95,8 +99,8 @@ impl Copies {
     pub fn is_coming(&self, node: u32, sample: u32) -> bool {
         let Copies::Planned(planned) = self else { return false };
         let tiers = planned.nodes[node as usize].tiers.iter();
-        let at = tiers.flat_map(|tier| tier.at.iter().filter_map(|&at| tier.fills.get(at)));
-        planned.keep_staged && at.into_iter().any(|fill| fill.sample == sample)
+        let mut at = tiers.flat_map(|tier| tier.at.iter().flatten().map(|&at| tier.fills[at]));
+        planned.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
     }
 
     /// `node` stages `sample`: some policies keep it.
@@ -109,29 +113,22 @@ impl Copies {
                 }
             }
             Copies::FirstTouch(touched) => touched.touch(node, sample, len_bytes),
-            // What a planned node stages is kept too: `next_fill` skips what was claimed.
+            Copies::Planned(planned) => planned.nodes[node as usize].claimed += 1,
             _ => (),
         }
     }
 
-    /// The sample that thread `thread` of `tier` copies next, where `node` has claimed `claimed`
-    /// accesses.
-    pub fn next_fill(
-        &mut self,
-        node: u32,
-        tier: usize,
-        thread: usize,
-        claimed: u64,
-    ) -> Option<u32> {
+    /// The sample that thread `thread` of `tier` copies next.
+    pub fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let Copies::Planned(planned) = self else { return None };
-        let keep_staged = planned.keep_staged;
-        let tier = &mut planned.nodes[node as usize].tiers[tier];
-        if keep_staged {
-            let later = |fill: &&Fill| u64::from(fill.first_access) < claimed;
-            tier.next += tier.fills[tier.next..].iter().take_while(later).count();
+        let node = &mut planned.nodes[node as usize];
+        let tier = &mut node.tiers[tier];
+        if let Some(margin) = planned.keep_staged {
+            let near = |fill: &&Fill| u64::from(fill.first_access) < node.claimed + margin;
+            tier.next += tier.fills[tier.next..].iter().take_while(near).count();
         }
         let fill = tier.fills.get(tier.next)?;
-        tier.at[thread] = tier.next;
+        tier.at[thread] = Some(tier.next);
         tier.next += 1;
         Some(fill.sample)
     }
@@ -139,7 +136,10 @@ impl Copies {
     /// Thread `thread` of `tier` has copied what it was at.
     pub fn filled(&mut self, node: u32, tier: usize, thread: usize) {
         if let Copies::Planned(planned) = self {
-            planned.nodes[node as usize].tiers[tier].at[thread] = usize::MAX;
+            let tier = &mut planned.nodes[node as usize].tiers[tier];
+            if let Some(at) = tier.at[thread].take() {
+                tier.fills[at].is_done = true;
+            }
         }
     }
 }
@@ -206,30 +206,35 @@ impl FirstTouch {
 }
 
 impl Planned {
-    /// Plans all nodes of `job`.
+    /// Plans all nodes of `job`; `keep_staged` as NoPFS and dlfs do, and HDMLP does not.
     ///
     /// # Errors
     /// Tiers that an address cannot name.
     pub fn new(job: &Job, keep_staged: bool) -> Result<Planned, PlanError> {
-        let blocks = |&bytes: &u64| Tier { num_blocks: bytes / u64::from(BLOCK_LEN_BYTES) };
+        // In the time of a few transfers a staging thread claims about as many samples.
+        let margin = 4 * u64::from(job.model.staging.threads);
+        let keep_staged = keep_staged.then_some(margin);
+        let block_len_bytes = block_len_bytes(job);
+        let blocks = |&bytes: &u64| Tier { num_blocks: bytes / u64::from(block_len_bytes) };
         let tiers: Vec<Tier> = job.tier_bytes.iter().map(blocks).collect();
-        let mut planner = Planner::new(&job.schedule, &job.sizes[..], BLOCK_LEN_BYTES)?;
+        let mut planner = Planner::new(&job.schedule, &job.sizes[..], block_len_bytes)?;
         let mut holders = HolderMap::empty(job.sizes.len() as u64);
         let mut nodes = Vec::with_capacity(job.schedule.nodes() as usize);
         for node in 0..job.schedule.nodes() {
             let tier = |stage: &dlfs::plan::Stage| TierPlan {
                 fills: Vec::new(),
                 next: 0,
-                at: vec![usize::MAX; stage.threads as usize],
+                at: vec![None; stage.threads as usize],
             };
-            let mut plan =
-                NodePlan { by_id: Vec::new(), tiers: job.model.tiers.iter().map(tier).collect() };
+            let tiers_of_node = job.model.tiers.iter().map(tier).collect();
+            let mut plan = NodePlan { claimed: 0, by_id: Vec::new(), tiers: tiers_of_node };
             planner.place(node, &tiers, &mut |copy| {
                 holders.add(node, &copy);
                 let (sample, lba) = (copy.sample.0 as u32, copy.lba.0);
                 plan.by_id.push((sample, u64::from(copy.tier) << TIER_SHIFT | lba));
                 let first_access = copy.first_access.min(u64::from(u32::MAX)) as u32;
-                plan.tiers[usize::from(copy.tier)].fills.push(Fill { sample, first_access, lba });
+                let fill = Fill { sample, first_access, lba, is_done: false };
+                plan.tiers[usize::from(copy.tier)].fills.push(fill);
             })?;
             plan.by_id.sort_unstable();
             plan.by_id.shrink_to_fit();
@@ -243,23 +248,31 @@ impl Planned {
         let local = own.by_id.binary_search_by_key(&sample, |entry| entry.0).ok();
         let local = local.and_then(|index| {
             let (tier, lba) = (own.by_id[index].1 >> TIER_SHIFT, own.by_id[index].1 & LBA_MASK);
-            own.tiers[tier as usize].has(lba).then_some(tier as u8)
+            self.has(own, tier as usize, lba).then_some(tier as u8)
         });
         let holder = self.holders.holder(SampleId(u64::from(sample)));
         let remote = holder.filter(|holder| {
-            let tier = &self.nodes[holder.rank as usize].tiers[usize::from(holder.tier)];
-            holder.rank != node && tier.has(holder.lba.0)
+            let other = &self.nodes[holder.rank as usize];
+            holder.rank != node && self.has(other, usize::from(holder.tier), holder.lba.0)
         });
         (local, remote.map(|holder| holder.tier))
     }
+
+    /// Whether the copy that `node` plans at `lba` of `tier` is there.
+    fn has(&self, node: &NodePlan, tier: usize, lba: u64) -> bool {
+        let fills = &node.tiers[tier].fills;
+        let fill = fills.binary_search_by_key(&lba, |fill| fill.lba).map(|index| fills[index]);
+        let is_kept = |fill: &Fill| u64::from(fill.first_access) < node.claimed;
+        fill.is_ok_and(|fill| fill.is_done || self.keep_staged.is_some() && is_kept(&fill))
+    }
 }
 
-impl TierPlan {
-    /// Whether the copy at `lba` is there: filled, and none before it still on its way.
-    fn has(&self, lba: u64) -> bool {
-        let first_missing = self.at.iter().copied().min().unwrap_or(usize::MAX).min(self.next);
-        self.fills.get(first_missing).is_none_or(|fill| lba < fill.lba)
-    }
+/// The smallest block length with which the largest tier can be addressed, so that small samples waste
+/// little.
+fn block_len_bytes(job: &Job) -> u32 {
+    let largest = job.tier_bytes.iter().copied().max().unwrap_or(0);
+    let fits = |&len: &u32| largest / u64::from(len) <= 1 << 36;
+    [512, 1024, 2048].into_iter().find(fits).unwrap_or(4096)
 }
 
 /// The samples of `node`'s slice.
@@ -269,6 +282,5 @@ pub fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<usize> {
 }
 
 const NOBODY: u32 = u32::MAX;
-const BLOCK_LEN_BYTES: u32 = 512;
 const TIER_SHIFT: u32 = 40;
 const LBA_MASK: u64 = (1 << TIER_SHIFT) - 1;

@@ -329,7 +329,7 @@ impl<'a> Engine<'a> {
             Source::Local(_) => self.outcome.local_bytes += len,
             Source::Remote(_) => self.outcome.remote_bytes += len,
         }
-        let end = self.now + self.job.model.fetch_ns(source, len);
+        let end = self.now.saturating_add(self.job.model.fetch_ns(source, len));
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
@@ -392,7 +392,8 @@ impl<'a> Engine<'a> {
         }
         if let Some(front) = state.staged.front().filter(|front| front.ready) {
             state.computing = true;
-            let end = self.now + self.job.model.compute.time_ns(u64::from(front.len_bytes));
+            let compute_ns = self.job.model.compute.time_ns(u64::from(front.len_bytes));
+            let end = self.now.saturating_add(compute_ns);
             let event = (node + 1) * self.workers_of_node - 1;
             self.events.push(Reverse((end, event as u32)));
         }
@@ -421,8 +422,7 @@ impl<'a> Engine<'a> {
     /// Lets a fill thread copy what its tier lacks next.
     fn fill(&mut self, node: usize, worker: usize) {
         let (tier, thread) = self.tier_of(worker);
-        let claimed = self.nodes[node].claimed;
-        let Some(sample) = self.copies.next_fill(node as u32, tier, thread, claimed) else {
+        let Some(sample) = self.copies.next_fill(node as u32, tier, thread) else {
             return;
         };
         let len = u64::from(self.job.sizes[sample as usize]);

@@ -255,7 +255,7 @@ fn rate(what: &str, mb_s: f64) -> Result<Rate, ConfigError> {
 fn bytes(what: &str, mb: f64) -> Result<u64, ConfigError> {
     match (0.0..MAX_MB).contains(&mb) {
         true => Ok((mb * 1e6).round() as u64),
-        false => Err(out_of(what, mb, "from 0 to 10^12 MB")),
+        false => Err(out_of(what, mb, "from 0 to 10^9 MB")),
     }
 }
 
@@ -263,7 +263,8 @@ fn out_of(what: &str, value: f64, range: &'static str) -> ConfigError {
     ConfigError::Number { what: what.to_owned(), value, range }
 }
 
-const MAX_MB: f64 = 1e12;
+/// A petabyte, or a petabyte a second.
+const MAX_MB: f64 = 1e9;
 
 #[cfg(test)]
 mod tests {

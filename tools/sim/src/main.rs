@@ -160,6 +160,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             if !(*fraction > 0.0 && *fraction <= 1.0) {
                 return Err(format!("a fraction is above 0 and at most 1, not {fraction}").into());
             }
+            if !(*memory_price >= 0.0 && *disk_price >= 0.0) {
+                return Err("a price is not negative".into());
+            }
             let prices = Prices { memory_gb: *memory_price, disk_gb: *disk_price };
             let (memory, disk) = (in_mb(memory_gb), in_mb(disk_gb));
             let config = read_config(config)?;
@@ -203,7 +206,9 @@ fn print_thesis(
                 value.map_or("N/A".to_owned(), |value| format!("{value:.digits$}"))
             };
             let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"));
-            text.add_row([row.policy, &cell(row.seconds, 2), &cell(row.thesis, 2), &ratio]);
+            let is_ours = Policy::of_thesis().iter().all(|policy| policy.name() != row.policy);
+            let printed = if is_ours { String::new() } else { cell(row.thesis, 2) };
+            text.add_row([row.policy, &cell(row.seconds, 2), &printed, &ratio]);
         }
         println!("{text}\n");
     }

@@ -173,7 +173,7 @@ impl Simulation {
     /// Batch after batch, the node with the most bytes to compute on decides.
     fn lower_bound(&self) -> Outcome {
         let (job, schedule) = (&self.job, &self.job.schedule);
-        let mut total_ns = 0;
+        let mut total_ns = 0_u64;
         for epoch in 0..schedule.epochs() {
             let sequence = schedule.sequence(epoch);
             for step in 0..schedule.steps() {
@@ -183,7 +183,8 @@ impl Simulation {
                     let bytes = part.iter().map(|&id| u64::from(job.sizes[id as usize])).sum();
                     job.model.compute.time_ns(bytes)
                 };
-                total_ns += (0..schedule.nodes()).map(node_ns).max().unwrap_or(0);
+                let slowest = (0..schedule.nodes()).map(node_ns).max().unwrap_or(0);
+                total_ns = total_ns.saturating_add(slowest);
             }
         }
         Outcome { seconds: total_ns as f64 * 1e-9, ..Outcome::default() }
@@ -308,8 +309,8 @@ impl Simulation {
         let load_ns = |(tier, &bytes): (usize, &u64)| {
             let stage = &model.tiers[tier];
             let write = model.preprocess.min(stage.write_of_thread());
-            let time = model.origin_rate(model.nodes).time_ns(bytes) + write.time_ns(bytes);
-            time / u64::from(stage.threads)
+            let fetch_ns = model.origin_rate(model.nodes).time_ns(bytes);
+            fetch_ns.saturating_add(write.time_ns(bytes)) / u64::from(stage.threads)
         };
         let of_node = |used: &Vec<u64>| {
             let tiers = used.iter().enumerate().map(load_ns).max().unwrap_or(0);

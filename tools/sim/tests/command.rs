@@ -109,6 +109,7 @@ fn arguments_that_cannot_be_are_refused() {
     assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
     assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
     assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
+    assert!(refused(&["advise", &file, "--disk-price=-1"]).contains("price"));
     assert!(refused(&["advise", &file, "--memory-gb=-1"]).contains("capacity_mb is -1000"));
 }
 
