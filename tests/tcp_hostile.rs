@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::nvme::fabrics::DiscoveryLogHeader;
 use dlfs::nvme::identify::{IDENTIFY_LEN_BYTES, IdentifyNamespace};
@@ -371,4 +371,43 @@ fn a_discovery_log_that_cannot_be_is_refused_within_bounds() {
     assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Unsupported);
     target.behave(Evil::RestlessLog(3), None);
     assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn events_without_end_disturb_nothing_and_a_namespace_that_shrinks_is_given_up() {
+    const NAMESPACE_CHANGED: u32 = 2 | 4 << 16;
+    const ANA_CHANGED: u32 = 2 | 3 << 8 | 0x0C << 16;
+    let expected = bytes(13);
+    let mut controller = identify_controller();
+    controller.oaes = u32::MAX.into();
+    for dw0 in [NAMESPACE_CHANGED, ANA_CHANGED, 0, 7 | 0xFF << 8, u32::MAX] {
+        let target = EvilTarget::start(expected.clone());
+        let page = controller.as_bytes().to_vec();
+        target.behave(Evil::Page(Step::IdentifyController, page), None);
+        target.behave(Evil::Event(dw0), None);
+        let started = Instant::now();
+        let device = open(&target.address(), &hasty()).unwrap();
+        let mut driver = Driver::new(&*device);
+        for i in 0..200 {
+            let completion = one(&mut driver, read(i, 4096));
+            completion.result.unwrap();
+            assert!(*completion.buf == expected[i as usize * 512..][..4096], "{dw0:08X}");
+        }
+        // At most one event is taken in 20 ms, however fast they come; one page was sent before.
+        let misbehaved = target.misbehaved();
+        let most = started.elapsed().as_millis() as usize / 20 + 2;
+        assert!(misbehaved <= most + 1, "{misbehaved} of {most}");
+        if dw0 == NAMESPACE_CHANGED {
+            target.replace([&expected[..], &expected[..]].concat(), [0xE7; 16]);
+            one(&mut driver, read(0, 4096)).result.unwrap(); // it has grown: used as it was
+            target.replace(expected[..LEN / 2].to_vec(), [0xE7; 16]);
+            let reason = loop {
+                match one(&mut driver, read(0, 4096)).result {
+                    Ok(()) => assert!(started.elapsed() < Duration::from_secs(60)),
+                    Err(error) => break error.to_string(),
+                }
+            };
+            assert!(reason.contains("another namespace"), "{reason}");
+        }
+    }
 }

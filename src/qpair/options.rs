@@ -15,8 +15,8 @@ pub struct ConnectOptions {
     pub data_digest: bool,
     /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one of this machine's own.
     pub hostnqn: Option<Nqn>,
-    /// Host identifier; `None`: that of `/etc/nvme/hostid`, else the UUID in the host NQN, else one
-    /// derived from the host NQN.
+    /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
+    /// UUID in the host NQN, else one derived from the host NQN.
     pub hostid: Option<[u8; 16]>,
     /// I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,

@@ -693,3 +693,60 @@ const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LOG_ROUNDS: u32 = 8;
 /// Discovery records in one command: 32 KiB, below any MDTS in use.
 const RECORDS_AT_ONCE: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An ANA log of these groups and states.
+    fn ana_log(groups: &[(u32, u8)]) -> Vec<u8> {
+        let mut log = vec![0; ANA_LOG_LEN];
+        log[8] = groups.len() as u8;
+        for (at, (id, state)) in groups.iter().enumerate() {
+            let group = &mut log[16 + at * 32..][..32];
+            group[..4].copy_from_slice(&id.to_le_bytes());
+            group[16] = *state;
+        }
+        log
+    }
+
+    #[test]
+    fn only_a_path_on_which_the_group_cannot_be_reached_is_refused() {
+        for state in 0..=15 {
+            let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
+            assert_eq!(check_ana(&log, 7).is_err(), [3, 4, 15].contains(&state), "state {state}");
+        }
+        assert_eq!(check_ana(&ana_log(&[(1, 3)]), 7), Ok(()), "a group that is not listed");
+        let failure = check_ana(&ana_log(&[(7, 3)]), 7).unwrap_err();
+        assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
+    }
+
+    #[test]
+    fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
+        let mut log = ana_log(&[(1, 1)]);
+        (log[8], log[9]) = (0xFF, 0xFF);
+        assert_eq!(check_ana(&log, 7), Ok(()));
+    }
+
+    #[test]
+    fn a_namespace_is_known_by_the_best_identifier_there_is() {
+        let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
+        let id = |nguid, uuid, eui64| {
+            best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
+        };
+        assert_eq!(id(nguid, uuid, eui64), [1; 16]);
+        assert_eq!(id(Some([0; 16]), uuid, eui64), [2; 16]);
+        assert_eq!(id(None, None, eui64)[..8], [3; 8]);
+        assert_eq!(id(None, None, None), [0; 16]);
+        assert_eq!(best_identifier(&[0xFF; 4096]), [0; 16]);
+    }
+
+    #[test]
+    fn the_first_active_namespace_is_taken_and_none_is_an_error() {
+        let mut list = vec![0; IDENTIFY_LEN_BYTES];
+        assert_eq!(first_namespace(&list, Status::SUCCESS).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(first_namespace(&list, Status::INVALID_FIELD), Ok(Nsid(1)));
+        list[0] = 5;
+        assert_eq!(first_namespace(&list, Status::SUCCESS), Ok(Nsid(5)));
+    }
+}

@@ -234,6 +234,9 @@ impl Charge {
         };
         let number = self.next_number;
         let session = remote.publish(number, &remote.portals[self.portal], admin.facts())?;
+        if number > 1 {
+            tracing::info!("reconnected to {}", remote.portals[self.portal].socket);
+        }
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
         self.activity = Activity::Live { admin, session, since: now };
@@ -283,7 +286,11 @@ impl Charge {
             if opening && remote.portals.len() == 1 {
                 tracing::debug!(target: "dlfs", "{failure}"); // the caller gets it as the error
             } else {
-                tracing::warn!(target: "dlfs", "{failure}");
+                // Once a loss is told, that it goes on is not news.
+                match remote.live() {
+                    0 => tracing::debug!("{failure}"),
+                    _ => tracing::warn!("lost {failure}; reconnecting"),
+                }
             }
             self.failures[self.portal] = Some(failure.clone());
             if self.failures.iter().all(is_stale) {

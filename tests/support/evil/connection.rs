@@ -301,7 +301,12 @@ impl Connection {
             _ if sqe.opcode == admin::GET_LOG_PAGE => {
                 self.page(sqe, &vec![0; sqe.log_len_bytes().min(64 << 10) as usize])
             }
-            _ if sqe.opcode == admin::ASYNC_EVENT_REQUEST => Ok(()),
+            _ if sqe.opcode == admin::ASYNC_EVENT_REQUEST => {
+                match self.shared.take(|evil| matches!(evil, Evil::Event(_))) {
+                    Some(Evil::Event(dw0)) => self.complete(sqe, Status::SUCCESS, u64::from(dw0)),
+                    _ => Ok(()),
+                }
+            }
             _ if sqe.opcode == admin::KEEP_ALIVE || sqe.opcode == admin::SET_FEATURES => {
                 self.complete(sqe, Status::SUCCESS, 0)
             }

@@ -77,6 +77,8 @@ pub enum Evil {
     Garbage(Step, Vec<u8>),
     /// The discovery log has this many records, and another generation whenever it is read.
     RestlessLog(u64),
+    /// Each asynchronous event request is answered at once, with this dword 0.
+    Event(u32),
     /// CSTS never says that the controller is ready.
     NeverReady,
     /// CSTS says that the controller has failed.
