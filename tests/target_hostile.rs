@@ -324,6 +324,29 @@ fn half_open_connections_make_room_for_new_ones() {
 }
 
 #[test]
+fn a_full_house_is_busy_for_newcomers_and_serves_those_inside() {
+    let mut siege = Siege::begin(|options| options.max_controllers = 2);
+    let (second, _) = RawHost::admin(siege.target.local_addr(), &nqn(), NONE);
+    let mut third = siege.initialised(NONE);
+    let status = third.connect(0, 31, 0xFFFF).status();
+    assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY, "and may be tried again");
+    drop(second);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !third.connect(0, 31, 0xFFFF).status().is_success() {
+        assert!(Instant::now() < limit, "the place of the one that left is not given away");
+    }
+    drop(third);
+    // As many connections as there may be, and all of them in use: the next one is closed at once.
+    let mut full = Siege::begin(|options| options.max_connections = 2);
+    let mut stranger = full.open();
+    assert_eq!(stranger.receive(), Reply::Closed);
+    full.check();
+    siege.check();
+    full.end();
+    siege.end();
+}
+
+#[test]
 fn slow_connections_and_silent_hosts_are_given_up() {
     let siege = Siege::begin(|options| options.connect_timeout = Duration::from_millis(300));
     let mut silent = siege.open();

@@ -218,6 +218,7 @@ impl Poller {
                 Err(error) if is_transient(&error) => return,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections for now");
+                    self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
             };
