@@ -22,6 +22,8 @@ pub(super) struct Outstanding<B> {
     pub(super) digest_failed: bool,
     /// Which piece of the receive being planned is this payload.
     pub(super) piece: Option<usize>,
+    /// How many reads were taken before it; for a read only.
+    serial: u64,
     /// What the controller said, once it has.
     pub(super) outcome: Option<Result<Cqe, CommandError>>,
 }
@@ -44,6 +46,7 @@ impl<B> Outstanding<B> {
             patient,
             digest_failed: false,
             piece: None,
+            serial: 0,
             outcome: None,
         }
     }
@@ -59,8 +62,10 @@ impl<B> Outstanding<B> {
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
     free: Vec<usize>,
-    /// CIDs of reads in the order of their submission; those that have ended are dropped at leisure.
-    reads: VecDeque<u16>,
+    /// Slots of reads in the order of their submission, each with its serial number, since CIDs come
+    /// again after sixteen uses of a slot; those that have ended are dropped at leisure.
+    reads: VecDeque<(usize, u64)>,
+    num_reads_taken: u64,
     num_patient: usize,
     num_bulk_reads: usize,
     num_small_reads: usize,
@@ -80,6 +85,7 @@ impl<B> Slots<B> {
             // The lowest is taken first.
             free: (0..capacity).rev().collect(),
             reads: VecDeque::with_capacity(2 * capacity),
+            num_reads_taken: 0,
             num_patient: 0,
             num_bulk_reads: 0,
             num_small_reads: 0,
@@ -114,39 +120,48 @@ impl<B> Slots<B> {
     }
 
     /// Takes a command while there is room; returns its slot.
-    pub(super) fn insert(&mut self, command: Outstanding<B>) -> usize {
+    pub(super) fn insert(&mut self, mut command: Outstanding<B>) -> usize {
         let slot = self.free.pop().expect("the caller asked for room");
         self.count(&command, 1);
-        let is_read = command.transfer == Transfer::In;
-        self.slots[slot].command = Some(command);
-        if is_read {
+        if command.transfer == Transfer::In {
             if self.reads.len() == 2 * self.slots.len() {
                 self.forget_ended_reads();
             }
-            self.reads.push_back(self.cid(slot));
+            command.serial = self.num_reads_taken;
+            self.num_reads_taken += 1;
+            self.reads.push_back((slot, command.serial));
         }
+        self.slots[slot].command = Some(command);
         slot
     }
 
     fn forget_ended_reads(&mut self) {
         let mut reads = std::mem::take(&mut self.reads);
-        reads.retain(|cid| self.find(*cid).is_some());
+        reads.retain(|&(slot, serial)| self.awaits(slot, serial));
         self.reads = reads;
+    }
+
+    /// Whether this read is outstanding and not answered.
+    fn awaits(&self, slot: usize, serial: u64) -> bool {
+        let command = self.slots[slot].command.as_ref();
+        command.is_some_and(|command| {
+            command.transfer == Transfer::In
+                && command.serial == serial
+                && command.outcome.is_none()
+        })
     }
 
     /// The outstanding reads in the order of their submission: start with `next` at 0 and call until
     /// `None`.
     pub(super) fn next_read(&mut self, next: &mut usize) -> Option<usize> {
-        while let Some(cid) = self.reads.get(*next) {
-            match self.find(*cid) {
-                Some(slot) => {
-                    *next += 1;
-                    return Some(slot);
-                }
-                None if *next == 0 => {
-                    self.reads.pop_front();
-                }
-                None => *next += 1,
+        while let Some(&(slot, serial)) = self.reads.get(*next) {
+            if self.awaits(slot, serial) {
+                *next += 1;
+                return Some(slot);
+            }
+            match *next {
+                0 => _ = self.reads.pop_front(),
+                _ => *next += 1,
             }
         }
         None
@@ -223,5 +238,27 @@ const MAX_SLOTS: u16 = (1 << INDEX_BITS) - 1;
 impl<B> Slots<B> {
     pub(super) fn num_remembered_reads(&self) -> usize {
         self.reads.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_comes_once_in_their_order_however_often_its_slot_was_used() {
+        let mut slots = Slots::new(64);
+        let read = || Outstanding::new((), Transfer::In, 4096, false, false);
+        for _ in 0..100 {
+            let slot = slots.insert(read());
+            let mut next = 0;
+            let reads: Vec<usize> = std::iter::from_fn(|| slots.next_read(&mut next)).collect();
+            assert_eq!(reads, [slot]);
+            slots.take(slot);
+            for _ in 0..17 {
+                let slot = slots.insert(read()); // ends without anybody looking
+                slots.take(slot);
+            }
+        }
     }
 }
