@@ -80,8 +80,8 @@ struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     window: u64,
     /// Gather each batch in one piece, copied by N threads (0: by the one that polls)
-    #[arg(long, value_name = "N")]
-    copy_threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=256))]
+    copy_threads: Option<u16>,
     /// Go on from the state in FILE if it exists, and leave the state there at the end
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
@@ -212,7 +212,7 @@ impl ReadArgs {
                 BatchingArg::Chunk => Batching::Chunk,
             }),
             window_bytes,
-            copy_threads: self.run.copy_threads,
+            copy_threads: self.run.copy_threads.map(usize::from),
             ..LoaderOptions::new(order, batch_size, self.run.epochs)
         })
     }

@@ -48,7 +48,7 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     writable: bool,
     /// Threads that move data
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
     /// Print where it listens as one line of JSON
     #[arg(long)]
