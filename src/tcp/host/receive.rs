@@ -53,7 +53,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new() -> Plan {
         Plan {
-            pieces: Vec::new(),
+            pieces: Vec::with_capacity(2 * (REACH_MAX + REACH_MIN) + 1),
             num_payloads: 0,
             reach: REACH_MIN,
             stray: Vec::new(),
