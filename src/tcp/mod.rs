@@ -12,7 +12,8 @@
 //! Invariants:
 //! - No length from the wire is trusted before it is checked, and none sizes an allocation.
 //! - A connection that has failed stays failed, with its first error.
-//! - Payload reaches the buffer of exactly the command that asked for it, or the connection ends.
+//! - A read succeeds only when all of its own data, and nothing else, is in its buffer. Bytes that a
+//!   receive put elsewhere by a wrong guess lie in buffers whose own data are still to come.
 //!
 //! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`] and
 //! [`controller`].

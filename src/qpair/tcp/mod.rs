@@ -72,7 +72,7 @@ impl TcpNamespace {
 
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
-        // Of a child's remote too, since it inherits what was seen.
+        // A child process inherits what was seen, but must not take the parent's lock.
         let seen = || self.remote.identity().cloned();
         let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
         now.or_else(seen).expect("connected, so it was seen")

@@ -163,8 +163,8 @@ impl TcpQueuePair {
         self.give_up_in_time();
     }
 
-    /// In a child process the connection and the remote are the parent's: nothing is sent on the one,
-    /// no lock of the other is touched. Whether there is a remote to go on with.
+    /// In a child process the connection and what it shares are the parent's: nothing is sent on the
+    /// one, no lock of the other is touched. Whether there is something to go on with.
     fn notice_fork(&mut self) -> bool {
         if self.remote.is_ours() {
             return true;

@@ -1,6 +1,6 @@
 //! What all handles on one remote namespace share: its paths, its present session, its fate.
 //!
-//! The keeper thread writes it, queue pairs read it. A child process gets a remote of its own, because
+//! The keeper thread writes it, queue pairs read it. A child process gets one of its own, because
 //! a lock of the parent's may be held for ever in the child's copy.
 
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ pub(super) struct Remote {
     /// What the namespace was when it was first seen. Readable without a lock, also after a fork.
     identity: OnceLock<Namespace>,
     durability: Durability,
-    /// The remote of a child process.
+    /// What takes its place in a child process.
     successor: OnceLock<Arc<Remote>>,
 }
 
