@@ -106,6 +106,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
                 missing -= 1;
             }
         }
+        assert_eq!(missing, 0, "a payload that is planned for has no slice");
         plan.pieces.len()
     }
 
