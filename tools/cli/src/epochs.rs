@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use dlfs::order::State;
 use dlfs::prefetch::Loader;
 use dlfs::reader::Batch;
 
@@ -20,7 +19,7 @@ pub(crate) enum End {
 }
 
 /// Takes batches until the end, or until `each` answers `false`: it is given each of them,
-/// and the state of the run after it.
+/// and the loader, whose state is the one after it.
 ///
 /// # Errors
 /// The loader's, and those of `each`.
@@ -28,7 +27,7 @@ pub(crate) fn read_batches(
     loader: &mut Loader,
     stats: &mut RunStats,
     meter: &mut Meter,
-    mut each: impl FnMut(&mut RunStats, &Batch, State) -> Result<bool, Failure>,
+    mut each: impl FnMut(&mut RunStats, &Batch, &Loader) -> Result<bool, Failure>,
 ) -> Result<End, Failure> {
     let mut batch = Batch::new();
     let (mut samples, mut bytes) = (0, 0);
@@ -43,7 +42,7 @@ pub(crate) fn read_batches(
         samples += batch.len() as u64;
         bytes += batch_bytes;
         meter.update(samples, bytes);
-        if !each(stats, &batch, loader.state())? {
+        if !each(stats, &batch, loader)? {
             return Ok(End::Stopped);
         }
     }

@@ -187,11 +187,11 @@ impl Demo<'_> {
 
     /// Reads the epochs and compares every sample. Where the source is not in memory, comparing goes
     /// over the same epochs once more, so that reading files does not count as reading samples.
-    fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<RunReport>, Failure> {
+    fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let compare_now = source.is_loaded();
         let epochs = self.read_epochs(image, "reading", compare_now.then_some(source))?;
-        for (number, report) in epochs.iter().enumerate() {
-            self.show.epoch(number + 1, report)?;
+        for (number, epoch) in epochs.iter().enumerate() {
+            self.show.epoch(number + 1, epoch)?;
         }
         if !compare_now {
             self.read_epochs(image, "comparing", Some(source))?;
@@ -204,16 +204,16 @@ impl Demo<'_> {
         image: &Image,
         label: &'static str,
         source: Option<&Source<'_>>,
-    ) -> Result<Vec<RunReport>, Failure> {
+    ) -> Result<Vec<Epoch>, Failure> {
         let num_samples = image.directory().num_samples();
         let order = self.args.order.spec(1)?;
         let options = LoaderOptions::new(order, self.args.batch as usize, EPOCHS);
         let mut meter = Meter::new(label, EPOCHS * num_samples, self.quiet);
-        let mut reports = Vec::new();
+        let (mut epochs, mut commands_before) = (Vec::new(), 0);
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
         let mut loader = image.loader(options)?;
-        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, _| {
+        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, loader| {
             if let Some(source) = source {
                 source.compare(batch)?;
             }
@@ -222,13 +222,15 @@ impl Demo<'_> {
             }
             if batch.ends_epoch() {
                 check_all_seen(&mut seen)?;
-                reports.push(stats.finish());
+                let commands = loader.stats().read.commands;
+                epochs.push(Epoch { report: stats.finish(), commands: commands - commands_before });
+                commands_before = commands;
                 *stats = RunStats::start();
             }
             Ok(!self.stop.is_set())
         })?;
         match end {
-            End::Complete => Ok(reports),
+            End::Complete => Ok(epochs),
             End::Stopped => Err(stopped()),
         }
     }
@@ -253,9 +255,18 @@ fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
     Ok(())
 }
 
+/// What one epoch was like.
+#[derive(Serialize)]
+struct Epoch {
+    #[serde(flatten)]
+    report: RunReport,
+    /// Read commands sent meanwhile; none where all chunks are in memory still.
+    commands: u64,
+}
+
 #[derive(Serialize)]
 struct JsonReport<'a> {
-    epochs: &'a [RunReport],
+    epochs: &'a [Epoch],
     verified: bool,
 }
 
@@ -286,21 +297,26 @@ impl Show {
             text::rate(report.sample_bytes, time)
         );
         self.step("imported", &what, time)?;
-        for entry in &report.bad {
+        for entry in report.bad.iter().take(SHOWN_BAD) {
             self.line("left out", &format!("{}: {}", text::safe_name(&entry.name), entry.reason))?;
+        }
+        if let Some(more @ 1..) = report.bad.len().checked_sub(SHOWN_BAD) {
+            self.line("left out", &format!("and {more} more; dlfs import names them all"))?;
         }
         Ok(())
     }
 
-    fn epoch(&mut self, number: usize, report: &RunReport) -> Result<(), Failure> {
+    fn epoch(&mut self, number: usize, epoch: &Epoch) -> Result<(), Failure> {
+        let report = &epoch.report;
         let speed = format!("{} samples/s", text::count(report.samples_per_s as u64));
         let what = format!(
-            "{}, {}, in {}: {}, {}",
+            "{}, {}, in {}: {}, {}  {}",
             text::counted(report.samples, "sample"),
             text::bytes(report.bytes),
             text::duration(report.time()),
             self.out.bold(&speed),
             self.out.bold(&text::rate(report.bytes, report.time())),
+            self.out.dim(&format!("({})", text::counted(epoch.commands, "read command"))),
         );
         self.line(&format!("epoch {number}"), &what)
     }
@@ -314,8 +330,8 @@ impl Show {
         ))
     }
 
-    fn figures(&mut self, epochs: &[RunReport], batch: u32) -> Result<(), Failure> {
-        for (number, report) in epochs.iter().enumerate() {
+    fn figures(&mut self, epochs: &[Epoch], batch: u32) -> Result<(), Failure> {
+        for (number, Epoch { report, .. }) in epochs.iter().enumerate() {
             let Percentiles { p50, p99, max } = report.batch_us;
             let what = format!(
                 "batch of {batch}: p50 {}, p99 {}, max {};  CPU {:.2} s a GB, host and target",
@@ -352,6 +368,8 @@ impl Show {
 /// Sources up to this size are compared in memory.
 const COMPARE_IN_MEMORY_BYTES: u64 = 512 << 20;
 const EPOCHS: u64 = 2;
+/// Entries that are named when they were left out.
+const SHOWN_BAD: usize = 3;
 const WHAT_NEXT: &str = "
   dlfs demo ~/pictures                       the same with files of yours
   dlfs import ~/pictures train.dlfs          make an image to keep

@@ -124,11 +124,11 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     keeper.keep(loader.state());
     keeper.save()?; // where it cannot be saved is known before the work
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, state| {
+    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {
             ids.append(batch)?;
         }
-        keeper.keep(state);
+        keeper.keep(loader.state());
         Ok(!stop.is_set() && stats.so_far().0 < limit)
     });
     drop(meter);
