@@ -444,8 +444,9 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: Even
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
 
-/// How many completions to take before they are sent: as much as stays in the cache of the core that
-/// has just copied it, so that the host gets the first bytes while the device works on the next.
+/// How many completions to take before they are sent: so few that the copies are still warm and the
+/// host gets the first bytes while the device works on the next, so many that it is not woken for
+/// every one of them.
 fn completions_per_turn(len: usize) -> usize {
     (TURN_BYTES / len.max(1)).clamp(2, MAX_COMPLETIONS_PER_TURN)
 }
@@ -478,7 +479,7 @@ const LISTENER: u64 = u64::MAX - 1;
 /// Bytes of one receive.
 const SCRATCH_BYTES: usize = 256 << 10;
 /// Bytes taken from a queue pair before they are sent.
-const TURN_BYTES: usize = 256 << 10;
+const TURN_BYTES: usize = 1 << 20;
 const MAX_COMPLETIONS_PER_TURN: usize = 64;
 const ACCEPTS_PER_TURN: usize = 64;
 /// Devices at work that a sleeping poller waits for.
