@@ -16,7 +16,7 @@ use dlfs::qpair::{ConnectOptions, Device, Direct, IoError, open};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use support::contract::{self, Driver, read};
-use support::disk::SmallDisk;
+use support::disk::{LoopDevice, SmallDisk};
 use support::faults::{Fault, Faulty, Rule};
 
 const MIB: u64 = 1 << 20;
@@ -55,6 +55,23 @@ fn files_keep_the_contract_by_every_way_to_read_them() {
                 contract::check(image.writable(), image.read_only());
             }
         }
+    }
+}
+
+#[test]
+fn a_block_device_keeps_the_contract_bypasses_the_cache_and_cannot_grow() {
+    let image = Image::new(4 * MIB, Direct::Off, FileCalls::Auto).unwrap();
+    let Some(disk) = LoopDevice::new(&image.path()) else { return };
+    for calls in [FileCalls::Auto, FileCalls::Pread] {
+        let options = |writable| FileOptions { calls, writable, ..FileOptions::default() };
+        let writable = FileNamespace::open(disk.path(), options(true)).unwrap();
+        assert!(writable.namespace().engine.ends_with(", O_DIRECT)"), "{:?}", writable.namespace());
+        assert_eq!(writable.namespace().len_bytes(), 4 * MIB);
+        assert_eq!(writable.grow(5 * MIB).unwrap_err().kind(), ErrorKind::NoSpace);
+        let second = FileNamespace::open(disk.path(), options(true)).err().unwrap();
+        assert_eq!(second.kind(), ErrorKind::Busy);
+        let read_only = FileNamespace::open(disk.path(), options(false)).unwrap();
+        contract::check(Arc::new(writable), Arc::new(read_only));
     }
 }
 

@@ -38,3 +38,36 @@ impl Drop for SmallDisk {
         }
     }
 }
+
+/// A block device over a file, detached on drop.
+pub struct LoopDevice(std::path::PathBuf);
+
+impl LoopDevice {
+    /// `None`, and a line that says so, where this process may not make one.
+    pub fn new(file: &Path) -> Option<LoopDevice> {
+        match Command::new("losetup").args(["--find", "--show"]).arg(file).output() {
+            Ok(output) if output.status.success() => {
+                let path = String::from_utf8(output.stdout).unwrap();
+                Some(LoopDevice(path.trim_end().into()))
+            }
+            why => {
+                println!("skipped: no block device, losetup failed: {why:?}");
+                None
+            }
+        }
+    }
+
+    /// The device.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detach = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        if !detach.is_ok_and(|status| status.success()) {
+            println!("{} stays attached", self.0.display());
+        }
+    }
+}
