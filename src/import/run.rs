@@ -1,7 +1,7 @@
 //! An import from its first look at the source to its commit.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,7 +26,7 @@ use crate::import::sources::{
 };
 use crate::import::streamed;
 use crate::nvme::Address;
-use crate::qpair::file::{FileNamespace, FileOptions};
+use crate::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::units::ALIGN_BYTES;
 use crate::{Error, ErrorKind, Result};
@@ -115,11 +115,17 @@ fn open_for_writing(
     may_create: bool,
 ) -> Result<(Arc<dyn Device>, Option<PathBuf>)> {
     if let Address::Path(path) = address {
+        // Each thread waits for its own writes, and what goes into the page cache is copied there
+        // and then: a ring would only hand it to yet another thread.
+        let calls = match is_block_device(path) {
+            true => FileCalls::Auto,
+            false => FileCalls::Pread,
+        };
         let options = FileOptions {
             direct: connect.direct,
             writable: true,
             create_len: may_create.then_some(0),
-            ..FileOptions::default()
+            calls,
         };
         let is_new = !path.exists();
         let device = FileNamespace::open(path, options)?;
@@ -127,6 +133,10 @@ fn open_for_writing(
     }
     let connect = ConnectOptions { writable: true, ..connect.clone() };
     Ok((open_device(address, image, &connect)?, None))
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// Opens one namespace of an image; `--path` names other ways to it among those to others.
