@@ -283,14 +283,12 @@ impl Charge {
         loop {
             let portal = &remote.portals[self.portal];
             failure = failure.at(format_args!("{} ({})", portal.socket, portal.address.subnqn));
-            if opening && remote.portals.len() == 1 {
-                tracing::debug!(target: "dlfs", "{failure}"); // the caller gets it as the error
-            } else {
-                // Once a loss is told, that it goes on is not news.
-                match remote.live() {
-                    0 => tracing::debug!("{failure}"),
-                    _ => tracing::warn!("lost {failure}; reconnecting"),
-                }
+            // Opened over the only path, the caller gets it as the error; and once a loss is told, that
+            // it goes on is not news.
+            match remote.live() {
+                _ if opening && remote.portals.len() > 1 => tracing::warn!("{failure}"),
+                0 => tracing::debug!("{failure}"),
+                _ => tracing::warn!("lost {failure}; reconnecting"),
             }
             self.failures[self.portal] = Some(failure.clone());
             if self.failures.iter().all(is_stale) {
