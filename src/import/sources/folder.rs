@@ -72,17 +72,45 @@ struct Jump {
     over: Option<Rc<Jump>>,
 }
 
-/// What a folder holds.
+/// What a folder holds. Names lie one behind the other: a folder may have millions of them.
 #[derive(Default)]
 struct Listing {
+    text: Vec<u8>,
     files: Vec<File>,
     folders: Vec<Folder>,
 }
 
 struct File {
-    name: Vec<u8>,
+    name: Name,
     len_bytes: u64,
     stamp: u64,
+}
+
+/// Where a name lies in a text.
+#[derive(Clone, Copy)]
+struct Name {
+    start: usize,
+    len: u16,
+}
+
+impl Name {
+    /// Puts `name` behind `text`.
+    fn push(name: &[u8], text: &mut Vec<u8>) -> Name {
+        let start = text.len();
+        text.extend_from_slice(name);
+        Name { start, len: name.len() as u16 } // the kernel's names have at most 255 bytes
+    }
+
+    fn of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        &text[self.start..self.start + usize::from(self.len)]
+    }
+}
+
+impl Listing {
+    fn push_file(&mut self, name: &[u8], len_bytes: u64, stamp: u64) {
+        let name = Name::push(name, &mut self.text);
+        self.files.push(File { name, len_bytes, stamp });
+    }
 }
 
 impl Walk<'_> {
@@ -93,7 +121,7 @@ impl Walk<'_> {
             let class = class.expect("the classes are the names of these folders");
             self.class(folder, class as i64);
         }
-        self.emit(b"", top.files, None);
+        self.emit(b"", &top.text, top.files, None);
     }
 
     /// Everything beneath a class folder, as `sorted(os.walk(folder))` orders it.
@@ -101,20 +129,20 @@ impl Walk<'_> {
         let mut left = vec![folder];
         let mut listed = Vec::new();
         while let Some(folder) = left.pop() {
-            let Listing { files, folders } = self.list(&folder);
-            listed.push((folder.path, files));
+            let Listing { text, files, folders } = self.list(&folder);
+            listed.push((folder.path, text, files));
             left.extend(folders);
         }
         listed.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        for (path, files) in listed {
-            self.emit(&path, files, Some(label));
+        for (path, text, files) in listed {
+            self.emit(&path, &text, files, Some(label));
         }
     }
 
-    fn emit(&mut self, folder: &[u8], mut files: Vec<File>, label: Option<i64>) {
-        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    fn emit(&mut self, folder: &[u8], text: &[u8], mut files: Vec<File>, label: Option<i64>) {
+        files.sort_unstable_by(|a, b| a.name.of(text).cmp(b.name.of(text)));
         for file in files {
-            let name = join(folder, &file.name);
+            let name = join(folder, file.name.of(text));
             if name.len() > MAX_NAME_BYTES {
                 self.bad(name, BadReason::Name("is longer than 4,096 bytes"));
                 continue;
@@ -134,7 +162,7 @@ impl Walk<'_> {
     fn list(&mut self, folder: &Folder) -> Listing {
         let mut listing = Listing::default();
         let names = self.root.open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
-        let (mut found, fd) = match names {
+        let ((text, mut found), fd) = match names {
             Ok(found) => found,
             Err(reason) => {
                 self.bad(folder.path.clone(), reason);
@@ -144,28 +172,28 @@ impl Walk<'_> {
         // Inodes lie on the disk in this order, and names do not.
         found.sort_unstable_by_key(|&(ino, _)| ino);
         for (_, name) in found {
-            self.look(&fd, folder, name, &mut listing);
+            self.look(&fd, folder, name.of(&text), &mut listing);
         }
         listing
     }
 
-    fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: Vec<u8>, listing: &mut Listing) {
-        let stat = match fs::statat(fd, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+    fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: &[u8], listing: &mut Listing) {
+        let stat = match fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             // It was there a moment ago.
-            Err(Errno::NOENT) => return self.bad(join(&folder.path, &name), BadReason::Changed),
-            Err(errno) => return self.bad(join(&folder.path, &name), unreadable(errno)),
+            Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
+            Err(errno) => return self.bad(join(&folder.path, name), unreadable(errno)),
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.file(fd.as_fd(), folder, name, &stat, listing),
             FileType::Directory => listing.folders.push(Folder {
-                path: join(&folder.path, &name),
-                real: join(&folder.real, &name),
+                path: join(&folder.path, name),
+                real: join(&folder.real, name),
                 over: folder.over.clone(),
             }),
             FileType::Symlink => self.link(folder, name, listing),
             special => {
-                self.bad(join(&folder.path, &name), BadReason::Special(kind_name(special)));
+                self.bad(join(&folder.path, name), BadReason::Special(kind_name(special)));
             }
         }
     }
@@ -174,7 +202,7 @@ impl Walk<'_> {
         &mut self,
         at: BorrowedFd<'_>,
         folder: &Folder,
-        name: Vec<u8>,
+        name: &[u8],
         stat: &Stat,
         listing: &mut Listing,
     ) {
@@ -184,16 +212,16 @@ impl Walk<'_> {
         // Asking costs a system call, so it is left out where everybody may read.
         let open_to_all = stat.st_mode & 0o444 == 0o444;
         if !open_to_all
-            && let Err(errno) = fs::accessat(at, &*name, Access::READ_OK, AtFlags::EACCESS)
+            && let Err(errno) = fs::accessat(at, name, Access::READ_OK, AtFlags::EACCESS)
         {
-            return self.bad(join(&folder.path, &name), unreadable(errno));
+            return self.bad(join(&folder.path, name), unreadable(errno));
         }
-        listing.files.push(File { name, len_bytes: stat.st_size as u64, stamp: stamp(stat) });
+        listing.push_file(name, stat.st_size as u64, stamp(stat));
     }
 
-    fn link(&mut self, folder: &Folder, name: Vec<u8>, listing: &mut Listing) {
-        let path = join(&folder.path, &name);
-        let real = match self.root.resolve(&join(&folder.real, &name)) {
+    fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
+        let path = join(&folder.path, name);
+        let real = match self.root.resolve(&join(&folder.real, name)) {
             Ok(real) => real,
             Err(reason) => return self.bad(path, reason),
         };
@@ -210,7 +238,7 @@ impl Walk<'_> {
                 }
                 let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
                 if !self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
-                    listing.files.push(File { name, len_bytes, stamp });
+                    listing.push_file(name, len_bytes, stamp);
                 }
             }
             FileType::Directory => match jump(folder, &real) {
@@ -254,19 +282,22 @@ fn lies_in(inner: &[u8], outer: &[u8]) -> bool {
         || inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// Names and inodes of what a folder holds, without `.` and `..`.
-fn names(fd: &OwnedFd) -> Result<Vec<(u64, Vec<u8>)>, BadReason> {
+/// Names and inodes of what a folder holds, and the text that the names are in.
+type Names = (Vec<u8>, Vec<(u64, Name)>);
+
+/// Lists a folder, without `.` and `..`.
+fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     let mut buffer = Vec::with_capacity(LIST_BUFFER_BYTES);
     let mut entries = RawDir::new(fd, buffer.spare_capacity_mut());
-    let mut names = Vec::new();
+    let (mut text, mut names) = (Vec::new(), Vec::new());
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(unreadable)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            names.push((entry.ino(), name.to_vec()));
+            names.push((entry.ino(), Name::push(name, &mut text)));
         }
     }
-    Ok(names)
+    Ok((text, names))
 }
 
 fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
