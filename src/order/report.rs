@@ -327,7 +327,13 @@ impl fmt::Display for ShuffleReport {
 }
 
 fn row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Result {
-    writeln!(f, "{name:<34}{:>12.4}{:>12.4}{:>12.1}", row.found, row.chance, row.deviations)
+    // Where chance hardly varies, any difference is many deviations: how many says nothing more.
+    let deviations = match row.deviations {
+        many if many >= 1000.0 => "> 999".to_owned(),
+        many if many <= -1000.0 => "< -999".to_owned(),
+        few => format!("{few:.1}"),
+    };
+    writeln!(f, "{name:<34}{:>12.4}{:>12.4}{deviations:>12}", row.found, row.chance)
 }
 
 #[cfg(test)]
