@@ -435,6 +435,11 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
         .with_interval(Duration::from_secs(5))
         .with_retries(3);
     let socket = socket2::SockRef::from(stream);
+    if stream.peer_addr()?.ip().is_loopback() {
+        // Without a wire there is no delay to bridge, and a deep queue only lets the bytes grow cold
+        // before the host takes them: half the rate at 4 MiB outstanding. A wire keeps autotuning.
+        socket.set_send_buffer_size(LOOPBACK_SEND_BUFFER_BYTES)?;
+    }
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
 }
@@ -476,6 +481,8 @@ pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
 
 const WAKER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
+/// Bytes under way on a connection within one machine.
+const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
 /// Bytes of one receive.
 const SCRATCH_BYTES: usize = 256 << 10;
 /// Bytes taken from a queue pair before they are sent.
