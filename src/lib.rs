@@ -8,7 +8,7 @@
 //! # The map
 //!
 //! ```text
-//!  4  volume                                              wires the parts of an open image
+//!  4  job -> volume                                       wire the parts and own them
 //!  3  prefetch -> reader    import    target              what runs
 //!  2  qpair (engines)   |  plan -> order, directory       left: moves blocks;   right: pure, knows samples
 //!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
@@ -21,7 +21,7 @@
 //!
 //! | to | begin with |
 //! |---|---|
-//! | read samples along an order | [`volume`], [`prefetch`] |
+//! | read samples by id, or along an order | [`job`], then [`prefetch`] |
 //! | look samples up by name or id | [`directory`] |
 //! | put files onto a namespace | [`import`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
@@ -36,6 +36,7 @@ pub mod directory;
 pub mod error;
 pub mod format;
 pub mod import;
+pub mod job;
 pub mod nvme;
 pub mod order;
 pub mod permutation;

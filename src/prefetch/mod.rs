@@ -42,7 +42,9 @@ use copy::Copiers;
 use memory::Memory;
 use residency::Residency;
 use samples::SampleDriver;
-use stream::{Head, Stream};
+use stream::Head;
+
+pub(crate) use stream::Stream;
 
 /// How the samples of a batch are brought in (DLFS's batching modes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,8 @@ pub struct LoaderOptions {
     pub world_size: u32,
     /// What becomes of an epoch's end that does not fill a global batch.
     pub tail: Tail,
+    /// Whether the last batch of an epoch is left out when it has fewer than `batch_size` samples.
+    pub drop_short: bool,
     /// Where to go on, instead of at the first epoch's begin.
     pub resume: Option<State>,
     /// How batches are brought in; `None`: chunks for a grouped order, samples for any other.
@@ -107,6 +111,7 @@ impl LoaderOptions {
             rank: 0,
             world_size: 1,
             tail: Tail::Keep,
+            drop_short: false,
             resume: None,
             batching: None,
             window_bytes: 256 << 20,
@@ -116,6 +121,14 @@ impl LoaderOptions {
             deadline: Duration::from_secs(60),
             busy_poll: false,
         }
+    }
+
+    /// Whether they fit each other, as far as that can be said without the image.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the first that does not.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.batching().map(drop)
     }
 
     fn batching(&self) -> Result<Batching> {
@@ -155,6 +168,17 @@ pub struct LoaderStats {
     pub over_window: u64,
     /// How long [`Loader::next`] had to wait, in seconds.
     pub stall_s: f64,
+}
+
+/// What came of [`Loader::next_within`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// A batch.
+    Batch,
+    /// Nothing is ready yet.
+    Later,
+    /// The last epoch's last batch has been handed out before.
+    End,
 }
 
 /// Batches along an order, read ahead.
@@ -259,12 +283,29 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&mut self, batch: &mut Batch) -> Result<bool> {
+        match self.next_within(batch, self.options.deadline)? {
+            Taken::Batch => Ok(true),
+            Taken::End => Ok(false),
+            Taken::Later => {
+                let error = self.late();
+                self.failed = Some((error.kind(), error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Loader::next_into`], but waits no longer than `limit`, and that it was too short is no
+    /// error: the next call goes on waiting.
+    ///
+    /// # Errors
+    /// As [`Loader::next`], without `TimedOut`.
+    pub fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
         if let Some((kind, text)) = &self.failed {
             return Err(Error::new(*kind, text.clone()));
         }
-        let result = self.receive(std::mem::take(batch));
+        let result = self.receive(std::mem::take(batch), limit);
         match result {
-            Ok(Some(delivery)) => {
+            Ok(Received::Batch(delivery)) => {
                 self.stats.batches += 1;
                 self.stats.samples += delivery.batch.len() as u64;
                 self.stats.sample_bytes += delivery.batch.len_bytes();
@@ -272,9 +313,10 @@ impl Loader {
                 self.state.epoch = delivery.head.after.0;
                 self.state.consumed = delivery.head.after.1;
                 *batch = delivery.batch;
-                Ok(true)
+                Ok(Taken::Batch)
             }
-            Ok(None) => Ok(false),
+            Ok(Received::End) => Ok(Taken::End),
+            Ok(Received::Later) => Ok(Taken::Later),
             Err(error) => {
                 self.failed = Some((error.kind(), error.to_string()));
                 Err(error)
@@ -286,6 +328,11 @@ impl Loader {
     /// world size or batch size.
     pub fn state(&self) -> State {
         self.state.clone()
+    }
+
+    /// Whether it has handed out an error, and hands out nothing else any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
     }
 
     /// What was done so far.
@@ -310,20 +357,20 @@ impl Loader {
         self.poller.as_ref().map_or(0, |poller| poller.shared.residency.count())
     }
 
-    fn receive(&mut self, emptied: Batch) -> Result<Option<Delivery>> {
+    fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Received> {
         self.notice_fork()?;
-        let Some(poller) = &mut self.poller else { return Ok(None) };
+        let Some(poller) = &mut self.poller else { return Ok(Received::End) };
         poller.give_back(emptied);
         let received = match poller.ready[poller.next].try_recv() {
             Ok(delivery) => Some(delivery),
             Err(TryRecvError::Disconnected) => None,
             Err(TryRecvError::Empty) => {
                 let began = Instant::now();
-                let received = poller.wait(self.options.deadline);
+                let received = poller.wait(limit);
                 self.stats.stall_s += began.elapsed().as_secs_f64();
                 match received {
                     Ok(received) => received,
-                    Err(TimedOut) => return Err(self.late()),
+                    Err(TimedOut) => return Ok(Received::Later),
                 }
             }
         };
@@ -332,17 +379,18 @@ impl Loader {
             poller.waker.wake();
         }
         match received {
-            Some(Ok(delivery)) => Ok(Some(delivery)),
+            Some(Ok(delivery)) => Ok(Received::Batch(delivery)),
             Some(Err(error)) => {
                 if error.kind() == ErrorKind::Corrupt {
                     check_not_stale(&self.devices, &self.directory)?;
                 }
                 Err(error)
             }
-            None => Ok(None),
+            None => Ok(Received::End),
         }
     }
 
+    /// What a call ends with that has waited for as long as it may.
     fn late(&self) -> Error {
         let text = format!("no batch was ready within {:?}", self.options.deadline);
         Error::new(ErrorKind::TimedOut, text)
@@ -418,7 +466,14 @@ impl std::fmt::Debug for Loader {
     }
 }
 
-/// The deadline passed.
+/// What came from the poller.
+enum Received {
+    Batch(Delivery),
+    Later,
+    End,
+}
+
+/// The limit passed.
 struct TimedOut;
 
 impl Poller {

@@ -12,20 +12,21 @@ use super::LoaderOptions;
 
 /// What a batch is, beside its samples.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
-    pub(super) epoch: Epoch,
+pub(crate) struct Head {
+    pub(crate) epoch: Epoch,
     /// It is the last of its epoch on this rank.
-    pub(super) ends_epoch: bool,
+    pub(crate) ends_epoch: bool,
     /// Where the run stands once all ranks have consumed it: epoch, and positions of that epoch.
-    pub(super) after: (Epoch, u64),
+    pub(crate) after: (Epoch, u64),
 }
 
 /// The batches still to come.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     directory: Arc<Directory>,
     spec: OrderSpec,
     shard: Shard,
     batch_size: u64,
+    drop_short: bool,
     epochs: Range<u64>,
     /// Positions of the first epoch that all ranks had consumed before.
     consumed: u64,
@@ -45,7 +46,7 @@ impl Stream {
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the options.
-    pub(super) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
+    pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
         let (image, generation) = (directory.uuid().0, directory.generation());
         let Some(state) = &options.resume else {
             let start = State::start(image, generation, options.order);
@@ -56,7 +57,7 @@ impl Stream {
         Ok(state.clone())
     }
 
-    pub(super) fn new(
+    pub(crate) fn new(
         directory: Arc<Directory>,
         options: &LoaderOptions,
         start: &State,
@@ -81,6 +82,7 @@ impl Stream {
             spec: options.order,
             shard,
             batch_size: options.batch_size as u64,
+            drop_short: options.drop_short,
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
             current: None,
@@ -93,7 +95,7 @@ impl Stream {
     }
 
     /// The ids of the next batch, in place of what `ids` held.
-    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
+    pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         let Some((head, positions)) = self.next_positions()? else { return Ok(None) };
         if let Some(current) = &mut self.current {
@@ -125,6 +127,10 @@ impl Stream {
                 None => self.enter_epoch()?,
             };
             if current.rest.remaining() == 0 {
+                if current.taken == 0 && self.consumed == 0 {
+                    self.epochs.start = self.epochs.end; // no epoch has anything for this rank
+                    return Ok(None);
+                }
                 self.epochs.start += 1;
                 self.consumed = 0;
                 self.current = None;
@@ -144,7 +150,10 @@ impl Stream {
     fn enter_epoch(&mut self) -> Result<&mut Current> {
         let order = EpochOrder::new(&self.spec, Epoch(self.epochs.start), &*self.directory)?;
         let shard = self.shard.after(self.consumed);
-        let rest = shard.positions(order.len());
+        let mut rest = shard.positions(order.len());
+        if self.drop_short {
+            rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
+        }
         Ok(self.current.insert(Current { order, shard, rest, taken: 0 }))
     }
 }

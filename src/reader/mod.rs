@@ -14,6 +14,7 @@ mod plan;
 mod pump;
 mod range;
 mod stale;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,12 +27,14 @@ use crate::units::{Epoch, SampleId};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
+pub use watch::Watch;
 
 pub(crate) use batch::Place;
 pub(crate) use plan::{Fetch, Geometry, Merge, Wanted, plan_chunk, plan_samples, plan_whole_chunk};
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::read_range;
 pub(crate) use stale::{check_not_stale, read_copies};
+pub(crate) use watch::{TICK, interrupted};
 
 /// How a [`Reader`] works.
 #[derive(Debug, Clone)]
@@ -143,16 +146,34 @@ impl Reader {
         ids: &[SampleId],
         batch: &mut Batch,
     ) -> Result<Vec<(usize, Error)>> {
+        if let Some(&id) = ids.iter().find(|&&id| !self.directory.is_live(id)) {
+            batch.reset(&self.directory, Epoch(0));
+            return Err(not_in_directory(&self.directory, id));
+        }
+        self.read_batch_watched(ids, batch, &mut ())
+    }
+
+    /// As [`Reader::read_batch_each`], but an id that there is no sample for costs only itself too,
+    /// and `watch` sees each sample come and may end the call.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` ended it. `TimedOut`, `OutOfMemory`: the call as a whole failed.
+    pub fn read_batch_watched(
+        &mut self,
+        ids: &[SampleId],
+        batch: &mut Batch,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<(usize, Error)>> {
         self.notice_fork()?;
         batch.reset(&self.directory, Epoch(0));
-        self.plan(ids)?;
+        let mut failures = self.plan(ids);
         batch.expect(ids.len());
         for (index, &id) in ids.iter().enumerate() {
             batch.place(index, Place { id, piece: 0, len_bytes: 0, offset: 0 });
         }
         let deadline = Instant::now() + self.options.deadline;
         let first_token = self.next_token;
-        let mut failures = Vec::new();
+        let mut next_tick = Instant::now() + TICK;
         let mut fetches = std::mem::take(&mut self.fetches);
         for fetch in fetches.drain(..) {
             let run = self.take(fetch.len_bytes)?;
@@ -166,16 +187,29 @@ impl Reader {
             let moved = self.pump()?.turn(now);
             while let Some(fetched) = self.pump()?.next_finished() {
                 let failed = place_fetched(&fetched, batch);
+                for sample in &fetched.fetch.samples {
+                    if !failed.contains(&(sample.index as usize)) {
+                        watch.arrived(batch, sample.index as usize);
+                    }
+                }
                 failures.extend(failed.into_iter().zip(fetched.failures.into_iter().map(|f| f.1)));
                 let mut fetch = fetched.fetch;
                 fetch.clear();
                 self.spare.push(fetch);
             }
+            if now >= next_tick {
+                next_tick = now + TICK;
+                if !watch.goes_on() {
+                    self.abandon_since(first_token);
+                    return Err(interrupted());
+                }
+            }
             if !moved && self.pump()?.in_flight() > 0 {
                 if now >= deadline {
-                    return Err(self.give_up(first_token));
+                    self.abandon_since(first_token);
+                    return Err(self.late());
                 }
-                self.pump()?.wait(deadline);
+                self.pump()?.wait(deadline.min(next_tick));
             }
         }
         failures.sort_by_key(|(index, _)| *index);
@@ -185,19 +219,21 @@ impl Reader {
         Ok(failures)
     }
 
-    fn plan(&mut self, ids: &[SampleId]) -> Result<()> {
+    /// Plans the reads; returns the positions of ids that there is no sample for.
+    fn plan(&mut self, ids: &[SampleId]) -> Vec<(usize, Error)> {
+        let mut absent = Vec::new();
         self.wanted.clear();
         for (index, &id) in ids.iter().enumerate() {
-            let Some(extent) = self.directory.extent(id) else {
-                return Err(not_in_directory(&self.directory, id));
-            };
-            self.wanted.push(Wanted { index: index as u32, id, extent });
+            match self.directory.extent(id) {
+                Some(extent) => self.wanted.push(Wanted { index: index as u32, id, extent }),
+                None => absent.push((index, not_in_directory(&self.directory, id))),
+            }
         }
         let merge =
             if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours };
         let (wanted, spare, out) = (&mut self.wanted, &mut self.spare, &mut self.fetches);
         plan_samples(wanted, &self.geometry, merge, RUN_LEN_BYTES, spare, out);
-        Ok(())
+        absent
     }
 
     /// Memory for a run: from the window, or, where that is too small, from the heap.
@@ -214,11 +250,15 @@ impl Reader {
         Ok(IoBuf::zeroed(len))
     }
 
-    fn give_up(&mut self, first_token: u64) -> Error {
+    /// Lets what was asked for after `token` come to nothing.
+    fn abandon_since(&mut self, token: u64) {
         let last = self.next_token;
         if let Some(pump) = &mut self.pump {
-            (first_token + 1..=last).for_each(|token| pump.abandon(token));
+            (token + 1..=last).for_each(|token| pump.abandon(token));
         }
+    }
+
+    fn late(&self) -> Error {
         let text = format!("a batch was not read within {:?}", self.options.deadline);
         Error::new(ErrorKind::TimedOut, text).target(self.devices[0].namespace().address).hint(
             "see whether the target is up; --ctrl-loss-tmo and the call's deadline bound the wait",

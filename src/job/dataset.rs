@@ -1,0 +1,316 @@
+//! An open data set: what is in it, without I/O, and reading samples by id or name.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::directory::{Directory, Labels};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Address;
+use crate::prefetch::LoaderOptions;
+use crate::reader::{Batch, ReadStats, Reader, ReaderOptions, Watch};
+use crate::units::SampleId;
+use crate::volume::{Image, OpenOptions};
+
+use super::background::in_background;
+use super::loader::Loader;
+use super::per_process::PerProcess;
+
+/// How a [`Dataset`] is opened and read by id.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// How its namespaces are connected to, and where its directory comes from.
+    pub open: OpenOptions,
+    /// How samples are read by id. The window is that of each thread that reads.
+    pub read: ReaderOptions,
+}
+
+/// A data set, opened. A clone is another handle on the same.
+#[derive(Clone)]
+pub struct Dataset(Arc<Inner>);
+
+struct Inner {
+    image: Image,
+    options: ReaderOptions,
+    readers: PerProcess<Readers>,
+}
+
+/// Readers that no thread uses just now, and what all of them have moved.
+#[derive(Default)]
+struct Readers {
+    idle: Mutex<Vec<Reader>>,
+    stats: Mutex<ReadStats>,
+}
+
+/// Which samples are meant.
+#[derive(Debug, Clone, Copy)]
+pub enum Wanted<'a> {
+    /// Those with these ids.
+    Ids(&'a [SampleId]),
+    /// Those with these names; the newest where several have one.
+    Names(&'a [&'a [u8]]),
+}
+
+/// What becomes of a sample that is not there or cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnError {
+    /// The call fails with the error of the first such sample.
+    #[default]
+    Raise,
+    /// The batch comes without it.
+    Skip,
+    /// It keeps its place in the batch, without bytes.
+    Blank,
+}
+
+/// Samples that were asked for together.
+#[derive(Debug)]
+pub struct Read {
+    /// The samples, in the order of asking.
+    pub batch: Batch,
+    /// Positions in what was asked for that failed, in rising order, and why. Empty with
+    /// [`OnError::Raise`].
+    pub failures: Vec<(usize, Error)>,
+}
+
+impl Dataset {
+    /// Opens the data set that lies on `addresses`, given in any order.
+    ///
+    /// Its names stay where they are until something asks for one.
+    ///
+    /// # Errors
+    /// As [`Image::open`]; `Interrupted`: `watch` gave it up.
+    pub fn open(
+        addresses: &[Address],
+        options: &Options,
+        watch: &mut dyn Watch,
+    ) -> Result<Dataset> {
+        if addresses.is_empty() {
+            let text = "a data set lies on at least one address";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let (addresses, open) = (addresses.to_vec(), options.open.clone());
+        let image = in_background(watch, move || Image::open(&addresses, &open))?;
+        Ok(Dataset::from_image(image, options.read.clone()))
+    }
+
+    /// A data set whose image is open already.
+    pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
+        Dataset(Arc::new(Inner { image, options, readers: PerProcess::new() }))
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Image {
+        &self.0.image
+    }
+
+    /// Where every sample lies, and what is known of it without I/O.
+    pub fn directory(&self) -> &Arc<Directory> {
+        self.0.image.directory()
+    }
+
+    /// How many samples there are. Where none was deleted, ids go from 0 to one less.
+    pub fn len(&self) -> u64 {
+        self.directory().num_live()
+    }
+
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sample with `index` others before it, in the order of ids.
+    ///
+    /// # Errors
+    /// `NotFound`: there are not so many.
+    pub fn id_at(&self, index: u64) -> Result<SampleId> {
+        if index < self.len() {
+            return Ok(self.directory().id_of_live(index));
+        }
+        let text = format!("there is no sample at index {index}, there are {}", self.len());
+        Err(Error::new(ErrorKind::NotFound, text))
+    }
+
+    /// Labels of all samples by id, as they lie in memory; `None` when no sample has one.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.directory().labels()
+    }
+
+    /// Names of the classes: a label is an index into it. Empty where labels are numbers.
+    pub fn classes(&self) -> &[Vec<u8>] {
+        self.directory().classes()
+    }
+
+    /// Names of the fields of a sample, in their order; empty where samples are not divided.
+    pub fn fields(&self) -> &[Vec<u8>] {
+        self.directory().fields()
+    }
+
+    /// Reads the names, if that has not been done.
+    ///
+    /// # Errors
+    /// As [`Image::load_names`]; `Interrupted`: `watch` gave it up.
+    pub fn load_names(&self, watch: &mut dyn Watch) -> Result<()> {
+        if self.directory().has_names() {
+            return Ok(());
+        }
+        let image = self.0.image.clone();
+        in_background(watch, move || image.load_names())
+    }
+
+    /// The sample called `name`.
+    ///
+    /// # Errors
+    /// `NotFound`: there is none. As [`Dataset::load_names`].
+    pub fn lookup(&self, name: &[u8], watch: &mut dyn Watch) -> Result<SampleId> {
+        self.load_names(watch)?;
+        self.0.image.lookup(name)
+    }
+
+    /// The name of the sample `id`.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such sample. As [`Dataset::load_names`].
+    pub fn name(&self, id: SampleId, watch: &mut dyn Watch) -> Result<Vec<u8>> {
+        self.load_names(watch)?;
+        let name = if self.directory().is_live(id) { self.directory().name(id)? } else { None };
+        name.ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such sample").sample(id))
+    }
+
+    /// Length of the sample in bytes, without I/O.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such sample.
+    pub fn len_bytes(&self, id: SampleId) -> Result<u32> {
+        let len = self.directory().len_bytes(id);
+        len.ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such sample").sample(id))
+    }
+
+    /// Reads samples on the calling thread, which polls until all have arrived.
+    ///
+    /// # Errors
+    /// With [`OnError::Raise`], why the first one failed: `NotFound`, `Corrupt`, `Disconnected`.
+    /// Whatever happens with single samples, `Interrupted`: `watch` ended the call; `Stale`: the image
+    /// has moved on; `TimedOut`: the call's deadline passed; `OutOfMemory`.
+    pub fn read(
+        &self,
+        wanted: Wanted<'_>,
+        on_error: OnError,
+        watch: &mut dyn Watch,
+    ) -> Result<Read> {
+        let found;
+        let ids = match wanted {
+            Wanted::Ids(ids) => ids,
+            Wanted::Names(names) => {
+                self.load_names(watch)?;
+                found = self.ids_of(names)?;
+                &found
+            }
+        };
+        if on_error == OnError::Raise
+            && let Some(index) = ids.iter().position(|&id| !self.directory().is_live(id))
+        {
+            return Err(self.absent(wanted, index)); // before anything is read
+        }
+        let mut batch = Batch::new();
+        let mut failures = self.with_reader(watch, |reader, watch| {
+            reader.read_batch_watched(ids, &mut batch, watch)
+        })?;
+        for (index, error) in &mut failures {
+            if error.kind() == ErrorKind::NotFound {
+                *error = self.absent(wanted, *index);
+            }
+        }
+        match on_error {
+            OnError::Raise if !failures.is_empty() => return Err(failures.swap_remove(0).1),
+            OnError::Skip if !failures.is_empty() => {
+                failures.iter().for_each(|(index, _)| batch.unplace(*index));
+                batch.drop_unplaced();
+            }
+            _ => {}
+        }
+        Ok(Read { batch, failures })
+    }
+
+    /// What reads by id have moved so far, in this process.
+    pub fn stats(&self) -> ReadStats {
+        *self.0.readers.get().stats.lock()
+    }
+
+    /// Batches along an order, read ahead from the first one that is asked for.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: options that contradict each other, or a state of another image or order.
+    /// `Stale`: a state of another generation.
+    pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
+        Loader::new(self.clone(), options)
+    }
+
+    fn ids_of(&self, names: &[&[u8]]) -> Result<Vec<SampleId>> {
+        let found = names.iter().map(|name| Ok(self.directory().lookup(name)?.unwrap_or(NOBODY)));
+        found.collect()
+    }
+
+    /// Why there is nothing at position `index` of what is wanted.
+    fn absent(&self, wanted: Wanted<'_>, index: usize) -> Error {
+        match wanted {
+            Wanted::Names(names) => {
+                let text = format!("there is no sample called {}", names[index].escape_ascii());
+                Error::new(ErrorKind::NotFound, text).hint("dlfs ls shows what there is")
+            }
+            Wanted::Ids(ids) => {
+                let last = self.directory().num_samples().saturating_sub(1);
+                Error::new(ErrorKind::NotFound, "there is no such sample")
+                    .sample(ids[index])
+                    .hint(format!("ids go from 0 to {last}"))
+            }
+        }
+    }
+
+    /// A reader that this thread has for itself meanwhile.
+    fn with_reader<T>(
+        &self,
+        watch: &mut dyn Watch,
+        work: impl FnOnce(&mut Reader, &mut dyn Watch) -> Result<T>,
+    ) -> Result<T> {
+        let readers = self.0.readers.get();
+        let idle = readers.idle.lock().pop();
+        let mut reader = match idle {
+            Some(reader) => reader,
+            None => {
+                let (image, options) = (self.0.image.clone(), self.0.options.clone());
+                in_background(watch, move || image.reader(options))?
+            }
+        };
+        let before = reader.stats();
+        let result = work(&mut reader, watch);
+        readers.add(before, reader.stats());
+        let mut idle = readers.idle.lock();
+        if idle.len() < MAX_IDLE_READERS {
+            idle.push(reader);
+        }
+        result
+    }
+}
+
+impl Readers {
+    fn add(&self, before: ReadStats, after: ReadStats) {
+        let mut stats = self.stats.lock();
+        stats.commands += after.commands - before.commands;
+        stats.bytes += after.bytes - before.bytes;
+        stats.repeated += after.repeated - before.repeated;
+        stats.verified += after.verified - before.verified;
+    }
+}
+
+impl std::fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dataset").field("image", &self.0.image).finish_non_exhaustive()
+    }
+}
+
+/// No sample has this id: there are at most 2^40.
+const NOBODY: SampleId = SampleId(u64::MAX);
+
+/// Readers kept for the next call; each has queue pairs and a window of memory.
+const MAX_IDLE_READERS: usize = 16;

@@ -1,0 +1,275 @@
+//! A loader that threads share, that a watch can interrupt and that a fork does not break.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::State;
+use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken};
+use crate::reader::{Batch, TICK, Watch, interrupted};
+use crate::units::Epoch;
+
+use super::background::in_background;
+use super::dataset::Dataset;
+use super::per_process::PerProcess;
+use super::sampler::{Share, check};
+
+/// Batches along an order, read ahead by threads of the library from the first one asked for.
+///
+/// The run may be moved to another epoch or state at any time; it is always between two batches.
+pub struct Loader {
+    dataset: Dataset,
+    options: LoaderOptions,
+    share: Share,
+    /// Image, generation and order; epoch and samples consumed are in `position`.
+    base: State,
+    /// Where the run stands. Beside the lock, so that a forked child can read it.
+    position: AtomicU64,
+    closed: AtomicBool,
+    running: PerProcess<Mutex<Running>>,
+}
+
+#[derive(Default)]
+struct Running {
+    loader: Option<prefetch::Loader>,
+    /// A thread is at it, without the lock.
+    is_starting: bool,
+    /// How often the run was moved: what was started before that is of no use.
+    moves: u64,
+    /// What earlier loaders of this run did.
+    past: LoaderStats,
+}
+
+impl Loader {
+    pub(super) fn new(dataset: Dataset, options: LoaderOptions) -> Result<Loader> {
+        let base = check(&dataset, &options)?;
+        let share = Share::new(&dataset, &options)?;
+        let base = normal(base, &dataset);
+        let position = AtomicU64::new(pack(&base)?);
+        Ok(Loader {
+            dataset,
+            share,
+            base,
+            position,
+            closed: AtomicBool::new(false),
+            running: PerProcess::new(),
+            options,
+        })
+    }
+
+    /// The next batch, or `None` after the last epoch's last. Waits while none is ready.
+    ///
+    /// # Errors
+    /// `TimedOut`: none was ready within the deadline; call again to go on waiting. `Interrupted`:
+    /// `watch` or [`Loader::close`] ended the wait, and nothing is lost. Of reading: as
+    /// [`Dataset::read`]; the same one again from then on, until [`Loader::set_epoch`] or
+    /// [`Loader::set_state`] starts anew.
+    pub fn next(&self, watch: &mut dyn Watch) -> Result<Option<Batch>> {
+        let mut batch = Batch::new();
+        Ok(self.next_into(&mut batch, watch)?.then_some(batch))
+    }
+
+    /// As [`Loader::next`], into `batch`, whose memory goes back to the window first; `false` at the
+    /// end.
+    ///
+    /// # Errors
+    /// As [`Loader::next`].
+    pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Error::new(ErrorKind::Interrupted, "the loader was closed"));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.try_next(batch, left.min(TICK), watch)? {
+                Taken::Batch => return Ok(true),
+                Taken::End => return Ok(false),
+                Taken::Later if left == Duration::ZERO => return Err(self.late()),
+                Taken::Later if watch.goes_on() => {}
+                Taken::Later => return Err(interrupted()),
+            }
+        }
+    }
+
+    /// Goes to the begin of `epoch`; what was read ahead is kept when the run stands there already.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the run has no such epoch.
+    pub fn set_epoch(&self, epoch: u64) -> Result<()> {
+        self.go_to(State { epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
+    }
+
+    /// Where the run stands after the batches handed out so far, in all threads: what resumes it, also
+    /// with another world size or batch size.
+    pub fn state(&self) -> State {
+        let (epoch, consumed) = unpack(self.position.load(Ordering::Acquire));
+        State { epoch, consumed, ..self.base.clone() }
+    }
+
+    /// Goes on where `state` says.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: it belongs to another data set or order, and the message says which;
+    /// the run stays where it was.
+    pub fn set_state(&self, state: &State) -> Result<()> {
+        let directory = self.dataset.directory();
+        let LoaderOptions { order, world_size, .. } = &self.options;
+        let (image, len) = (directory.uuid().0, directory.num_live());
+        state.check(image, directory.generation(), order, *world_size, len)?;
+        self.go_to(state.clone())
+    }
+
+    /// The epoch that the next batch is of.
+    pub fn epoch(&self) -> u64 {
+        self.state().epoch.0
+    }
+
+    /// Batches of a whole epoch on this rank.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.share.batches_after(0)
+    }
+
+    /// Batches that this rank has still to be given in the epoch that [`Loader::epoch`] names.
+    pub fn batches_left(&self) -> u64 {
+        self.share.batches_after(self.state().consumed)
+    }
+
+    /// What was done so far, in this process.
+    pub fn stats(&self) -> LoaderStats {
+        let running = self.running.get().lock();
+        let now = running.loader.as_ref().map(prefetch::Loader::stats);
+        add(running.past, now.unwrap_or_default())
+    }
+
+    /// How it works.
+    pub fn options(&self) -> &LoaderOptions {
+        &self.options
+    }
+
+    /// The data set that it reads.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Ends waits of other threads, and every later one, with `Interrupted`. Batches stay valid.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    fn go_to(&self, state: State) -> Result<()> {
+        let state = normal(state, &self.dataset);
+        if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
+        {
+            let (epoch, epochs) = (state.epoch, &self.options.epochs);
+            let text = format!("there is no epoch {epoch}: they are {epochs:?}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let position = pack(&state)?;
+        let mut running = self.running.get().lock();
+        let failed = running.loader.as_ref().is_some_and(prefetch::Loader::has_failed);
+        if position != self.position.load(Ordering::Acquire) || failed {
+            let past = running.loader.take().map(|loader| loader.stats());
+            running.past = add(running.past, past.unwrap_or_default());
+            running.moves += 1;
+            self.position.store(position, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Takes a batch if one is ready within `limit`; starts the loader if there is none yet.
+    ///
+    /// The watch is never asked while the lock is held: it may wait for a thread that wants the lock.
+    fn try_next(&self, batch: &mut Batch, limit: Duration, watch: &mut dyn Watch) -> Result<Taken> {
+        let lock = self.running.get();
+        let Some(mut running) = lock.try_lock_for(limit) else { return Ok(Taken::Later) };
+        if let Some(loader) = &mut running.loader {
+            let taken = loader.next_within(batch, limit)?;
+            if taken == Taken::Batch {
+                self.position.store(pack(&loader.state())?, Ordering::Release);
+            }
+            return Ok(taken);
+        }
+        if running.is_starting {
+            drop(running);
+            std::thread::sleep(limit.min(START_POLL));
+            return Ok(Taken::Later);
+        }
+        running.is_starting = true;
+        let moves = running.moves;
+        drop(running);
+        let started = self.start(watch);
+        let mut running = lock.lock();
+        running.is_starting = false;
+        let loader = started?;
+        if running.moves == moves {
+            running.loader = Some(loader);
+        }
+        Ok(Taken::Later)
+    }
+
+    /// A loader of this process, from where the run stands.
+    fn start(&self, watch: &mut dyn Watch) -> Result<prefetch::Loader> {
+        let image = self.dataset.image().clone();
+        let options = LoaderOptions { resume: Some(self.state()), ..self.options.clone() };
+        in_background(watch, move || image.loader(options))
+    }
+
+    fn late(&self) -> Error {
+        let text = format!("no batch was ready within {:?}", self.options.deadline);
+        let devices = self.dataset.image().devices();
+        Error::new(ErrorKind::TimedOut, text)
+            .target(devices.first().map_or_else(String::new, |d| d.namespace().address))
+            .hint("see whether the target is up; raise the deadline if it is merely slow")
+    }
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader").field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
+/// The end of an epoch is the begin of the next.
+fn normal(state: State, dataset: &Dataset) -> State {
+    let (epoch, consumed) = (state.epoch, state.consumed);
+    if consumed == 0 { state } else { state.at(epoch, consumed, dataset.len()) }
+}
+
+/// Epoch and samples consumed in one word, so that both are of one moment: 24 and 40 bits.
+fn pack(state: &State) -> Result<u64> {
+    if state.epoch.0 >= 1 << EPOCH_BITS {
+        let text = format!("epochs go to {}, not {}", (1u64 << EPOCH_BITS) - 1, state.epoch);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    // An image has at most 2^40 samples, and at the end of an epoch this is 0 again, see `normal`.
+    assert!(state.consumed < 1 << CONSUMED_BITS, "more consumed than an epoch has");
+    Ok(state.epoch.0 << CONSUMED_BITS | state.consumed)
+}
+
+fn unpack(position: u64) -> (Epoch, u64) {
+    (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
+}
+
+/// How long a thread sleeps while another starts the loader: about what starting takes.
+const START_POLL: Duration = Duration::from_millis(2);
+
+const CONSUMED_BITS: u32 = 40;
+const EPOCH_BITS: u32 = 64 - CONSUMED_BITS;
+
+fn add(a: LoaderStats, b: LoaderStats) -> LoaderStats {
+    let mut sum = a;
+    sum.read.commands += b.read.commands;
+    sum.read.bytes += b.read.bytes;
+    sum.read.repeated += b.read.repeated;
+    sum.read.verified += b.read.verified;
+    sum.batches += b.batches;
+    sum.samples += b.samples;
+    sum.sample_bytes += b.sample_bytes;
+    sum.skipped += b.skipped;
+    sum.copied_bytes += b.copied_bytes;
+    sum.over_window += b.over_window;
+    sum.stall_s += b.stall_s;
+    sum
+}
