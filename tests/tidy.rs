@@ -187,6 +187,28 @@ fn every_package_has_the_lints_of_the_workspace() {
     assert_none(without.collect());
 }
 
+/// Verification can be switched off in a build with the feature `unverified`, to show what it costs.
+#[test]
+fn only_a_bench_can_be_built_without_verification() {
+    let word = concat!("unveri", "fied");
+    let mut wrong = Vec::new();
+    for path in files() {
+        let text = fs::read_to_string(root().join(&path)).unwrap_or_default();
+        let may_name_it = path.starts_with("benches/") || path.starts_with("src/reader/");
+        let builds = path.ends_with(".toml") || path.starts_with("tools/") || path == ".ci/run";
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.contains(word)) {
+            let declares = path == "Cargo.toml" && line.starts_with(&format!("{word} = []"));
+            if builds && !declares {
+                wrong.push(format!("{path}:{number}: a build without verification"));
+            }
+            if path.starts_with("src/") && !may_name_it {
+                wrong.push(format!("{path}:{number}: only the reader verifies"));
+            }
+        }
+    }
+    assert_none(wrong);
+}
+
 #[test]
 fn the_documents_name_files_that_exist() {
     let mut wrong = Vec::new();

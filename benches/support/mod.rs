@@ -3,6 +3,7 @@
 
 pub mod files;
 pub mod raw;
+pub mod snapshot;
 
 use std::collections::BTreeMap;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The options of a bench: `--name VALUE`, each with a default.
+/// The options of a bench: `--name VALUE`, each with a default. One whose default is `no` is a flag: it
+/// takes no value.
 pub struct Options(BTreeMap<&'static str, String>);
 
 impl Options {
@@ -23,7 +25,9 @@ impl Options {
         let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench"); // cargo's own
         while let Some(argument) = arguments.next() {
             let name = argument.strip_prefix("--").unwrap_or_default();
-            match (options.get_mut(name), arguments.next()) {
+            let is_flag = defaults.contains(&(name, "no"));
+            let value = if is_flag { Some("yes".to_owned()) } else { arguments.next() };
+            match (options.get_mut(name), value) {
                 (Some(option), Some(value)) => *option = value,
                 _ if name == "help" => {
                     println!("{usage}\n\noptions, with their defaults:");
@@ -42,6 +46,11 @@ impl Options {
     /// The value of `name`.
     pub fn text(&self, name: &str) -> &str {
         &self.0[name]
+    }
+
+    /// Whether the flag `name` was given.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.text(name) == "yes"
     }
 
     /// The value of `name` as a number; `K`, `M` and `G` behind it are powers of 1,024.
@@ -83,7 +92,11 @@ pub fn cpus() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
 }
 
-/// Binds this thread to the `nth` of the processors that it may run on, counted round.
+/// Binds this thread, and the threads and processes that it starts from now on, to the `nth` of the
+/// processors that it may run on, counted round.
+///
+/// A side of a bench does this for itself: a process that was started by one that is bound has only
+/// that one processor to choose from.
 pub fn pin(nth: usize) {
     let cpus = cpus();
     let mut set = CpuSet::new();
@@ -127,7 +140,7 @@ pub struct Side {
 
 impl Side {
     /// Starts this program with `arguments`.
-    pub fn start(arguments: &[&str]) -> Side {
+    pub fn start<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Side {
         let program = std::env::current_exe().expect("the path of this program");
         let mut child = Command::new(program)
             .args(arguments)
@@ -139,21 +152,42 @@ impl Side {
         Side { child, output }
     }
 
-    /// The next line that it prints.
-    pub fn line(&mut self) -> String {
+    /// The next line that it prints; an error when it ends without one.
+    pub fn try_line(&mut self) -> std::io::Result<String> {
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut self.output, &mut line).expect("a line of the other side");
-        assert!(line.ends_with('\n'), "the other side of the bench has died");
-        line.trim_end().to_owned()
+        std::io::BufRead::read_line(&mut self.output, &mut line)?;
+        if !line.ends_with('\n') {
+            return Err(std::io::Error::other("the other side of the bench has died"));
+        }
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// As [`Side::try_line`], where the bench cannot go on without.
+    pub fn line(&mut self) -> String {
+        self.try_line().expect("a line of the other side")
+    }
+
+    /// Tells it to go on: an empty line on its standard input.
+    pub fn go_on(&mut self) {
+        let input = self.child.stdin.as_mut().expect("piped at the start");
+        std::io::Write::write_all(input, b"\n").expect("the other side reads");
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Processor time that it has used so far, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
-        let path = format!("/proc/{}/schedstat", self.child.id());
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let Ok(tasks) = std::fs::read_dir(tasks) else { return schedstat_seconds(path.as_ref()) };
-        tasks.flatten().map(|task| schedstat_seconds(&task.path().join("schedstat"))).sum()
+        cpu_seconds_of(self.pid())
     }
+}
+
+/// Processor time, user and system, that all threads of the process `pid` have used so far.
+pub fn cpu_seconds_of(pid: u32) -> f64 {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0.0 };
+    tasks.flatten().map(|task| schedstat_seconds(&task.path().join("schedstat"))).sum()
 }
 
 impl Drop for Side {

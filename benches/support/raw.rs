@@ -1,40 +1,33 @@
-//! Raw TCP over loopback, with the messages of NVMe reads: what a socket can carry at most.
+//! Raw TCP over loopback with the messages of NVMe reads: what a socket carries without a protocol.
 //!
-//! The sending side streams data PDUs without being asked, each a header of 24 bytes and a piece of a
-//! region as large as a namespace, gathered a burst at a time. The receiving side puts the pieces into
-//! the slots of a region as large as a pool. There is no protocol, so this is the ceiling.
+//! Two programs in one. *Streaming*: the sending side sends data messages without being asked, each a
+//! header of 24 bytes and a piece of a region as large as a namespace, a burst with one gathered send;
+//! the receiving side puts the pieces into the slots of a region as large as a pool. *Ping-pong*: a
+//! message is sent for a request of 72 bytes, as many requests outstanding as the depth says. Sockets
+//! have the options that dlfs gives its own on loopback.
 
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Side, Stopwatch};
+use socket2::SockRef;
 
-/// What one run moved, and the processor seconds of both sides.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rate {
-    pub messages_s: f64,
-    pub mb_s: f64,
-    /// Processor seconds a GB: receiving (or host) side, and sending (or target) side.
-    pub cpu_s_gb: (f64, f64),
-}
-
-impl Rate {
-    /// The rate of `messages` of `len` bytes in the time of `watch`.
-    pub fn new(messages: u64, len: usize, watch: &Stopwatch, other_cpu_s: f64) -> Rate {
-        let (wall, cpu) = watch.seconds();
-        let gb = (messages * len as u64) as f64 / 1e9;
-        Rate {
-            messages_s: messages as f64 / wall,
-            mb_s: gb * 1e3 / wall,
-            cpu_s_gb: (cpu / gb, other_cpu_s / gb),
-        }
-    }
+/// What is sent, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Messages {
+    /// Bytes of one message's payload.
+    pub len: usize,
+    /// Messages outstanding, or in a burst.
+    pub depth: usize,
+    /// Whether messages are asked for one by one.
+    pub ping_pong: bool,
+    /// Bytes of the region that they are sent from.
+    pub region_bytes: usize,
 }
 
 /// The sending side: prints its port, then serves one connection after the other for ever.
-pub fn send_forever(region_bytes: usize, len: usize, burst: usize) {
-    let mut region = vec![0u8; region_bytes];
+pub fn send_forever(messages: Messages) {
+    let mut region = vec![0u8; messages.region_bytes];
     for (page, bytes) in region.chunks_mut(4096).enumerate() {
         bytes.fill(page as u8);
     }
@@ -42,71 +35,182 @@ pub fn send_forever(region_bytes: usize, len: usize, burst: usize) {
     println!("{}", listener.local_addr().expect("a bound address").port());
     for stream in listener.incoming() {
         // The receiving side hangs up when it has enough: an error here is its end.
-        let _ = stream.and_then(|stream| send(stream, &region, len, burst));
+        let _ = stream.and_then(|stream| {
+            prepare(&stream)?;
+            SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
+            match messages.ping_pong {
+                true => answer(stream, &region, messages),
+                false => stream_bursts(stream, &region, messages),
+            }
+        });
     }
 }
 
-fn send(mut stream: TcpStream, region: &[u8], len: usize, burst: usize) -> std::io::Result<()> {
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let header = [7u8; HEADER_BYTES];
-    let places = (region.len() / len) as u64;
-    let mut state = 1u64;
+    // A default that paces, as BBR does, would pace loopback too; a kernel without Reno keeps its own.
+    let _ = SockRef::from(stream).set_tcp_congestion(b"reno");
+    Ok(())
+}
+
+fn stream_bursts(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::Result<()> {
+    let mut places = Places::new(region.len(), messages.len);
     loop {
-        let mut slices = Vec::with_capacity(2 * burst);
-        for _ in 0..burst {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let start = (((state >> 32) * places) >> 32) as usize * len;
-            slices.extend([IoSlice::new(&header), IoSlice::new(&region[start..start + len])]);
-        }
-        let mut rest = &mut slices[..];
-        while !rest.is_empty() {
-            let sent = stream.write_vectored(rest)?;
-            IoSlice::advance_slices(&mut rest, sent);
-        }
+        send(&mut stream, region, messages, &mut places, messages.depth)?;
     }
 }
 
-/// The receiving side: takes messages for `limit` into the slots of a region of `pool_bytes`, each
-/// header and payload into its place, as many as have come with one call.
+/// One message for each request, those that came together with one send.
+fn answer(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::Result<()> {
+    let mut places = Places::new(region.len(), messages.len);
+    let mut requests = vec![0u8; messages.depth * REQUEST_BYTES];
+    let mut have = 0;
+    loop {
+        let received = stream.read(&mut requests[have..])?;
+        if received == 0 {
+            return Ok(());
+        }
+        have += received;
+        send(&mut stream, region, messages, &mut places, have / REQUEST_BYTES)?;
+        have %= REQUEST_BYTES; // what a request means is not looked at, so its bytes need not move
+    }
+}
+
+fn send(
+    stream: &mut TcpStream,
+    region: &[u8],
+    messages: Messages,
+    places: &mut Places,
+    count: usize,
+) -> std::io::Result<()> {
+    let header = [7u8; HEADER_BYTES];
+    let mut slices = Vec::with_capacity(2 * count);
+    for _ in 0..count {
+        let start = places.next();
+        let piece = &region[start..start + messages.len];
+        slices.extend([IoSlice::new(&header), IoSlice::new(piece)]);
+    }
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        let sent = stream.write_vectored(rest)?;
+        IoSlice::advance_slices(&mut rest, sent);
+    }
+    Ok(())
+}
+
+/// The receiving side: takes messages into the slots of a region of `pool_bytes`, each header and
+/// payload into its place, as many as have come with one call. `warm` is called when the connection
+/// is up and the memory touched; from then on for `limit`. Returns how many messages came.
 pub fn receive(
     port: u16,
     pool_bytes: usize,
-    len: usize,
+    messages: Messages,
     limit: Duration,
-    sender: &Side,
-) -> std::io::Result<Rate> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    let mut pool = vec![0u8; pool_bytes];
-    take_burst(&mut stream, &mut pool, len)?; // the connection is up and running, the memory touched
-    let (other, watch) = (sender.cpu_seconds(), Stopwatch::start());
+    warm: impl FnOnce(),
+) -> std::io::Result<u64> {
+    let stream = TcpStream::connect(("127.0.0.1", port))?;
+    prepare(&stream)?;
+    let mut receiver = Receiver::new(stream, pool_bytes, messages)?;
+    receiver.take_all_slots()?;
+    warm();
     let end = Instant::now() + limit;
     let mut count = 0;
     while Instant::now() < end {
-        count += take_burst(&mut stream, &mut pool, len)?;
-    }
-    Ok(Rate::new(count, len, &watch, sender.cpu_seconds() - other))
-}
-
-/// One message into each slot of the pool; returns how many those are.
-fn take_burst(stream: &mut TcpStream, pool: &mut [u8], len: usize) -> std::io::Result<u64> {
-    let mut headers = vec![[0u8; HEADER_BYTES]; pool.len() / len];
-    let mut slices = Vec::with_capacity(2 * headers.len());
-    for (header, slot) in headers.iter_mut().zip(pool.chunks_exact_mut(len)) {
-        slices.extend([IoSliceMut::new(header), IoSliceMut::new(slot)]);
-    }
-    let (count, mut rest) = (slices.len() as u64 / 2, &mut slices[..]);
-    while !rest.is_empty() {
-        let most = rest.len().min(MOST_SLICES);
-        let received = stream.read_vectored(&mut rest[..most])?;
-        if received == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        IoSliceMut::advance_slices(&mut rest, received);
+        count += receiver.take()?;
     }
     Ok(count)
 }
 
-/// Slices of one receive: enough for more than a socket buffer holds.
-const MOST_SLICES: usize = 256;
+struct Receiver {
+    stream: TcpStream,
+    pool: Vec<u8>,
+    headers: Vec<[u8; HEADER_BYTES]>,
+    messages: Messages,
+    requests: Vec<u8>,
+    /// The slot that the next byte belongs to, and how many bytes of its message have come.
+    slot: usize,
+    have: usize,
+}
+
+impl Receiver {
+    fn new(stream: TcpStream, pool_bytes: usize, messages: Messages) -> std::io::Result<Receiver> {
+        let slots = pool_bytes / messages.len;
+        let mut receiver = Receiver {
+            stream,
+            pool: vec![0u8; slots * messages.len],
+            headers: vec![[0u8; HEADER_BYTES]; slots],
+            messages,
+            requests: vec![5u8; messages.depth * REQUEST_BYTES],
+            slot: 0,
+            have: 0,
+        };
+        receiver.ask(messages.depth)?;
+        Ok(receiver)
+    }
+
+    fn ask(&mut self, count: usize) -> std::io::Result<()> {
+        match self.messages.ping_pong {
+            true => self.stream.write_all(&self.requests[..count * REQUEST_BYTES]),
+            false => Ok(()),
+        }
+    }
+
+    fn take_all_slots(&mut self) -> std::io::Result<()> {
+        let (mut taken, slots) = (0, self.headers.len() as u64);
+        while taken < slots {
+            taken += self.take()?;
+        }
+        Ok(())
+    }
+
+    /// One receive; asks again for as many messages as it completed, and returns their number.
+    fn take(&mut self) -> std::io::Result<u64> {
+        let most = if self.messages.ping_pong { self.messages.depth } else { MOST_MESSAGES };
+        let len = self.messages.len;
+        let mut slices = Vec::with_capacity(2 * most);
+        let pieces = self.headers.iter_mut().zip(self.pool.chunks_exact_mut(len));
+        for (header, piece) in pieces.skip(self.slot).take(most) {
+            slices.extend([IoSliceMut::new(header), IoSliceMut::new(piece)]);
+        }
+        let mut rest = &mut slices[..];
+        IoSliceMut::advance_slices(&mut rest, self.have);
+        let received = self.stream.read_vectored(rest)?;
+        if received == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let whole = HEADER_BYTES + len;
+        let ended = (self.have + received) / whole;
+        self.have = (self.have + received) % whole;
+        self.slot = (self.slot + ended) % self.headers.len();
+        self.ask(ended)?;
+        Ok(ended as u64)
+    }
+}
+
+/// Where the pieces lie, at random.
+pub struct Places {
+    state: u64,
+    count: u64,
+    len: usize,
+}
+
+impl Places {
+    pub fn new(region_bytes: usize, len: usize) -> Places {
+        Places { state: 1, count: (region_bytes / len) as u64, len }
+    }
+
+    /// Offset of the next piece.
+    pub fn next(&mut self) -> usize {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (((self.state >> 32) * self.count) >> 32) as usize * self.len
+    }
+}
+
+/// What dlfs gives connections that stay within one machine.
+const SEND_BUFFER_BYTES: usize = 512 << 10;
+/// Messages of one receive where nobody asks: enough for more than a socket buffer holds.
+const MOST_MESSAGES: usize = 128;
 /// Bytes of the header of a C2HData PDU.
 const HEADER_BYTES: usize = 24;
+/// Bytes of a CapsuleCmd PDU without data.
+const REQUEST_BYTES: usize = 72;

@@ -14,6 +14,8 @@ mod plan;
 mod pump;
 mod range;
 mod stale;
+#[cfg(feature = "unverified")]
+pub mod unverified;
 mod watch;
 
 use std::sync::Arc;

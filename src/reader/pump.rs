@@ -349,6 +349,10 @@ impl Pump {
 impl Job {
     /// Verifies the samples that end in `part`; `false` when the part should be read again.
     fn verify_part(&mut self, part: usize) -> bool {
+        #[cfg(feature = "unverified")]
+        if super::unverified::is_set() {
+            return true;
+        }
         let at = self.fetch.parts[part];
         let end = at.run_offset + at.len_bytes;
         let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");

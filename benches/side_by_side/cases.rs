@@ -1,0 +1,166 @@
+//! What can be measured: each case by its name, with how it is run.
+
+use crate::data::Data;
+
+/// One thing that is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) id: String,
+    /// Cases of one family are measured one right after the other.
+    pub(crate) family: &'static str,
+    pub(crate) how: How,
+    /// Measured once every so many rounds.
+    pub(crate) every: u64,
+}
+
+/// How a case is run.
+#[derive(Debug, Clone)]
+pub(crate) enum How {
+    /// This program as the measured side, with these arguments, against a target if it needs one.
+    Host { arguments: Vec<String>, to: To, keep: bool },
+    /// fio, on the file of the large data set.
+    Fio { len: usize },
+    /// SPDK's `spdk_nvme_perf` against a target.
+    SpdkPerf { len: usize, depth: usize, to: To },
+    /// iperf3, both sides.
+    Iperf3 { len: usize },
+}
+
+/// What a case reads from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum To {
+    /// Nothing of another process: a file.
+    File(Data),
+    /// The snapshot of ten million samples, a file too.
+    Snapshot,
+    /// Our target with a region of memory, served by so many pollers.
+    Region { pollers: usize },
+    /// Our target with a data set in memory.
+    Served(Data),
+    /// A raw sender.
+    Raw { len: usize, depth: usize, ping_pong: bool },
+    /// SPDK's `nvmf_tgt` with a region of memory.
+    Spdk,
+}
+
+/// Every case there is, by what it is compared with.
+pub(crate) fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (len, depth) in [(4096, 32), (4096, 128), (131_072, 32)] {
+        raw_reads(&mut cases, len, depth);
+    }
+    let ours = To::Region { pollers: 1 };
+    cases.push(host("raw-128k-32-digests", "128k", ours, &read(131_072, 32, &["--digests"])));
+    let stream = To::Raw { len: 131_072, depth: 32, ping_pong: false };
+    cases.push(host(
+        "stream-128k",
+        "128k",
+        stream,
+        &words("--side receive --len 131072 --depth 32"),
+    ));
+    cases.push(Case { how: How::Iperf3 { len: 131_072 }, ..case("iperf3-128k", "128k") });
+    for (name, data, batch) in [("4k", Data::Small, 256), ("110k", Data::Pictures, 64)] {
+        for order in ["grouped", "global"] {
+            // Samples read one by one are compared with reads one by one.
+            let family = if (name, order) == ("4k", "global") { "4k-128" } else { "128k" };
+            let id = format!("samples-{name}-{order}");
+            let arguments = words(&format!("--side samples --order {order} --batch {batch}"));
+            sample_pair(&mut cases, &id, family, To::Served(data), &arguments, false);
+        }
+    }
+    local(&mut cases);
+    for order in ["grouped", "global"] {
+        let arguments = words(&format!("--side first-batch --order {order} --batch 256"));
+        let id = format!("first-batch-{order}");
+        cases.push(host(&id, "first", To::Served(Data::Many), &arguments));
+    }
+    let idle = host("idle", "idle", To::Served(Data::Small), &words("--side idle"));
+    cases.push(Case { every: 5, ..idle });
+    cases.push(host("open-10m", "open", To::Snapshot, &words("--side open")));
+    cases
+}
+
+/// Reads of blocks over TCP: both hosts on both targets, and the same messages without a protocol.
+fn raw_reads(cases: &mut Vec<Case>, len: usize, depth: usize) {
+    let (name, family) = match (len, depth) {
+        (4096, 32) => ("4k-32", "4k-32"),
+        (4096, _) => ("4k-128", "4k-128"),
+        _ => ("128k-32", "128k"),
+    };
+    let (ours, spdk) = (To::Region { pollers: 1 }, To::Spdk);
+    cases.push(host(&format!("raw-{name}"), family, ours, &read(len, depth, &[])));
+    cases.push(host(&format!("raw-{name}-on-spdk"), family, spdk, &read(len, depth, &[])));
+    for (id, to) in [(format!("spdk-{name}"), spdk), (format!("spdk-{name}-on-ours"), ours)] {
+        cases.push(Case { how: How::SpdkPerf { len, depth, to }, ..case(&id, family) });
+    }
+    if len == 4096 {
+        let to = To::Raw { len, depth, ping_pong: true };
+        let arguments = format!("--side receive --len {len} --depth {depth} --ping-pong");
+        cases.push(host(&format!("ping-pong-{name}"), family, to, &words(&arguments)));
+    }
+}
+
+/// What needs no network.
+fn local(cases: &mut Vec<Case>) {
+    for (name, len, family) in [("4k", 4096, "file-4k"), ("128k", 131_072, "file-128k")] {
+        let file = To::File(Data::Large);
+        let depth = if len == 4096 { 128 } else { 32 };
+        cases.push(host(&format!("direct-{name}"), family, file, &read(len, depth, &[])));
+        cases.push(Case { how: How::Fio { len }, ..case(&format!("fio-{name}"), family) });
+    }
+    let (small, large) = (To::File(Data::Small), To::File(Data::Large));
+    for order in ["grouped", "global"] {
+        let arguments = words(&format!("--side samples --order {order} --batch 256"));
+        sample_pair(cases, &format!("cached-{order}"), "cached", small, &arguments, false);
+    }
+    cases.push(host("pread", "cached", small, &words("--side pread")));
+    let memory = words("--side memory --order global --batch 256 --window 32M");
+    sample_pair(cases, "memory-global", "memory", large, &memory, true);
+    let copy = host("memcpy-crc32c", "memory", large, &words("--side memcpy --window 32M"));
+    cases.push(Case { how: kept(copy.how), ..case("memcpy-crc32c", "memory") });
+}
+
+/// Samples verified, and the same without.
+fn sample_pair(
+    cases: &mut Vec<Case>,
+    id: &str,
+    family: &'static str,
+    to: To,
+    arguments: &[String],
+    keep: bool,
+) {
+    let mut without = arguments.to_vec();
+    without.push("--without-checksums".into());
+    for (id, arguments) in
+        [(id.to_owned(), arguments.to_vec()), (format!("{id}-unverified"), without)]
+    {
+        cases.push(Case { how: How::Host { arguments, to, keep }, ..case(&id, family) });
+    }
+}
+
+fn read(len: usize, depth: usize, more: &[&str]) -> Vec<String> {
+    let mut arguments = words(&format!("--side read --len {len} --depth {depth}"));
+    arguments.extend(more.iter().map(|&word| word.to_owned()));
+    arguments
+}
+
+fn host(id: &str, family: &'static str, to: To, arguments: &[String]) -> Case {
+    let how = How::Host { arguments: arguments.to_vec(), to, keep: false };
+    Case { how, ..case(id, family) }
+}
+
+/// The measured process lives from round to round, since what it sets up takes long.
+fn kept(how: How) -> How {
+    match how {
+        How::Host { arguments, to, .. } => How::Host { arguments, to, keep: true },
+        other => other,
+    }
+}
+
+fn case(id: &str, family: &'static str) -> Case {
+    Case { id: id.to_owned(), family, how: How::Iperf3 { len: 0 }, every: 1 }
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}

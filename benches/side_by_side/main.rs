@@ -1,0 +1,187 @@
+//! dlfs beside everything that it is measured against, in one run and one table.
+//!
+//! Each case is measured in short slices, once a round, in an order drawn anew each round; a row is
+//! the median of the rounds' ratios. The other side of a connection (`targets`) and the measured side
+//! (`hosts`) are processes of their own on a processor each, so that each side's processor time is its
+//! own. Read `rows` for what is asked, `cases` for how it is measured.
+
+#[path = "../../tests/support/counting_alloc.rs"]
+mod counting_alloc;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cases;
+mod data;
+mod external;
+mod hosts;
+mod opening;
+mod report;
+mod rows;
+mod slice;
+mod stage;
+mod stats;
+mod targets;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use cases::Case;
+use counting_alloc::CountingAlloc;
+use rows::Row;
+use slice::Slice;
+use stage::Stage;
+use stats::Random;
+use support::Options;
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc = CountingAlloc;
+
+const USAGE: &str = "cargo bench --bench side_by_side -- [--rows TEXT,TEXT] [--rounds N] [--quick]
+
+Measures dlfs beside raw TCP, SPDK, fio, pread and memcpy, and prints a table of median ratios with
+their 90 % bootstrap intervals, and one of processor time. --rows takes the rows whose name has
+one of the texts in it; --list names them all. --quick is 5 rounds of short slices.
+
+The data sets are imported into --at (6 GiB when all are made) and kept for the next run. SPDK is
+looked for below SPDK_DIR and in PATH. The rows about the cost of verification need
+--features unverified before the --.";
+
+fn main() {
+    let options = Options::parse(
+        USAGE,
+        &[
+            ("rows", ""),
+            ("rounds", "15"),
+            ("slice-ms", "600"),
+            ("quick", "no"),
+            ("list", "no"),
+            ("seed", ""),
+            ("at", ""),
+            ("region", "1G"),
+            ("pool", "16M"),
+            ("window", "256M"),
+            ("lanes", "8"),
+            ("group", "4"),
+            ("batch", "256"),
+            ("order", "grouped"),
+            // What follows is how a side of the bench is told what it is.
+            ("side", ""),
+            ("address", ""),
+            ("image", ""),
+            ("len", "4096"),
+            ("depth", "32"),
+            ("queue-pairs", "1"),
+            ("pollers", "1"),
+            ("digests", "no"),
+            ("ping-pong", "no"),
+            ("without-checksums", "no"),
+        ],
+    );
+    match options.text("side") {
+        "" if options.is_set("list") => {
+            rows::all().iter().for_each(|row| println!("{:<24}{}", row.id, row.title));
+        }
+        "" => run(&options),
+        side @ ("target" | "sender") => targets::run(side, &options),
+        side => hosts::run(side, &options),
+    }
+}
+
+/// What was measured, by case and round.
+type Measured = BTreeMap<String, BTreeMap<u64, Slice>>;
+
+fn run(options: &Options) {
+    let (seed, rounds) = (seed(options), rounds(options));
+    println!("{}, one for each side", support::machine());
+    if support::cpus().len() < 2 {
+        println!("ONE PROCESSOR: both sides share it, and no row says what two would give");
+    }
+    println!("{rounds} rounds of slices of {} ms, seed {seed}", options.number("slice-ms"));
+    let start = Instant::now();
+    let rows = chosen_rows(options.text("rows"));
+    let mut missing = BTreeMap::new();
+    let mut stage = Stage::new(options);
+    let cases = prepared(&rows, &mut stage, &mut missing);
+    let mut random = Random(seed);
+    let mut measured = Measured::new();
+    for round in 0..rounds {
+        for case in shuffled(&cases, &mut random) {
+            if round % case.every != 0 || missing.contains_key(&case.id) {
+                continue;
+            }
+            match stage.run(case) {
+                Ok(slice) => {
+                    measured.entry(case.id.clone()).or_default().insert(round, slice);
+                }
+                Err(why) => {
+                    missing.insert(case.id.clone(), why);
+                }
+            }
+        }
+        eprintln!("round {} of {rounds}, {:.0} s", round + 1, start.elapsed().as_secs_f64());
+    }
+    report::print(&rows, &cases, &measured, &missing, seed);
+}
+
+fn seed(options: &Options) -> u64 {
+    options.text("seed").parse().unwrap_or_else(|_| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock past 1970");
+        now.as_nanos() as u64 % 1_000_000
+    })
+}
+
+fn rounds(options: &Options) -> u64 {
+    if options.is_set("quick") { 5 } else { options.number("rounds") }
+}
+
+fn chosen_rows(filter: &str) -> Vec<Row> {
+    let mut rows = rows::all();
+    rows.retain(|row| filter.split(',').any(|text| row.id.contains(text)));
+    assert!(!rows.is_empty(), "no row has '{filter}' in its name: see --list");
+    rows
+}
+
+/// The cases that the rows need and that can be run, set up; why the others cannot goes to `missing`.
+fn prepared(
+    rows: &[Row],
+    stage: &mut Stage<'_>,
+    missing: &mut BTreeMap<String, String>,
+) -> Vec<Case> {
+    let wanted: BTreeSet<&str> =
+        rows.iter().flat_map(|row| [Some(row.ours), row.other]).flatten().collect();
+    let mut cases = cases::all();
+    cases.retain(|case| wanted.contains(&*case.id));
+    assert!(cases.len() == wanted.len(), "every case that a row names is there");
+    cases.retain(|case| match stage.prepare(case) {
+        Ok(()) => true,
+        Err(why) => {
+            missing.insert(case.id.clone(), why);
+            false
+        }
+    });
+    cases
+}
+
+/// The families in a new order, and the cases of each.
+fn shuffled<'a>(cases: &'a [Case], random: &mut Random) -> Vec<&'a Case> {
+    let mut families: Vec<&str> = cases.iter().map(|case| case.family).collect();
+    families.dedup();
+    families.sort_unstable();
+    families.dedup();
+    random.shuffle(&mut families);
+    let mut order = Vec::with_capacity(cases.len());
+    for family in families {
+        let mut members: Vec<&Case> = cases.iter().filter(|case| case.family == family).collect();
+        random.shuffle(&mut members);
+        order.extend(members);
+    }
+    order
+}
+
+/// Switches the verification of samples off, in a build that has the switch.
+fn set_unverified(off: bool) {
+    #[cfg(feature = "unverified")]
+    dlfs::reader::unverified::set(off);
+    #[cfg(not(feature = "unverified"))]
+    assert!(!off, "this build verifies");
+}

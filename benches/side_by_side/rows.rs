@@ -1,0 +1,394 @@
+//! What is compared with what, and what is asked of it.
+
+use crate::slice::Slice;
+
+/// One row of the table.
+pub(crate) struct Row {
+    pub(crate) id: &'static str,
+    pub(crate) title: &'static str,
+    /// The case that is judged.
+    pub(crate) ours: &'static str,
+    /// The case that it is set against; none: a value by itself.
+    pub(crate) other: Option<&'static str>,
+    pub(crate) measure: Measure,
+    pub(crate) bar: Bar,
+}
+
+/// What of a slice is looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Measure {
+    OpsPerS,
+    BytesPerS,
+    HostCpuPerMillion,
+    HostCpuPerGb,
+    HostCpuShare,
+    TargetCpuShare,
+    WallMs,
+    AllocationsPerBatch,
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+    /// At least 0.90 where the other side's processor is the wall, 0.80 where the measured one's is.
+    Verification,
+    /// Nothing: it is shown.
+    Shown,
+}
+
+impl Measure {
+    pub(crate) fn of(self, slice: &Slice) -> f64 {
+        match self {
+            Measure::OpsPerS => slice.ops_s(),
+            Measure::BytesPerS => slice.bytes_s(),
+            Measure::HostCpuPerMillion => slice.host_cpu_s_per_million(),
+            Measure::HostCpuPerGb => slice.host_cpu_s_per_gb(),
+            Measure::HostCpuShare => 100.0 * slice.host_cpu_s / slice.wall_s,
+            Measure::TargetCpuShare => {
+                slice.target_cpu_s.map_or(f64::NAN, |cpu| 100.0 * cpu / slice.wall_s)
+            }
+            Measure::WallMs => 1e3 * slice.wall_s,
+            Measure::AllocationsPerBatch => slice.allocations as f64 / slice.done.batches as f64,
+        }
+    }
+
+    /// The value with its unit, for people.
+    pub(crate) fn show(self, value: f64) -> String {
+        match self {
+            Measure::OpsPerS => format!("{:.0} k/s", value / 1e3),
+            Measure::BytesPerS => format!("{:.2} GB/s", value / 1e9),
+            Measure::HostCpuPerMillion => format!("{value:.3} s/M"),
+            Measure::HostCpuPerGb => format!("{value:.3} s/GB"),
+            Measure::HostCpuShare | Measure::TargetCpuShare => format!("{value:.2} %"),
+            Measure::WallMs => format!("{value:.1} ms"),
+            Measure::AllocationsPerBatch => format!("{value:.2}"),
+        }
+    }
+}
+
+impl Bar {
+    /// Whether an estimate meets it: the interval reaches it, and the median does within 3 %.
+    pub(crate) fn met(self, low: f64, median: f64, high: f64) -> Option<bool> {
+        match self {
+            Bar::AtLeast(bar) => Some(high >= bar && median >= 0.97 * bar),
+            Bar::AtMost(bar) => Some(low <= bar && 0.97 * median <= bar),
+            Bar::Verification | Bar::Shown => None,
+        }
+    }
+
+    /// What it is for a row whose processors are used as `busy` says (measured side, other side).
+    pub(crate) fn settled(self, busy: (f64, f64)) -> Bar {
+        match self {
+            Bar::Verification if busy.1 > busy.0 => Bar::AtLeast(0.90),
+            Bar::Verification => Bar::AtLeast(0.80),
+            bar => bar,
+        }
+    }
+
+    pub(crate) fn show(self) -> String {
+        match self {
+            Bar::AtLeast(bar) => format!(">= {bar:.2}"),
+            Bar::AtMost(bar) => format!("<= {bar:.2}"),
+            Bar::Verification | Bar::Shown => String::new(),
+        }
+    }
+}
+
+/// All rows, in the order of the table.
+pub(crate) fn all() -> Vec<Row> {
+    use Bar::{AtLeast, AtMost, Shown, Verification};
+    use Measure::*;
+    let ratio = |id, title, ours, other, measure, bar| Row {
+        id,
+        title,
+        ours,
+        other: Some(other),
+        measure,
+        bar,
+    };
+    let value = |id, title, ours, measure, bar| Row { id, title, ours, other: None, measure, bar };
+    vec![
+        ratio(
+            "tcp-4k-32",
+            "4 KiB, depth 32 / ping-pong",
+            "raw-4k-32",
+            "ping-pong-4k-32",
+            OpsPerS,
+            AtLeast(0.80),
+        ),
+        ratio(
+            "tcp-4k-128",
+            "4 KiB, depth 128 / ping-pong",
+            "raw-4k-128",
+            "ping-pong-4k-128",
+            OpsPerS,
+            AtLeast(0.80),
+        ),
+        ratio(
+            "spdk-4k-32",
+            "4 KiB, depth 32 / SPDK on SPDK",
+            "raw-4k-32",
+            "spdk-4k-32",
+            OpsPerS,
+            AtLeast(1.0),
+        ),
+        ratio(
+            "spdk-4k-128",
+            "4 KiB, depth 128 / SPDK on SPDK",
+            "raw-4k-128",
+            "spdk-4k-128",
+            OpsPerS,
+            AtLeast(1.0),
+        ),
+        ratio(
+            "spdk-128k",
+            "128 KiB, depth 32 / SPDK on SPDK",
+            "raw-128k-32",
+            "spdk-128k-32",
+            BytesPerS,
+            Shown,
+        ),
+        ratio(
+            "on-spdk-4k-32",
+            "our host on SPDK's target, 4 KiB, 32 / SPDK's host",
+            "raw-4k-32-on-spdk",
+            "spdk-4k-32",
+            OpsPerS,
+            Shown,
+        ),
+        ratio(
+            "on-spdk-4k-128",
+            "our host on SPDK's target, 4 KiB, 128 / SPDK's host",
+            "raw-4k-128-on-spdk",
+            "spdk-4k-128",
+            OpsPerS,
+            Shown,
+        ),
+        ratio(
+            "on-spdk-128k",
+            "our host on SPDK's target, 128 KiB / SPDK's host",
+            "raw-128k-32-on-spdk",
+            "spdk-128k-32",
+            BytesPerS,
+            Shown,
+        ),
+        ratio(
+            "spdk-on-ours-4k-32",
+            "SPDK's host on our target, 4 KiB, 32 / on its own",
+            "spdk-4k-32-on-ours",
+            "spdk-4k-32",
+            OpsPerS,
+            Shown,
+        ),
+        ratio(
+            "spdk-on-ours-4k-128",
+            "SPDK's host on our target, 4 KiB, 128 / on its own",
+            "spdk-4k-128-on-ours",
+            "spdk-4k-128",
+            OpsPerS,
+            Shown,
+        ),
+        ratio(
+            "spdk-on-ours-128k",
+            "SPDK's host on our target, 128 KiB / on its own",
+            "spdk-128k-32-on-ours",
+            "spdk-128k-32",
+            BytesPerS,
+            Shown,
+        ),
+        ratio(
+            "cpu-4k-32",
+            "host CPU, 4 KiB, 32 / SPDK's host",
+            "raw-4k-32",
+            "spdk-4k-32",
+            HostCpuPerGb,
+            AtMost(1.0),
+        ),
+        ratio(
+            "cpu-4k-128",
+            "host CPU, 4 KiB, 128 / SPDK's host",
+            "raw-4k-128",
+            "spdk-4k-128",
+            HostCpuPerGb,
+            AtMost(1.0),
+        ),
+        ratio(
+            "cpu-128k",
+            "host CPU, 128 KiB / SPDK's host",
+            "raw-128k-32",
+            "spdk-128k-32",
+            HostCpuPerGb,
+            AtMost(1.0),
+        ),
+        ratio(
+            "tcp-128k",
+            "128 KiB, depth 32 / raw TCP",
+            "raw-128k-32",
+            "stream-128k",
+            BytesPerS,
+            AtLeast(0.95),
+        ),
+        ratio("iperf3", "raw TCP / iperf3", "stream-128k", "iperf3-128k", BytesPerS, Shown),
+        ratio(
+            "digests",
+            "128 KiB, both digests / without",
+            "raw-128k-32-digests",
+            "raw-128k-32",
+            BytesPerS,
+            AtLeast(0.85),
+        ),
+        ratio(
+            "samples-4k-grouped",
+            "samples of 4 KiB, grouped / 128 KiB reads",
+            "samples-4k-grouped",
+            "raw-128k-32",
+            BytesPerS,
+            AtLeast(0.80),
+        ),
+        ratio(
+            "samples-4k-global",
+            "samples of 4 KiB, global / 4 KiB reads, 128",
+            "samples-4k-global",
+            "raw-4k-128",
+            OpsPerS,
+            AtLeast(0.80),
+        ),
+        ratio(
+            "samples-110k-grouped",
+            "samples of 110 KiB, grouped / 128 KiB reads",
+            "samples-110k-grouped",
+            "raw-128k-32",
+            BytesPerS,
+            AtLeast(0.85),
+        ),
+        ratio(
+            "samples-110k-global",
+            "samples of 110 KiB, global / 128 KiB reads",
+            "samples-110k-global",
+            "raw-128k-32",
+            BytesPerS,
+            AtLeast(0.85),
+        ),
+        ratio(
+            "direct-4k",
+            "file, O_DIRECT, 4 KiB / fio io_uring",
+            "direct-4k",
+            "fio-4k",
+            OpsPerS,
+            AtLeast(0.95),
+        ),
+        ratio(
+            "direct-128k",
+            "file, O_DIRECT, 128 KiB / fio io_uring",
+            "direct-128k",
+            "fio-128k",
+            OpsPerS,
+            AtLeast(0.95),
+        ),
+        ratio(
+            "cached-grouped",
+            "page cache, grouped, CPU / pread loop",
+            "cached-grouped",
+            "pread",
+            HostCpuPerMillion,
+            AtMost(0.60),
+        ),
+        ratio(
+            "cached-global",
+            "page cache, global, CPU / pread loop",
+            "cached-global",
+            "pread",
+            HostCpuPerMillion,
+            AtMost(1.0),
+        ),
+        ratio(
+            "memory",
+            "memory, global / memcpy and CRC32C",
+            "memory-global",
+            "memcpy-crc32c",
+            OpsPerS,
+            AtLeast(0.75),
+        ),
+        ratio(
+            "verify-4k-grouped",
+            "verified / not: 4 KiB, grouped, TCP",
+            "samples-4k-grouped",
+            "samples-4k-grouped-unverified",
+            BytesPerS,
+            Verification,
+        ),
+        ratio(
+            "verify-4k-global",
+            "verified / not: 4 KiB, global, TCP",
+            "samples-4k-global",
+            "samples-4k-global-unverified",
+            BytesPerS,
+            Verification,
+        ),
+        ratio(
+            "verify-110k-grouped",
+            "verified / not: 110 KiB, grouped, TCP",
+            "samples-110k-grouped",
+            "samples-110k-grouped-unverified",
+            BytesPerS,
+            Verification,
+        ),
+        ratio(
+            "verify-110k-global",
+            "verified / not: 110 KiB, global, TCP",
+            "samples-110k-global",
+            "samples-110k-global-unverified",
+            BytesPerS,
+            Verification,
+        ),
+        ratio(
+            "verify-cached-grouped",
+            "verified / not: page cache, grouped",
+            "cached-grouped",
+            "cached-grouped-unverified",
+            BytesPerS,
+            Shown,
+        ),
+        ratio(
+            "verify-memory",
+            "verified / not: memory, global",
+            "memory-global",
+            "memory-global-unverified",
+            BytesPerS,
+            Shown,
+        ),
+        value("idle-host", "idle host, of a core", "idle", HostCpuShare, AtMost(1.0)),
+        value("idle-target", "idle target, of a core", "idle", TargetCpuShare, AtMost(1.0)),
+        value(
+            "first-grouped",
+            "first batch of 1 M samples, grouped, ms",
+            "first-batch-grouped",
+            WallMs,
+            AtMost(50.0),
+        ),
+        value(
+            "first-global",
+            "first batch of 1 M samples, global, ms",
+            "first-batch-global",
+            WallMs,
+            AtMost(50.0),
+        ),
+        value("open", "opening 10 M samples, page cache, ms", "open-10m", WallMs, AtMost(1000.0)),
+        value(
+            "allocations-grouped",
+            "allocations a batch, grouped, TCP",
+            "samples-4k-grouped",
+            AllocationsPerBatch,
+            AtMost(0.01),
+        ),
+        value(
+            "allocations-global",
+            "allocations a batch, global, TCP",
+            "samples-4k-global",
+            AllocationsPerBatch,
+            AtMost(0.01),
+        ),
+    ]
+}

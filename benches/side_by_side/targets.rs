@@ -1,0 +1,76 @@
+//! The other side of a connection: a process of its own, on the first processor.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
+
+use crate::support::raw::{Messages, send_forever};
+use crate::support::{self, Options};
+
+/// Runs the side that `--side` names until standard input ends.
+pub(crate) fn run(side: &str, options: &Options) {
+    std::thread::spawn(|| {
+        support::wait_for_end_of_input();
+        std::process::exit(0);
+    });
+    support::pin(TARGET_CPU);
+    let number = |name| options.number(name) as usize;
+    match side {
+        "sender" => send_forever(Messages {
+            len: number("len"),
+            depth: number("depth"),
+            ping_pong: options.is_set("ping-pong"),
+            region_bytes: number("region"),
+        }),
+        _ => match options.text("image") {
+            "" => serve(filled(options.number("region")), number("pollers")),
+            image => serve(loaded(Path::new(image)), number("pollers")),
+        },
+    }
+}
+
+/// A region whose every page has been written: pages that never were are all one page, which every
+/// cache holds.
+fn filled(region: u64) -> MemNamespace {
+    let device = MemNamespace::new(region, 4096).expect("memory for the namespace");
+    let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
+    for offset in (0..region).step_by(1 << 20) {
+        io.write_at(offset, &[(offset >> 20) as u8; 1 << 20]).expect("a write to memory");
+    }
+    device
+}
+
+/// The image at `path`, copied into memory; its pages leave the page cache.
+pub(crate) fn loaded(path: &Path) -> MemNamespace {
+    let file = File::open(path).expect("an image that was imported");
+    let len = file.metadata().expect("its length").len();
+    let device = MemNamespace::new(len.next_multiple_of(1 << 20), 4096).expect("memory for it");
+    let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
+    let mut piece = vec![0u8; 1 << 20];
+    for offset in (0..len).step_by(piece.len()) {
+        let count = piece.len().min((len - offset) as usize);
+        file.read_exact_at(&mut piece[..count], offset).expect("a whole image");
+        io.write_at(offset, &piece).expect("a write to memory");
+    }
+    device
+}
+
+fn serve(device: MemNamespace, pollers: usize) {
+    let nqn = "nqn.2026-11.io.dlfs:side-by-side".parse().expect("a valid name");
+    let options = TargetOptions { num_pollers: pollers, ..TargetOptions::new(nqn) };
+    let target = Target::bind(options, vec![Arc::new(device.read_only())]).expect("a free port");
+    println!("{}", target.address(Nsid(1)));
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The processor of targets and senders, counted among those that the bench may use.
+pub(crate) const TARGET_CPU: usize = 0;
