@@ -12,7 +12,7 @@
 //!  3  prefetch -> reader    import    target              what runs
 //!  2  qpair (engines)   |  plan -> order, directory       left: moves blocks;   right: pure, knows samples
 //!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
-//!  0  nvme    buf    permutation    units    error
+//!  0  nvme    buf    permutation    checksum    units    error
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -32,6 +32,7 @@
 //! there is no system call, lock, allocation or log line for a sample, only for a burst or a batch.
 
 pub mod buf;
+pub mod checksum;
 pub mod directory;
 pub mod error;
 pub mod format;

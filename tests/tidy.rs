@@ -17,21 +17,22 @@ use source::{Source, without_comments_and_strings};
 /// samples).
 const LAYERS: &[(&str, &str)] = &[
     ("units", ""),
+    ("checksum", ""),
     ("permutation", ""),
     ("nvme", "units"),
     ("error", "nvme units"),
     ("buf", "error units"),
-    ("tcp", "buf error nvme units"),
+    ("tcp", "buf checksum error nvme units"),
     ("spdk", "buf error nvme units"),
-    ("format", "buf error permutation units"),
+    ("format", "buf checksum error permutation units"),
     ("qpair", "buf error nvme spdk tcp units"),
     ("directory", "buf error format permutation units"),
     ("order", "error permutation units"),
     ("tier", "directory error format units"),
     ("plan", "directory error format order permutation tier units"),
-    ("reader", "buf directory error format nvme order plan qpair tier units"),
+    ("reader", "buf checksum directory error format nvme order plan qpair tier units"),
     ("prefetch", "buf directory error format nvme order plan qpair reader tier units"),
-    ("import", "buf directory error format nvme permutation qpair units"),
+    ("import", "buf checksum directory error format nvme permutation qpair units"),
     ("target", "buf error nvme qpair tcp units"),
     (
         "volume",
@@ -45,7 +46,7 @@ const LAYERS: &[(&str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str = "units permutation nvme tcp format directory order plan tier";
+const PURE: &str = "units checksum permutation nvme tcp format directory order plan tier";
 
 /// What a pure module has no business with.
 const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \

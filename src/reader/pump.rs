@@ -10,6 +10,7 @@ use std::time::Instant;
 use slab::Slab;
 
 use crate::buf::{IoBuf, SharedBuf};
+use crate::checksum::{crc32c, crc32c_append};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Status;
 use crate::qpair::group::{PollGroup, Waker};
@@ -366,7 +367,7 @@ impl Job {
                 self.crossing = true;
                 continue;
             };
-            let found = crc32c::crc32c(bytes);
+            let found = crc32c(bytes);
             if found == sample.crc32c || sample.len_bytes == 0 {
                 continue;
             }
@@ -409,7 +410,7 @@ impl Job {
             let bytes = self.windows[part].buf.as_deref().expect("all parts are in");
             let from = sample.run_offset.saturating_sub(at.run_offset);
             let to = (end - at.run_offset).min(at.len_bytes);
-            crc32c::crc32c_append(crc, &bytes[from..to])
+            crc32c_append(crc, &bytes[from..to])
         })
     }
 

@@ -1,5 +1,7 @@
 //! Header and data digests: CRC32C, little-endian on the wire.
 
+use crate::checksum::{crc32c, crc32c_append};
+
 /// Which digests are in force on a connection, or wanted of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
@@ -23,7 +25,7 @@ impl Digests {
 
 /// The digest of `bytes`, as it stands on the wire.
 pub fn digest(bytes: &[u8]) -> [u8; 4] {
-    crc32c::crc32c(bytes).to_le_bytes()
+    crc32c(bytes).to_le_bytes()
 }
 
 /// A digest over bytes that arrive or leave in pieces.
@@ -38,7 +40,7 @@ impl RunningDigest {
 
     /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
+        self.0 = crc32c_append(self.0, bytes);
     }
 
     /// The digest of all bytes so far, as it stands on the wire.

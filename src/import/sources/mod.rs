@@ -36,6 +36,7 @@ pub use self::detect::SourceKind;
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Part};
 use self::shard::OpenShards;
+use crate::checksum::{crc32c, crc32c_append};
 use crate::{Error, ErrorKind, Result};
 
 /// An indexed source, to be read by any number of threads.
@@ -160,7 +161,7 @@ impl SourceReader<'_> {
         if self.source.kind == SourceKind::TfRecord {
             let mut stored = [0; tfrecord::CRC_BYTES];
             self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
-            tfrecord::check_crc(crc32c::crc32c(into), stored)?;
+            tfrecord::check_crc(crc32c(into), stored)?;
         }
         Ok(())
     }
@@ -190,7 +191,7 @@ impl SourceReader<'_> {
         while at < u64::from(part.len_bytes) {
             piece.truncate((u64::from(part.len_bytes) - at).min(piece_bytes as u64) as usize);
             self.read_piece(row, part, at, &mut piece)?;
-            crc = crc32c::crc32c_append(crc, &piece);
+            crc = crc32c_append(crc, &piece);
             each(&piece).map_err(PieceError::Sink)?;
             at += piece.len() as u64;
         }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
 use super::shard::FrontToBack;
 use super::tar_members::Input;
+use crate::checksum::crc32c;
 
 /// Appends the records of one shard; where it is broken, the rest of it is one bad entry.
 pub fn index_shard(file: Arc<File>, container: u32, index: &mut Index) {
@@ -96,7 +97,7 @@ impl Records {
 
 fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
     let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
-    check("length", crc32c::crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
+    check("length", crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
     Ok(u64::from_le_bytes(*len))
 }
 
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn the_masked_checksum_is_tensorflows() {
         // RFC 3720's vector for 32 zero bytes, rotated and masked by hand.
-        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8A91_36AA);
+        assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
         assert_eq!(masked(0x8A91_36AA), 0x6D55_1522_u32.wrapping_add(0xA282_EAD8));
         // The header that TensorFlow writes for a record of 5 bytes.
         let header = [5, 0, 0, 0, 0, 0, 0, 0, 0xea, 0xb2, 0x04, 0x3e];
