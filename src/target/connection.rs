@@ -19,6 +19,7 @@ use crate::qpair::Completion;
 use crate::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
 };
+use crate::tcp::turn::TARGET_SEND_SLICES;
 use crate::tcp::{Digests, ProtocolError};
 
 /// One connection of a host.
@@ -376,7 +377,7 @@ impl HostConnection {
     pub(super) fn send(&mut self, now: Instant) -> Result<(), Closed> {
         self.is_blocked = false;
         while self.wants_to_send() {
-            let mut slices = [IoSlice::new(&[]); SLICES_PER_SEND];
+            let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
             let num_slices = self.protocol.transmit().gather(&mut slices);
             // A host that is gone must be an error here, never a SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -423,5 +424,3 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
 
 /// How long a connection that broke the protocol stays open, so that the host can read why.
 const LINGER: Duration = Duration::from_secs(1);
-/// Slices of one gathered send: 128 answers with data.
-const SLICES_PER_SEND: usize = 256;

@@ -20,6 +20,7 @@ use super::subsystem::Subsystem;
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Completion;
+use crate::tcp::turn::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
 /// What a poller shares with the other threads of its target.
 pub(super) struct Door {
@@ -105,8 +106,8 @@ impl Poller {
             next_generation: 0,
             dirty: Vec::new(),
             starved: Vec::new(),
-            scratch: vec![0; SCRATCH_BYTES],
-            done: Vec::with_capacity(MAX_COMPLETIONS_PER_TURN),
+            scratch: vec![0; TARGET_RECEIVE_BYTES],
+            done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
             next_tick: Instant::now(),
             spin: spin_limit(),
@@ -315,7 +316,7 @@ impl Poller {
                 queue.queue_pair.submit(&mut queue.pending);
             }
             let mut done = std::mem::take(&mut self.done);
-            let max = completions_per_turn(self.last_len);
+            let max = target_completions(self.last_len);
             num_completed += queue.queue_pair.poll(now, max, &mut done);
             for completion in done.drain(..) {
                 self.last_len = completion.buf.len();
@@ -449,13 +450,6 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: Even
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
 
-/// How many completions to take before they are sent: so few that the copies are still warm and the
-/// host gets the first bytes while the device works on the next, so many that it is not woken for
-/// every one of them.
-fn completions_per_turn(len: usize) -> usize {
-    (TURN_BYTES / len.max(1)).clamp(2, MAX_COMPLETIONS_PER_TURN)
-}
-
 /// How long to look for work before sleeping: not at all where hosts need the same cores.
 fn spin_limit() -> Duration {
     let num_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -483,11 +477,6 @@ const WAKER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 /// Bytes under way on a connection within one machine.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
-/// Bytes of one receive.
-const SCRATCH_BYTES: usize = 256 << 10;
-/// Bytes taken from a queue pair before they are sent.
-const TURN_BYTES: usize = 1 << 20;
-const MAX_COMPLETIONS_PER_TURN: usize = 64;
 const ACCEPTS_PER_TURN: usize = 64;
 /// Devices at work that a sleeping poller waits for.
 const MAX_WAIT_FDS: usize = 15;

@@ -16,7 +16,7 @@
 //!   receive put elsewhere by a wrong guess lie in buffers whose own data are still to come.
 //!
 //! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`] and
-//! [`controller`].
+//! [`controller`]. [`turn`] says how much is moved at a time.
 
 pub mod controller;
 pub mod deframer;
@@ -24,6 +24,7 @@ pub mod digest;
 pub mod error;
 pub mod host;
 pub mod pdu;
+pub mod turn;
 
 pub use digest::Digests;
 pub use error::ProtocolError;

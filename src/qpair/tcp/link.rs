@@ -13,6 +13,7 @@ use crate::nvme::Sqe;
 use crate::qpair::Wait;
 use crate::tcp::ProtocolError;
 use crate::tcp::host::{Connection, Event, HostOptions, Transfer};
+use crate::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 
 /// Why a connection is over.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -200,10 +201,10 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     now: Instant,
     scratch: &mut [u8],
 ) -> Result<(), LinkError> {
-    let mut budget = RECEIVE_BUDGET;
+    let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
         let (received, asked) = {
-            let mut slices: [IoSliceMut<'_>; SLICES_PER_RECEIVE] =
+            let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let used = connection.poll_receive(scratch, &mut slices);
             let slices = &mut slices[..used];
@@ -232,7 +233,7 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     now: Instant,
 ) -> Result<(), LinkError> {
     while connection.wants_transmit() {
-        let mut slices = [IoSlice::new(&[]); SLICES_PER_SEND];
+        let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
         let used = connection.poll_transmit(&mut slices);
         let mut control = rustix::net::SendAncillaryBuffer::default();
         let sent = rustix::net::sendmsg(
@@ -263,12 +264,3 @@ impl<B> AsFd for Link<B> {
 
 /// Length of the buffer that [`Link::poll`] is given.
 pub(super) const SCRATCH_LEN: usize = crate::tcp::host::SCRATCH_LEN;
-
-/// Bytes to receive in one turn before others have theirs.
-const RECEIVE_BUDGET: usize = 2 << 20;
-
-/// Slices in one receive: a payload and the header before it are two.
-const SLICES_PER_RECEIVE: usize = 128;
-
-/// Slices in one send. Capsules without data are one slice together.
-const SLICES_PER_SEND: usize = 64;
