@@ -1,0 +1,107 @@
+//! How fast one queue pair is in simulated time: the pure connections of both sides over a link of
+//! given round trip and rate. The same on every machine, so that a change of planning or flow control
+//! shows as a difference of `golden/netsim.txt`.
+
+#[path = "netsim/ends.rs"]
+mod ends;
+#[path = "netsim/host.rs"]
+mod host;
+#[path = "netsim/link.rs"]
+mod link;
+#[path = "netsim/run.rs"]
+mod run;
+#[path = "netsim/table.rs"]
+mod table;
+#[path = "netsim/target.rs"]
+mod target;
+
+use std::sync::OnceLock;
+
+use run::{Outcome, Setting, Stall};
+use table::DEPTHS;
+
+type Line = [(Setting, Outcome); DEPTHS.len()];
+
+const GOLDEN: &str = include_str!("golden/netsim.txt");
+
+/// Every setting, run once for all tests.
+fn lines() -> &'static [Line] {
+    static LINES: OnceLock<Vec<Line>> = OnceLock::new();
+    LINES.get_or_init(|| {
+        let run = |setting: Setting| (setting, setting.run());
+        table::settings().into_iter().map(|line| line.map(run)).collect()
+    })
+}
+
+fn cells() -> impl Iterator<Item = &'static (Setting, Outcome)> {
+    lines().iter().flatten()
+}
+
+#[test]
+fn throughput_is_what_was_reviewed() {
+    let text = table::text(lines());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/netsim.txt");
+    if std::env::var_os("DLFS_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(path, &text).expect("the snapshot can be written");
+        return;
+    }
+    let changed: Vec<String> = GOLDEN
+        .lines()
+        .zip(text.lines())
+        .filter(|(old, new)| old != new)
+        .map(|(old, new)| format!("- {old}\n+ {new}"))
+        .collect();
+    assert!(
+        text == GOLDEN,
+        "planning or flow control has changed, {} lines of {path}:\n{}\nIf this is wanted, write it \
+         anew with `DLFS_UPDATE_GOLDEN=1 cargo test --test netsim` and review the difference.",
+        changed.len(),
+        changed.join("\n")
+    );
+}
+
+#[test]
+fn nothing_is_faster_than_its_link_and_depth_allow() {
+    for (setting, outcome) in cells() {
+        assert!(outcome.took >= outcome.least, "{setting:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn every_setting_reaches_a_stated_share_of_what_is_possible() {
+    for (setting, outcome) in cells() {
+        let share = match setting.stall {
+            Stall::None => SHARE,
+            Stall::Link => SHARE_LINK_STOPS,
+            Stall::Device => SHARE_DEVICE_STOPS,
+        };
+        let reached = outcome.share();
+        assert!(reached >= share, "{reached:.3} of the bound, not {share}: {setting:?}");
+    }
+}
+
+#[test]
+fn more_depth_is_never_slower() {
+    for line in lines() {
+        for pair in line.windows(2) {
+            let [(_, shallow), (setting, deep)] = pair else { unreachable!("windows of two") };
+            let (shallow, deep) = (shallow.mb_per_s(), deep.mb_per_s());
+            assert!(deep >= shallow * (1.0 - NOISE), "{deep} after {shallow} MB/s: {setting:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_is_the_same_again() {
+    let (setting, outcome) = cells().nth(30).expect("there are more");
+    let again = setting.run();
+    assert_eq!((again.took, again.scratch_bytes), (outcome.took, outcome.scratch_bytes));
+}
+
+/// Of the bound, what is reached at least.
+const SHARE: f64 = 0.65;
+const SHARE_LINK_STOPS: f64 = 0.7;
+const SHARE_DEVICE_STOPS: f64 = 0.7;
+
+/// How a deeper queue may differ for the end of the run alone.
+const NOISE: f64 = 0.02;
