@@ -10,6 +10,7 @@ pub mod group;
 pub mod mem;
 mod options;
 mod pread;
+mod remote;
 pub mod tcp;
 mod uring;
 

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::failure::Failure;
-use super::identity::HostIdentity;
 use super::link::Link;
+use super::{Joint, Portal, Tcp};
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{
     CONNECT_ASCR, CONNECT_ATR, DiscoveryLogHeader, DiscoveryRecord, InvalidParameter,
@@ -21,6 +20,7 @@ use crate::nvme::{
     Property, Sqe, Status,
 };
 use crate::qpair::Wait;
+use crate::qpair::remote::{self, Facts, Failure, HostIdentity, Remote, Turn};
 use crate::tcp::Digests;
 use crate::tcp::host::{Event, HostOptions, Transfer};
 use crate::units::Nsid;
@@ -60,42 +60,14 @@ impl Terms {
     }
 }
 
-/// What was learnt about a controller and its namespace.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    pub(super) cntlid: u16,
-    pub(super) num_io_queues: u16,
-    /// Most entries of an I/O queue.
-    pub(super) max_entries: u32,
-    /// Most data in an I/O capsule.
-    pub(super) max_in_capsule: u32,
-    /// Most data of a command, when the controller says.
-    pub(super) max_transfer_bytes: Option<u32>,
-    pub(super) has_volatile_write_cache: bool,
-    pub(super) nsid: Nsid,
-    pub(super) block_len_bytes: u32,
-    pub(super) num_blocks: u64,
-    pub(super) write_protected: bool,
-    /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
-    pub(super) nguid: [u8; 16],
+/// What only the admin queue has to know of its controller.
+#[derive(Debug, Default)]
+struct Properties {
     anagrpid: u32,
     cap: u64,
     oaes: u32,
     has_ana: bool,
     keeps_alive: bool,
-    /// Records of the discovery service.
-    pub(super) records: Vec<DiscoveryRecord>,
-}
-
-/// What a turn brought.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// Nothing that concerns anybody.
-    Quiet,
-    /// The goal is reached: [`Admin::facts`] hold.
-    Ready,
-    /// The namespace was identified again after an event: [`Admin::facts`] are new.
-    Changed,
 }
 
 /// One admin queue.
@@ -103,6 +75,10 @@ pub(super) struct Admin {
     link: Link<Task>,
     terms: Terms,
     facts: Facts,
+    joint: Joint,
+    properties: Properties,
+    /// Records of the discovery service.
+    records: Vec<DiscoveryRecord>,
     /// What is being done, until the goal is reached.
     step: Step,
     /// A step to begin at a later time.
@@ -193,49 +169,12 @@ struct LogReading {
     rounds: u32,
 }
 
-impl Admin {
-    /// Begins to connect.
-    pub(super) fn start(now: Instant, terms: Terms) -> Result<Admin, Failure> {
-        let options = terms.host_options(ADMIN_QUEUE_ENTRIES - 1);
-        let link = Link::start(now, terms.address, terms.tcp_timeout, options)?;
-        Ok(Admin {
-            link,
-            terms,
-            facts: Facts::default(),
-            step: Step::Initialise,
-            later: None,
-            ready: false,
-            enable_deadline: now,
-            next_keep_alive: None,
-            next_event_request: None,
-            log: LogReading::default(),
-        })
+impl remote::Admin<Tcp> for Admin {
+    fn start(now: Instant, remote: &Remote<Tcp>, portal: &Portal) -> Result<Admin, Failure> {
+        Admin::connect(now, super::terms(remote, portal))
     }
 
-    /// What has been learnt; all of it once a turn was [`Turn::Ready`].
-    pub(super) fn facts(&self) -> &Facts {
-        &self.facts
-    }
-
-    /// What is being done, for people.
-    pub(super) fn stage(&self) -> &'static str {
-        if self.step == Step::Initialise { self.link.stage() } else { self.step.name() }
-    }
-
-    pub(super) fn wait(&self) -> Wait<'_> {
-        self.link.wait()
-    }
-
-    /// When to call [`Admin::poll`] although nothing moves.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let later = self.later.map(|(at, _)| at);
-        let times =
-            [self.link.poll_timeout(), later, self.next_keep_alive, self.next_event_request];
-        times.into_iter().flatten().min()
-    }
-
-    /// Moves on. An error is the end of this controller.
-    pub(super) fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure> {
+    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure> {
         let polled = self.link.poll(now, scratch);
         let mut turn = Turn::Quiet;
         while let Some(event) = self.link.poll_event() {
@@ -261,6 +200,57 @@ impl Admin {
         }
         self.link.send(now).map_err(|error| Failure::from(error).at(self.stage()))?;
         Ok(turn)
+    }
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn joint(&self) -> Joint {
+        self.joint
+    }
+
+    fn stage(&self) -> &'static str {
+        if self.step == Step::Initialise { self.link.stage() } else { self.step.name() }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let later = self.later.map(|(at, _)| at);
+        let times =
+            [self.link.poll_timeout(), later, self.next_keep_alive, self.next_event_request];
+        times.into_iter().flatten().min()
+    }
+
+    fn wait(&self) -> Option<Wait<'_>> {
+        Some(self.link.wait())
+    }
+}
+
+impl Admin {
+    /// Begins to connect.
+    pub(super) fn connect(now: Instant, terms: Terms) -> Result<Admin, Failure> {
+        let options = terms.host_options(ADMIN_QUEUE_ENTRIES - 1);
+        let link = Link::start(now, terms.address, terms.tcp_timeout, options)?;
+        Ok(Admin {
+            link,
+            terms,
+            facts: Facts::default(),
+            joint: Joint::default(),
+            properties: Properties::default(),
+            records: Vec::new(),
+            step: Step::Initialise,
+            later: None,
+            ready: false,
+            enable_deadline: now,
+            next_keep_alive: None,
+            next_event_request: None,
+            log: LogReading::default(),
+        })
+    }
+
+    /// What the discovery service said.
+    pub(super) fn records(&self) -> &[DiscoveryRecord] {
+        &self.records
     }
 
     /// Keeps the controller alive and an asynchronous event request outstanding.
@@ -298,7 +288,7 @@ impl Admin {
             Step::IdentifyController => identify(cns::CONTROLLER, Nsid(0)),
             Step::SetNumQueues => bare(Sqe::set_num_queues(0, self.terms.nr_io_queues.max(1))),
             Step::ConfigureEvents => {
-                let events = self.facts.oaes & EVENTS_WANTED;
+                let events = self.properties.oaes & EVENTS_WANTED;
                 bare(Sqe::set_features(0, feature::ASYNC_EVENT_CONFIG, events))
             }
             Step::ListNamespaces => identify(cns::ACTIVE_NAMESPACES, Nsid(0)),
@@ -313,7 +303,7 @@ impl Admin {
                 log(log_page::DISCOVERY, 0, size_of::<DiscoveryLogHeader>())
             }
             Step::ReadLogRecords => {
-                let have = self.facts.records.len() as u64;
+                let have = self.records.len() as u64;
                 let count = (self.log.num_records - have).min(RECORDS_AT_ONCE) as usize;
                 let offset = (have + 1) * size_of::<DiscoveryRecord>() as u64;
                 log(log_page::DISCOVERY, offset, count * size_of::<DiscoveryRecord>())
@@ -363,15 +353,15 @@ impl Admin {
                 if cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR) != 0 {
                     return Err(authentication_required());
                 }
-                self.facts.cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
+                self.joint.cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
                 Step::ReadCapabilities
             }
             Step::ReadCapabilities => {
-                self.facts.cap = cqe.result();
+                self.properties.cap = cqe.result();
                 Step::ReadConfiguration
             }
             Step::ReadConfiguration => {
-                let ready_in = u64::from(Cap(self.facts.cap).timeout_ms());
+                let ready_in = u64::from(Cap(self.properties.cap).timeout_ms());
                 self.enable_deadline =
                     now + Duration::from_millis(ready_in).max(MIN_ENABLE_TIMEOUT);
                 if Cc(cqe.dw0.get()).is_enabled() { Step::Disable } else { Step::Enable }
@@ -386,7 +376,7 @@ impl Admin {
                 let (nsqr, ncqr) = (cqe.dw0.get() & 0xFFFF, cqe.dw0.get() >> 16);
                 let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
                 self.facts.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
-                if self.facts.oaes & EVENTS_WANTED == 0 {
+                if self.properties.oaes & EVENTS_WANTED == 0 {
                     self.after_events()
                 } else {
                     Step::ConfigureEvents
@@ -410,14 +400,14 @@ impl Admin {
                 if status.is_success() && self.facts.nguid == [0; 16] {
                     self.facts.nguid = best_identifier(&bytes);
                 }
-                if !self.facts.has_ana {
+                if !self.properties.has_ana {
                     return Ok(self.reach(now));
                 }
                 Step::ReadAna
             }
             Step::ReadAna => {
                 if status.is_success() {
-                    check_ana(&bytes, self.facts.anagrpid)?;
+                    check_ana(&bytes, self.properties.anagrpid)?;
                 }
                 return Ok(self.reach(now));
             }
@@ -431,8 +421,8 @@ impl Admin {
             Step::ReadLogRecords => {
                 let records = bytes.chunks_exact(size_of::<DiscoveryRecord>());
                 let records = records.map(|r| DiscoveryRecord::read_from_bytes(r).expect("1024"));
-                self.facts.records.extend(records);
-                match self.log.num_records > self.facts.records.len() as u64 {
+                self.records.extend(records);
+                match self.log.num_records > self.records.len() as u64 {
                     true => Step::ReadLogRecords,
                     false => Step::CheckLogHeader,
                 }
@@ -461,7 +451,7 @@ impl Admin {
             return Turn::Changed;
         }
         self.ready = true;
-        let wants = !self.terms.keep_alive_tmo.is_zero() && self.facts.keeps_alive;
+        let wants = !self.terms.keep_alive_tmo.is_zero() && self.properties.keeps_alive;
         self.next_keep_alive = wants.then(|| now + self.terms.keep_alive_tmo / 2);
         Turn::Ready
     }
@@ -493,7 +483,7 @@ impl Admin {
             let message = "the controller takes no SGLs, which NVMe over Fabrics needs";
             return Err(Failure::new(ErrorKind::Unsupported, message));
         }
-        let cap = Cap(self.facts.cap);
+        let cap = Cap(self.properties.cap);
         let maxcmd = match id.maxcmd.get() {
             0 => u32::MAX,
             // As many commands need a queue of one entry more.
@@ -501,11 +491,11 @@ impl Admin {
         };
         self.facts.max_entries = cap.max_queue_entries().min(maxcmd);
         self.facts.max_transfer_bytes = id.max_transfer_bytes(cap.mpsmin());
-        self.facts.max_in_capsule = id.in_capsule_data_bytes();
+        self.joint.max_in_capsule = id.in_capsule_data_bytes();
         self.facts.has_volatile_write_cache = id.has_volatile_write_cache();
-        self.facts.oaes = id.oaes.get();
-        self.facts.has_ana = id.cmic & CMIC_ANA != 0;
-        self.facts.keeps_alive = id.kas.get() != 0;
+        self.properties.oaes = id.oaes.get();
+        self.properties.has_ana = id.cmic & CMIC_ANA != 0;
+        self.properties.keeps_alive = id.kas.get() != 0;
         Ok(Step::SetNumQueues)
     }
 
@@ -520,7 +510,7 @@ impl Admin {
         self.facts.block_len_bytes = id.block_len_bytes();
         self.facts.num_blocks = id.num_blocks();
         self.facts.write_protected = id.is_write_protected();
-        self.facts.anagrpid = id.anagrpid.get();
+        self.properties.anagrpid = id.anagrpid.get();
         self.facts.nguid = id.nguid;
         Ok(())
     }
@@ -565,7 +555,7 @@ impl Admin {
             let message = format!("discovery records of format {} are not known", header.recfmt);
             return Err(Failure::new(ErrorKind::Unsupported, message));
         }
-        self.facts.records.clear();
+        self.records.clear();
         (self.log.genctr, self.log.num_records) = (genctr, num_records);
         Ok((num_records > 0).then_some(Step::ReadLogRecords))
     }

@@ -4,14 +4,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::admin::{Admin, Goal, Terms, Turn};
-use super::failure::Failure;
-use super::identity::HostIdentity;
+use super::admin::{Admin, Goal, Terms};
 use super::link::SCRATCH_LEN;
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::ConnectOptions;
+use crate::qpair::remote::{Admin as _, Failure, HostIdentity, Turn};
 use crate::tcp::Digests;
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 where the
@@ -54,11 +53,11 @@ pub fn discover(
 
 fn read_records(terms: Terms, deadline: Instant) -> Result<Vec<DiscoveryRecord>, Failure> {
     let mut scratch = vec![0; SCRATCH_LEN];
-    let mut admin = Admin::start(Instant::now(), terms)?;
+    let mut admin = Admin::connect(Instant::now(), terms)?;
     loop {
         let now = Instant::now();
         if admin.poll(now, &mut scratch)? == Turn::Ready {
-            return Ok(admin.facts().records.clone());
+            return Ok(admin.records().to_vec());
         }
         if now >= deadline {
             let message = "no answer within its time";
@@ -66,9 +65,11 @@ fn read_records(terms: Terms, deadline: Instant) -> Result<Vec<DiscoveryRecord>,
         }
         let until = admin.poll_timeout().unwrap_or(deadline).min(deadline);
         let limit = Timespec::try_from(until.saturating_duration_since(now)).ok();
-        let wait = admin.wait();
-        let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = [PollFd::from_borrowed_fd(wait.fd, flags)];
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        if let Some(wait) = admin.wait() {
+            let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            fds.push(PollFd::from_borrowed_fd(wait.fd, flags));
+        }
         let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
     }
 }

@@ -9,8 +9,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
+use crate::error::ErrorKind;
 use crate::nvme::Sqe;
 use crate::qpair::Wait;
+use crate::qpair::remote::Failure;
 use crate::tcp::ProtocolError;
 use crate::tcp::host::{Connection, Event, HostOptions, Transfer};
 use crate::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
@@ -28,6 +30,31 @@ pub(super) enum LinkError {
     Closed,
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
+}
+
+impl From<LinkError> for Failure {
+    fn from(error: LinkError) -> Failure {
+        let kind = match &error {
+            LinkError::Connect(Errno::CONNREFUSED) => ErrorKind::Refused,
+            LinkError::ConnectTimeout(_) | LinkError::Connect(Errno::TIMEDOUT) => {
+                ErrorKind::TimedOut
+            }
+            LinkError::Protocol(ProtocolError::TimedOut(_)) => ErrorKind::TimedOut,
+            LinkError::Protocol(ProtocolError::DigestDeclined) => ErrorKind::Unsupported,
+            LinkError::Protocol(_) => ErrorKind::Corrupt,
+            LinkError::Connect(_) | LinkError::Os(_) | LinkError::Closed => ErrorKind::Disconnected,
+        };
+        let failure = Failure::new(kind, error.to_string());
+        match error {
+            LinkError::Connect(Errno::CONNREFUSED) => {
+                failure.hint("nothing listens at that address: is the target running?")
+            }
+            LinkError::Protocol(ProtocolError::DigestDeclined) => {
+                failure.hint("leave out --hdr-digest and --data-digest")
+            }
+            _ => failure,
+        }
+    }
 }
 
 /// One connection on its way up, or up.

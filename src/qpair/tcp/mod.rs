@@ -4,49 +4,116 @@
 //! with a controller: an admin queue, which the keeper thread owns, and an I/O queue for
 //! each queue pair, which is polled by the thread that uses it. When any connection of a session fails,
 //! the whole session is replaced, on another path first if there is one; each queue pair then joins the
-//! new session and issues its reads again.
+//! new session and issues its reads again. All but the sockets of this is in `remote`.
 //!
 //! It is not a place for policy about data: a read that fails its digest or comes short ends with that
 //! error, and the reader decides. Nor does it know authentication or TLS.
 //!
 //! Invariants:
 //! - A socket is closed before a buffer that was aimed at by it is given back.
-//! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
-//! - A flush succeeds only if no write that it should cover was lost with an earlier session.
-//! - A session is only ever replaced by one on the same namespace: same identifier, size, block length.
+//! - Those of `remote`.
 //! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Nothing waits without a limit.
 //!
-//! Read `queue.rs` first, then `remote.rs`, `keeper.rs` and `admin.rs`.
+//! Read `queue.rs` first, then `admin.rs`.
 
 mod admin;
 mod discover;
-mod failure;
-mod identity;
-mod keeper;
 mod link;
 mod queue;
-mod remote;
 
 pub use discover::discover;
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use self::admin::{Admin, Goal, Terms};
 use self::queue::TcpQueuePair;
-use self::remote::{Portal, Remote};
+use super::remote::keeper::Keepers;
+use super::remote::{self, Remote, Transport};
 use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
+use crate::tcp::Digests;
+
+/// NVMe/TCP by this library's own host.
+struct Tcp;
+
+/// One way to the namespace: an address that a name stands for, on one of the user's paths.
+#[derive(Debug, Clone)]
+struct Portal {
+    address: TcpAddress,
+    socket: SocketAddr,
+}
+
+/// What an I/O queue joins a session with.
+#[derive(Debug, Clone, Copy, Default)]
+struct Joint {
+    cntlid: u16,
+    /// Most data in an I/O capsule.
+    max_in_capsule: u32,
+}
+
+static KEEPERS: Keepers<Tcp> = Keepers::new();
+
+impl Transport for Tcp {
+    type Portal = Portal;
+    type Admin = Admin;
+    type Joint = Joint;
+    const SCRATCH_LEN_BYTES: usize = link::SCRATCH_LEN;
+
+    fn keepers() -> &'static Keepers<Tcp> {
+        &KEEPERS
+    }
+
+    fn engine(remote: &Remote<Tcp>) -> String {
+        let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
+            (false, false) => "tcp",
+            (true, false) => "tcp (header digest)",
+            (false, true) => "tcp (data digest)",
+            (true, true) => "tcp (header and data digest)",
+        };
+        digests.to_owned()
+    }
+}
+
+impl remote::Portal for Portal {
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.socket, self.address.subnqn)
+    }
+}
+
+/// With what to connect to a portal.
+fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
+    let options = &remote.options;
+    Terms {
+        address: portal.socket,
+        subnqn: portal.address.subnqn.clone(),
+        goal: Goal::Namespace(portal.address.nsid),
+        host: remote.host.clone(),
+        digests: Digests { header: options.hdr_digest, data: options.data_digest },
+        nr_io_queues: options.nr_io_queues,
+        keep_alive_tmo: options.keep_alive_tmo,
+        tcp_timeout: options.tcp_connect_timeout,
+        io_timeout: options.io_timeout,
+    }
+}
 
 /// A namespace of an NVMe/TCP target.
 ///
 /// Handle and queue pairs stay usable over reconnects, and in a child process after a fork: there
 /// they make connections of their own at first use.
 pub struct TcpNamespace {
-    remote: Arc<Remote>,
+    remote: Arc<Remote<Tcp>>,
 }
 
 impl TcpNamespace {
@@ -63,7 +130,7 @@ impl TcpNamespace {
         let started = Instant::now();
         let portals = resolve_all(address, options)?;
         let remote = Remote::new(options.clone(), portals, None);
-        keeper::of_this_process()?.keep(&remote);
+        Tcp::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
         remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
         Ok(TcpNamespace { remote })

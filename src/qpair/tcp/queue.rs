@@ -8,36 +8,21 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zerocopy::IntoBytes;
 
-use super::failure::Failure;
+use super::Tcp;
 use super::link::{Link, LinkError, SCRATCH_LEN};
-use super::remote::{Phase, Remote, Session};
 use crate::error::{Error, ErrorKind, Result};
-use crate::nvme::{ConnectData, Cqe, RetryClass, Sgl, Sqe, Status};
+use crate::nvme::{ConnectData, Cqe, Sgl, Sqe, Status};
+use crate::qpair::remote::{Attempt, Backlog, Failure, Phase, Remote, Session};
 use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use crate::tcp::host::{CommandError, Event, Transfer};
 
-/// A queue pair on a remote namespace.
-///
-/// While the connection is down I/Os are taken and wait. Reads that were on their way when it died are
-/// issued again; writes and flushes are not, since the target may still apply them: they complete with
-/// `Disconnected`, and whoever wrote must read back to know.
+/// A queue pair on a remote namespace. What becomes of an I/O without a connection, the backlog knows.
 pub(super) struct TcpQueuePair {
-    remote: Arc<Remote>,
+    remote: Arc<Remote<Tcp>>,
     /// What the namespace was when this queue last joined a session.
     namespace: Namespace,
     state: State,
-    /// I/Os taken that are not in a connection, in order.
-    waiting: VecDeque<Job>,
-    /// I/Os that the target asked to try again later, with the time.
-    delayed: VecDeque<(Instant, Job)>,
-    /// Completions that did not come from the connection just now.
-    finished: VecDeque<Completion>,
-    /// I/Os taken and not completed.
-    owed: usize,
-    /// Since when nothing has worked.
-    down_since: Option<Instant>,
-    /// Why it did not.
-    last_failure: Option<Failure>,
+    backlog: Backlog,
     scratch: Vec<u8>,
     /// The time of the last turn.
     now: Instant,
@@ -49,20 +34,14 @@ enum State {
     /// There will be none any more.
     Dead { reason: String },
     /// On the way into a session.
-    Joining { link: Link<Job>, session: Arc<Session>, qid: u16, attempt: u32 },
+    Joining { link: Link<Job>, session: Arc<Session<Tcp>>, qid: u16, attempt: u32 },
     /// In a session.
-    Joined { link: Link<Job>, session: Arc<Session>, qid: u16 },
+    Joined { link: Link<Job>, session: Arc<Session<Tcp>>, qid: u16 },
 }
 
 /// What a command of an I/O queue owns.
 enum Job {
-    Io {
-        io: Io,
-        /// How often it has been issued before.
-        tries: u8,
-        /// For a flush: what it will have covered.
-        covers: u64,
-    },
+    Io(Attempt),
     /// The Connect command's data.
     Connect(Box<ConnectData>),
 }
@@ -70,7 +49,7 @@ enum Job {
 impl AsRef<[u8]> for Job {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Job::Io { io, .. } => &io.buf,
+            Job::Io(attempt) => &attempt.io.buf,
             Job::Connect(data) => data.as_bytes(),
         }
     }
@@ -79,7 +58,7 @@ impl AsRef<[u8]> for Job {
 impl AsMut<[u8]> for Job {
     fn as_mut(&mut self) -> &mut [u8] {
         match self {
-            Job::Io { io, .. } => &mut io.buf,
+            Job::Io(attempt) => &mut attempt.io.buf,
             Job::Connect(data) => data.as_mut_bytes(),
         }
     }
@@ -87,19 +66,14 @@ impl AsMut<[u8]> for Job {
 
 impl TcpQueuePair {
     /// A queue pair that is in a session when this returns.
-    pub(super) fn connect(remote: Arc<Remote>, namespace: Namespace) -> Result<TcpQueuePair> {
+    pub(super) fn connect(remote: Arc<Remote<Tcp>>, namespace: Namespace) -> Result<TcpQueuePair> {
         remote.add_pair()?;
         let now = Instant::now();
         let mut pair = TcpQueuePair {
             remote,
             namespace,
             state: State::Down { retry_at: now, attempt: 1 },
-            waiting: VecDeque::new(),
-            delayed: VecDeque::new(),
-            finished: VecDeque::new(),
-            owed: 0,
-            down_since: Some(now),
-            last_failure: None,
+            backlog: Backlog::new(now),
             scratch: vec![0; SCRATCH_LEN],
             now,
         };
@@ -123,7 +97,7 @@ impl TcpQueuePair {
                     _ => "waiting for the controller",
                 };
                 let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
-                if let Some(failure) = &self.last_failure {
+                if let Some(failure) = self.backlog.last_failure() {
                     error = error.source(failure.to_error(&self.remote.name()));
                 }
                 return Err(error.target(self.remote.name()));
@@ -155,10 +129,7 @@ impl TcpQueuePair {
                 }
             }
         }
-        while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
-            let (_, job) = self.delayed.pop_front().expect("just seen");
-            self.waiting.push_back(job);
-        }
+        self.backlog.wake_delayed(now);
         self.start();
         self.give_up_in_time();
     }
@@ -170,7 +141,7 @@ impl TcpQueuePair {
             return true;
         }
         self.close("the process has forked");
-        self.down_since = Some(self.now);
+        self.backlog.begin_anew(self.now);
         match self.remote.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
@@ -179,7 +150,7 @@ impl TcpQueuePair {
                 true
             }
             Err(error) => {
-                self.fail_waiting(&error.to_string());
+                self.backlog.fail_all(&error.to_string());
                 false
             }
         }
@@ -210,7 +181,7 @@ impl TcpQueuePair {
                 return;
             }
             Phase::Lost(failure) => {
-                self.last_failure = Some(failure);
+                self.backlog.note(failure);
                 self.state = retry;
                 return;
             }
@@ -223,11 +194,11 @@ impl TcpQueuePair {
             self.state = retry;
             if session.number == self.remote.live() {
                 let granted = session.num_io_queues;
-                self.fail_waiting(&format!("the target now grants only {granted} I/O queues"));
+                self.backlog.fail_all(&format!("the target now grants only {granted} I/O queues"));
             }
             return;
         };
-        let terms = self.remote.terms(&session.portal);
+        let terms = super::terms(&self.remote, &session.portal);
         let options = terms.host_options(session.queue_entries - 1);
         match Link::start(now, session.portal.socket, terms.tcp_timeout, options) {
             Ok(link) => self.state = State::Joining { link, session, qid, attempt },
@@ -248,7 +219,7 @@ impl TcpQueuePair {
                 Event::Initialised => {
                     let host = &self.remote.host;
                     let subnqn = &session.portal.address.subnqn;
-                    let data = ConnectData::new(host.id, session.cntlid, subnqn, &host.nqn);
+                    let data = ConnectData::new(host.id, session.joint.cntlid, subnqn, &host.nqn);
                     let sqe = Sqe::connect(0, *qid, session.queue_entries - 1, 0);
                     let job = Job::Connect(Box::new(data));
                     let taken = link.submit(self.now, sqe, Transfer::Out, false, job);
@@ -278,12 +249,10 @@ impl TcpQueuePair {
         else {
             unreachable!("only a joining queue is answered its Connect")
         };
-        link.set_max_in_capsule(session.max_in_capsule);
+        link.set_max_in_capsule(session.joint.max_in_capsule);
         self.namespace = session.namespace.clone();
         self.state = State::Joined { link, session, qid };
-        if self.owed == 0 {
-            self.down_since = None;
-        }
+        self.backlog.set_up();
     }
 
     /// A target may not have noticed yet that the last connection of this queue identifier is gone.
@@ -296,7 +265,7 @@ impl TcpQueuePair {
         if attempt >= MAX_JOIN_ATTEMPTS {
             return self.fail_session(failure);
         }
-        self.last_failure = Some(failure);
+        self.backlog.note(failure);
         self.close("the queue was refused");
         let retry_at = self.now + JOIN_INTERVAL;
         self.state = State::Down { retry_at, attempt: attempt + 1 };
@@ -317,7 +286,7 @@ impl TcpQueuePair {
         let failure = failure.at(format_args!("I/O queue on {socket}"));
         self.close(&failure.message);
         self.remote.request_reset(session.number, failure.clone());
-        self.last_failure = Some(failure);
+        self.backlog.note(failure);
     }
 
     /// Closes the connection. What had ended is kept, what had not is issued again or has failed.
@@ -332,30 +301,20 @@ impl TcpQueuePair {
                 (link, session, qid)
             }
         };
-        self.down_since.get_or_insert(self.now);
+        self.backlog.set_down(self.now);
         let (jobs, events) = link.abandon();
         for event in events {
-            if let Event::Done { payload: Job::Io { io, tries, covers }, result } = event
-                && let Some(completion) = self.judge(&session, io, tries, covers, result)
+            if let Event::Done { payload: Job::Io(attempt), result } = event
+                && let Some(completion) = self.judge(&session, attempt, result)
             {
-                self.finished.push_back(completion);
+                self.backlog.finish(completion);
             }
         }
-        for job in jobs.into_iter().rev() {
-            match job {
-                Job::Io { io, tries, covers } if io.op == IoOp::Read && tries < MAX_TRIES => {
-                    self.waiting.push_front(Job::Io { io, tries: tries + 1, covers });
-                }
-                Job::Io { io, covers, .. } => {
-                    if io.op == IoOp::Flush {
-                        self.remote.durability().flush_failed(covers);
-                    }
-                    let error = IoError::Disconnected(reason.to_owned());
-                    self.finished.push_back(failed(io, error));
-                }
-                Job::Connect(_) => {}
-            }
-        }
+        let attempts = jobs.into_iter().filter_map(|job| match job {
+            Job::Io(attempt) => Some(attempt),
+            Job::Connect(_) => None,
+        });
+        self.backlog.recover(attempts, self.remote.durability(), reason);
         if self.remote.is_ours() {
             self.remote.give_qid(session.number, qid);
         }
@@ -365,22 +324,9 @@ impl TcpQueuePair {
     fn start(&mut self) {
         let State::Joined { link, session, .. } = &mut self.state else { return };
         while link.has_room() {
-            let Some(job) = self.waiting.pop_front() else { break };
-            let Job::Io { io, tries, mut covers } = job else {
-                unreachable!("Connect never waits")
-            };
-            if io.op == IoOp::Flush {
-                if self.remote.durability().take_lost() {
-                    let reason = "writes that had completed were not durable when the target was \
-                                  lost";
-                    let error = IoError::Disconnected(reason.to_owned());
-                    self.finished.push_back(failed(io, error));
-                    continue;
-                }
-                covers = self.remote.durability().flush_begins();
-            }
-            let (sqe, transfer) = command(session, &io);
-            let job = Job::Io { io, tries, covers };
+            let Some(attempt) = self.backlog.next_to_issue(self.remote.durability()) else { break };
+            let (sqe, transfer) = command(session, &attempt.io);
+            let job = Job::Io(attempt);
             let taken = link.submit(self.now, sqe, transfer, false, job);
             assert!(taken.is_ok(), "the connection said that it has room");
         }
@@ -392,86 +338,47 @@ impl TcpQueuePair {
     /// What an answer means for its I/O; `None`: it is tried again.
     fn judge(
         &mut self,
-        session: &Session,
-        io: Io,
-        tries: u8,
-        covers: u64,
+        session: &Session<Tcp>,
+        attempt: Attempt,
         result: Result<Cqe, CommandError>,
     ) -> Option<Completion> {
-        let status = match result {
-            Ok(cqe) => cqe.status(),
-            Err(CommandError::DataDigest) => return Some(failed(io, IoError::DataDigest)),
+        let result = match result {
+            Ok(cqe) => Ok(cqe.status()),
+            Err(CommandError::DataDigest) => Err(IoError::DataDigest),
             Err(CommandError::Short { expected, found }) => {
-                let (expected, found) = (expected.into(), found.into());
-                return Some(failed(io, IoError::Short { expected, found }));
+                Err(IoError::Short { expected: expected.into(), found: found.into() })
             }
         };
-        if status.is_success() {
-            session.proven.store(true, Ordering::Relaxed);
-            self.down_since = None;
-            match io.op {
-                IoOp::Read => {}
-                IoOp::Write if session.has_volatile_write_cache => self.remote.durability().wrote(),
-                IoOp::Write => {}
-                IoOp::Flush => self.remote.durability().flushed(covers),
-            }
-            return Some(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
-        }
-        if tries >= max_tries(status, io.op) {
-            return Some(failed(io, IoError::Status(status)));
-        }
-        if is_path_related(status) && self.remote.portals.len() > 1 {
-            let message = format!("the controller answered {status}");
-            let failure = Failure::new(ErrorKind::Disconnected, message);
-            self.remote.request_reset(session.number, failure);
-        }
-        let job = Job::Io { io, tries: tries + 1, covers };
-        self.delayed.push_back((self.now + RETRY_DELAY, job));
-        None
+        self.backlog.judge(self.now, &self.remote, session, attempt, result)
     }
 
     /// Ends what waits when there is no hope, or when nothing has worked for the time after which a
     /// controller is given up.
     fn give_up_in_time(&mut self) {
         if let State::Dead { reason } = &self.state {
-            let reason = reason.clone();
-            return self.fail_waiting(&reason);
+            return self.backlog.fail_all(reason);
         }
-        let limit = self.remote.options.ctrl_loss_tmo;
-        if self.down_since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit) {
-            let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
-            let reason = format!("nothing worked for {} s: {last}", limit.as_secs());
-            self.fail_waiting(&reason);
-        }
-    }
-
-    fn fail_waiting(&mut self, reason: &str) {
-        let delayed = self.delayed.drain(..).map(|(_, job)| job);
-        for job in self.waiting.drain(..).chain(delayed) {
-            if let Job::Io { io, .. } = job {
-                self.finished.push_back(failed(io, IoError::Disconnected(reason.to_owned())));
-            }
-        }
+        self.backlog.give_up_in_time(self.now, self.remote.options.ctrl_loss_tmo);
     }
 
     /// The next completion.
     fn next_completion(&mut self) -> Option<Completion> {
-        if let Some(completion) = self.finished.pop_front() {
+        if let Some(completion) = self.backlog.pop_finished() {
             return Some(completion);
         }
         loop {
             let State::Joined { link, session, .. } = &mut self.state else { return None };
             let Event::Done { payload, result } = link.poll_event()? else { continue };
-            let Job::Io { io, tries, covers } = payload else {
+            let Job::Io(attempt) = payload else {
                 unreachable!("a joined queue is past its Connect")
             };
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
-            if success && io.op == IoOp::Read && session.proven.load(Ordering::Relaxed) {
-                self.down_since = None;
-                return Some(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
+            let read = attempt.io.op == IoOp::Read;
+            if success && read && session.proven.load(Ordering::Relaxed) {
+                return Some(self.backlog.succeed(attempt));
             }
             let session = Arc::clone(session);
-            if let Some(completion) = self.judge(&session, io, tries, covers, result) {
+            if let Some(completion) = self.judge(&session, attempt, result) {
                 return Some(completion);
             }
         }
@@ -484,15 +391,7 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.owed);
-        let count = room.min(pending.len());
-        for io in pending.drain(..count) {
-            match self.namespace.check(&io) {
-                Ok(()) => self.waiting.push_back(Job::Io { io, tries: 0, covers: 0 }),
-                Err(error) => self.finished.push_back(failed(io, error)),
-            }
-        }
-        self.owed += count;
+        let count = self.backlog.take(pending, &self.namespace);
         if count > 0 && self.remote.is_ours() {
             self.now = Instant::now();
             self.start();
@@ -508,12 +407,12 @@ impl QueuePair for TcpQueuePair {
             done.push(completion);
             count += 1;
         }
-        self.owed -= count;
+        self.backlog.handed_out(count);
         count
     }
 
     fn outstanding(&self) -> usize {
-        self.owed
+        self.backlog.owed()
     }
 
     fn wait_fd(&self) -> Option<Wait<'_>> {
@@ -524,14 +423,13 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let ready = (!self.finished.is_empty()).then_some(self.now);
-        let delayed = self.delayed.front().map(|(at, _)| *at);
+        let backlog = self.backlog.next_timeout(self.now);
         let link = match &self.state {
             State::Down { retry_at, .. } => Some(*retry_at),
             State::Dead { .. } => None,
             State::Joining { link, .. } | State::Joined { link, .. } => link.poll_timeout(),
         };
-        [ready, delayed, link].into_iter().flatten().min()
+        [backlog, link].into_iter().flatten().min()
     }
 }
 
@@ -544,12 +442,8 @@ impl Drop for TcpQueuePair {
     }
 }
 
-fn failed(io: Io, error: IoError) -> Completion {
-    Completion { tag: io.tag, buf: io.buf, result: Err(error) }
-}
-
 /// The command that does `io`, which has been checked.
-fn command(session: &Session, io: &Io) -> (Sqe, Transfer) {
+fn command(session: &Session<Tcp>, io: &Io) -> (Sqe, Transfer) {
     let len = io.buf.len() as u32;
     let num_blocks = len / session.namespace.block_len_bytes;
     match io.op {
@@ -562,22 +456,6 @@ fn command(session: &Session, io: &Io) -> (Sqe, Transfer) {
     }
 }
 
-/// How often an I/O that was answered with this status is tried in all but the first time.
-fn max_tries(status: Status, op: IoOp) -> u8 {
-    match status.retry_class() {
-        // The controller says that it did nothing, so a write may go again as well.
-        RetryClass::Path if is_path_related(status) => MAX_TRIES,
-        RetryClass::Retry if op == IoOp::Read => MAX_RETRIES_IN_PLACE,
-        _ => 0,
-    }
-}
-
-/// Whether the path is to blame, not the medium.
-fn is_path_related(status: Status) -> bool {
-    const SCT_PATH: u8 = 3;
-    status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
-}
-
 fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
     let mut fds: Vec<PollFd<'_>> = Vec::new();
@@ -587,16 +465,6 @@ fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
     }
     let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
 }
-
-/// How often an I/O is issued again because the connection died or the path was to blame. A read that
-/// kills every connection that it meets must end too.
-const MAX_TRIES: u8 = 10;
-
-/// How often a read is issued again because the controller asked for it.
-const MAX_RETRIES_IN_PLACE: u8 = 3;
-
-/// After how long a refused I/O is tried again.
-const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// How often to look for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);

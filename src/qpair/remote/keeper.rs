@@ -1,4 +1,4 @@
-//! The keeper: the one thread of a process that owns all admin queues.
+//! The keeper: the one thread of a process that owns all admin queues of a transport.
 //!
 //! It brings controllers up, keeps them alive, takes their events, and reconnects when they are lost:
 //! also while no queue pair is polled, so that a trainer that computes for a minute keeps its
@@ -12,68 +12,72 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::admin::{Admin, Turn};
-use super::failure::Failure;
-use super::link::SCRATCH_LEN;
-use super::remote::{Remote, Session};
+use super::backoff::Backoff;
+use super::{Admin, Failure, Remote, Session, Transport, Turn};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The handle on the thread.
-pub(super) struct Keeper {
+pub(in crate::qpair) struct Keeper<T: Transport> {
     event: OwnedFd,
-    inbox: Mutex<Vec<Weak<Remote>>>,
+    inbox: Mutex<Vec<Weak<Remote<T>>>>,
     /// Another thread of this process was faster: this keeper has nothing to do, ever.
     retired: AtomicBool,
 }
 
-/// Keepers of this process and of those it descends from.
-struct Generation {
+/// Keepers of this process and of those it descends from: a list that only grows.
+pub(in crate::qpair) struct Keepers<T: Transport>(OnceLock<Box<Generation<T>>>);
+
+struct Generation<T: Transport> {
     pid: u32,
-    keeper: Arc<Keeper>,
-    next: OnceLock<Box<Generation>>,
+    keeper: Arc<Keeper<T>>,
+    next: Keepers<T>,
 }
 
-static FIRST: OnceLock<Box<Generation>> = OnceLock::new();
+impl<T: Transport> Keepers<T> {
+    pub(in crate::qpair) const fn new() -> Keepers<T> {
+        Keepers(OnceLock::new())
+    }
 
-/// The keeper of this process, started if need be.
-///
-/// # Errors
-/// The operating system gives no thread.
-pub(super) fn of_this_process() -> Result<&'static Keeper> {
-    let pid = std::process::id();
-    let mut cell = &FIRST;
-    loop {
-        match cell.get() {
-            Some(generation) if generation.pid == pid => return Ok(&generation.keeper),
-            Some(generation) => cell = &generation.next,
-            None => {
-                // Made before it is stored, so that the cell is never locked for long: a process
-                // that forks meanwhile would find it locked for ever.
-                let keeper = Keeper::start()?;
-                let next = OnceLock::new();
-                if let Err(late) = cell.set(Box::new(Generation { pid, keeper, next })) {
-                    late.keeper.retired.store(true, Ordering::Release);
-                    late.keeper.wake();
+    /// The keeper of this process, started if need be.
+    ///
+    /// # Errors
+    /// The operating system gives no thread.
+    pub(in crate::qpair) fn of_this_process(&'static self) -> Result<&'static Keeper<T>> {
+        let pid = std::process::id();
+        let mut keepers = self;
+        loop {
+            match keepers.0.get() {
+                Some(generation) if generation.pid == pid => return Ok(&generation.keeper),
+                Some(generation) => keepers = &generation.next,
+                None => {
+                    // Made before it is stored, so that the cell is never locked for long: a process
+                    // that forks meanwhile would find it locked for ever.
+                    let keeper = Keeper::start()?;
+                    let next = Keepers::new();
+                    if let Err(late) = keepers.0.set(Box::new(Generation { pid, keeper, next })) {
+                        late.keeper.retired.store(true, Ordering::Release);
+                        late.keeper.wake();
+                    }
                 }
             }
         }
     }
-}
 
-/// Wakes the keeper of this process, if there is one.
-pub(super) fn wake() {
-    let pid = std::process::id();
-    let mut cell = &FIRST;
-    while let Some(generation) = cell.get() {
-        if generation.pid == pid {
-            generation.keeper.wake();
+    /// Wakes the keeper of this process, if there is one.
+    pub(in crate::qpair) fn wake(&self) {
+        let pid = std::process::id();
+        let mut keepers = self;
+        while let Some(generation) = keepers.0.get() {
+            if generation.pid == pid {
+                generation.keeper.wake();
+            }
+            keepers = &generation.next;
         }
-        cell = &generation.next;
     }
 }
 
-impl Keeper {
-    fn start() -> Result<Arc<Keeper>> {
+impl<T: Transport> Keeper<T> {
+    fn start() -> Result<Arc<Keeper<T>>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
         let keeper = Arc::new(Keeper {
@@ -92,7 +96,7 @@ impl Keeper {
     }
 
     /// Brings `remote` up and looks after it while somebody else holds it.
-    pub(super) fn keep(&self, remote: &Arc<Remote>) {
+    pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         inbox.push(Arc::downgrade(remote));
         drop(inbox);
@@ -105,8 +109,8 @@ impl Keeper {
     }
 
     fn run(&self) {
-        let mut scratch = vec![0; SCRATCH_LEN];
-        let mut charges: Vec<Charge> = Vec::new();
+        let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
+        let mut charges: Vec<Charge<T>> = Vec::new();
         while !self.retired.load(Ordering::Acquire) {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
@@ -118,7 +122,7 @@ impl Keeper {
     }
 
     /// Sleeps until a controller has something to say, a time has come, or somebody wakes it.
-    fn sleep(&self, charges: &[Charge]) {
+    fn sleep(&self, charges: &[Charge<T>]) {
         let now = Instant::now();
         let until = charges.iter().filter_map(Charge::poll_timeout).min();
         // Rounded up, or the last part of a millisecond would be spun away.
@@ -133,9 +137,9 @@ impl Keeper {
 }
 
 /// One remote that the keeper looks after.
-struct Charge {
-    remote: Weak<Remote>,
-    activity: Activity,
+struct Charge<T: Transport> {
+    remote: Weak<Remote<T>>,
+    activity: Activity<T>,
     /// The portal in use, or tried last.
     portal: usize,
     /// Portals tried since the round began.
@@ -149,9 +153,9 @@ struct Charge {
     failures: Vec<Option<Failure>>,
 }
 
-enum Activity {
+enum Activity<T: Transport> {
     Connecting {
-        admin: Box<Admin>,
+        admin: Box<T::Admin>,
         deadline: Instant,
     },
     /// All portals have been tried.
@@ -159,14 +163,14 @@ enum Activity {
         until: Instant,
     },
     Live {
-        admin: Box<Admin>,
-        session: Arc<Session>,
+        admin: Box<T::Admin>,
+        session: Arc<Session<T>>,
         since: Instant,
     },
 }
 
-impl Charge {
-    fn new(now: Instant, remote: Weak<Remote>) -> Option<Charge> {
+impl<T: Transport> Charge<T> {
+    fn new(now: Instant, remote: Weak<Remote<T>>) -> Option<Charge<T>> {
         let num_portals = remote.upgrade()?.portals.len();
         Some(Charge {
             remote,
@@ -192,7 +196,7 @@ impl Charge {
 
     fn poll_fd(&self) -> Option<PollFd<'_>> {
         let wait = match &self.activity {
-            Activity::Connecting { admin, .. } | Activity::Live { admin, .. } => admin.wait(),
+            Activity::Connecting { admin, .. } | Activity::Live { admin, .. } => admin.wait()?,
             Activity::Waiting { .. } => return None,
         };
         let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -226,16 +230,17 @@ impl Charge {
     }
 
     /// The controller is up: hands it to the queue pairs.
-    fn begin_session(&mut self, now: Instant, remote: &Remote) -> Result<(), Failure> {
+    fn begin_session(&mut self, now: Instant, remote: &Remote<T>) -> Result<(), Failure> {
         let waiting = Activity::Waiting { until: now };
         let Activity::Connecting { admin, .. } = std::mem::replace(&mut self.activity, waiting)
         else {
             unreachable!("only a connecting controller becomes ready")
         };
         let number = self.next_number;
-        let session = remote.publish(number, &remote.portals[self.portal], admin.facts())?;
+        let portal = &remote.portals[self.portal];
+        let session = remote.publish(number, portal, admin.joint(), admin.facts())?;
         if number > 1 {
-            tracing::info!("reconnected to {}", remote.portals[self.portal].socket);
+            tracing::info!("reconnected to {portal}");
         }
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
@@ -246,7 +251,7 @@ impl Charge {
     fn keep_session(
         &mut self,
         now: Instant,
-        remote: &Remote,
+        remote: &Remote<T>,
         scratch: &mut [u8],
     ) -> Result<(), Failure> {
         let Activity::Live { admin, session, since } = &mut self.activity else {
@@ -274,7 +279,7 @@ impl Charge {
     }
 
     /// An attempt has failed, or a session is lost; `false` when that is the end.
-    fn handle_failure(&mut self, now: Instant, remote: &Remote, failure: Failure) -> bool {
+    fn handle_failure(&mut self, now: Instant, remote: &Remote<T>, failure: Failure) -> bool {
         let opening = remote.identity().is_none();
         let limit =
             if opening { remote.options.connect_timeout } else { remote.options.ctrl_loss_tmo };
@@ -282,7 +287,7 @@ impl Charge {
         let mut failure = failure;
         loop {
             let portal = &remote.portals[self.portal];
-            failure = failure.at(format_args!("{} ({})", portal.socket, portal.address.subnqn));
+            failure = failure.at(portal);
             // Opened over the only path, the caller gets it as the error; and once a loss is told, that
             // it goes on is not news.
             match remote.live() {
@@ -300,6 +305,8 @@ impl Charge {
                 return false;
             }
             remote.lose(failure);
+            // Lets go of the old controller before the next is begun.
+            self.activity = Activity::Waiting { until: now };
             // At once on the other portals and then on this; after that more and more slowly.
             if self.tried >= remote.portals.len() || !self.backoff.is_fresh() {
                 self.activity = Activity::Waiting { until: now + self.backoff.next() };
@@ -327,7 +334,7 @@ impl Charge {
     }
 
     /// Begins to connect to the next portal, but never to one whose namespace was another.
-    fn try_next(&mut self, now: Instant, remote: &Remote) -> Result<(), Failure> {
+    fn try_next(&mut self, now: Instant, remote: &Remote<T>) -> Result<(), Failure> {
         let num_portals = remote.portals.len();
         for _ in 0..num_portals {
             self.portal = (self.portal + 1) % num_portals;
@@ -336,7 +343,7 @@ impl Charge {
                 break;
             }
         }
-        let admin = Box::new(Admin::start(now, remote.terms(&remote.portals[self.portal]))?);
+        let admin = Box::new(T::Admin::start(now, remote, &remote.portals[self.portal])?);
         let share = remote.options.connect_timeout / num_portals as u32;
         self.activity = Activity::Connecting { admin, deadline: now + share };
         Ok(())
@@ -347,67 +354,8 @@ fn is_stale(failure: &Option<Failure>) -> bool {
     failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
 }
 
-/// How long to wait before the next round: 10 ms doubling to 500 ms, less up to half by chance, so
-/// that many hosts of one target do not come back at the same moments.
-struct Backoff {
-    step: Duration,
-    is_fresh: bool,
-    random: u64,
-}
-
-impl Backoff {
-    fn new() -> Backoff {
-        use std::hash::{BuildHasher, Hasher, RandomState};
-        let random = RandomState::new().build_hasher().finish() | 1;
-        Backoff { step: BACKOFF_MIN, is_fresh: true, random }
-    }
-
-    /// Whether no wait has been asked for yet.
-    fn is_fresh(&self) -> bool {
-        self.is_fresh
-    }
-
-    /// Lets nothing be done at once any more.
-    fn hurry_no_more(&mut self) {
-        self.is_fresh = false;
-    }
-
-    fn next(&mut self) -> Duration {
-        let step = self.step;
-        self.is_fresh = false;
-        self.step = (step * 2).min(BACKOFF_MAX);
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        step - step.mul_f64((self.random % 1000) as f64 / 2000.0)
-    }
-}
-
-const BACKOFF_MIN: Duration = Duration::from_millis(10);
-const BACKOFF_MAX: Duration = Duration::from_millis(500);
-
 /// A session that lasted this long did work, even if nothing was read.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
 
 /// What `poll` may wake too early by.
 const GRANULARITY: Duration = Duration::from_micros(100);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_double_up_to_half_a_second_and_are_never_the_same_for_all() {
-        let mut backoff = Backoff::new();
-        let mut step = BACKOFF_MIN;
-        for _ in 0..20 {
-            let wait = backoff.next();
-            assert!(wait <= step && wait >= step / 2, "{wait:?} of {step:?}");
-            step = (step * 2).min(BACKOFF_MAX);
-        }
-        let one: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
-        let two: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
-        assert_ne!(one, two);
-    }
-}

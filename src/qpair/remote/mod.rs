@@ -1,81 +1,178 @@
-//! What all handles on one remote namespace share: its paths, its present session, its fate.
+//! A remote namespace, whatever its transport: its paths, its present session, its fate.
 //!
-//! The keeper thread writes it, queue pairs read it. A child process gets one of its own, because
-//! a lock of the parent's may be held for ever in the child's copy.
+//! A *session* is one association with a controller. The keeper thread brings it up, keeps it alive and
+//! replaces it when it is lost; queue pairs join it, and issue their reads again in the next. A
+//! [`Transport`] says how a controller is reached; everything else is the same for all and stands here.
+//!
+//! The keeper thread writes a [`Remote`], queue pairs read it. A child process gets one of its own,
+//! because a lock of the parent's may be held for ever in the child's copy.
+//!
+//! Invariants:
+//! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
+//! - A flush succeeds only if no write that it should cover was lost with an earlier session.
+//! - A session is only ever replaced by one on the same namespace: same identifier, size, block length.
+//! - Nothing waits without a limit.
+//!
+//! Read this file first, then `keeper.rs` (how sessions come and go) and `backlog.rs` (what becomes of
+//! an I/O when one goes).
 
-use std::net::SocketAddr;
+mod backlog;
+mod backoff;
+mod durability;
+mod failure;
+mod identity;
+pub(in crate::qpair) mod keeper;
+
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::admin::{Facts, Goal, Terms};
-use super::failure::Failure;
-use super::identity::HostIdentity;
-use super::keeper;
+pub(in crate::qpair) use backlog::{Attempt, Backlog};
+use durability::Durability;
+pub(in crate::qpair) use failure::Failure;
+pub(in crate::qpair) use identity::HostIdentity;
+
+use super::{ConnectOptions, Namespace, Wait};
 use crate::error::{Error, ErrorKind, Result};
-use crate::nvme::TcpAddress;
-use crate::qpair::{ConnectOptions, Namespace};
-use crate::tcp::Digests;
 use crate::units::Nsid;
 
+/// A way of reaching controllers.
+pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
+    /// One way to the namespace; prints as what a connection goes to.
+    type Portal: Portal;
+    /// The admin queue of a controller, on its way up or up.
+    type Admin: Admin<Self> + Send;
+    /// What a queue pair needs in order to join a session.
+    type Joint: Send + Sync;
+
+    /// What [`Admin::poll`] wants as scratch memory.
+    const SCRATCH_LEN_BYTES: usize;
+
+    /// Where the keepers of this transport are found.
+    fn keepers() -> &'static keeper::Keepers<Self>;
+
+    /// The engine, for people: `tcp (header digest)`.
+    fn engine(remote: &Remote<Self>) -> String;
+}
+
 /// One way to the namespace: an address that a name stands for, on one of the user's paths.
-#[derive(Debug, Clone)]
-pub(super) struct Portal {
-    pub(super) address: TcpAddress,
-    pub(super) socket: SocketAddr,
+pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
+    /// The address, as the user knows it.
+    fn address(&self) -> String;
+}
+
+/// An admin queue. Nothing here blocks for long, so one thread can keep any number of controllers.
+pub(in crate::qpair) trait Admin<T: Transport>: Sized {
+    /// Begins to connect.
+    fn start(now: Instant, remote: &Remote<T>, portal: &T::Portal) -> Result<Self, Failure>;
+
+    /// Moves on. An error is the end of this controller.
+    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure>;
+
+    /// What has been learnt; all of it once a turn was [`Turn::Ready`].
+    fn facts(&self) -> &Facts;
+
+    /// What queue pairs join the session with, once a turn was [`Turn::Ready`].
+    fn joint(&self) -> T::Joint;
+
+    /// What is being done, for people.
+    fn stage(&self) -> &'static str;
+
+    /// When to call [`Admin::poll`] although nothing moves.
+    fn poll_timeout(&self) -> Option<Instant>;
+
+    /// What to sleep on, if there is such a thing.
+    fn wait(&self) -> Option<Wait<'_>>;
+}
+
+/// What a turn of an admin queue brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::qpair) enum Turn {
+    /// Nothing that concerns anybody.
+    Quiet,
+    /// The goal is reached: [`Admin::facts`] hold.
+    Ready,
+    /// The namespace was identified again after an event: [`Admin::facts`] are new.
+    Changed,
+}
+
+/// What was learnt about a controller and its namespace.
+#[derive(Debug, Clone, Default)]
+pub(in crate::qpair) struct Facts {
+    pub(in crate::qpair) num_io_queues: u16,
+    /// Most entries of an I/O queue.
+    pub(in crate::qpair) max_entries: u32,
+    /// Most data of a command, when the controller says.
+    pub(in crate::qpair) max_transfer_bytes: Option<u32>,
+    pub(in crate::qpair) has_volatile_write_cache: bool,
+    pub(in crate::qpair) nsid: Nsid,
+    pub(in crate::qpair) block_len_bytes: u32,
+    pub(in crate::qpair) num_blocks: u64,
+    pub(in crate::qpair) write_protected: bool,
+    /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
+    pub(in crate::qpair) nguid: [u8; 16],
 }
 
 /// What handles on one remote namespace share.
-pub(super) struct Remote {
+pub(in crate::qpair) struct Remote<T: Transport> {
     pid: u32,
-    pub(super) options: ConnectOptions,
-    pub(super) host: HostIdentity,
+    pub(in crate::qpair) options: ConnectOptions,
+    pub(in crate::qpair) host: HostIdentity,
     /// Never empty; the user's order.
-    pub(super) portals: Vec<Portal>,
+    pub(in crate::qpair) portals: Vec<T::Portal>,
     /// The session that is live, 0 when none is. Queue pairs compare it each turn.
     live: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<State<T>>,
     changed: Condvar,
     /// What the namespace was when it was first seen. Readable without a lock, also after a fork.
     identity: OnceLock<Namespace>,
     durability: Durability,
     /// What takes its place in a child process.
-    successor: OnceLock<Arc<Remote>>,
+    successor: OnceLock<Arc<Remote<T>>>,
 }
 
 /// One association with a controller, from its becoming usable to its loss.
-#[derive(Debug)]
-pub(super) struct Session {
-    pub(super) number: u64,
-    pub(super) portal: Portal,
-    pub(super) cntlid: u16,
-    pub(super) nsid: Nsid,
-    pub(super) num_io_queues: u16,
+pub(in crate::qpair) struct Session<T: Transport> {
+    pub(in crate::qpair) number: u64,
+    pub(in crate::qpair) portal: T::Portal,
+    pub(in crate::qpair) joint: T::Joint,
+    pub(in crate::qpair) nsid: Nsid,
+    pub(in crate::qpair) num_io_queues: u16,
     /// Entries of each I/O queue.
-    pub(super) queue_entries: u16,
-    pub(super) max_in_capsule: u32,
-    pub(super) has_volatile_write_cache: bool,
-    pub(super) namespace: Namespace,
+    pub(in crate::qpair) queue_entries: u16,
+    pub(in crate::qpair) has_volatile_write_cache: bool,
+    pub(in crate::qpair) namespace: Namespace,
     /// Whether an I/O has succeeded on it: a session that fails before that is not worth hurrying
     /// for.
-    pub(super) proven: AtomicBool,
+    pub(in crate::qpair) proven: AtomicBool,
 }
 
 /// How a remote is doing.
-#[derive(Debug, Clone)]
-pub(super) enum Phase {
+pub(in crate::qpair) enum Phase<T: Transport> {
     /// Being reached for the first time.
     Opening,
-    Live(Arc<Session>),
+    Live(Arc<Session<T>>),
     /// Being reached again; the last failure.
     Lost(Failure),
     /// Given up, for good.
     Dead(Failure),
 }
 
-#[derive(Debug)]
-struct State {
-    phase: Phase,
+// Not derived: that would ask it of the transport.
+impl<T: Transport> Clone for Phase<T> {
+    fn clone(&self) -> Phase<T> {
+        match self {
+            Phase::Opening => Phase::Opening,
+            Phase::Live(session) => Phase::Live(Arc::clone(session)),
+            Phase::Lost(failure) => Phase::Lost(failure.clone()),
+            Phase::Dead(failure) => Phase::Dead(failure.clone()),
+        }
+    }
+}
+
+struct State<T: Transport> {
+    phase: Phase<T>,
     /// Queue identifiers of the present session that nobody uses, the longest unused first.
     free_qids: std::collections::VecDeque<u16>,
     num_pairs: usize,
@@ -83,12 +180,12 @@ struct State {
     reset: Option<(u64, Failure)>,
 }
 
-impl Remote {
-    pub(super) fn new(
+impl<T: Transport> Remote<T> {
+    pub(in crate::qpair) fn new(
         options: ConnectOptions,
-        portals: Vec<Portal>,
+        portals: Vec<T::Portal>,
         seen: Option<Namespace>,
-    ) -> Arc<Remote> {
+    ) -> Arc<Remote<T>> {
         assert!(!portals.is_empty(), "a namespace has at least one address");
         let phase = match seen {
             None => Phase::Opening,
@@ -118,12 +215,12 @@ impl Remote {
     }
 
     /// Whether this remote belongs to the calling process.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(in crate::qpair) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
 
     /// The remote for the calling process: this one, or after a fork another that connects anew.
-    pub(super) fn for_this_process(self: &Arc<Remote>) -> Result<Arc<Remote>> {
+    pub(in crate::qpair) fn for_this_process(self: &Arc<Remote<T>>) -> Result<Arc<Remote<T>>> {
         let pid = std::process::id();
         let mut remote = self;
         while remote.pid != pid {
@@ -135,8 +232,8 @@ impl Remote {
         Ok(Arc::clone(remote))
     }
 
-    fn make_successor(&self) -> Result<&Arc<Remote>> {
-        let keeper = keeper::of_this_process()?;
+    fn make_successor(&self) -> Result<&Arc<Remote<T>>> {
+        let keeper = T::keepers().of_this_process()?;
         let seen = self.identity.get().cloned();
         let next = Remote::new(self.options.clone(), self.portals.clone(), seen);
         // Another thread may have been faster: then its remote is the one.
@@ -147,42 +244,26 @@ impl Remote {
     }
 
     /// How the user knows it.
-    pub(super) fn name(&self) -> String {
-        self.portals[0].address.to_string()
-    }
-
-    /// With what to connect to a portal.
-    pub(super) fn terms(&self, portal: &Portal) -> Terms {
-        let options = &self.options;
-        Terms {
-            address: portal.socket,
-            subnqn: portal.address.subnqn.clone(),
-            goal: Goal::Namespace(portal.address.nsid),
-            host: self.host.clone(),
-            digests: Digests { header: options.hdr_digest, data: options.data_digest },
-            nr_io_queues: options.nr_io_queues,
-            keep_alive_tmo: options.keep_alive_tmo,
-            tcp_timeout: options.tcp_connect_timeout,
-            io_timeout: options.io_timeout,
-        }
+    pub(in crate::qpair) fn name(&self) -> String {
+        self.portals[0].address()
     }
 
     /// The number of the live session, 0 when there is none.
-    pub(super) fn live(&self) -> u64 {
+    pub(in crate::qpair) fn live(&self) -> u64 {
         self.live.load(Ordering::Acquire)
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub(in crate::qpair) fn phase(&self) -> Phase<T> {
         self.lock().phase.clone()
     }
 
     /// What the namespace was when it was first seen.
-    pub(super) fn identity(&self) -> Option<&Namespace> {
+    pub(in crate::qpair) fn identity(&self) -> Option<&Namespace> {
         self.identity.get()
     }
 
     /// What the namespace is now.
-    pub(super) fn namespace(&self) -> Option<Namespace> {
+    pub(in crate::qpair) fn namespace(&self) -> Option<Namespace> {
         match &self.lock().phase {
             Phase::Live(session) => Some(session.namespace.clone()),
             _ => self.identity.get().cloned(),
@@ -190,7 +271,7 @@ impl Remote {
     }
 
     /// Waits until the namespace is there or given up, at most until `deadline`.
-    pub(super) fn wait_open(&self, deadline: Instant) -> Result<Namespace> {
+    pub(in crate::qpair) fn wait_open(&self, deadline: Instant) -> Result<Namespace> {
         let mut state = self.lock();
         loop {
             match &state.phase {
@@ -212,7 +293,7 @@ impl Remote {
     ///
     /// # Errors
     /// `Refused`: each I/O queue that the target granted is in use.
-    pub(super) fn add_pair(&self) -> Result<()> {
+    pub(in crate::qpair) fn add_pair(&self) -> Result<()> {
         let mut state = self.lock();
         if let Phase::Live(session) = &state.phase
             && state.num_pairs >= usize::from(session.num_io_queues)
@@ -225,18 +306,18 @@ impl Remote {
         Ok(())
     }
 
-    pub(super) fn remove_pair(&self) {
+    pub(in crate::qpair) fn remove_pair(&self) {
         self.lock().num_pairs -= 1;
     }
 
     /// A queue identifier of session `number`; `None` when it is over or grants no more.
-    pub(super) fn take_qid(&self, number: u64) -> Option<u16> {
+    pub(in crate::qpair) fn take_qid(&self, number: u64) -> Option<u16> {
         let mut state = self.lock();
         (self.live() == number).then(|| state.free_qids.pop_front()).flatten()
     }
 
     /// Gives a queue identifier of session `number` back.
-    pub(super) fn give_qid(&self, number: u64, qid: u16) {
+    pub(in crate::qpair) fn give_qid(&self, number: u64, qid: u16) {
         let mut state = self.lock();
         if self.live() == number {
             state.free_qids.push_back(qid);
@@ -244,7 +325,7 @@ impl Remote {
     }
 
     /// Asks the keeper to replace session `number`, which does not work for a queue pair.
-    pub(super) fn request_reset(&self, number: u64, reason: Failure) {
+    pub(in crate::qpair) fn request_reset(&self, number: u64, reason: Failure) {
         if !self.is_ours() {
             return; // the lock may be held for ever, and the session is not this process's
         }
@@ -252,19 +333,19 @@ impl Remote {
         if self.live() == number && state.reset.is_none() {
             state.reset = Some((number, reason));
             drop(state);
-            keeper::wake();
+            T::keepers().wake();
         }
     }
 
     /// What has been written and not made durable.
-    pub(super) fn durability(&self) -> &Durability {
+    pub(in crate::qpair) fn durability(&self) -> &Durability {
         &self.durability
     }
 
     // What the keeper does.
 
     /// Why the live session shall be replaced, if a queue pair has asked for it.
-    pub(super) fn take_reset(&self) -> Option<Failure> {
+    pub(in crate::qpair) fn take_reset(&self) -> Option<Failure> {
         let (number, reason) = self.lock().reset.take()?;
         (number == self.live()).then_some(reason)
     }
@@ -273,22 +354,22 @@ impl Remote {
     ///
     /// # Errors
     /// `Stale`: this is not the namespace that was here before.
-    pub(super) fn publish(
+    pub(in crate::qpair) fn publish(
         &self,
         number: u64,
-        portal: &Portal,
+        portal: &T::Portal,
+        joint: T::Joint,
         facts: &Facts,
-    ) -> Result<Arc<Session>, Failure> {
+    ) -> Result<Arc<Session<T>>, Failure> {
         let namespace = self.describe(facts);
         check_identity(self.identity.get_or_init(|| namespace.clone()), &namespace)?;
         let session = Arc::new(Session {
             number,
             portal: portal.clone(),
-            cntlid: facts.cntlid,
+            joint,
             nsid: facts.nsid,
             num_io_queues: facts.num_io_queues,
             queue_entries: namespace.queue_depth + 1,
-            max_in_capsule: facts.max_in_capsule,
             has_volatile_write_cache: facts.has_volatile_write_cache,
             namespace,
             proven: AtomicBool::new(false),
@@ -308,7 +389,7 @@ impl Remote {
     ///
     /// # Errors
     /// `Stale`: it is another, or has shrunk.
-    pub(super) fn check(&self, facts: &Facts) -> Result<(), Failure> {
+    pub(in crate::qpair) fn check(&self, facts: &Facts) -> Result<(), Failure> {
         let seen = self.identity.get().expect("a live session has published it");
         let mut now = self.describe(facts);
         now.num_blocks = now.num_blocks.min(seen.num_blocks);
@@ -316,7 +397,7 @@ impl Remote {
     }
 
     /// The live session is gone, or another attempt has failed.
-    pub(super) fn lose(&self, failure: Failure) {
+    pub(in crate::qpair) fn lose(&self, failure: Failure) {
         let mut state = self.lock();
         if self.live.swap(0, Ordering::AcqRel) != 0 {
             self.durability.session_lost();
@@ -327,7 +408,7 @@ impl Remote {
     }
 
     /// There will be no session any more.
-    pub(super) fn give_up(&self, failure: Failure) {
+    pub(in crate::qpair) fn give_up(&self, failure: Failure) {
         self.live.store(0, Ordering::Release);
         self.lock().phase = Phase::Dead(failure);
         self.changed.notify_all();
@@ -338,12 +419,6 @@ impl Remote {
         let limit = limit.min(facts.block_len_bytes.saturating_mul(MAX_BLOCKS));
         let entries = u32::from(self.options.queue_size).clamp(2, MAX_QUEUE_ENTRIES);
         let entries = entries.min(facts.max_entries).max(2);
-        let digests = match (self.options.hdr_digest, self.options.data_digest) {
-            (false, false) => "tcp",
-            (true, false) => "tcp (header digest)",
-            (false, true) => "tcp (data digest)",
-            (true, true) => "tcp (header and data digest)",
-        };
         Namespace {
             address: self.name(),
             block_len_bytes: facts.block_len_bytes,
@@ -352,20 +427,20 @@ impl Remote {
             queue_depth: (entries - 1) as u16,
             nguid: facts.nguid,
             read_only: facts.write_protected || !self.options.writable,
-            engine: digests.to_owned(),
+            engine: T::engine(self),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
         // Nothing panics while it holds the lock, and no change leaves the state half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Remote {
+impl<T: Transport> Drop for Remote<T> {
     fn drop(&mut self) {
         if self.is_ours() {
-            keeper::wake(); // to notice that nobody needs the controller any more
+            T::keepers().wake(); // to notice that nobody needs the controller any more
         }
     }
 }
@@ -388,56 +463,6 @@ fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
         describe(now)
     );
     Err(Failure::new(ErrorKind::Stale, message).hint("open it again"))
-}
-
-/// Knows whether a flush can still make durable all that was written.
-///
-/// A write that completed may be in the target's cache. When the session is lost, the cache may be
-/// lost with it, and a flush on the next session would say nothing about it: so that flush must fail.
-#[derive(Debug, Default)]
-pub(super) struct Durability {
-    /// Writes completed, ever.
-    written: AtomicU64,
-    /// Of those, how many a flush has covered, or were lost.
-    settled: AtomicU64,
-    lost: AtomicBool,
-}
-
-impl Durability {
-    /// A write has completed.
-    pub(super) fn wrote(&self) {
-        self.written.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A flush begins: what it will have covered, for [`Durability::flushed`].
-    pub(super) fn flush_begins(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// A flush has succeeded.
-    pub(super) fn flushed(&self, covered: u64) {
-        self.settled.fetch_max(covered, Ordering::Relaxed);
-    }
-
-    /// A flush has failed with its session, which tells of the writes that it would have covered.
-    pub(super) fn flush_failed(&self, covered: u64) {
-        self.settled.fetch_max(covered, Ordering::Relaxed);
-        if self.written.load(Ordering::Relaxed) == covered {
-            self.lost.store(false, Ordering::Relaxed);
-        }
-    }
-
-    fn session_lost(&self) {
-        let written = self.written.load(Ordering::Relaxed);
-        if self.settled.fetch_max(written, Ordering::Relaxed) < written {
-            self.lost.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether writes were lost with a session since this was last asked.
-    pub(super) fn take_lost(&self) -> bool {
-        self.lost.swap(false, Ordering::Relaxed)
-    }
 }
 
 /// Larger transfers gain nothing, and some targets end the connection over them although they state
@@ -479,49 +504,5 @@ mod tests {
         assert!(failure.message.contains(&"08".repeat(16)), "{failure}");
         assert!(other(|n| n.num_blocks = 99).message.contains("found NGUID"));
         assert!(other(|n| n.block_len_bytes = 4096).message.contains("4096"));
-    }
-
-    #[test]
-    fn a_flush_after_a_lost_session_tells_only_of_writes_that_no_flush_covered() {
-        let durability = Durability::default();
-        durability.session_lost();
-        assert!(!durability.take_lost());
-        durability.wrote();
-        let covered = durability.flush_begins();
-        durability.flushed(covered);
-        durability.session_lost();
-        assert!(!durability.take_lost());
-        durability.wrote();
-        let covered = durability.flush_begins();
-        durability.wrote(); // after the flush began
-        durability.flushed(covered);
-        durability.session_lost();
-        assert!(durability.take_lost());
-        assert!(!durability.take_lost(), "told once");
-        durability.session_lost();
-        assert!(!durability.take_lost());
-    }
-
-    #[test]
-    fn writes_that_a_failed_flush_told_of_are_not_told_of_again() {
-        for loss_is_seen_first in [false, true] {
-            let durability = Durability::default();
-            durability.wrote();
-            let covered = durability.flush_begins();
-            if loss_is_seen_first {
-                durability.session_lost();
-                durability.flush_failed(covered);
-            } else {
-                durability.flush_failed(covered);
-                durability.session_lost();
-            }
-            assert!(!durability.take_lost());
-        }
-        let durability = Durability::default();
-        let covered = durability.flush_begins();
-        durability.wrote(); // not covered
-        durability.session_lost();
-        durability.flush_failed(covered);
-        assert!(durability.take_lost());
     }
 }

@@ -9,14 +9,14 @@ use crate::qpair::ConnectOptions;
 
 /// Host NQN and host identifier. One NQN always comes with one identifier.
 #[derive(Debug, Clone)]
-pub(super) struct HostIdentity {
-    pub(super) nqn: Nqn,
-    pub(super) id: [u8; 16],
+pub(in crate::qpair) struct HostIdentity {
+    pub(in crate::qpair) nqn: Nqn,
+    pub(in crate::qpair) id: [u8; 16],
 }
 
 impl HostIdentity {
     /// What the options say, else what nvme-cli would use, else what the machine's identity gives.
-    pub(super) fn new(options: &ConnectOptions) -> HostIdentity {
+    pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {
             Some(nqn) => (nqn.clone(), None),

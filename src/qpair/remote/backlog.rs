@@ -1,0 +1,263 @@
+//! What becomes of an I/O that is not in a connection: it waits, is tried again, or has failed.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::durability::Durability;
+use super::{Failure, Remote, Session, Transport};
+use crate::error::ErrorKind;
+use crate::nvme::{RetryClass, Status};
+use crate::qpair::{Completion, Io, IoError, IoOp, Namespace};
+
+/// An I/O that was taken, with its past.
+pub(in crate::qpair) struct Attempt {
+    pub(in crate::qpair) io: Io,
+    /// How often it has been issued before.
+    tries: u8,
+    /// For a flush: what it will have covered.
+    covers: u64,
+}
+
+/// The I/Os that a queue pair on a remote namespace has taken, but for those in its connection.
+///
+/// While the connection is down I/Os are taken and wait. Reads that were on their way when it died are
+/// issued again; writes and flushes are not, since the target may still apply them: they complete with
+/// `Disconnected`, and whoever wrote must read back to know.
+pub(in crate::qpair) struct Backlog {
+    /// I/Os that are not in a connection, in order.
+    waiting: VecDeque<Attempt>,
+    /// I/Os that the target asked to try again later, with the time.
+    delayed: VecDeque<(Instant, Attempt)>,
+    /// Completions that did not come from the connection just now.
+    finished: VecDeque<Completion>,
+    /// I/Os taken and not completed.
+    owed: usize,
+    /// Since when nothing has worked.
+    down_since: Option<Instant>,
+    /// Why it did not.
+    last_failure: Option<Failure>,
+}
+
+impl Backlog {
+    /// That of a queue pair which has no connection yet.
+    pub(in crate::qpair) fn new(now: Instant) -> Backlog {
+        Backlog {
+            waiting: VecDeque::new(),
+            delayed: VecDeque::new(),
+            finished: VecDeque::new(),
+            owed: 0,
+            down_since: Some(now),
+            last_failure: None,
+        }
+    }
+
+    /// Takes what there is room for; what cannot be is finished with the reason.
+    pub(in crate::qpair) fn take(
+        &mut self,
+        pending: &mut VecDeque<Io>,
+        namespace: &Namespace,
+    ) -> usize {
+        let room = usize::from(namespace.queue_depth).saturating_sub(self.owed);
+        let count = room.min(pending.len());
+        for io in pending.drain(..count) {
+            match namespace.check(&io) {
+                Ok(()) => self.waiting.push_back(Attempt { io, tries: 0, covers: 0 }),
+                Err(error) => self.finished.push_back(failed(io, error)),
+            }
+        }
+        self.owed += count;
+        count
+    }
+
+    /// I/Os taken and not completed.
+    pub(in crate::qpair) fn owed(&self) -> usize {
+        self.owed
+    }
+
+    /// The next I/O to issue.
+    pub(in crate::qpair) fn next_to_issue(&mut self, durability: &Durability) -> Option<Attempt> {
+        loop {
+            let mut attempt = self.waiting.pop_front()?;
+            if attempt.io.op == IoOp::Flush {
+                if durability.take_lost() {
+                    let reason = "writes that had completed were not durable when the target was \
+                                  lost";
+                    let error = IoError::Disconnected(reason.to_owned());
+                    self.finished.push_back(failed(attempt.io, error));
+                    continue;
+                }
+                attempt.covers = durability.flush_begins();
+            }
+            return Some(attempt);
+        }
+    }
+
+    /// Takes back what was in a connection that died, oldest first.
+    pub(in crate::qpair) fn recover(
+        &mut self,
+        unfinished: impl DoubleEndedIterator<Item = Attempt>,
+        durability: &Durability,
+        reason: &str,
+    ) {
+        for attempt in unfinished.rev() {
+            let Attempt { io, tries, covers } = attempt;
+            if io.op == IoOp::Read && tries < MAX_TRIES {
+                self.waiting.push_front(Attempt { io, tries: tries + 1, covers });
+                continue;
+            }
+            if io.op == IoOp::Flush {
+                durability.flush_failed(covers);
+            }
+            self.finished.push_back(failed(io, IoError::Disconnected(reason.to_owned())));
+        }
+    }
+
+    /// What an answer means for its I/O; `None`: it is tried again.
+    pub(in crate::qpair) fn judge<T: Transport>(
+        &mut self,
+        now: Instant,
+        remote: &Remote<T>,
+        session: &Session<T>,
+        attempt: Attempt,
+        result: Result<Status, IoError>,
+    ) -> Option<Completion> {
+        let Attempt { io, tries, covers } = attempt;
+        let status = match result {
+            Ok(status) => status,
+            Err(error) => return Some(failed(io, error)),
+        };
+        if status.is_success() {
+            session.proven.store(true, Ordering::Relaxed);
+            self.down_since = None;
+            match io.op {
+                IoOp::Read => {}
+                IoOp::Write if session.has_volatile_write_cache => remote.durability().wrote(),
+                IoOp::Write => {}
+                IoOp::Flush => remote.durability().flushed(covers),
+            }
+            return Some(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
+        }
+        if tries >= max_tries(status, io.op) {
+            return Some(failed(io, IoError::Status(status)));
+        }
+        if is_path_related(status) && remote.portals.len() > 1 {
+            let message = format!("the controller answered {status}");
+            let failure = Failure::new(ErrorKind::Disconnected, message);
+            remote.request_reset(session.number, failure);
+        }
+        let attempt = Attempt { io, tries: tries + 1, covers };
+        self.delayed.push_back((now + RETRY_DELAY, attempt));
+        None
+    }
+
+    /// The completion of a read that succeeded in a session which is known to work.
+    pub(in crate::qpair) fn succeed(&mut self, attempt: Attempt) -> Completion {
+        self.down_since = None;
+        let Io { tag, buf, .. } = attempt.io;
+        Completion { tag, buf, result: Ok(()) }
+    }
+
+    /// The connection is up.
+    pub(in crate::qpair) fn set_up(&mut self) {
+        if self.owed == 0 {
+            self.down_since = None;
+        }
+    }
+
+    /// The connection is down.
+    pub(in crate::qpair) fn set_down(&mut self, now: Instant) {
+        self.down_since.get_or_insert(now);
+    }
+
+    /// All that happened before belongs to the parent process.
+    pub(in crate::qpair) fn begin_anew(&mut self, now: Instant) {
+        self.down_since = Some(now);
+    }
+
+    /// Why the last attempt did not work, if one did not.
+    pub(in crate::qpair) fn last_failure(&self) -> Option<&Failure> {
+        self.last_failure.as_ref()
+    }
+
+    /// Keeps why an attempt did not work.
+    pub(in crate::qpair) fn note(&mut self, failure: Failure) {
+        self.last_failure = Some(failure);
+    }
+
+    /// Lets I/Os wait no longer whose time has come.
+    pub(in crate::qpair) fn wake_delayed(&mut self, now: Instant) {
+        while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, attempt) = self.delayed.pop_front().expect("just seen");
+            self.waiting.push_back(attempt);
+        }
+    }
+
+    /// Ends what waits when nothing has worked for `limit`, after which a controller is given up.
+    pub(in crate::qpair) fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
+        if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
+            let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
+            let reason = format!("nothing worked for {} s: {last}", limit.as_secs());
+            self.fail_all(&reason);
+        }
+    }
+
+    /// Ends everything that waits.
+    pub(in crate::qpair) fn fail_all(&mut self, reason: &str) {
+        let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
+        for Attempt { io, .. } in self.waiting.drain(..).chain(delayed) {
+            self.finished.push_back(failed(io, IoError::Disconnected(reason.to_owned())));
+        }
+    }
+
+    /// Keeps a completion to be handed out later.
+    pub(in crate::qpair) fn finish(&mut self, completion: Completion) {
+        self.finished.push_back(completion);
+    }
+
+    /// A completion that waits to be handed out.
+    pub(in crate::qpair) fn pop_finished(&mut self) -> Option<Completion> {
+        self.finished.pop_front()
+    }
+
+    /// `count` completions were handed out.
+    pub(in crate::qpair) fn handed_out(&mut self, count: usize) {
+        self.owed -= count;
+    }
+
+    /// When to look again: at once (`now`) for what is finished, else when a delay is over.
+    pub(in crate::qpair) fn next_timeout(&self, now: Instant) -> Option<Instant> {
+        let ready = (!self.finished.is_empty()).then_some(now);
+        ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
+    }
+}
+
+fn failed(io: Io, error: IoError) -> Completion {
+    Completion { tag: io.tag, buf: io.buf, result: Err(error) }
+}
+
+/// How often an I/O that was answered with this status is tried in all but the first time.
+fn max_tries(status: Status, op: IoOp) -> u8 {
+    match status.retry_class() {
+        // The controller says that it did nothing, so a write may go again as well.
+        RetryClass::Path if is_path_related(status) => MAX_TRIES,
+        RetryClass::Retry if op == IoOp::Read => MAX_RETRIES_IN_PLACE,
+        _ => 0,
+    }
+}
+
+/// Whether the path is to blame, not the medium.
+fn is_path_related(status: Status) -> bool {
+    const SCT_PATH: u8 = 3;
+    status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
+}
+
+/// How often an I/O is issued again because the connection died or the path was to blame. A read that
+/// kills every connection that it meets must end too.
+const MAX_TRIES: u8 = 10;
+
+/// How often a read is issued again because the controller asked for it.
+const MAX_RETRIES_IN_PLACE: u8 = 3;
+
+/// After how long a refused I/O is tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(100);

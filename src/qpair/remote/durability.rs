@@ -1,0 +1,102 @@
+//! Whether a flush can still make durable all that was written.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Knows whether a flush can still make durable all that was written.
+///
+/// A write that completed may be in the target's cache. When the session is lost, the cache may be
+/// lost with it, and a flush on the next session would say nothing about it: so that flush must fail.
+#[derive(Debug, Default)]
+pub(in crate::qpair) struct Durability {
+    /// Writes completed, ever.
+    written: AtomicU64,
+    /// Of those, how many a flush has covered, or were lost.
+    settled: AtomicU64,
+    lost: AtomicBool,
+}
+
+impl Durability {
+    /// A write has completed.
+    pub(in crate::qpair) fn wrote(&self) {
+        self.written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A flush begins: what it will have covered, for [`Durability::flushed`].
+    pub(in crate::qpair) fn flush_begins(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// A flush has succeeded.
+    pub(in crate::qpair) fn flushed(&self, covered: u64) {
+        self.settled.fetch_max(covered, Ordering::Relaxed);
+    }
+
+    /// A flush has failed with its session, which tells of the writes that it would have covered.
+    pub(in crate::qpair) fn flush_failed(&self, covered: u64) {
+        self.settled.fetch_max(covered, Ordering::Relaxed);
+        if self.written.load(Ordering::Relaxed) == covered {
+            self.lost.store(false, Ordering::Relaxed);
+        }
+    }
+
+    pub(in crate::qpair) fn session_lost(&self) {
+        let written = self.written.load(Ordering::Relaxed);
+        if self.settled.fetch_max(written, Ordering::Relaxed) < written {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether writes were lost with a session since this was last asked.
+    pub(in crate::qpair) fn take_lost(&self) -> bool {
+        self.lost.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_after_a_lost_session_tells_only_of_writes_that_no_flush_covered() {
+        let durability = Durability::default();
+        durability.session_lost();
+        assert!(!durability.take_lost());
+        durability.wrote();
+        let covered = durability.flush_begins();
+        durability.flushed(covered);
+        durability.session_lost();
+        assert!(!durability.take_lost());
+        durability.wrote();
+        let covered = durability.flush_begins();
+        durability.wrote(); // after the flush began
+        durability.flushed(covered);
+        durability.session_lost();
+        assert!(durability.take_lost());
+        assert!(!durability.take_lost(), "told once");
+        durability.session_lost();
+        assert!(!durability.take_lost());
+    }
+
+    #[test]
+    fn writes_that_a_failed_flush_told_of_are_not_told_of_again() {
+        for loss_is_seen_first in [false, true] {
+            let durability = Durability::default();
+            durability.wrote();
+            let covered = durability.flush_begins();
+            if loss_is_seen_first {
+                durability.session_lost();
+                durability.flush_failed(covered);
+            } else {
+                durability.flush_failed(covered);
+                durability.session_lost();
+            }
+            assert!(!durability.take_lost());
+        }
+        let durability = Durability::default();
+        let covered = durability.flush_begins();
+        durability.wrote(); // not covered
+        durability.session_lost();
+        durability.flush_failed(covered);
+        assert!(durability.take_lost());
+    }
+}
