@@ -5,7 +5,7 @@
 //! ADDRESS = path
 //!         | nvme-tcp://host[:4420]/NQN[?ns=N]                 host: name, IPv4, or IPv6 in brackets
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
-//!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      kept as written, for SPDK
+//!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
 //! A comma inside an address is `%2C`. In a path only `%2C`, `%25` (the percent sign) and escapes of
 //! bytes from 80h on (names that are not UTF-8) stand for a byte; any other `%` stands for itself,
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::nqn::{Nqn, NqnError};
+use super::spdk_address::{SpdkAddress, Words};
 use crate::units::Nsid;
 
 /// Where a namespace is.
@@ -27,8 +28,8 @@ pub enum Address {
     Path(PathBuf),
     /// A namespace of an NVMe/TCP target, reached with the host of this library.
     Tcp(TcpAddress),
-    /// Something that only SPDK reaches, as the user wrote it.
-    Spdk(String),
+    /// A namespace that SPDK reaches.
+    Spdk(SpdkAddress),
 }
 
 /// A namespace of an NVMe/TCP target.
@@ -59,6 +60,12 @@ pub enum AddressError {
     /// A URL of another shape.
     #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
     Url(String),
+    /// `spdk:` before a path.
+    #[error(
+        "SPDK reaches no file '{0}': spdk: stands before nvme-tcp: or trtype:, and a drive is \
+             trtype:PCIE traddr:0000:5e:00.0"
+    )]
+    SpdkPath(String),
     /// A port that is no number from 1 to 65535.
     #[error("'{0}' is no port")]
     Port(String),
@@ -145,8 +152,9 @@ impl FromStr for Address {
         }
         if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
             return match inner.parse::<Address>()? {
-                Address::Spdk(_) => Ok(Address::Spdk(inner.to_owned())),
-                Address::Path(_) | Address::Tcp(_) => Ok(Address::Spdk(text.to_owned())),
+                Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
+                Address::Spdk(address) => Ok(Address::Spdk(address)),
+                Address::Path(_) => Err(AddressError::SpdkPath(inner.to_owned())),
             };
         }
         if text.trim_start().starts_with(TRTYPE_PREFIX) {
@@ -214,17 +222,17 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     }
     let [trtype, adrfam, traddr, trsvcid, subnqn, ns] = values;
     let trtype = trtype.ok_or_else(|| problem("trtype", "missing"))?;
-    match trtype.to_ascii_uppercase().as_str() {
-        "TCP" => {}
-        "PCIE" | "RDMA" | "VFIOUSER" => return Ok(Address::Spdk(text.to_owned())),
-        _ => {
-            let (value, expected) = (trtype.to_owned(), "TCP, PCIE, RDMA, VFIOUSER");
-            return Err(AddressError::Value { key: "trtype", value, expected });
-        }
-    }
     if let Some(adrfam) = adrfam.filter(|a| !["IPV4", "IPV6"].contains(&&*a.to_ascii_uppercase())) {
         let (value, expected) = (adrfam.to_owned(), "IPv4, IPv6");
         return Err(AddressError::Value { key: "adrfam", value, expected });
+    }
+    let kind = trtype.to_ascii_uppercase();
+    if let Some(found) = SpdkAddress::from_words(&kind, &Words { traddr, trsvcid, subnqn, ns }) {
+        return found.map(Address::Spdk);
+    }
+    if kind != "TCP" {
+        let (value, expected) = (trtype.to_owned(), "TCP, PCIE, RDMA, VFIOUSER");
+        return Err(AddressError::Value { key: "trtype", value, expected });
     }
     let traddr = unescape_all(traddr.ok_or_else(|| problem("traddr", "missing"))?)?;
     if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
@@ -239,19 +247,19 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     }))
 }
 
-fn parse_port(text: &str) -> Result<u16, AddressError> {
+pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
     let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     port.filter(|&port| port != 0).ok_or_else(|| AddressError::Port(text.to_owned()))
 }
 
-fn parse_nsid(text: &str) -> Result<Nsid, AddressError> {
+pub(super) fn parse_nsid(text: &str) -> Result<Nsid, AddressError> {
     let nsid = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     nsid.filter(|nsid| (1..u32::MAX).contains(nsid))
         .map(Nsid)
         .ok_or_else(|| AddressError::Nsid(text.to_owned()))
 }
 
-fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
+pub(super) fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
     Nqn::new(text).map_err(|error| AddressError::Nqn { text: text.to_owned(), error })
 }
 
@@ -284,7 +292,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
-            Address::Spdk(text) => f.write_str(text),
+            Address::Spdk(spdk) => spdk.fmt(f),
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
@@ -327,6 +335,17 @@ fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool
     })
 }
 
+/// `text` as one word of a `trtype:` address.
+pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.chars().try_for_each(|c| match c {
+        '%' | ',' => write!(f, "%{:02X}", c as u32),
+        c if c.is_whitespace() => {
+            c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))
+        }
+        c => f.write_char(c),
+    })
+}
+
 /// `text` with each `%XX` replaced whose byte `counts`; other percent signs stay.
 fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();
@@ -347,7 +366,7 @@ fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
 }
 
 /// `text` with every `%XX` replaced; a percent sign without two digits is an error.
-fn unescape_all(text: &str) -> Result<String, AddressError> {
+pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
     let error = || AddressError::Escape(text.to_owned());
     let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
     for (at, _) in signs {
@@ -405,8 +424,8 @@ mod tests {
             ("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4421 subnqn:nqn.2026-11.io.dlfs:train ns:3",
                 tcp("127.0.0.1", 4421, nqn, Some(3))),
             ("trtype:tcp subnqn:x traddr:::1", tcp("::1", 4420, "x", None)),
-            ("trtype:PCIE traddr:0000:5e:00.0", Address::Spdk("trtype:PCIE traddr:0000:5e:00.0".into())),
-            ("spdk:nvme-tcp://h/x", Address::Spdk("spdk:nvme-tcp://h/x".into())),
+            ("trtype:PCIE traddr:0000:5e:00.0",
+                Address::Spdk(SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: None })),
         ];
         for (text, address) in golden {
             assert_eq!(text.parse(), Ok(address.clone()), "{text}");
@@ -451,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_list_is_split_at_commas_and_printed_so_that_it_reads_back() {
-        let text = "a%2Cb.dlfs,nvme-tcp://h:1/x%2Cy?ns=1,trtype:RDMA traddr:1.2.3.4";
+        let text = "a%2Cb.dlfs,nvme-tcp://h:1/x%2Cy?ns=1,trtype:RDMA traddr:1.2.3.4 subnqn:x%2C";
         let list = Address::parse_list(text).unwrap();
         assert_eq!(list.len(), 3);
         assert_eq!(list[0], Address::from_path("a,b.dlfs"));

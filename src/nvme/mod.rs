@@ -15,6 +15,7 @@ pub mod fabrics;
 pub mod identify;
 pub mod nqn;
 pub mod sgl;
+pub mod spdk_address;
 pub mod sqe;
 
 pub use address::{Address, AddressError, TcpAddress};
@@ -23,6 +24,7 @@ pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
 pub use nqn::{Nqn, NqnError};
 pub use sgl::Sgl;
+pub use spdk_address::SpdkAddress;
 pub use sqe::Sqe;
 
 #[cfg(test)]
