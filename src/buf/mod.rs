@@ -3,11 +3,14 @@
 //! A *run* is a piece of memory with a count of the handles on it: an allocation of its own
 //! ([`IoBuf::zeroed`]) or neighbouring slots of a [`Pool`]. An [`IoBuf`] is a window of a run: the only
 //! owner of its bytes, so that it may be given to a device and written by it. [`IoBuf::freeze`] turns
-//! a window into a [`SharedBuf`], which may be cloned and sliced but never written again. The run goes
-//! back to where it came from when its last window is gone.
+//! a window into a [`SharedBuf`], which may be cloned and sliced but not written, until one handle is
+//! left and [`SharedBuf::thaw`] takes it back. The run goes back to where it came from when its last
+//! window is gone.
 //!
 //! Invariants: windows of one run never overlap; every byte of every run is initialised, if only with
 //! what its last owner left there; starts of runs are multiples of 4,096.
+//!
+//! Beside it stands [`process_id`], since it is a trick of memory: how a fork is noticed for free.
 //!
 //! Not here: which bytes of a window mean something (the I/O's completion says so), locking into
 //! memory, and any waiting for memory to become free (a pool that is empty says `None`).
@@ -17,6 +20,7 @@
 
 mod pages;
 mod pool;
+mod process;
 mod run;
 mod shared;
 mod slots;
@@ -26,6 +30,7 @@ use std::ptr::NonNull;
 
 pub use pages::Pages;
 pub use pool::{HugePages, Pool, PoolOptions};
+pub use process::process_id;
 pub use shared::SharedBuf;
 
 use run::Run;

@@ -83,6 +83,12 @@ impl Run {
         Run(NonNull::from(header))
     }
 
+    /// Whether no other handle exists. Then none can come, since a handle is made from a handle.
+    pub(super) fn is_only_handle(&self) -> bool {
+        // Acquire: what handles that are gone did to the bytes happens before what this one does.
+        self.header().handles.load(Ordering::Acquire) == 1
+    }
+
     fn header(&self) -> &Header {
         // SAFETY: a header lives as long as a handle on its run: a boxed one is freed by the last
         // handle, and a pool's lies in the pool, on which the run holds a count.

@@ -4,6 +4,7 @@
 use std::ops::{Bound, Deref, RangeBounds};
 use std::ptr::NonNull;
 
+use super::IoBuf;
 use super::run::Run;
 
 /// Read-only bytes: a frozen [`super::IoBuf`], or a part of one.
@@ -58,6 +59,22 @@ impl SharedBuf {
         // SAFETY: `from` is within this window.
         let start = unsafe { self.start.add(from) };
         SharedBuf { run: self.run.clone(), start, len: to - from }
+    }
+
+    /// Takes the bytes back for writing: the inverse of [`IoBuf::freeze`].
+    ///
+    /// # Errors
+    /// `self`, while another handle or window of the same run exists.
+    pub fn thaw(mut self) -> Result<IoBuf, SharedBuf> {
+        match self.run.take() {
+            None => Ok(IoBuf::empty()),
+            Some(run) if run.is_only_handle() => {
+                // SAFETY: the only handle on the run, so nobody else has a window of it; this window
+                // is initialised memory of the run, by `of_window`.
+                Ok(unsafe { IoBuf::of_run(run, self.start, self.len) })
+            }
+            run => Err(SharedBuf { run, ..self }),
+        }
     }
 }
 

@@ -55,6 +55,18 @@ fn a_slice_of_a_frozen_buffer_outlives_it() {
 }
 
 #[test]
+fn frozen_bytes_are_written_again_only_when_one_handle_is_left() {
+    let frozen = IoBuf::zeroed(4096).freeze();
+    let slice = frozen.slice(10..20);
+    let frozen = frozen.thaw().expect_err("the slice reads them");
+    drop(slice);
+    let mut thawed = frozen.thaw().expect("nobody else has them");
+    thawed[4095] = 1;
+    assert_eq!((thawed.len(), thawed.freeze()[4095]), (4096, 1));
+    assert!(SharedBuf::empty().thaw().expect("holds nothing").is_empty());
+}
+
+#[test]
 #[should_panic(expected = "of 10 bytes")]
 fn a_slice_past_the_end_panics() {
     let _panics = IoBuf::zeroed(10).freeze().slice(4..11);

@@ -9,9 +9,8 @@
 //! ```
 //!
 //! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
-//! for at most 50 µs since the last completion; then it sleeps on what the pairs name. Spins that
-//! brought nothing halve the next one, and a sleep so short that a spin would have caught its end
-//! brings the whole spin back. An idle group costs no processor time.
+//! for at most 50 µs since the last completion; then it sleeps on what the pairs name (`patience.rs`).
+//! An idle group costs no processor time.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::patience::Patience;
 use super::{Completion, Io, QueuePair};
 use crate::error::Result;
 
@@ -40,7 +40,7 @@ impl PollGroup {
     /// # Errors
     /// The operating system gives no event descriptor.
     pub fn new() -> Result<PollGroup> {
-        let patience = Patience { budget: SPIN, quiet_since: None, busy_poll: false };
+        let patience = Patience::new(false);
         let wake = Arc::new(Wake {
             woken: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
@@ -52,7 +52,7 @@ impl PollGroup {
 
     /// Never sleep while I/Os are outstanding: the lowest latency, at the price of a whole core.
     pub fn set_busy_poll(&mut self, busy_poll: bool) {
-        self.patience.busy_poll = busy_poll;
+        self.patience = Patience::new(busy_poll);
     }
 
     /// Adds a queue pair; the index names it from now on.
@@ -99,7 +99,7 @@ impl PollGroup {
         }
         self.first = (self.first + 1) % num_pairs.max(1);
         if count > 0 {
-            self.patience.quiet_since = None;
+            self.patience.worked();
         }
         count
     }
@@ -160,30 +160,6 @@ fn poll_fd(pair: &dyn QueuePair) -> Option<PollFd<'_>> {
     Some(PollFd::from_borrowed_fd(wait.fd, events))
 }
 
-/// How long to spin before sleeping.
-struct Patience {
-    /// What the next spin may last.
-    budget: Duration,
-    /// The first wait since the last completion.
-    quiet_since: Option<Instant>,
-    busy_poll: bool,
-}
-
-impl Patience {
-    /// Whether to spin on.
-    fn spin(&mut self, now: Instant) -> bool {
-        let quiet_since = *self.quiet_since.get_or_insert(now);
-        self.busy_poll || now.saturating_duration_since(quiet_since) < self.budget
-    }
-
-    /// Learns from a sleep, which came after a spin without effect.
-    fn slept(&mut self, slept: Duration) {
-        // A wake-up itself takes tens of microseconds, so a sleep of 2 × SPIN was for about one SPIN.
-        self.budget = if slept < 2 * SPIN { SPIN } else { self.budget / 2 };
-        self.quiet_since = None;
-    }
-}
-
 /// Ends the wait of a [`PollGroup`] from another thread. A call while nobody waits ends the next wait.
 #[derive(Clone)]
 pub struct Waker(Arc<Wake>);
@@ -223,9 +199,6 @@ impl Wake {
         self.woken.swap(false, Ordering::SeqCst);
     }
 }
-
-/// The longest spin without a completion.
-const SPIN: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests {
@@ -328,20 +301,5 @@ mod tests {
         while Instant::now() < wanted {
             group.wait(far);
         }
-    }
-
-    #[test]
-    fn spins_become_shorter_without_effect_and_whole_again_when_one_would_have_paid() {
-        let mut patience = Patience { budget: SPIN, quiet_since: None, busy_poll: false };
-        let start = Instant::now();
-        assert!(patience.spin(start) && patience.spin(start + SPIN / 2));
-        assert!(!patience.spin(start + SPIN));
-        patience.slept(Duration::from_millis(3));
-        assert!(patience.spin(start));
-        assert!(!patience.spin(start + SPIN / 2));
-        patience.slept(Duration::from_micros(30));
-        assert!(patience.spin(start) && patience.spin(start + SPIN / 2));
-        patience.busy_poll = true;
-        assert!(patience.spin(start + 10 * SPIN));
     }
 }

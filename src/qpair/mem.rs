@@ -2,6 +2,12 @@
 //!
 //! An I/O is one copy, made in `poll` on the caller's thread. The region is cut into stripes with a
 //! lock each, so that queue pairs of many threads read it side by side and a writer stops few.
+//!
+//! Read-only queue pairs lend their bytes. A write to a stripe of which bytes are lent goes to a copy
+//! of the stripe, which takes its place: what is on its way to somebody stays as it was when it was
+//! asked for, digest and all. So lending is for what is written seldom or never, which is why queue
+//! pairs that may write do not lend; the copies take at most as much memory again as the stripes that
+//! are lent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,8 +16,9 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::{Completion, Device, Io, IoOp, Namespace, QueuePair};
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::error::{Error, ErrorKind, Result};
+use crate::units::Lba;
 
 /// A namespace in memory. Clones are handles on the same bytes.
 ///
@@ -120,11 +127,16 @@ impl QueuePair for MemPair {
     fn outstanding(&self) -> usize {
         self.taken.len()
     }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
+        self.namespace.read_only.then(|| self.region.lend(offset, len_bytes)).flatten()
+    }
 }
 
 /// The bytes: stripes of equal length, the last as long as what is left.
 struct Region {
-    stripes: Box<[RwLock<IoBuf>]>,
+    stripes: Box<[RwLock<SharedBuf>]>,
 }
 
 impl Region {
@@ -136,7 +148,7 @@ impl Region {
         let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })?;
         let stripe = |start: usize| {
             let len = STRIPE_LEN_BYTES.min(len - start);
-            RwLock::new(pool.take(len).expect("as many slots as stripes"))
+            RwLock::new(pool.take(len).expect("as many slots as stripes").freeze())
         };
         Ok(Region { stripes: (0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect() })
     }
@@ -155,11 +167,24 @@ impl Region {
     fn write(&self, offset: u64, mut bytes: &[u8]) {
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let mut destination = self.stripes[stripe].write();
-            let count = bytes.len().min(destination.len() - start);
+            let mut place = self.stripes[stripe].write();
+            let count = bytes.len().min(place.len() - start);
+            let mut destination = std::mem::take(&mut *place).thaw().unwrap_or_else(|lent| {
+                let mut copy = IoBuf::zeroed(lent.len());
+                copy.copy_from_slice(&lent);
+                copy
+            });
             destination[start..start + count].copy_from_slice(&bytes[..count]);
+            *place = destination.freeze();
             (bytes, stripe, start) = (&bytes[count..], stripe + 1, 0);
         }
+    }
+
+    /// `len` bytes where they lie, unless they lie in two stripes.
+    fn lend(&self, offset: u64, len: usize) -> Option<SharedBuf> {
+        let (stripe, start) = split_offset(offset);
+        let stripe = self.stripes[stripe].read();
+        (start + len <= stripe.len()).then(|| stripe.slice(start..start + len))
     }
 }
 
@@ -201,6 +226,29 @@ mod tests {
         assert!(read.result.is_ok() && read.buf[..] == expected[..]);
         let refused = run(&mut *reader, IoOp::Write, 0, IoBuf::zeroed(512));
         assert!(matches!(refused.result, Err(IoError::Invalid(_))));
+    }
+
+    #[test]
+    fn lent_bytes_stay_as_they_were_while_another_handle_writes() {
+        let device = MemNamespace::new(3 << 20, 4096).unwrap();
+        let mut writer = device.queue_pair().unwrap();
+        let mut reader = device.read_only().queue_pair().unwrap();
+        let full = |byte: u8| {
+            let mut buf = IoBuf::zeroed(8192);
+            buf.fill(byte);
+            buf
+        };
+        assert_eq!(run(&mut *writer, IoOp::Write, 256, full(1)).result, Ok(()));
+        assert!(writer.lend(Lba(256), 8192).is_none(), "who may write does not lend");
+        assert!(reader.lend(Lba(255), 8192).is_none(), "these lie in two stripes");
+        let lent = reader.lend(Lba(256), 8192).expect("within one stripe");
+        assert_eq!(run(&mut *writer, IoOp::Write, 257, full(2)).result, Ok(()));
+        assert!(lent.iter().all(|&byte| byte == 1));
+        let read = run(&mut *reader, IoOp::Read, 256, full(0)).buf;
+        assert!(read[..4096].iter().all(|&byte| byte == 1));
+        assert!(read[4096..].iter().all(|&byte| byte == 2));
+        let again = reader.lend(Lba(256), 8192).expect("within one stripe");
+        assert_eq!(again[..], read[..]);
     }
 
     #[test]

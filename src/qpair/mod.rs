@@ -9,6 +9,7 @@ pub mod file;
 pub mod group;
 pub mod mem;
 mod options;
+pub(crate) mod patience;
 mod pread;
 mod remote;
 pub mod tcp;
@@ -21,7 +22,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use crate::buf::IoBuf;
+use crate::buf::{IoBuf, SharedBuf};
 use crate::error::{Error, ErrorKind};
 use crate::nvme::Status;
 use crate::units::Lba;
@@ -177,6 +178,16 @@ pub trait QueuePair: Send {
 
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
+
+    /// The bytes of a read where they lie, in place of a copy of them: `len_bytes` from `slba`, whole
+    /// blocks within the namespace.
+    ///
+    /// What is lent never changes: whoever writes there meanwhile writes to other memory. `None`: the
+    /// engine does not hold these bytes as they are, so submit a read.
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        let _ = (slba, len_bytes);
+        None
+    }
 
     /// What an idle poller may sleep on (readable, and writable when asked for), if there is such a
     /// thing. `None`: the engine completes in `poll` alone.

@@ -246,7 +246,7 @@ impl HostConnection {
         let is_enabled = controller.is_enabled();
         match answer {
             Answer::Done(result) => self.protocol.finish(id, Status::SUCCESS, result),
-            Answer::Data(buf) => self.protocol.send_data(id, buf),
+            Answer::Data(buf) => self.protocol.send_data(id, buf.freeze()),
             Answer::Fail(status) => self.fail(id, status.do_not_retry()),
             Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
                 self.async_events.push(id);
@@ -293,6 +293,12 @@ impl HostConnection {
         let holds = self.held_bytes + self.protocol.transmit().len_bytes();
         if holds > 0 && holds + len > backend.connection_bytes {
             return false;
+        }
+        if request.kind == Kind::Read
+            && let Some(bytes) = backend.lend(request)
+        {
+            self.protocol.send_data(id, bytes);
+            return true;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
         self.held_bytes += len;
@@ -346,27 +352,26 @@ impl HostConnection {
         if self.terminated.is_some() {
             return;
         }
-        let counters = &backend.counters;
         match (completion.result, tag.kind) {
             (Err(error), kind) => {
-                Counters::add(&counters.errors, 1);
+                Counters::add(&backend.counters.errors, 1);
                 self.fail(tag.id, status_of(&error, kind));
             }
             (Ok(()), Kind::Read) => {
-                Counters::add(&counters.reads, 1);
-                Counters::add(&counters.read_bytes, len as u64);
-                self.protocol.send_data(tag.id, completion.buf);
+                backend.tally.reads += 1;
+                backend.tally.read_bytes += len as u64;
+                self.protocol.send_data(tag.id, completion.buf.freeze());
             }
             (Ok(()), Kind::DurableWrite) => {
                 let request =
                     Request { kind: Kind::Flush, queue, slba: Default::default(), len_bytes: 0 };
-                Counters::add(&counters.writes, 1);
-                Counters::add(&counters.written_bytes, len as u64);
+                backend.tally.writes += 1;
+                backend.tally.written_bytes += len as u64;
                 backend.push(&request, IoBuf::empty(), self.tag(tag.id, Kind::Flush));
             }
             (Ok(()), Kind::Write) => {
-                Counters::add(&counters.writes, 1);
-                Counters::add(&counters.written_bytes, len as u64);
+                backend.tally.writes += 1;
+                backend.tally.written_bytes += len as u64;
                 self.protocol.finish(tag.id, Status::SUCCESS, 0);
             }
             (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),

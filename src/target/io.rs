@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::stats::Counters;
+use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
-use crate::buf::{IoBuf, Pool};
+use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::nvme::sqe::{FUA, nvm};
 use crate::nvme::{Sqe, Status};
 use crate::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
@@ -16,6 +16,8 @@ use crate::units::Lba;
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) counters: Arc<Counters>,
+    /// What is to be added to the counters at the end of the turn.
+    pub(super) tally: Tally,
     pub(super) pool: Pool,
     /// One queue pair a namespace, in the order of the NSIDs.
     pub(super) queues: Vec<NamespaceQueue>,
@@ -115,6 +117,20 @@ impl Backend {
         };
         let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
         self.queues[request.queue].pending.push_back(io);
+    }
+
+    /// The data of a read where they lie, if the device lends them.
+    pub(super) fn lend(&mut self, request: &Request) -> Option<SharedBuf> {
+        let queue = &self.queues[request.queue].queue_pair;
+        let bytes = queue.lend(request.slba, request.len_bytes as usize)?;
+        self.tally.reads += 1;
+        self.tally.read_bytes += bytes.len() as u64;
+        Some(bytes)
+    }
+
+    /// Adds what was done in this turn to the counters of all pollers.
+    pub(super) fn tell(&mut self) {
+        self.tally.tell(&self.counters);
     }
 
     /// Whether any I/O is queued or outstanding.

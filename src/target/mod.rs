@@ -4,7 +4,8 @@
 //! One [`Target`] is one subsystem with one namespace a [`Device`], its discovery service on the same
 //! port, and one or several *pollers*: threads that each own connections, one queue pair a namespace
 //! and a pool of buffers. A read travels: capsule, check, buffer from the pool, queue pair, one
-//! gathered send from that buffer; its payload is copied by nobody but the kernel.
+//! gathered send from that buffer; its payload is copied by nobody but the kernel. Where the device
+//! holds the bytes in memory and lends them, buffer and queue pair are left out.
 //!
 //! It is not a volume manager: it changes no byte on its own, and it knows no image. Hosts are told
 //! apart by their NQN only, which keeps out mistakes, not attackers.

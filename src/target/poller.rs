@@ -15,11 +15,12 @@ use slab::Slab;
 
 use super::connection::{Closed, HostConnection, is_transient};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, Tag};
-use super::stats::Counters;
+use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Completion;
+use crate::qpair::patience::Patience;
 use crate::tcp::turn::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
 /// What a poller shares with the other threads of its target.
@@ -74,7 +75,7 @@ pub(super) struct Poller {
     last_len: usize,
     /// When time limits are looked at again.
     next_tick: Instant,
-    spin: Duration,
+    patience: Patience,
 }
 
 impl Poller {
@@ -110,19 +111,19 @@ impl Poller {
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
             next_tick: Instant::now(),
-            spin: spin_limit(),
+            patience: Patience::new(false),
         })
     }
 
     /// Serves until the door says stop; then waits for what the devices still do, within limits.
     pub(super) fn run(mut self) {
-        let mut last_work = Instant::now();
         while !self.doors[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if self.turn(now) {
-                last_work = now;
-            } else if now.saturating_duration_since(last_work) >= self.spin {
+                self.patience.worked();
+            } else if !self.patience.spin(now) {
                 self.sleep(now);
+                self.patience.slept(now.elapsed());
             }
         }
         self.listener = None;
@@ -150,6 +151,7 @@ impl Poller {
             }
         }
         let num_completed = self.run_devices(now);
+        self.backend.tell(); // before the answers: who has one finds it counted
         self.send_dirty(now);
         let num_fed = self.feed_starved();
         if now >= self.next_tick {
@@ -424,7 +426,8 @@ fn make_backend(subsystem: Arc<Subsystem>, counters: Arc<Counters>) -> Result<Ba
         Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
     });
     let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
-    Ok(Backend { subsystem, counters, pool, queues, connection_bytes: bytes / 4 })
+    let tally = Tally::default();
+    Ok(Backend { subsystem, counters, tally, pool, queues, connection_bytes: bytes / 4 })
 }
 
 /// Sets up an accepted socket: no waiting, no delay, and an end when the other machine is gone.
@@ -440,6 +443,9 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
         // Without a wire there is no delay to bridge, and a deep queue only lets the bytes grow cold
         // before the host takes them: half the rate at 4 MiB outstanding. A wire keeps autotuning.
         socket.set_send_buffer_size(LOOPBACK_SEND_BUFFER_BYTES)?;
+        // Nor is there anything to be fair to, and BBR, where it is the default, paces by timers. What
+        // every kernel has; where it is forbidden the connection works as well, but slower.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
     }
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
@@ -448,12 +454,6 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: EventFlags) {
     // The socket is registered as long as the connection is in the table.
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
-}
-
-/// How long to look for work before sleeping: not at all where hosts need the same cores.
-fn spin_limit() -> Duration {
-    let num_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    if num_cores > 4 { Duration::from_micros(50) } else { Duration::ZERO }
 }
 
 /// An error that names the address that could not be had.

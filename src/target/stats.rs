@@ -38,6 +38,33 @@ pub(super) struct Counters {
     pub(super) errors: AtomicU64,
 }
 
+/// What one poller has done since it last told the others.
+///
+/// All pollers write the same counters, so each gathers its own in between: two operations on a shared
+/// cache line a turn, not a command.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) reads: u64,
+    pub(super) read_bytes: u64,
+    pub(super) writes: u64,
+    pub(super) written_bytes: u64,
+}
+
+impl Tally {
+    /// Adds what was gathered to `counters`.
+    pub(super) fn tell(&mut self, counters: &Counters) {
+        let Tally { reads, read_bytes, writes, written_bytes } = std::mem::take(self);
+        if reads > 0 {
+            Counters::add(&counters.reads, reads);
+            Counters::add(&counters.read_bytes, read_bytes);
+        }
+        if writes > 0 {
+            Counters::add(&counters.writes, writes);
+            Counters::add(&counters.written_bytes, written_bytes);
+        }
+    }
+}
+
 impl Counters {
     pub(super) fn add(counter: &AtomicU64, value: u64) {
         counter.fetch_add(value, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use super::pdu::{
     C2HData, CapsuleCmd, CapsuleResp, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
     PduType, R2T, put_term_req,
 };
-use crate::buf::IoBuf;
+use crate::buf::{IoBuf, SharedBuf};
 use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
 
 pub use transmit::Transmit;
@@ -235,7 +235,7 @@ impl Connection {
     }
 
     /// Answers a command with success and these data, in one C2HData.
-    pub fn send_data(&mut self, id: CommandId, buf: IoBuf) {
+    pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         if buf.is_empty() {
             return self.finish(id, Status::SUCCESS, 0);

@@ -172,7 +172,7 @@ fn feed_controller(
                 controller::Event::Command { id, data, .. } => match data {
                     DataTransfer::None => controller.finish(id, dlfs::nvme::Status::SUCCESS, 0),
                     DataTransfer::ToHost(len) => {
-                        controller.send_data(id, IoBuf::zeroed(len.min(1 << 16) as usize));
+                        controller.send_data(id, IoBuf::zeroed(len.min(1 << 16) as usize).freeze());
                     }
                     DataTransfer::FromHost { len, .. } if len > 1 << 16 => {
                         controller.finish(id, dlfs::nvme::Status::INVALID_FIELD, 0);

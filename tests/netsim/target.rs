@@ -173,7 +173,7 @@ impl Target {
                 self.connection.finish(id, Status::SUCCESS, 0);
             } else {
                 stamp(&mut buf, number_of(&sqe));
-                self.connection.send_data(id, buf);
+                self.connection.send_data(id, buf.freeze());
             }
         }
     }

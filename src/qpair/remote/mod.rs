@@ -34,6 +34,7 @@ pub(in crate::qpair) use failure::Failure;
 pub(in crate::qpair) use identity::HostIdentity;
 
 use super::{ConnectOptions, Namespace, Wait};
+use crate::buf::process_id;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::Nsid;
 
@@ -196,7 +197,7 @@ impl<T: Transport> Remote<T> {
             identity.get_or_init(|| seen);
         }
         Arc::new(Remote {
-            pid: std::process::id(),
+            pid: process_id(),
             host: HostIdentity::new(&options),
             options,
             portals,
@@ -216,12 +217,12 @@ impl<T: Transport> Remote<T> {
 
     /// Whether this remote belongs to the calling process.
     pub(in crate::qpair) fn is_ours(&self) -> bool {
-        self.pid == std::process::id()
+        self.pid == process_id()
     }
 
     /// The remote for the calling process: this one, or after a fork another that connects anew.
     pub(in crate::qpair) fn for_this_process(self: &Arc<Remote<T>>) -> Result<Arc<Remote<T>>> {
-        let pid = std::process::id();
+        let pid = process_id();
         let mut remote = self;
         while remote.pid != pid {
             remote = match remote.successor.get() {

@@ -138,7 +138,7 @@ fn a_read_is_answered_by_data_that_mean_success() {
         assert!(
             matches!(events[..], [Event::Command { sqe, data: DataTransfer::ToHost(4096), .. }] if sqe == read)
         );
-        connection.send_data(command_of(&events[0]), IoBuf::zeroed(4096));
+        connection.send_data(command_of(&events[0]), IoBuf::zeroed(4096).freeze());
         let wire = drain(&mut connection);
         assert_eq!(&wire[..golden.len()], golden);
         let ddgst: &[u8] = if digests.data { &[0x89, 0x41, 0xF9, 0x98] } else { &[] };
@@ -163,7 +163,7 @@ fn padding_follows_what_the_host_asked_for() {
         let events =
             feed(&mut connection, &capsule(&Sqe::read(7, NSID, Lba(0), 1, 512), &[], BOTH))
                 .unwrap();
-        connection.send_data(command_of(&events[0]), IoBuf::zeroed(512));
+        connection.send_data(command_of(&events[0]), IoBuf::zeroed(512).freeze());
         assert_eq!(drain(&mut connection)[..8], *golden);
     }
 }
@@ -178,7 +178,7 @@ fn with_flow_control_every_answer_is_a_capsule_that_counts_the_head() {
         let events =
             feed(&mut connection, &capsule(&Sqe::read(7, NSID, Lba(0), 1, 512), &[], NONE))
                 .unwrap();
-        connection.send_data(command_of(&events[0]), IoBuf::zeroed(512));
+        connection.send_data(command_of(&events[0]), IoBuf::zeroed(512).freeze());
         let wire = drain(&mut connection);
         assert_eq!(wire[1], FLAG_LAST_PDU);
         assert_eq!(wire[24 + 512 + 16..][..2], [head, 0]);
@@ -422,7 +422,10 @@ fn serve(pieces: &[&[u8]]) -> Result<Vec<u8>, ProtocolError> {
                     connection.receive(id, IoBuf::zeroed(len as usize));
                 }
                 Event::Command { id, data: DataTransfer::ToHost(len), .. } if len <= 1 << 20 => {
-                    connection.send_data(id, IoBuf::zeroed(IDENTIFY_LEN_BYTES.min(len as usize)));
+                    connection.send_data(
+                        id,
+                        IoBuf::zeroed(IDENTIFY_LEN_BYTES.min(len as usize)).freeze(),
+                    );
                 }
                 Event::Command { id, .. } => connection.finish(id, Status::INVALID_FIELD, 0),
                 Event::Received { id, buf, .. } => {

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::buf::IoBuf;
+use crate::buf::SharedBuf;
 use crate::tcp::digest;
 use crate::tcp::pdu::Form;
 
@@ -28,7 +28,7 @@ pub struct Transmit {
 enum Item {
     /// As many bytes of `heads`.
     Heads(usize),
-    Payload(IoBuf),
+    Payload(SharedBuf),
 }
 
 impl Transmit {
@@ -47,7 +47,7 @@ impl Transmit {
         &mut self,
         form: Form,
         header: &H,
-        payload: Option<IoBuf>,
+        payload: Option<SharedBuf>,
     ) {
         self.put_heads(|heads| form.put(heads, header));
         let Some(payload) = payload.filter(|payload| !payload.is_empty()) else { return };
@@ -129,6 +129,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::buf::IoBuf;
     use crate::tcp::Digests;
     use crate::tcp::pdu::{C2HData, CapsuleResp};
 
@@ -172,7 +173,7 @@ mod tests {
                 if data {
                     expected.extend_from_slice(&digest::digest(&payload));
                 }
-                transmit.put(form, &pdu, Some(payload));
+                transmit.put(form, &pdu, Some(payload.freeze()));
             }
             prop_assert_eq!(transmit.len_bytes(), expected.len());
             prop_assert_eq!(drain(&mut transmit, num_slices, step), expected);
