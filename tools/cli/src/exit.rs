@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::process::ExitCode;
 
 use dlfs::format::FormatError;
 use dlfs::order::OrderError;
@@ -46,22 +45,22 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Prints the failure where there is something to print, and gives the exit code.
-    pub(crate) fn conclude(self) -> ExitCode {
+    pub(crate) fn conclude(self) -> u8 {
         match self {
             Failure::Error(error) => {
                 eprintln!("dlfs: {}", error.report());
-                ExitCode::from(code_of(error.kind()))
+                code_of(error.kind())
             }
             Failure::Usage(message) => {
                 eprintln!("dlfs: {message}\n\nFor more information, try '--help'.");
-                ExitCode::from(2)
+                2
             }
             Failure::OutputClosed => {
                 // The end that every Unix filter has: the shell learns that not all was written.
                 // Should the signal be blocked, the plain failure code says the same.
                 let _ =
                     signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
-                ExitCode::from(1)
+                1
             }
         }
     }

@@ -1,52 +1,7 @@
-//! The command `dlfs`: everything that a user does with a data set, from the shell.
-//!
-//! It sees only what the library makes public. Results go to standard output and nothing else does;
-//! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
-
-mod args;
-mod commands;
-mod demo_data;
-mod demo_source;
-mod epochs;
-mod exit;
-mod export;
-mod open;
-mod order_args;
-mod out;
-mod progress;
-mod run_stats;
-mod scratch;
-mod signals;
-mod size;
-mod text;
+//! The program `dlfs`.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let cli = commands::Cli::parse();
-    show_warnings(cli.verbose, cli.quiet);
-    match cli.run() {
-        Ok(outcome) => ExitCode::from(outcome.number()),
-        Err(failure) => failure.conclude(),
-    }
-}
-
-/// What the library's threads have to say goes to stderr, without the clutter of a log.
-fn show_warnings(verbose: u8, quiet: bool) {
-    use tracing_subscriber::filter::LevelFilter;
-    let level = match (quiet, verbose) {
-        (true, _) => LevelFilter::ERROR,
-        (false, 0) => LevelFilter::WARN,
-        (false, 1) => LevelFilter::INFO,
-        (false, _) => LevelFilter::DEBUG,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .without_time()
-        .init();
+    ExitCode::from(dlfs_cli::main(std::env::args_os()))
 }

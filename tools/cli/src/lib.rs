@@ -1,0 +1,55 @@
+//! The command `dlfs`: everything that a user does with a data set, from the shell.
+//!
+//! It is a library for the Python package alone, whose wheel brings the command along; the binary is
+//! one call of [`main`]. It sees only what dlfs makes public. Results go to standard output and nothing else does;
+//! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
+
+mod args;
+mod commands;
+mod demo_data;
+mod demo_source;
+mod epochs;
+mod exit;
+mod export;
+mod open;
+mod order_args;
+mod out;
+mod progress;
+mod run_stats;
+mod scratch;
+mod signals;
+mod size;
+mod text;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+/// Runs the command with its arguments, the program's name first, and says how the process should
+/// exit. Wrong arguments, `--help` and `--version` end the process at once.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = commands::Cli::parse_from(arguments);
+    show_warnings(cli.verbose, cli.quiet);
+    match cli.run() {
+        Ok(outcome) => outcome.number(),
+        Err(failure) => failure.conclude(),
+    }
+}
+
+/// What the library's threads have to say goes to stderr, without the clutter of a log.
+fn show_warnings(verbose: u8, quiet: bool) {
+    use tracing_subscriber::filter::LevelFilter;
+    let level = match (quiet, verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => LevelFilter::WARN,
+        (false, 1) => LevelFilter::INFO,
+        (false, _) => LevelFilter::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .without_time()
+        .init();
+}

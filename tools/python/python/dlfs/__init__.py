@@ -1,0 +1,214 @@
+"""dlfs: reads deep-learning data sets from NVMe namespaces, local or over NVMe/TCP.
+
+    import dlfs
+
+    ds = dlfs.open("nvme-tcp://10.0.0.2:4420/nqn.2026-11.io.dlfs:train")   # or "train.dlfs"
+    for epoch in range(10):
+        for batch in dlfs.Loader(ds, batch_size=256, seed=1):              # read ahead by native threads
+            for view, label in zip(batch, batch.labels): ...               # verified bytes, not copied
+
+What there is:
+  open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
+  Loader(ds, ...)     shuffled batches along an order that can be stopped and gone on with exactly
+  Batch               samples that were read together: views, numpy arrays, DLPack
+  dlfs.torch          datasets and samplers for torch.utils.data
+  dlfs.grain          a data source for Grain, and so for JAX
+  dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
+  Error               what can go wrong; its subclasses are also the built-in exceptions they resemble
+
+Every byte handed out has had its checksum compared. Images are made by the command `dlfs import`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from ._dlfs import NO_LABEL, Batch, Dataset, __version__
+from ._dlfs import Loader as _Loader
+from ._errors import (
+    Busy,
+    Corrupt,
+    Disconnected,
+    Error,
+    IndexOutOfRange,
+    InvalidArgument,
+    NameNotFound,
+    NoSpace,
+    NotFound,
+    OutOfMemory,
+    Refused,
+    Stale,
+    TimedOut,
+    Unsupported,
+)
+
+__all__ = [
+    "NO_LABEL",
+    "Batch",
+    "Busy",
+    "Corrupt",
+    "Dataset",
+    "Disconnected",
+    "Error",
+    "IndexOutOfRange",
+    "InvalidArgument",
+    "Loader",
+    "NameNotFound",
+    "NoSpace",
+    "NotFound",
+    "OutOfMemory",
+    "Refused",
+    "Stale",
+    "TimedOut",
+    "Unsupported",
+    "__version__",
+    "open",
+]
+
+Address: TypeAlias = str | os.PathLike[str]
+Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
+
+
+def open(
+    address: Address | Sequence[Address],
+    *,
+    window_bytes: int = 64 << 20,
+    queue_pairs: int = 1,
+    deadline: float = 60.0,
+    busy_poll: bool = False,
+    connect_timeout: float = 10.0,
+    io_timeout: float = 5.0,
+    keep_alive_tmo: float = 15.0,
+    ctrl_loss_tmo: float = 600.0,
+    nr_io_queues: int = 16,
+    queue_size: int = 128,
+    hdr_digest: bool = False,
+    data_digest: bool = False,
+    hostnqn: str | None = None,
+    paths: Sequence[Address] = (),
+    direct: Literal["auto", "on", "off"] = "auto",
+    snapshot: Address | None = None,
+) -> Dataset:
+    """Opens the data set that lies at `address`: an image file, a block device, or
+    nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
+
+    window_bytes     memory for reads by index, id or name, in bytes, for each thread that reads
+    queue_pairs      queue pairs a namespace
+    deadline         the longest that one read may take, in seconds
+    busy_poll        burn a core rather than sleep while waiting
+    connect_timeout  how long opening may take, in seconds
+    io_timeout       how long a connection may make no progress before reads go out again on another
+    keep_alive_tmo   seconds of silence after which a side gives the other up; 0: never
+    ctrl_loss_tmo    how long reconnecting goes on, in seconds
+    nr_io_queues     I/O queues to ask the target for; queue_size: entries of each
+    hdr_digest, data_digest   CRC32C on the wire too (samples are verified in any case)
+    hostnqn          the name to give to the target
+    paths            other addresses of the same namespaces, used while the first is down
+    direct           whether files are read past the page cache
+    snapshot         a directory saved by `dlfs snapshot save`
+
+    Raises NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
+    address or option that cannot be.
+    """
+    options = {
+        "window_bytes": window_bytes,
+        "queue_pairs": queue_pairs,
+        "deadline": deadline,
+        "busy_poll": busy_poll,
+        "connect_timeout": connect_timeout,
+        "io_timeout": io_timeout,
+        "keep_alive_tmo": keep_alive_tmo,
+        "ctrl_loss_tmo": ctrl_loss_tmo,
+        "nr_io_queues": nr_io_queues,
+        "queue_size": queue_size,
+        "hdr_digest": hdr_digest,
+        "data_digest": data_digest,
+        "hostnqn": hostnqn,
+        "paths": list(paths),
+        "direct": direct,
+        "snapshot": snapshot,
+    }
+    return Dataset(address, **options)
+
+
+class Loader(_Loader):
+    """Shuffled batches, read ahead by native threads: `for batch in loader` goes through one epoch.
+
+    dataset          what dlfs.open returned
+    batch_size       samples a batch on this rank
+    order            "grouped": whole chunks at a time, several mixed, the fastest; "global": a full
+                     shuffle; "sequential"; "local", "partial": a share for each rank
+    seed             the same seed gives the same epochs, whatever the world size
+    rank, world_size which part of each epoch is this process's
+    drop_last        leave out what does not fill a batch on every rank; pad: fill it up instead
+    prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes
+    lanes, group     grouped: lanes that take turns (8), chunks of a lane shuffled together (4)
+    by               sequential: "id", or "slot", as samples lie on media, which is faster
+    exchange         partial: part of each share that moves to other ranks in an epoch (0.1)
+    contiguous       gather each batch in one piece as it is made, so that Batch.data copies nothing
+    on_error         "raise", or "skip" samples that cannot be read (stats counts them)
+    deadline         the longest that the next batch may take, in seconds
+    queue_pairs      queue pairs a namespace
+    busy_poll        burn a core rather than sleep
+
+    The first batch that is asked for starts the reading, which goes on across the ends of epochs.
+    A batch that is kept keeps its memory; what does not fit prefetch_bytes then comes from the heap.
+    """
+
+    def __new__(
+        cls,
+        dataset: Dataset,
+        batch_size: int,
+        order: Order = "grouped",
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        pad: bool = False,
+        prefetch_bytes: int = 256 << 20,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
+        contiguous: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        deadline: float = 60.0,
+        queue_pairs: int = 1,
+        busy_poll: bool = False,
+    ) -> Loader:
+        return super().__new__(
+            cls,
+            dataset,
+            batch_size=batch_size,
+            order=order,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            pad=pad,
+            prefetch_bytes=prefetch_bytes,
+            lanes=lanes,
+            group=group,
+            by=by,
+            exchange=exchange,
+            contiguous=contiguous,
+            on_error=on_error,
+            deadline=deadline,
+            queue_pairs=queue_pairs,
+            busy_poll=busy_poll,
+        )
+
+
+def _reopen(address: Address | Sequence[Address], options: Mapping[str, Any]) -> Dataset:
+    """What a pickled data set becomes."""
+    return Dataset(address, **options)
+
+
+def _remake(dataset: Dataset, options: Mapping[str, Any], state: Mapping[str, Any]) -> Loader:
+    """What a pickled loader becomes: it goes on where that one stood."""
+    loader = Loader(dataset, **options)
+    loader.load_state_dict(state)
+    return loader

@@ -1,0 +1,159 @@
+"""dlfs for fsspec: the read-only file system dlfs://, by which pandas, pyarrow, HF datasets read.
+
+    fs = fsspec.filesystem("dlfs", address="nvme-tcp://10.0.0.2/nqn.2026-11.io.dlfs:train")
+    fs.ls("n01440764")
+    fs.cat(["n01440764/1.jpg", "n01440764/2.jpg"])              # one batch read
+    pandas.read_parquet("dlfs://table.parquet", storage_options={"address": "table.dlfs"})
+
+Paths are names of samples; `address` and the other options are those of dlfs.open.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from . import Dataset, Error, NameNotFound, open
+
+__all__ = ["DlfsFileSystem"]
+
+
+class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The samples of a data set as files. Nothing can be written.
+
+    A file is read as a whole the first time that anything of it is wanted: a sample is one read.
+    """
+
+    protocol = "dlfs"
+    root_marker = ""
+
+    def __init__(self, address: Any = None, dataset: Dataset | None = None, **options: Any) -> None:
+        super().__init__(address=address, **options)
+        if dataset is None:
+            if address is None:
+                raise ValueError(
+                    "dlfs:// needs an address: fsspec.filesystem('dlfs', address=...), or "
+                    "storage_options={'address': ...}"
+                )
+            own = {"asynchronous", "loop", "skip_instance_cache", "use_listings_cache"}
+            dataset = open(address, **{k: v for k, v in options.items() if k not in own})
+        self.dataset = dataset
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """name, size in bytes (0 of a folder), type; `id` and `label` of a sample."""
+        name = self._strip_protocol(path)
+        try:
+            return self._entry(name, self.dataset.id_of(name))
+        except NameNotFound:
+            if name == "" or self.dataset.listdir(name):
+                return {"name": name, "size": 0, "type": "directory"}
+            raise FileNotFoundError(path) from None
+
+    def _entry(self, name: str, id: int) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "name": name,
+            "size": self.dataset.length(id),
+            "type": "file",
+            "id": id,
+        }
+        labels = self.dataset.labels
+        if labels is not None:
+            entry["label"] = int(labels[id])
+        return entry
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """What lies directly in a folder, or the sample itself."""
+        folder = self._strip_protocol(path)
+        found = self.dataset.listdir(folder)
+        if not found and folder:
+            entries = [self.info(folder)]
+        else:
+            within = f"{folder}/" if folder else ""
+            entries = [
+                {"name": within + name, "size": 0, "type": "directory"}
+                if id is None
+                else self._entry(within + name, id)
+                for name, id in found
+            ]
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        """The bytes of a sample, or start:end of them."""
+        return bytes(self._view(path)[start:end])
+
+    def _view(self, path: str) -> memoryview:
+        try:
+            return self.dataset[self._strip_protocol(path)]
+        except NameNotFound:
+            raise FileNotFoundError(path) from None
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
+        """The bytes of one sample, or {path: bytes} of many, which are one batch read."""
+        paths = self.expand_path(path, recursive=recursive)
+        if isinstance(path, str) and paths == [self._strip_protocol(path)] and not recursive:
+            return self.cat_file(path)
+        paths = [path for path in paths if not self.isdir(path)]
+        found = self.cat_ranges(paths, None, None, on_error="return")
+        if on_error == "raise":
+            for item in found:
+                if isinstance(item, BaseException):
+                    raise item
+        return {
+            path: item
+            for path, item in zip(paths, found)
+            if on_error != "omit" or not isinstance(item, BaseException)
+        }
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """start:end of each path: one batch read, each sample once however often it is named."""
+        count = len(paths)
+        starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
+        ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
+        if len(starts) != count or len(ends) != count:
+            raise ValueError(f"{count} paths, {len(starts)} starts and {len(ends)} ends")
+        names = [self._strip_protocol(path) for path in paths]
+        unique = list(dict.fromkeys(names))
+        if not unique:
+            return []
+        batch = self.dataset.read_batch(unique, on_error="none")
+        why = {unique[at]: error for at, error in batch.failures}
+        views = dict(zip(unique, batch.tolist()))
+        found: list[Any] = []
+        for path, name, start, end in zip(paths, names, starts, ends):
+            if name not in why:
+                found.append(bytes(views[name][start:end]))
+                continue
+            error: Exception = why[name]
+            if isinstance(error, LookupError):
+                error = FileNotFoundError(path)
+            if on_error == "raise":
+                raise error
+            found.append(error)
+        return found
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+        if mode != "rb":
+            raise Error(f"dlfs:// is read-only: {path} cannot be opened with mode {mode!r}")
+        return io.BytesIO(self._view(path))
+
+    def created(self, path: str) -> Any:
+        """Images keep no times of samples."""
+        raise NotImplementedError("images keep no times of samples")
+
+    modified = created
+
+    def ukey(self, path: str) -> str:
+        """Changes when the data set does."""
+        return f"{self.dataset.uuid}-{self.dataset.generation}-{self._strip_protocol(path)}"

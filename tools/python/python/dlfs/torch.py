@@ -1,0 +1,343 @@
+"""dlfs for torch.utils.data.
+
+    loader = DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), batch_size=None)
+
+reads through dlfs.Loader, whose native threads need no worker processes; workers, if there are any,
+share the epoch and serve to decode. Where something else chooses the samples:
+
+    data = dlfs.torch.Dataset(ds, transform=decode)
+    loader = DataLoader(data, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=2)
+
+Rank and world size are those of torch.distributed where that is initialised, unless they are given.
+All of it works with fork, spawn and forkserver, and keeps its place in a StatefulDataLoader.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.utils.data
+
+from . import Batch, IndexOutOfRange, Loader, Order
+from . import Dataset as _Dataset
+from ._dlfs import Sampler as _Ids
+
+__all__ = ["BatchSampler", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
+
+
+def tensor(view: memoryview) -> torch.Tensor:
+    """A sample's bytes as a tensor uint8[L] over the same memory. Do not write to it."""
+    if len(view) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch has no read-only tensors, and says so each time.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+
+class TensorBatch:
+    """A batch as tensors of its own: it may be moved, pinned, and sent between processes.
+
+    data     uint8[B, L] where lengths are equal, else uint8[sum of lengths]
+    offsets  int64[B + 1], where each sample begins in the flat data
+    ids      int64[B]
+    labels   int64[B] or None
+    """
+
+    def __init__(
+        self,
+        data: torch.Tensor,
+        offsets: torch.Tensor,
+        ids: torch.Tensor,
+        labels: torch.Tensor | None,
+        epoch: int = 0,
+    ) -> None:
+        self.data, self.offsets, self.ids, self.labels = data, offsets, ids, labels
+        self.epoch = epoch
+
+    @classmethod
+    def of(cls, batch: Batch) -> TensorBatch:
+        """Copies `batch` into tensors, once."""
+        offsets = torch.from_numpy(batch.offsets.copy())
+        lengths = offsets.diff()
+        data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
+        data.numpy()[:] = batch.data
+        if len(lengths) and bool((lengths == lengths[0]).all()):
+            data = data.reshape(len(lengths), int(lengths[0]))
+        labels = batch.labels
+        return cls(
+            data,
+            offsets,
+            torch.from_numpy(batch.ids.copy()),
+            None if labels is None else torch.from_numpy(labels.copy()),
+            batch.epoch,
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """The bytes of one sample: uint8[L]."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of a batch of {len(self)}")
+        index %= len(self)
+        return self.data.reshape(-1)[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def pin_memory(self, device: Any = None) -> TensorBatch:
+        """The same in page-locked memory."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def to(self, device: Any, non_blocking: bool = False) -> TensorBatch:
+        """The same on `device`."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
+        labels = None if self.labels is None else change(self.labels)
+        return TensorBatch(
+            change(self.data), change(self.offsets), change(self.ids), labels, self.epoch
+        )
+
+
+class Dataset(torch.utils.data.Dataset[Any]):
+    """A map-style data set over what dlfs.open returned; a batch of indices is read at once.
+
+    An item is transform(view, label): `view` a read-only memoryview of the sample's bytes, `label` an
+    int or None. Without a transform it is (uint8[L], label).
+    """
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        transform: Callable[[memoryview, int | None], Any] | None = None,
+    ) -> None:
+        self.dataset, self.transform = dataset, transform or _plain
+        # Indices count the samples there are; ids have gaps where samples were deleted.
+        labels, ids = dataset.labels, dataset.ids
+        whole = len(ids) == 0 or int(ids[-1]) == len(ids) - 1
+        self._ids = None if whole else ids
+        self._has_labels = labels is not None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexOutOfRange(f"there is no sample {index}: the data set has {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The items at `indices`, whose bytes are read as one batch."""
+        if self._ids is not None:
+            indices = self._ids[list(indices)].tolist()
+        batch = self.dataset.read_batch(indices)
+        labels = batch.labels
+        given = [None] * len(batch) if labels is None else labels.tolist()
+        return [self.transform(view, label) for view, label in zip(batch.tolist(), given)]
+
+
+def _plain(view: memoryview, label: int | None) -> tuple[torch.Tensor, int | None]:
+    # A tensor of its own: what DataLoader collates and sends must outlive the batch's memory.
+    return tensor(view).clone(), label
+
+
+class IterableDataset(torch.utils.data.IterableDataset[Any]):
+    """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
+
+    An item is transform(batch), `batch` a dlfs.Batch; without a transform it is the Batch itself, or a
+    TensorBatch where a worker process has to send it. `options` are those of dlfs.Loader. With N
+    workers each takes every N-th sample of this rank's share. set_epoch, state_dict and
+    load_state_dict are those of the Loader; a state of N workers goes on with N workers.
+    """
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        batch_size: int,
+        order: Order = "grouped",
+        *,
+        transform: Callable[[Batch], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.dataset, self.transform = dataset, transform
+        rank, world_size = _place(rank, world_size)
+        self._options = {**options, "batch_size": batch_size, "order": order}
+        self._place = (rank, world_size)
+        self._loader: Loader | None = None
+        self._share = (0, 1)
+        self._state: Mapping[str, Any] | None = None
+        self._epoch: int | None = None
+        self._whole = self._make((0, 1))  # refuses what cannot be now, not in a worker
+
+    def _make(self, share: tuple[int, int]) -> Loader:
+        (rank, world_size), (worker, workers) = self._place, share
+        return Loader(
+            self.dataset,
+            rank=worker * world_size + rank,
+            world_size=world_size * workers,
+            **self._options,
+        )
+
+    def _current(self) -> Loader:
+        """The loader of this process, which takes its worker's share of the rank's."""
+        info = torch.utils.data.get_worker_info()
+        share = (0, 1) if info is None else (info.id, info.num_workers)
+        if self._loader is None or share != self._share:
+            self._loader = self._whole if share == (0, 1) else self._make(share)
+            self._share = share
+        if self._state is not None:
+            self._loader.load_state_dict(self._state)
+            self._state = None
+        if self._epoch is not None:
+            self._loader.set_epoch(self._epoch)
+            self._epoch = None
+        return self._loader
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._current()
+        for batch in loader:
+            if self.transform is not None:
+                yield self.transform(batch)
+            elif torch.utils.data.get_worker_info() is not None:
+                yield TensorBatch.of(batch)
+            else:
+                yield batch
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank, all workers together."""
+        info = torch.utils.data.get_worker_info()
+        return len(self._whole) if info is None else len(self._current())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the begin of `epoch`. With persistent workers it reaches them only at their start:
+        they go through one epoch after the other by themselves."""
+        self._epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process stands."""
+        return self._current().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` says, at the next iteration. Raises what Loader.load_state_dict does."""
+        self._whole.load_state_dict(state)
+        self._state, self._epoch = dict(state), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loader": None}
+
+
+class BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Lists of indices along an order of dlfs, for DataLoader(batch_sampler=...).
+
+    `options` are order, seed, lanes, group, drop_last and pad of dlfs.Loader. Iterating goes through one
+    epoch, or what is left of it, and on to the next. The state counts what was drawn; a DataLoader with
+    workers draws ahead, so take the state from StatefulDataLoader there.
+    """
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        batch_size: int,
+        order: Order = "global",
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        rank, world_size = _place(rank, world_size)
+        self._made = (dataset, {
+            **options,
+            "batch_size": batch_size,
+            "order": order,
+            "rank": rank,
+            "world_size": world_size,
+        })
+        self._ids = _Ids(dataset, **self._made[1])
+        self._resumed = False
+
+    def __len__(self) -> int:
+        return self._ids.batches_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._resumed = False
+        epoch = self._ids.epoch
+        while self._ids.epoch == epoch:
+            drawn = self._ids.next()
+            if drawn is None:
+                break
+            yield drawn[0]
+            if drawn[1]:
+                break
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the begin of `epoch`; right after load_state_dict, that epoch goes on."""
+        if not (self._resumed and epoch == self._ids.epoch):
+            self._ids.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the order stands, behind the batches drawn."""
+        return self._ids.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` says. Raises what Loader.load_state_dict does."""
+        self._ids.load_state_dict(state)
+        self._resumed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"made": self._made, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._made = state["made"]
+        self._ids = _Ids(self._made[0], **self._made[1])
+        self.load_state_dict(state["state"])
+
+
+class Sampler(torch.utils.data.Sampler[int]):
+    """Indices along an order of dlfs, for DataLoader(sampler=...); otherwise as BatchSampler."""
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        order: Order = "global",
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._batches = BatchSampler(
+            dataset, 1, order, rank=rank, world_size=world_size, **options
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[int]:
+        for (index,) in self._batches:
+            yield index
+
+    def set_epoch(self, epoch: int) -> None:
+        """As BatchSampler.set_epoch."""
+        self._batches.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As BatchSampler.state_dict."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As BatchSampler.load_state_dict."""
+        self._batches.load_state_dict(state)
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: as given, else torch.distributed's, else alone."""
+    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if rank is None:
+        rank = torch.distributed.get_rank() if group else 0
+    if world_size is None:
+        world_size = torch.distributed.get_world_size() if group else 1
+    return rank, world_size

@@ -1,0 +1,390 @@
+//! `Dataset`: an open data set, shared by threads, reopened by what it is pickled to.
+
+use std::ffi::OsString;
+use std::sync::{Arc, RwLock};
+
+use dlfs::job::{self, OnError, Wanted};
+use dlfs::nvme::Address;
+use dlfs::reader::Batch as RawBatch;
+use dlfs::units::SampleId;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use crate::batch::{Absent, Batch};
+use crate::error::{raise, raise_index, raise_invalid, raise_lookup};
+use crate::ffi::{Memory, Output, Source};
+use crate::options::open_options;
+use crate::watch::{detached, try_detached};
+use crate::{names, numpy};
+
+/// An open data set: a sequence of samples. `dlfs.open` makes it.
+///
+/// ds[i] and ds[name] are the verified bytes of a sample as a read-only memoryview; read_batch reads
+/// many in few large reads; a dlfs.Loader goes through all of them. Threads may share it; a forked
+/// child may use it, and opens connections of its own; pickling it carries the address and options,
+/// and opens it again. No Python object is kept per sample.
+///
+/// An index counts the samples that there are; an id is what an import gave out. They are the same
+/// unless samples were deleted.
+#[pyclass(frozen, module = "dlfs", name = "Dataset", sequence, weakref)]
+pub(crate) struct Dataset {
+    dataset: RwLock<Option<job::Dataset>>,
+    address: Py<PyAny>,
+    options: Py<PyDict>,
+}
+
+#[pymethods]
+impl Dataset {
+    #[new]
+    #[pyo3(signature = (address, **options))]
+    fn new(address: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Dataset> {
+        let py = address.py();
+        let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
+        let (parsed, options) = (addresses(address)?, open_options(&given)?);
+        let dataset = detached(py, |watch| job::Dataset::open(&parsed, &options, watch))?;
+        let address = address.clone().unbind();
+        Ok(Dataset { dataset: RwLock::new(Some(dataset)), address, options: given.unbind() })
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.dataset(py)?.len() as usize)
+    }
+
+    /// ds[i]: sample i, counted from the end where i is negative; ds[name]: the sample of that name, a
+    /// str (as os.fsdecode makes it) or bytes. A read-only memoryview.
+    fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = key.py();
+        let dataset = self.dataset(py)?;
+        let id = if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+            let name = names::to_bytes(key)?;
+            try_detached(py, |watch| dataset.lookup(&name, watch))?
+                .map_err(|error| raise_lookup(py, &error))?
+        } else {
+            let given: i64 = key.extract()?;
+            let len = dataset.len() as i64;
+            let at = if given < 0 { given + len } else { given };
+            if !(0..len).contains(&at) {
+                let text = format!("there is no sample {given}: the data set has {len}");
+                return Err(raise_index(py, text));
+            }
+            dataset.id_at(at as u64).map_err(|error| raise(py, &error))?
+        };
+        let wanted = [id];
+        let read = detached(py, |watch| dataset.read(Wanted::Ids(&wanted), OnError::Raise, watch))?;
+        Batch::new(py, read.batch, Absent::none())?.get().view(py, 0)
+    }
+
+    /// Whether there is a sample of this name.
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = name.py();
+        if !name.is_instance_of::<PyString>() && !name.is_instance_of::<PyBytes>() {
+            return Ok(false);
+        }
+        let (dataset, name) = (self.dataset(py)?, names::to_bytes(name)?);
+        match try_detached(py, |watch| dataset.lookup(&name, watch))? {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(raise(py, &error)),
+        }
+    }
+
+    /// Reads many samples at once, in the order asked for: `ids` are ids (any sequence of integers or
+    /// integer array) or names (a list of str or bytes).
+    ///
+    /// out: a writable buffer of uint8 that takes the bytes, one sample behind the other; then the
+    /// result is where each begins, int64[B + 1]. Without it the result is a Batch.
+    /// on_error: "raise" the first error, "skip" what cannot be read, or "none": None in its place.
+    ///
+    /// Raises NotFound, Corrupt, Disconnected, TimedOut, Stale; InvalidArgument when `out` is too small.
+    #[pyo3(signature = (ids, out = None, on_error = "raise"))]
+    fn read_batch<'py>(
+        &self,
+        ids: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        on_error: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = ids.py();
+        let out = out.map(Output::new).transpose()?;
+        let policy = match on_error {
+            "raise" => OnError::Raise,
+            "skip" => OnError::Skip,
+            "none" => OnError::Blank,
+            other => {
+                let text = format!("on_error is \"raise\", \"skip\" or \"none\", not {other:?}");
+                return Err(raise_invalid(py, text));
+            }
+        };
+        let dataset = self.dataset(py)?;
+        let read = match Keys::of(ids)? {
+            Keys::Ids(ids) => detached(py, |watch| dataset.read(Wanted::Ids(&ids), policy, watch))?,
+            Keys::Names(names) => {
+                let names: Vec<&[u8]> = names.iter().map(|name| &**name).collect();
+                detached(py, |watch| dataset.read(Wanted::Names(&names), policy, watch))?
+            }
+        };
+        let absent = match policy {
+            OnError::Blank => Absent::of(read.failures),
+            _ => Absent::none(),
+        };
+        match out {
+            None => Ok(Batch::new(py, read.batch, absent)?.into_any()),
+            Some(out) => fill(py, out, &read.batch),
+        }
+    }
+
+    /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of ids],
+    /// or None when no sample has one. Its dtype's least value stands where a sample has none.
+    #[getter]
+    fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let dataset = self.dataset(py)?;
+        let Some(labels) = dataset.labels() else { return Ok(None) };
+        let (len, dtype) = (labels.as_bytes().len(), format!("<i{}", labels.width_bytes()));
+        let source = Source::Labels(Arc::clone(dataset.directory()));
+        let memory = Bound::new(py, Memory::whole(source))?;
+        numpy::view(memory.as_any(), len, &dtype).map(Some)
+    }
+
+    /// Names of the classes: a label is an index into it. Empty where labels are mere numbers.
+    #[getter]
+    fn classes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        names::tuple(py, self.dataset(py)?.classes())
+    }
+
+    /// Names of the fields of a sample, in the order of Batch.field; one empty name where samples are
+    /// not divided.
+    #[getter]
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        names::tuple(py, self.dataset(py)?.fields())
+    }
+
+    /// Ids of the samples there are, in rising order: int64[len(ds)].
+    #[getter]
+    fn ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let dataset = self.dataset(py)?;
+        let directory = dataset.directory();
+        numpy::int64(py, (0..dataset.len()).map(|at| directory.id_of_live(at).0 as i64))
+    }
+
+    /// Names of the samples by index: a sequence that makes a str when it is asked for one.
+    #[getter]
+    fn names(&self, py: Python<'_>) -> PyResult<Names> {
+        let dataset = self.dataset(py)?;
+        detached(py, |watch| dataset.load_names(watch))?;
+        Ok(Names { dataset })
+    }
+
+    /// Name of the sample `id`, as os.fsdecode makes it.
+    fn name<'py>(&self, py: Python<'py>, id: u64) -> PyResult<Bound<'py, PyAny>> {
+        let dataset = self.dataset(py)?;
+        let name = detached(py, |watch| dataset.name(SampleId(id), watch))?;
+        names::to_str(py, &name)
+    }
+
+    /// Id of the sample called `name`. Raises NameNotFound, a KeyError.
+    fn id_of(&self, name: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let py = name.py();
+        let (dataset, name) = (self.dataset(py)?, names::to_bytes(name)?);
+        let found = try_detached(py, |watch| dataset.lookup(&name, watch))?;
+        found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
+    }
+
+    /// Length of the sample `id` in bytes, without I/O.
+    fn length(&self, py: Python<'_>, id: u64) -> PyResult<u32> {
+        self.dataset(py)?.len_bytes(SampleId(id)).map_err(|error| raise(py, &error))
+    }
+
+    /// What lies directly in a folder: a list of (name, id), id None for a folder. "" is the top.
+    #[pyo3(signature = (folder = None))]
+    fn listdir<'py>(
+        &self,
+        py: Python<'py>,
+        folder: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let dataset = self.dataset(py)?;
+        let folder = folder.map_or(Ok(Vec::new()), names::to_bytes)?;
+        let entries = detached(py, |watch| {
+            dataset.load_names(watch)?;
+            Ok(dataset.directory().list(&folder)?)
+        })?;
+        let list = PyList::empty(py);
+        for entry in entries {
+            let id = match entry.kind {
+                dlfs::directory::EntryKind::Folder => None,
+                dlfs::directory::EntryKind::Sample(id) => Some(id.0),
+            };
+            list.append((names::to_str(py, &entry.name)?, id))?;
+        }
+        Ok(list)
+    }
+
+    /// What it was opened by.
+    #[getter]
+    fn address(&self, py: Python<'_>) -> Py<PyAny> {
+        self.address.clone_ref(py)
+    }
+
+    /// UUID of the image: 32 hexadecimal digits.
+    #[getter]
+    fn uuid(&self, py: Python<'_>) -> PyResult<String> {
+        let uuid = self.dataset(py)?.directory().uuid().0;
+        Ok(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Generation of the image: every import, append or deletion makes a new one.
+    #[getter]
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.dataset(py)?.directory().generation().0)
+    }
+
+    /// What reads by index, id or name have moved: commands, bytes, repeated, verified.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.dataset(py)?.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("commands", stats.commands)?;
+        dict.set_item("bytes", stats.bytes)?;
+        dict.set_item("repeated", stats.repeated)?;
+        dict.set_item("verified", stats.verified)?;
+        Ok(dict)
+    }
+
+    /// Gives up the connections. Batches and views stay valid; loaders made of it go on until closed.
+    fn close(&self, py: Python<'_>) {
+        let dataset = self.dataset.write().unwrap_or_else(|held| held.into_inner()).take();
+        py.detach(|| drop(dataset));
+    }
+
+    /// Whether close was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.dataset.read().unwrap_or_else(|held| held.into_inner()).is_none()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let open = py.import("dlfs")?.getattr("_reopen")?;
+        Ok((open, (&self.address, &self.options)).into_pyobject(py)?.into_any())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let address = self.address.bind(py).str().map_or_else(|_| "?".into(), |s| s.to_string());
+        match self.dataset(py) {
+            Ok(dataset) => format!("<dlfs.Dataset {address}: {} samples>", dataset.len()),
+            Err(_) => format!("<dlfs.Dataset {address}, closed>"),
+        }
+    }
+}
+
+impl Dataset {
+    /// The open data set.
+    ///
+    /// # Errors
+    /// It was closed.
+    pub(crate) fn dataset(&self, py: Python<'_>) -> PyResult<job::Dataset> {
+        let dataset = self.dataset.read().unwrap_or_else(|held| held.into_inner()).clone();
+        dataset.ok_or_else(|| {
+            raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
+        })
+    }
+}
+
+/// The names of the samples of a data set, by index.
+#[pyclass(frozen, module = "dlfs._dlfs", sequence)]
+pub(crate) struct Names {
+    dataset: job::Dataset,
+}
+
+#[pymethods]
+impl Names {
+    fn __len__(&self) -> usize {
+        self.dataset.len() as usize
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyAny>> {
+        let len = self.dataset.len() as i64;
+        let at = if index < 0 { index + len } else { index };
+        if !(0..len).contains(&at) {
+            let text = format!("there is no sample {index}: the data set has {len}");
+            return Err(raise_index(py, text));
+        }
+        let id = self.dataset.id_at(at as u64).map_err(|error| raise(py, &error))?;
+        let name = detached(py, |watch| self.dataset.name(id, watch))?;
+        names::to_str(py, &name)
+    }
+}
+
+/// What `read_batch` was asked for.
+enum Keys {
+    Ids(Vec<SampleId>),
+    Names(Vec<Vec<u8>>),
+}
+
+impl Keys {
+    fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
+        let py = given.py();
+        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+            let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
+            return Err(PyTypeError::new_err(text));
+        }
+        // Arrays become lists of plain integers in one call.
+        let given = match given.hasattr("tolist")? {
+            true => given.call_method0("tolist")?,
+            false => given.clone(),
+        };
+        let first = given.try_iter()?.next().transpose()?;
+        let named = first
+            .is_some_and(|key| key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>());
+        if named {
+            let names = given.try_iter()?.map(|name| names::to_bytes(&name?));
+            return Ok(Keys::Names(names.collect::<PyResult<_>>()?));
+        }
+        let mut ids = Vec::with_capacity(given.len().unwrap_or(0));
+        for id in given.try_iter()? {
+            let id: i64 = id?.extract()?;
+            let id = u64::try_from(id).map_err(|_| {
+                let text = format!("there is no such sample (sample {id}): ids are not negative");
+                raise_index(py, text)
+            })?;
+            ids.push(SampleId(id));
+        }
+        Ok(Keys::Ids(ids))
+    }
+}
+
+/// Copies the samples into the caller's memory; returns where each begins.
+fn fill<'py>(py: Python<'py>, mut out: Output, batch: &RawBatch) -> PyResult<Bound<'py, PyAny>> {
+    batch.copy_to(out.bytes(py)).map_err(|error| raise(py, &error))?;
+    let lens = (0..batch.len()).map(|index| batch.bytes(index).len() as i64);
+    let ends = lens.scan(0, |at, len| {
+        *at += len;
+        Some(*at)
+    });
+    let ends: Vec<i64> = ends.collect();
+    numpy::int64(py, std::iter::once(0).chain(ends))
+}
+
+/// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them; a path may be an os.PathLike.
+pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
+    let py = given.py();
+    let one = |given: &Bound<'_, PyAny>| {
+        let text: OsString = py.import("os")?.call_method1("fspath", (given,))?.extract()?;
+        Address::parse_list_os(&text).map_err(|error| raise_invalid(py, error.to_string()))
+    };
+    let is_list = given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>();
+    if !is_list {
+        return one(given);
+    }
+    let mut all = Vec::new();
+    for address in given.try_iter()? {
+        all.extend(one(&address?)?);
+    }
+    Ok(all)
+}

@@ -1,0 +1,150 @@
+//! Bytes that Python may look at: the buffer protocol. The only `unsafe` of this package.
+//!
+//! A [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or a
+//! tensor made from it keeps the `Memory` alive in turn. So bytes live while any view of them does.
+#![allow(unsafe_code)] // hands raw pointers to the interpreter
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dlfs::directory::Directory;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::batch::Held;
+use crate::error::raise_invalid;
+
+/// Bytes that never change or move while the source lives: what [`Memory`] may export.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// A batch: parts are its samples, [`WHOLE`] all of them gathered.
+    Batch(Arc<Held>),
+    /// One field of the samples of a batch.
+    Field(Arc<Held>, usize),
+    /// The column of labels of a directory.
+    Labels(Arc<Directory>),
+}
+
+impl Source {
+    fn bytes(&self, part: usize) -> dlfs::Result<&[u8]> {
+        match self {
+            Source::Batch(held) if part == WHOLE => Ok(held.whole()),
+            Source::Batch(held) => Ok(held.batch().bytes(part)),
+            Source::Field(held, field) => Ok(held.batch().field(part, *field)?.unwrap_or_default()),
+            Source::Labels(directory) => {
+                Ok(directory.labels().map_or(&[], |labels| labels.as_bytes()))
+            }
+        }
+    }
+}
+
+/// The part that is everything.
+pub(crate) const WHOLE: usize = usize::MAX;
+
+/// Read-only bytes, exported through the buffer protocol.
+#[pyclass(frozen, subclass, module = "dlfs")]
+pub(crate) struct Memory {
+    source: Source,
+    /// What the next export shows; only [`views`] changes it, of a `Memory` that it made.
+    part: AtomicUsize,
+}
+
+impl Memory {
+    /// All bytes of `source`.
+    pub(crate) fn whole(source: Source) -> Memory {
+        Memory { source, part: AtomicUsize::new(WHOLE) }
+    }
+}
+
+#[pymethods]
+impl Memory {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let bytes = this
+            .source
+            .bytes(this.part.load(Ordering::Relaxed))
+            .map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
+        // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a count
+        // of `slf`, which owns the source, so the bytes outlive the view; a `Held` and a `Directory`
+        // are behind an `Arc` and show their bytes by `&` only, so these stay as they are; the view
+        // is read-only (1), so the pointer is only read through.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
+/// Makes one `memoryview` after the other of parts of one source, without an object in between.
+pub(crate) struct Views<'py> {
+    exporter: Bound<'py, Memory>,
+}
+
+impl<'py> Views<'py> {
+    pub(crate) fn of(py: Python<'py>, source: Source) -> PyResult<Views<'py>> {
+        Ok(Views { exporter: Bound::new(py, Memory::whole(source))? })
+    }
+
+    /// What stands where there is nothing to view.
+    pub(crate) fn none(&self) -> Bound<'py, PyAny> {
+        self.exporter.py().None().into_bound(self.exporter.py())
+    }
+
+    /// A read-only view of `part`.
+    pub(crate) fn view(&self, part: usize) -> PyResult<Bound<'py, PyAny>> {
+        self.exporter.get().part.store(part, Ordering::Relaxed);
+        let object = self.exporter.as_ptr();
+        // SAFETY: the exporter is a live object; the result is a new reference or null with an error
+        // set, which is what `from_owned_ptr_or_err` takes.
+        unsafe {
+            Bound::from_owned_ptr_or_err(self.exporter.py(), ffi::PyMemoryView_FromObject(object))
+        }
+    }
+}
+
+/// The caller's own memory, to be filled.
+pub(crate) struct Output {
+    buffer: PyBuffer<u8>,
+}
+
+impl Output {
+    /// Takes any object with a writable, contiguous buffer of bytes.
+    ///
+    /// # Errors
+    /// `TypeError`: it is none, or its items are no bytes. `InvalidArgument`: read-only or with gaps.
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Output> {
+        let buffer = PyBuffer::<u8>::get(object).map_err(|error| {
+            PyTypeError::new_err(format!("out must be a writable buffer of uint8: {error}"))
+        })?;
+        let wrong = match (buffer.readonly(), buffer.is_c_contiguous()) {
+            (true, _) => "out is read-only; it must be writable",
+            (_, false) => "out has gaps; it must be contiguous",
+            _ => return Ok(Output { buffer }),
+        };
+        Err(raise_invalid(object.py(), wrong.into()))
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.buffer.len_bytes()
+    }
+
+    /// The bytes, while the interpreter is attached and so nobody else runs that could touch them.
+    pub(crate) fn bytes<'a>(&'a mut self, _py: Python<'a>) -> &'a mut [u8] {
+        if self.len() == 0 {
+            return &mut [];
+        }
+        // SAFETY: writable, contiguous and initialised (checked in `new`); the export holds the memory
+        // in place until the buffer is dropped; Python code that could read or write it needs the
+        // interpreter, which `_py` holds for as long as the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.buf_ptr().cast(), self.len()) }
+    }
+}

@@ -1,0 +1,37 @@
+//! numpy arrays, made by numpy itself: this package needs no header of it.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict};
+
+/// A new array int64[n].
+pub(crate) fn int64(
+    py: Python<'_>,
+    values: impl Iterator<Item = i64>,
+) -> PyResult<Bound<'_, PyAny>> {
+    let bytes: Vec<u8> = values.flat_map(i64::to_le_bytes).collect();
+    let len = bytes.len();
+    view(PyBytes::new(py, &bytes).as_any(), len, "<i8")
+}
+
+/// A read-only array over the `len` bytes of an object with the buffer protocol, which it keeps alive.
+pub(crate) fn view<'py>(
+    object: &Bound<'py, PyAny>,
+    len: usize,
+    dtype: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    if len == 0 {
+        // frombuffer refuses empty buffers.
+        return numpy(py)?.call_method1("empty", (0, dtype));
+    }
+    let options = PyDict::new(py);
+    options.set_item("dtype", dtype)?;
+    numpy(py)?.call_method("frombuffer", (object,), Some(&options))
+}
+
+fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static NUMPY: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = NUMPY.get_or_try_init(py, || py.import("numpy").map(Bound::unbind))?;
+    Ok(module.bind(py))
+}

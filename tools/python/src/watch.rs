@@ -1,0 +1,49 @@
+//! Looks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
+
+use dlfs::job::Watch;
+use dlfs::{Error, ErrorKind};
+use pyo3::prelude::*;
+
+use crate::error::raise;
+
+/// Ends a wait when a Python signal handler raises.
+#[derive(Default)]
+pub(crate) struct Signals {
+    raised: Option<PyErr>,
+}
+
+impl Watch for Signals {
+    fn goes_on(&mut self) -> bool {
+        // None: the interpreter is ending, and nobody waits for the answer any more.
+        let checked = Python::try_attach(|py| py.check_signals());
+        match checked {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                self.raised = Some(error);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Runs `work` without the interpreter, so that other threads run, and raises what came of it.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
+) -> PyResult<T> {
+    try_detached(py, work)?.map_err(|error| raise(py, &error))
+}
+
+/// As [`detached`], with the library's own error still as it was.
+pub(crate) fn try_detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
+) -> PyResult<Result<T, Error>> {
+    let mut signals = Signals::default();
+    let result = py.detach(|| work(&mut signals));
+    match (result, signals.raised) {
+        (Err(error), Some(raised)) if error.kind() == ErrorKind::Interrupted => Err(raised),
+        (result, _) => Ok(result),
+    }
+}

@@ -1,0 +1,131 @@
+"""What the tests read: small data sets, made by the command that the wheel installs."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import dlfs
+
+SEED = 20261121
+CLASSES = ("ant", "bee", "cat", "dog")
+PER_CLASS = 100
+
+
+def command(*arguments, **options):
+    """Runs the command; its output."""
+    run = subprocess.run(
+        [sys.executable, "-m", "dlfs", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, **options,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+class Source:
+    """A folder of class folders, and what is in it by id."""
+
+    def __init__(self, root, length):
+        print("seed", SEED)
+        draw = random.Random(SEED)
+        self.root, self.contents, self.names, self.labels = root, [], [], []
+        for label, name in enumerate(CLASSES):
+            os.makedirs(root / name)
+            for i in range(PER_CLASS):
+                file = f"{name}/{i:04d}.bin"
+                data = draw.randbytes(length(draw))
+                (root / file).write_bytes(data)
+                self.contents.append(data)
+                self.names.append(file)
+                self.labels.append(label)
+
+    def __len__(self):
+        return len(self.contents)
+
+
+@contextlib.contextmanager
+def target(image, port=0):
+    """Serves `image` over NVMe/TCP on loopback; yields the process and its address."""
+    listen = f"127.0.0.1:{port}"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dlfs", "serve", str(image), "--json", "--listen", listen],
+        stdout=subprocess.PIPE, text=True,
+    )
+    try:
+        yield child, json.loads(child.stdout.readline())["address"]
+    finally:
+        child.send_signal(signal.SIGCONT)
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    """Samples of 0 to 9,000 bytes."""
+    return Source(tmp_path_factory.mktemp("source") / "train", lambda draw: draw.randrange(9000))
+
+
+@pytest.fixture(scope="session")
+def image(source):
+    """The image of `source`, in chunks small enough that there are some."""
+    path = source.root.parent / "train.dlfs"
+    command("import", source.root, path, "--chunk-size", "64K", "--quiet")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def equal(tmp_path_factory):
+    """Samples of 1,024 bytes, and their image."""
+    source = Source(tmp_path_factory.mktemp("equal") / "train", lambda draw: 1024)
+    path = source.root.parent / "equal.dlfs"
+    command("import", source.root, path, "--chunk-size", "64K", "--quiet")
+    return source, str(path)
+
+
+@pytest.fixture(scope="session")
+def served(image):
+    """The address of `image` on a target of this machine."""
+    with target(image) as (_, address):
+        yield address
+
+
+@pytest.fixture(params=["file", "tcp"])
+def address(request, image):
+    """The image, by both ways to it."""
+    return image if request.param == "file" else request.getfixturevalue("served")
+
+
+@pytest.fixture
+def ds(image):
+    with dlfs.open(image) as dataset:
+        yield dataset
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs a program of its own, which must end by itself; its output."""
+
+    def run(text, *arguments, timeout=60, code=0):
+        program = tmp_path / "program.py"
+        program.write_text(text)
+        child = subprocess.run(
+            [sys.executable, str(program), *map(str, arguments)],
+            capture_output=True, text=True, timeout=timeout,
+        )
+        assert child.returncode == code, f"exit {child.returncode}\n{child.stdout}\n{child.stderr}"
+        return child.stdout
+
+    return run
+
+
+def wait_until(true, what, limit_s=30):
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, f"{what} did not happen within {limit_s} s"
+        time.sleep(0.01)

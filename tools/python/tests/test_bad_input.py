@@ -1,0 +1,254 @@
+"""Everything that a caller, a target or a medium can get wrong: an exception that says what."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import dlfs
+from conftest import command, target, wait_until
+
+
+@pytest.mark.parametrize(
+    "address, kind, text",
+    [
+        ("/absent/image.dlfs", dlfs.NotFound, "/absent/image.dlfs"),
+        ("", dlfs.InvalidArgument, "empty"),
+        ("nvme-tcp://host", dlfs.InvalidArgument, "nvme-tcp"),
+        ("nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x", dlfs.Refused, "127.0.0.1:1"),
+        ([], dlfs.InvalidArgument, "at least one"),
+        (7, TypeError, "int"),
+        (None, TypeError, "NoneType"),
+    ],
+)
+def test_a_wrong_address(address, kind, text):
+    with pytest.raises(kind, match=text):
+        dlfs.open(address)
+
+
+def test_a_file_that_is_no_image(tmp_path):
+    (tmp_path / "x").write_bytes(b"not an image" * 1000)
+    with pytest.raises(dlfs.Error, match="x"):
+        dlfs.open(tmp_path / "x")
+
+
+def test_an_unknown_subsystem_and_namespace_of_a_target(served):
+    with pytest.raises(dlfs.Error, match="nobody"):
+        dlfs.open(served.rsplit(":", 1)[0] + ":nobody")
+    with pytest.raises(dlfs.Error):
+        dlfs.open(served + "?ns=9")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline": -1}, {"deadline": float("nan")}, {"io_timeout": float("inf")},
+        {"queue_pairs": 0}, {"nr_io_queues": 0}, {"direct": "maybe"}, {"hostnqn": "x" * 300},
+        {"paths": [""]},
+    ],
+)
+def test_a_wrong_option_of_open(image, options):
+    with pytest.raises(dlfs.InvalidArgument):
+        dlfs.open(image, **options)
+
+
+def test_options_of_another_type_or_name(image, ds):
+    with pytest.raises(TypeError):
+        dlfs.open(image, colour="red")
+    with pytest.raises(TypeError):
+        dlfs.open(image, deadline="soon")
+    with pytest.raises(TypeError):
+        dlfs.Loader(ds, 4, colour="red")
+    with pytest.raises(TypeError):
+        dlfs.Loader("a data set", 4)
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": -1}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2"), ({"world_size": 0}, "world_size"),
+        ({"order": "random"}, "random"), ({"by": "id"}, "sequential"),
+        ({"order": "sequential", "by": "size"}, "size"), ({"lanes": 0}, "lanes"),
+        ({"group": 0}, "chunk"), ({"order": "global", "lanes": 2}, "lanes"),
+        ({"order": "partial", "exchange": 1.5}, "1.5"), ({"drop_last": True, "pad": True}, "pad"),
+        ({"on_error": "none"}, "none"), ({"prefetch_bytes": 0}, "prefetch_bytes"),
+    ],
+)
+def test_a_wrong_option_of_a_loader(ds, options, text):
+    with pytest.raises(dlfs.InvalidArgument, match=text):
+        dlfs.Loader(ds, **{"batch_size": 4, **options})
+
+
+@pytest.mark.parametrize("index", [400, -401, 10**12])
+def test_an_index_out_of_range(ds, index):
+    with pytest.raises(IndexError, match=str(index)) as error:
+        ds[index]
+    assert isinstance(error.value, dlfs.NotFound)
+
+
+def test_a_name_that_is_absent(ds):
+    for name in ("absent", b"absent", "", "ant"):
+        with pytest.raises(KeyError) as error:
+            ds[name]
+        assert isinstance(error.value, dlfs.NotFound) and "dlfs ls" in str(error.value)
+    assert "nul\0inside" not in ds
+
+
+@pytest.mark.parametrize("key", [1.5, None, (1,), [1]])
+def test_a_key_of_another_type(ds, key):
+    with pytest.raises(TypeError):
+        ds[key]
+
+
+@pytest.mark.parametrize("ids", ["ant/0000.bin", b"ant", 5, [1.5], [None], [1, "a"], ["a", 1]])
+def test_ids_of_another_type(ds, ids):
+    with pytest.raises((TypeError, dlfs.NotFound)):
+        ds.read_batch(ids)
+
+
+def test_ids_that_cannot_be(ds):
+    for ids in ([-1], [400], [2**40], [2**62], np.array([3, 400])):
+        with pytest.raises(dlfs.NotFound):
+            ds.read_batch(ids)
+    with pytest.raises(OverflowError):
+        ds.read_batch([2**70])
+    with pytest.raises(dlfs.InvalidArgument, match="never"):
+        ds.read_batch([1], on_error="never")
+
+
+def test_out_that_is_too_small_or_of_another_type(ds, source):
+    need = len(source.contents[1])
+    small = bytearray(need - 1)
+    with pytest.raises(dlfs.InvalidArgument, match=str(need)):
+        ds.read_batch([1], out=small)
+    assert small == bytes(need - 1), "nothing was written"
+    for out, kind in [
+        (b"x" * 9000, dlfs.InvalidArgument),
+        (np.zeros(20000, dtype=np.uint8)[::2], dlfs.InvalidArgument),
+        (np.zeros(9000, dtype=np.float32), TypeError),
+        ([0] * 9000, TypeError),
+        ("x" * 9000, TypeError),
+    ]:
+        with pytest.raises(kind, match="out"):
+            ds.read_batch([1], out=out)
+
+
+def damaged(image, tmp_path, source, id):
+    """A copy of the image in which one sample is not what it was."""
+    data = bytearray(open(image, "rb").read())
+    at = data.find(source.contents[id])
+    assert at > 0
+    data[at] ^= 1
+    (tmp_path / "damaged.dlfs").write_bytes(data)
+    return tmp_path / "damaged.dlfs"
+
+
+def test_damage_is_never_handed_out(image, source, tmp_path):
+    id = next(i for i in range(len(source)) if len(source.contents[i]) > 4000)
+    with dlfs.open(damaged(image, tmp_path, source, id)) as ds:
+        with pytest.raises(dlfs.Corrupt) as error:
+            ds[id]
+        assert error.value.sample_id == id and "LBA" in str(error.value).upper()
+        assert isinstance(error.value, OSError)
+        rest = ds.read_batch(range(len(ds)), on_error="none")
+        assert [at for at, _ in rest.failures] == [id]
+        for order in ("grouped", "global"):
+            loader = dlfs.Loader(ds, 32, order)
+            with pytest.raises(dlfs.Corrupt):
+                for batch in loader:
+                    pass
+            with pytest.raises(dlfs.Corrupt):
+                next(iter(loader))
+            loader = dlfs.Loader(ds, 32, order, on_error="skip")
+            seen = [int(i) for batch in loader for i in batch.ids]
+            assert sorted(seen) == [i for i in range(len(ds)) if i != id]
+            assert loader.stats()["skipped"] == 1
+
+
+def test_an_image_that_was_written_anew_is_stale_or_refused(source, tmp_path):
+    path = tmp_path / "i.dlfs"
+    command("import", source.root, path, "--quiet")
+    with dlfs.open(path) as ds:
+        state = dlfs.Loader(ds, 32).state_dict()
+        command("delete", path, source.names[0], "--quiet")
+    with dlfs.open(path) as ds, pytest.raises(dlfs.Stale):
+        dlfs.Loader(ds, 32).load_state_dict(state)
+
+
+def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
+    with target(image) as (child, address):
+        ds = dlfs.open(address, ctrl_loss_tmo=1, io_timeout=1, connect_timeout=2)
+        loader = dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)
+        batches = iter(loader)
+        first = next(batches)
+        child.kill()
+        child.wait()
+        began = time.monotonic()
+        with pytest.raises((dlfs.Disconnected, dlfs.Refused, dlfs.TimedOut)) as error:
+            for _ in batches:
+                pass
+        assert time.monotonic() - began < 30
+        assert address.split("/")[2] in str(error.value), "it says which target"
+        assert len(bytes(first[0])) == len(first[0]), "what was read stays"
+        with pytest.raises((dlfs.Disconnected, dlfs.Refused, dlfs.TimedOut)):
+            ds[0]
+        ds.close()
+
+
+def test_a_target_that_comes_back_is_read_on(image, source):
+    with target(image) as (child, address):
+        port = address.split(":")[2].split("/")[0]
+        ds = dlfs.open(address, io_timeout=2)
+        seen = []
+        for count, batch in enumerate(dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)):
+            assert batch.tobytes() == [source.contents[i] for i in batch.ids]
+            seen += batch.ids.tolist()
+            if count == 10:
+                child.kill()
+                child.wait()
+                again = target(image, port)
+                again.__enter__()
+        assert sorted(seen) == list(range(len(source)))
+        ds.close()
+        again.__exit__(None, None, None)
+
+
+def test_a_frozen_target_ends_a_read_at_its_deadline(image):
+    with target(image) as (child, address):
+        ds = dlfs.open(address, deadline=1.0, connect_timeout=2.0)
+        loader = dlfs.Loader(ds, 4, deadline=1.0)
+        child.send_signal(signal.SIGSTOP)
+        for wait in (lambda: ds[0], lambda: next(iter(loader))):
+            began = time.monotonic()
+            with pytest.raises(dlfs.TimedOut):
+                wait()
+            assert time.monotonic() - began < 20
+        child.send_signal(signal.SIGCONT)
+        assert len(next(iter(loader))) == 4, "after it was late, a loader goes on"
+        ds.close()
+
+
+def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
+    with target(image) as (child, address):
+        loader = dlfs.Loader(dlfs.open(address), 4, "global", prefetch_bytes=64 << 10)
+        next(iter(loader))
+        child.send_signal(signal.SIGSTOP)
+        raised = []
+
+        def wait():
+            try:
+                for _ in loader:
+                    pass
+            except dlfs.Error as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(thread.is_alive, "the thread's start")
+        loader.close()
+        thread.join(20)
+        assert not thread.is_alive() and "closed" in raised[0]
+        child.send_signal(signal.SIGCONT)

@@ -1,0 +1,117 @@
+"""The batch: views, arrays, DLPack, and how long the memory lives."""
+
+import gc
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+import dlfs
+from conftest import SEED, command
+
+
+def test_it_is_a_sequence_of_read_only_memoryviews(ds, source):
+    batch = ds.read_batch([4, 5, 6])
+    assert len(batch) == 3 and bytes(batch[-1]) == source.contents[6]
+    assert isinstance(batch[0], memoryview) and batch[0].readonly
+    assert [bytes(view) for view in batch] == [bytes(view) for view in batch.tolist()]
+    assert [bytes(view) for view in batch[::-2]] == [source.contents[6], source.contents[4]]
+    assert batch.tobytes() == source.contents[4:7]
+    with pytest.raises(TypeError):
+        batch[0][0] = 1
+    for wrong in (3, -4):
+        with pytest.raises(IndexError):
+            batch[wrong]
+    with pytest.raises(TypeError):
+        batch["0"]
+
+
+def test_data_offsets_and_lengths_describe_the_same_bytes(ds, source):
+    batch = ds.read_batch([8, 3, 200])
+    data, offsets = batch.data, batch.offsets
+    assert data.dtype == np.uint8 and not data.flags.writeable and offsets.dtype == np.int64
+    for at in range(3):
+        assert data[offsets[at] : offsets[at + 1]].tobytes() == bytes(batch[at])
+    assert batch.lengths.tolist() == np.diff(offsets).tolist()
+    assert batch.nbytes == len(data) == len(memoryview(batch)) == np.asarray(data).size
+    assert batch.labels.tolist() == [source.labels[i] for i in (8, 3, 200)]
+
+
+def test_equal_lengths_make_an_array_and_others_say_why_not(equal, ds):
+    source, path = equal
+    with dlfs.open(path) as same:
+        batch = same.read_batch(range(20, 30))
+        assert batch.array.shape == (10, 1024)
+        assert batch.array[3].tobytes() == source.contents[23]
+        for batch in dlfs.Loader(same, 32, contiguous=True):
+            assert batch.array.tobytes() == b"".join(source.contents[i] for i in batch.ids)
+    with pytest.raises(dlfs.InvalidArgument, match="offsets"):
+        ds.read_batch([1, 2]).array
+
+
+def test_contiguous_batches_of_equal_samples_are_not_copied_again(equal):
+    _, path = equal
+    with dlfs.open(path) as ds:
+        for batch in dlfs.Loader(ds, 32, contiguous=True):
+            one = np.frombuffer(batch[len(batch) // 2], dtype=np.uint8)
+            assert np.shares_memory(batch.data, one)
+
+
+def test_dlpack_gives_the_bytes_to_others(equal, ds, source):
+    _, path = equal
+    with dlfs.open(path) as same:
+        batch = same.read_batch([1, 2])
+        array = np.from_dlpack(batch)
+        assert array.shape == (2, 1024) and np.array_equal(array, batch.array)
+        assert not array.flags.writeable and batch.__dlpack_device__() == (1, 0)
+    batch = ds.read_batch([1, 2])
+    assert np.from_dlpack(batch).tobytes() == b"".join(source.contents[1:3])
+
+
+def test_empty_samples_and_empty_batches_are_no_special_case(tmp_path):
+    (tmp_path / "src").mkdir()
+    for i in range(3):
+        (tmp_path / "src" / f"{i}").write_bytes(b"")
+    command("import", tmp_path / "src", tmp_path / "i.dlfs", "--quiet")
+    with dlfs.open(tmp_path / "i.dlfs") as ds:
+        assert bytes(ds[0]) == b"" and ds.labels is None
+        batch = ds.read_batch([0, 1])
+        assert batch.data.shape == (0,) and batch.array.shape == (2, 0) and batch.labels is None
+        assert len(memoryview(batch)) == 0 and batch.offsets.tolist() == [0, 0, 0]
+        assert ds.read_batch([]).data.shape == (0,) and ds.read_batch([]).array.shape == (0, 0)
+        assert sum(len(batch) for batch in dlfs.Loader(ds, 2)) == 3
+
+
+def test_memory_lives_while_any_view_does_and_is_never_used_again_meanwhile(ds, source):
+    """Views are kept at random while many more batches go through a small window."""
+    print("seed", SEED)
+    draw = random.Random(SEED)
+    loader = dlfs.Loader(ds, 16, seed=3, prefetch_bytes=256 << 10)
+    kept = []
+    for _ in range(20):
+        for batch in loader:
+            at = draw.randrange(len(batch))
+            data = batch.data if draw.random() < 0.1 else None
+            kept.append((int(batch.ids[at]), batch[at], data))
+            if len(kept) > 40:
+                for i in range(20):
+                    kept.pop(draw.randrange(len(kept)))
+            for id, view, _ in kept[-3:]:
+                assert bytes(view) == source.contents[id]
+    gc.collect()
+    for id, view, _ in kept:
+        assert bytes(view) == source.contents[id]
+
+
+def test_all_batches_of_an_epoch_may_be_kept(ds, source):
+    batches = list(dlfs.Loader(ds, 16, prefetch_bytes=64 << 10, deadline=20))
+    found = {int(id): bytes(view) for batch in batches for id, view in zip(batch.ids, batch)}
+    assert [found[id] for id in range(len(source))] == source.contents
+
+
+def test_it_refuses_to_be_pickled_and_is_not_made_by_hand(ds):
+    with pytest.raises(TypeError):
+        pickle.dumps(ds.read_batch([0]))
+    with pytest.raises(TypeError):
+        dlfs.Batch()

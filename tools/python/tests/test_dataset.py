@@ -1,0 +1,190 @@
+"""Opening a data set and reading samples by index, id and name."""
+
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+
+import dlfs
+from conftest import command
+
+
+def test_every_sample_is_what_the_source_had(address, source):
+    with dlfs.open(address) as ds:
+        assert len(ds) == len(source)
+        assert [bytes(view) for view in ds] == source.contents
+
+
+def test_names_labels_and_classes_are_those_of_the_folders(ds, source):
+    assert list(ds.names) == source.names
+    assert ds.classes == ("ant", "bee", "cat", "dog")
+    assert ds.labels.tolist() == source.labels
+    assert not ds.labels.flags.writeable
+    assert ds.labels.base is not None, "a view, not a copy"
+    assert ds.ids.tolist() == list(range(len(source)))
+
+
+def test_a_sample_is_found_by_str_bytes_and_negative_index(ds, source):
+    assert bytes(ds["bee/0003.bin"]) == source.contents[103]
+    assert bytes(ds[b"bee/0003.bin"]) == source.contents[103]
+    assert bytes(ds[-1]) == source.contents[-1]
+    assert bytes(ds[np.int64(5)]) == source.contents[5]
+    assert ds.id_of("bee/0003.bin") == 103 and ds.name(103) == "bee/0003.bin"
+    assert "bee/0003.bin" in ds and "bee" not in ds and 3 not in ds
+    assert ds.length(103) == len(source.contents[103])
+
+
+def test_names_that_are_no_utf_8_are_str_as_file_names_are(tmp_path):
+    (tmp_path / "src").mkdir()
+    name = b"caf\xe9 \xff"
+    with open(os.fsencode(tmp_path / "src") + b"/" + name, "wb") as file:
+        file.write(b"content")
+    command("import", tmp_path / "src", tmp_path / "i.dlfs", "--quiet")
+    with dlfs.open(tmp_path / "i.dlfs") as ds:
+        assert ds.names[0] == os.fsdecode(name)
+        assert bytes(ds[os.fsdecode(name)]) == bytes(ds[name]) == b"content"
+
+
+def test_a_batch_is_read_by_ids_arrays_and_names_in_the_order_asked_for(ds, source):
+    ids = [7, 300, 7, 0]
+    wanted = [source.contents[i] for i in ids]
+    for given in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint16)):
+        assert ds.read_batch(given).tobytes() == wanted
+    batch = ds.read_batch([source.names[i] for i in ids])
+    assert batch.tobytes() == wanted and batch.ids.tolist() == ids
+    assert len(ds.read_batch([])) == 0
+
+
+def test_out_takes_the_bytes_and_the_offsets_come_back(ds, source):
+    ids = [9, 2, 300]
+    wanted = b"".join(source.contents[i] for i in ids)
+    for out in (bytearray(len(wanted) + 3), np.zeros(len(wanted) + 3, dtype=np.uint8)):
+        offsets = ds.read_batch(ids, out=out)
+        assert bytes(out[: len(wanted)]) == wanted and bytes(out[len(wanted) :]) == b"\0\0\0"
+        assert offsets.tolist() == np.cumsum([0, *(len(source.contents[i]) for i in ids)]).tolist()
+
+
+def test_on_error_says_what_becomes_of_absent_samples(ds, source):
+    with pytest.raises(dlfs.NotFound) as error:
+        ds.read_batch([3, 10**9])
+    assert error.value.sample_id == 10**9
+    skipped = ds.read_batch([3, 10**9, 4], on_error="skip")
+    assert skipped.ids.tolist() == [3, 4] and skipped.failures == []
+    gaps = ds.read_batch([3, 10**9, 4], on_error="none")
+    assert gaps[1] is None and gaps.tolist()[1] is None and bytes(gaps[2]) == source.contents[4]
+    ((position, why),) = gaps.failures
+    assert position == 1 and isinstance(why, dlfs.NotFound) and str(10**9) in str(why)
+    gaps = ds.read_batch(["ant/0000.bin", "absent"], on_error="none")
+    assert gaps[1] is None and "absent" in str(gaps.failures[0][1])
+
+
+def test_folders_are_listed(ds):
+    assert ds.listdir() == [("ant", None), ("bee", None), ("cat", None), ("dog", None)]
+    assert ds.listdir("bee")[3] == ("0003.bin", 103)
+    assert ds.listdir("nothing") == []
+
+
+def test_a_path_may_be_a_path_and_an_image_may_lie_on_several(source, tmp_path):
+    parts = [tmp_path / "a.dlfs", tmp_path / "b.dlfs"]
+    command("import", source.root, f"{parts[0]},{parts[1]}", "--chunk-size", "64K", "--quiet")
+    for address in ([parts[1], parts[0]], f"{parts[0]},{parts[1]}", tuple(map(str, parts))):
+        with dlfs.open(address) as ds:
+            assert bytes(ds[42]) == source.contents[42]
+    with pytest.raises(dlfs.InvalidArgument):
+        dlfs.open(pathlib.Path(parts[0]))
+
+
+def test_deleted_samples_leave_ids_and_indices_apart(source, tmp_path):
+    path = tmp_path / "i.dlfs"
+    command("import", source.root, path, "--quiet")
+    command("delete", path, source.names[1], "--quiet")
+    with dlfs.open(path) as ds:
+        assert len(ds) == len(source) - 1
+        assert bytes(ds[1]) == source.contents[2], "an index counts what is there"
+        assert bytes(ds.read_batch([2])[0]) == source.contents[2], "an id stays what it was"
+        assert ds.ids.tolist() == [0, *range(2, len(source))]
+        assert len(list(ds)) == len(ds)
+        with pytest.raises(dlfs.NotFound):
+            ds.read_batch([1])
+
+
+def test_fields_of_a_sample_are_read_at_once(tmp_path):
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for i in range(8):
+            for end, data in (("jpg", b"image%d" % i), ("txt", b"caption %d" % i)):
+                (tmp_path / "f").write_bytes(data)
+                tar.add(tmp_path / "f", f"{i:03d}.{end}")
+    command("import", "--from", "webdataset", tmp_path / "s.tar", tmp_path / "i.dlfs", "--quiet")
+    with dlfs.open(tmp_path / "i.dlfs") as ds:
+        batch = ds.read_batch([3, 5])
+        found = {field: batch.field(at) for at, field in enumerate(ds.fields)}
+        assert bytes(found["jpg"][0]) == b"image3" and bytes(found["txt"][1]) == b"caption 5"
+        with pytest.raises(dlfs.NotFound):
+            batch.field(2)
+
+
+def test_it_is_pickled_by_what_it_was_opened_by(address, source):
+    with dlfs.open(address, window_bytes=1 << 20, deadline=30) as ds:
+        again = pickle.loads(pickle.dumps(ds))
+        assert again is not ds and bytes(again[17]) == source.contents[17]
+        again.close()
+
+
+def test_a_view_is_good_after_everything_else_is_gone(image, source):
+    ds = dlfs.open(image)
+    batch = ds.read_batch([5, 6])
+    view, array = batch[0], np.frombuffer(batch[1], dtype=np.uint8)
+    ds.close()
+    assert ds.closed and len(batch) == 2
+    del batch, ds
+    assert bytes(view) == source.contents[5] and array.tobytes() == source.contents[6]
+
+
+def test_a_closed_data_set_says_so(image):
+    ds = dlfs.open(image)
+    names = ds.names
+    ds.close()
+    ds.close()
+    for use in (lambda: ds[0], lambda: len(ds), lambda: ds.labels, lambda: ds.read_batch([0]),
+                lambda: dlfs.Loader(ds, 4), lambda: ds.names):
+        with pytest.raises(dlfs.InvalidArgument, match="closed"):
+            use()
+    assert "closed" in repr(ds) and len(names) > 0
+
+
+def test_threads_read_side_by_side(address, source):
+    wrong = []
+
+    def read(first):
+        for i in range(first, len(source), 4):
+            if bytes(ds[i]) != source.contents[i]:
+                wrong.append(i)
+
+    with dlfs.open(address) as ds:
+        threads = [threading.Thread(target=read, args=(first,)) for first in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        empty = source.contents.count(b"")
+        assert not wrong and ds.stats()["verified"] >= len(source) - empty
+
+
+def test_importing_dlfs_needs_numpy_only(run_python):
+    loaded = run_python(
+        "import sys; import dlfs; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    ).split()
+    for absent in ("torch", "fsspec", "grain", "PIL", "pyarrow", "pandas"):
+        assert absent not in loaded, f"import dlfs brings {absent}"
+
+
+def test_the_command_comes_with_the_wheel(image):
+    script = os.path.join(os.path.dirname(sys.executable), "dlfs")
+    listing = subprocess.run([script, "ls", image], capture_output=True, text=True, timeout=60)
+    assert listing.stdout.split() == ["ant/", "bee/", "cat/", "dog/"]
+    wrong = subprocess.run([script, "ls", "/absent"], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1 and "/absent" in wrong.stderr

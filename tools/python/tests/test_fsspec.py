@@ -1,0 +1,100 @@
+"""dlfs:// as a file system: what is there, batch reads, and what libraries read through it."""
+
+import pytest
+
+import dlfs
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+from dlfs.fsspec import DlfsFileSystem  # noqa: E402
+
+
+@pytest.fixture
+def fs(address):
+    found = fsspec.filesystem("dlfs", address=address, skip_instance_cache=True)
+    yield found
+    found.dataset.close()
+
+
+def test_the_entry_point_leads_to_it(fs):
+    assert isinstance(fs, DlfsFileSystem) and fs.protocol == "dlfs"
+
+
+def test_folders_and_samples_are_listed(fs, source):
+    assert fs.ls("", detail=False) == ["ant", "bee", "cat", "dog"]
+    assert fs.ls("dlfs://bee", detail=False) == source.names[100:200]
+    (entry,) = fs.ls("bee/0003.bin")
+    assert entry == {
+        "name": "bee/0003.bin", "size": len(source.contents[103]), "type": "file",
+        "id": 103, "label": 1,
+    }
+    assert fs.info("bee")["type"] == "directory" and fs.isdir("") and not fs.exists("nothing")
+    assert fs.find("") == source.names and len(fs.glob("*/000*.bin")) == 40
+    assert fs.du("") == sum(map(len, source.contents))
+    with pytest.raises(FileNotFoundError):
+        fs.info("nothing")
+    with pytest.raises(FileNotFoundError):
+        fs.ls("nothing")
+
+
+def test_files_are_read_whole_and_in_parts(fs, source):
+    data = source.contents[103]
+    assert fs.cat("bee/0003.bin") == fs.cat_file("dlfs://bee/0003.bin") == data
+    assert fs.cat_file("bee/0003.bin", 2, -3) == data[2:-3]
+    assert fs.head("bee/0003.bin", 5) == data[:5] and fs.tail("bee/0003.bin", 5) == data[-5:]
+    with fs.open("bee/0003.bin") as file:
+        assert file.read(4) == data[:4] and file.seek(-4, 2) and file.read() == data[-4:]
+    with pytest.raises(FileNotFoundError):
+        fs.open("nothing")
+    with pytest.raises(FileNotFoundError):
+        fs.cat("nothing")
+
+
+def test_many_files_are_one_batch_read(fs, source):
+    before = fs.dataset.stats()
+    found = fs.cat(source.names[:200])
+    assert found == dict(zip(source.names, source.contents[:200]))
+    after = fs.dataset.stats()
+    assert after["commands"] - before["commands"] < 100, "neighbours were merged"
+    assert fs.cat("cat", recursive=True) == dict(zip(source.names[200:300], source.contents[200:300]))
+
+
+def test_ranges_are_one_batch_read_and_errors_are_told_apart(fs, source):
+    paths = [source.names[5], "nothing", source.names[5], source.names[6]]
+    found = fs.cat_ranges(paths, [0, 0, 10, None], [4, 4, 20, None])
+    assert found[0] == source.contents[5][:4] and found[2] == source.contents[5][10:20]
+    assert found[3] == source.contents[6] and isinstance(found[1], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(paths, 0, 4, on_error="raise")
+    with pytest.raises(ValueError):
+        fs.cat_ranges(paths, [0], [1])
+    assert fs.cat_ranges([], [], []) == []
+
+
+def test_nothing_can_be_written_and_an_address_is_needed(fs):
+    with pytest.raises(dlfs.Error, match="read-only"):
+        fs.open("new", "wb")
+    with pytest.raises(ValueError, match="address"):
+        fsspec.filesystem("dlfs")
+
+
+def test_urls_open_with_storage_options(image, source):
+    with fsspec.open("dlfs://dog/0099.bin", address=image) as file:
+        assert file.read() == source.contents[399]
+
+
+def test_pandas_and_pyarrow_read_through_it(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    dataset = pytest.importorskip("pyarrow.dataset", reason="pyarrow is not installed")
+    from conftest import command
+
+    (tmp_path / "src" / "part").mkdir(parents=True)
+    table = pandas.DataFrame({"x": range(100), "y": [str(i) for i in range(100)]})
+    for part in range(3):
+        table.to_parquet(tmp_path / "src" / "part" / f"{part}.parquet")
+    command("import", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
+    options = {"address": str(tmp_path / "t.dlfs")}
+    found = pandas.read_parquet("dlfs://part/1.parquet", storage_options=options)
+    assert found.equals(table)
+    fs = fsspec.filesystem("dlfs", **options)
+    assert dataset.dataset("part", filesystem=fs, format="parquet").count_rows() == 300

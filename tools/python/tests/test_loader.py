@@ -1,0 +1,187 @@
+"""Batches along an order: every sample once, stopped and gone on with, over ranks."""
+
+import itertools
+import json
+import pickle
+
+import pytest
+
+import dlfs
+from conftest import command
+
+ORDERS = {
+    "grouped": {"lanes": 3, "group": 2},
+    "global": {},
+    "sequential": {"by": "slot"},
+    "local": {},
+    "partial": {"exchange": 0.5},
+}
+
+
+def ids_of(batches):
+    return [int(id) for batch in batches for id in batch.ids]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epoch_is_every_sample_once_and_every_byte_right(address, source, order):
+    with dlfs.open(address) as ds:
+        loader = dlfs.Loader(ds, 32, order, seed=5, **ORDERS[order])
+        assert len(loader) == -(-len(source) // 32)
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert batch.tobytes() == [source.contents[i] for i in batch.ids]
+                assert batch.labels.tolist() == [source.labels[i] for i in batch.ids]
+                seen += batch.ids.tolist()
+            assert sorted(seen) == list(range(len(source)))
+
+
+def test_epochs_differ_and_a_seed_gives_the_same_ones_again(ds):
+    first, second = dlfs.Loader(ds, 32, seed=1), dlfs.Loader(ds, 32, seed=1)
+    epochs = [ids_of(first) for _ in range(3)]
+    assert epochs == [ids_of(second) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert ids_of(dlfs.Loader(ds, 32, seed=2)) != epochs[0]
+    assert ids_of(dlfs.Loader(ds, 32, "sequential")) == list(range(len(ds)))
+
+
+def test_set_epoch_goes_there_and_back(ds):
+    loader = dlfs.Loader(ds, 32, seed=1)
+    epochs = [ids_of(loader) for _ in range(3)]
+    for epoch in (2, 0, 1):
+        loader.set_epoch(epoch)
+        assert loader.epoch == epoch and ids_of(loader) == epochs[epoch]
+    batch = next(iter(loader))
+    assert batch.epoch == 2 and not batch.ends_epoch
+    loader.set_epoch(2)
+    assert ids_of(loader) == epochs[2], "an epoch that was begun begins again"
+
+
+def test_an_epoch_that_was_left_goes_on_where_it_was_left(ds):
+    whole = ids_of(dlfs.Loader(ds, 32, seed=1))
+    loader = dlfs.Loader(ds, 32, seed=1)
+    front = ids_of(itertools.islice(loader, 5))
+    assert loader.batches_left == len(loader) - 5
+    assert front + ids_of(loader) == whole
+
+
+@pytest.mark.parametrize("order", ["grouped", "global", "sequential"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_an_epoch(ds, order, world_size):
+    loaders = [dlfs.Loader(ds, 10, order, rank=r, world_size=world_size) for r in range(world_size)]
+    assert sorted(i for loader in loaders for i in ids_of(loader)) == list(range(len(ds)))
+
+
+def test_drop_last_and_pad_make_ranks_equal(ds):
+    def lens(**options):
+        return [
+            [len(batch) for batch in dlfs.Loader(ds, 32, rank=r, world_size=3, **options)]
+            for r in range(3)
+        ]
+
+    assert {sum(found) for found in lens()} == {133, 134}
+    assert lens(drop_last=True) == [[32] * 4] * 3
+    assert {sum(found) for found in lens(pad=True)} == {134}
+
+
+def expected_rest(ds, order, consumed):
+    """What an unbroken run reads of epoch 1 from position `consumed` on."""
+    loader = dlfs.Loader(ds, 32, order, seed=9)
+    loader.set_epoch(1)
+    return ids_of(loader)[consumed:]
+
+
+@pytest.mark.parametrize("order", ["grouped", "global", "sequential"])
+@pytest.mark.parametrize("then", [(32, 1), (7, 1), (16, 2), (5, 3)])
+def test_a_state_goes_on_exactly_once_with_another_batch_and_world_size(ds, order, then):
+    batch_size, world_size = then
+    loader = dlfs.Loader(ds, 32, order, seed=9)
+    ids_of(loader)
+    front = ids_of(itertools.islice(loader, 4))
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = []
+    for rank in range(world_size):
+        other = dlfs.Loader(ds, batch_size, order, seed=9, rank=rank, world_size=world_size)
+        other.load_state_dict(state)
+        other.set_epoch(1)  # as a training loop does: it must not lose the place
+        rest.append(ids_of(other))
+    assert sorted(front + sum(rest, [])) == list(range(len(ds)))
+    wanted = expected_rest(ds, order, len(front))
+    assert rest == [wanted[rank::world_size] for rank in range(world_size)]
+
+
+def test_a_state_of_something_else_is_refused_with_the_reason(ds, equal):
+    _, path = equal
+    with dlfs.open(path) as other:
+        state = dlfs.Loader(other, 32).state_dict()
+    loader = dlfs.Loader(ds, 32, seed=1)
+    before = loader.state_dict()
+    wrong = {
+        "image": state,
+        "seed": dlfs.Loader(ds, 32, seed=2).state_dict(),
+        "order": dlfs.Loader(ds, 32, "global", seed=1).state_dict(),
+        "generation": {**before, "generation": 7},
+        "consumed": {**before, "consumed": 10**6},
+        "version": {**before, "version": 99},
+        "no reading state": {"epoch": 1},
+    }
+    for reason, state in wrong.items():
+        with pytest.raises(dlfs.Error, match=reason) as error:
+            loader.load_state_dict(state)
+        kind = dlfs.Stale if reason == "generation" else dlfs.InvalidArgument
+        assert isinstance(error.value, kind)
+    assert loader.state_dict() == before
+    with pytest.raises(TypeError):
+        loader.load_state_dict(object())
+
+
+def test_it_is_pickled_with_its_place(address):
+    with dlfs.open(address) as ds:
+        loader = dlfs.Loader(ds, 32, seed=4)
+        front = ids_of(itertools.islice(loader, 3))
+        other = pickle.loads(pickle.dumps(loader))
+        rest = ids_of(other)
+        assert sorted(front + rest) == list(range(len(ds)))
+        assert ids_of(loader) == rest, "the one that was pickled stays where it is"
+
+
+def test_stats_count_what_was_done(ds, source):
+    loader = dlfs.Loader(ds, 32)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert stats["samples"] == len(source) and stats["batches"] == len(loader)
+    assert stats["sample_bytes"] == sum(map(len, source.contents))
+    assert stats["verified"] >= len(source) - source.contents.count(b"")
+    assert stats["copied_bytes"] == 0
+
+
+def test_a_rank_without_a_share_has_empty_epochs(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "only").write_bytes(b"x")
+    command("import", tmp_path / "src", tmp_path / "i.dlfs", "--quiet")
+    with dlfs.open(tmp_path / "i.dlfs") as ds:
+        loader = dlfs.Loader(ds, 1, rank=1, world_size=2)
+        assert len(loader) == 0 and ids_of(loader) == [] and ids_of(loader) == []
+        assert ids_of(dlfs.Loader(ds, 4, drop_last=True)) == []
+
+
+def test_resident_memory_stays_flat_over_epochs(run_python, equal):
+    _, path = equal
+    out = run_python(
+        """
+import sys, dlfs
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+ds = dlfs.open(sys.argv[1])
+loader = dlfs.Loader(ds, 8, prefetch_bytes=1 << 20)
+for epoch in range(60):
+    for batch in loader:
+        batch.data; batch.ids; batch.tolist()
+    if epoch == 20:
+        before = rss()
+print(rss() - before)
+""",
+        path,
+    )
+    assert int(out) < 2 << 20, "bytes more after 40 further epochs"

@@ -1,0 +1,201 @@
+"""Forks, spawned workers, signals, and interpreters that end with reads in flight."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import dlfs
+from conftest import target
+
+FORKS = 1000
+
+
+def reap(pid, limit_s=30):
+    """The exit code of a child, which must come by itself."""
+    end = time.monotonic() + limit_s
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail(f"a forked child did not end within {limit_s} s")
+        time.sleep(0.001)
+
+
+def in_child(work):
+    """Forks; the child runs `work` and exits with 0 if it returned true."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return pid
+
+
+@pytest.fixture
+def ds(image):
+    """Each child makes a reader of its own: a small window makes that quick."""
+    with dlfs.open(image, window_bytes=1 << 20) as dataset:
+        yield dataset
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_thousand_forks_of_an_idle_data_set(ds, source):
+    assert bytes(ds[0]) == source.contents[0]
+    for i in range(FORKS):
+        id = i % len(source)
+        assert reap(in_child(lambda: bytes(ds[id]) == source.contents[id])) == 0
+    assert bytes(ds[1]) == source.contents[1], "the parent was not disturbed"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_thousand_forks_in_the_middle_of_reads(ds, source):
+    """Two threads read without a pause, by id and along an order, while the main thread forks."""
+    stop, wrong = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            batch = ds.read_batch(range(0, 400, 7))
+            if batch.tobytes() != source.contents[0:400:7]:
+                wrong.append("read_batch")
+
+    loader = dlfs.Loader(ds, 16, prefetch_bytes=1 << 20)
+
+    def load():
+        while not stop.is_set():
+            for batch in loader:
+                if batch.tobytes() != [source.contents[i] for i in batch.ids]:
+                    wrong.append("loader")
+                if stop.is_set():
+                    return
+
+    threads = [threading.Thread(target=read), threading.Thread(target=load)]
+    [thread.start() for thread in threads]
+    try:
+        for i in range(0, FORKS, 4):
+            # Four at a time; each child touches what a thread of the parent was using.
+            children = [
+                in_child(lambda: bytes(ds[i % 400]) == source.contents[i % 400]),
+                in_child(lambda: len(next(iter(loader))) > 0),
+                in_child(lambda: ds.stats() is not None and ds.labels is not None),
+                in_child(lambda: True),
+            ]
+            assert [reap(child) for child in children] == [0] * 4
+    finally:
+        stop.set()
+        [thread.join(60) for thread in threads]
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forks_of_a_data_set_on_a_target(served, source):
+    with dlfs.open(served) as ds:
+        loader = dlfs.Loader(ds, 16)
+        next(iter(loader))
+        for i in range(30):
+            assert reap(in_child(lambda: bytes(ds[i]) == source.contents[i])) == 0
+            assert reap(in_child(lambda: len(next(iter(loader))) == 16)) == 0
+        assert len(list(loader)) == len(loader) - 1
+
+
+def first_bytes(argument):
+    dataset, id = argument
+    return bytes(dataset[id])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_it_travels_to_worker_processes(address, source, method):
+    with dlfs.open(address) as ds, multiprocessing.get_context(method).Pool(2) as pool:
+        found = pool.map(first_bytes, [(ds, id) for id in range(0, 400, 40)])
+        assert found == source.contents[0:400:40]
+
+
+INTERRUPT = """
+import os, signal, sys, threading, time, dlfs
+ds = dlfs.open(sys.argv[1], deadline=50)
+loader = dlfs.Loader(ds, 4, deadline=50)
+waits = {"next": lambda: next(iter(loader)), "item": lambda: ds[0],
+         "batch": lambda: ds.read_batch(range(8)),
+         "open": lambda: dlfs.open(sys.argv[1], connect_timeout=50, io_timeout=50)}
+ds.names
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+for name, wait in waits.items():
+    sent = []
+    def send():
+        time.sleep(0.3)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        wait()
+        print(name, "came to an end")
+    except KeyboardInterrupt:
+        print(name, time.monotonic() - sent[0])
+    thread.join()
+os.kill(int(sys.argv[2]), signal.SIGCONT)
+print("after", len(next(iter(loader))), len(ds[0]) >= 0)
+"""
+
+
+def test_ctrl_c_ends_every_wait_and_everything_goes_on_after_it(image, run_python):
+    with target(image) as (child, address):
+        out = run_python(INTERRUPT, address, child.pid).split("\n")
+    took = {line.split()[0]: float(line.split()[1]) for line in out[:4]}
+    assert set(took) == {"next", "item", "batch", "open"}
+    # 100 ms are promised; ten times that tells a busy machine from a wait that went on.
+    assert max(took.values()) < 1.0, took
+    assert out[4].startswith("after 4")
+
+
+@pytest.mark.parametrize("end", ["return", "sys.exit(0)", "os._exit(0)", "raise SystemExit"])
+@pytest.mark.parametrize("what", ["loader", "thread", "daemon"])
+def test_an_interpreter_ends_with_reads_in_flight(address, run_python, end, what):
+    run_python(
+        f"""
+import os, sys, threading, dlfs
+ds = dlfs.open({address!r})
+loader = dlfs.Loader(ds, 4, prefetch_bytes=1 << 20)
+def read():
+    while not stop:
+        for batch in loader:
+            batch.tolist()
+            ds.read_batch(range(0, 400, 3))
+            if stop:
+                break
+stop = False
+def main():
+    global stop
+    if {what!r} == "loader":
+        next(iter(loader))
+    else:
+        thread = threading.Thread(target=read, daemon={what == "daemon"})
+        thread.start()
+        next(iter(loader))
+        stop = {what == "thread"}
+    {end}
+main()
+"""
+    )
+
+
+def test_an_interpreter_ends_while_a_daemon_waits_for_a_frozen_target(image, run_python):
+    with target(image) as (child, address):
+        run_python(
+            f"""
+import os, signal, threading, time, dlfs
+loader = dlfs.Loader(dlfs.open({address!r}), 4)
+os.kill({child.pid}, signal.SIGSTOP)
+threading.Thread(target=lambda: next(iter(loader)), daemon=True).start()
+time.sleep(0.3)
+"""
+        )

@@ -1,0 +1,294 @@
+"""dlfs.torch under DataLoader: 0 and N workers, every start method, states, ranks."""
+
+import itertools
+import multiprocessing
+
+import numpy as np
+import pytest
+
+import dlfs
+from conftest import command
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch.utils.data import DataLoader  # noqa: E402
+
+import dlfs.torch  # noqa: E402
+
+WORKERS = [0, 1, 3]
+METHODS = [("file", "fork"), ("tcp", "spawn"), ("tcp", "forkserver")]
+
+
+def digest(view, label):
+    """An item that tells all of a sample and that DataLoader can collate."""
+    return len(view), sum(view[:8]), -1 if label is None else label
+
+
+def wanted(source, id):
+    data = source.contents[id]
+    return len(data), sum(data[:8]), source.labels[id]
+
+
+def as_is(items):
+    return items
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_map_style_data_set_under_its_own_sampler(address, source, workers):
+    with dlfs.open(address) as ds:
+        data = dlfs.torch.Dataset(ds, transform=digest)
+        assert len(data) == len(source) and data[7] == wanted(source, 7)
+        sampler = dlfs.torch.BatchSampler(ds, 32, seed=1)
+        order = [index for batch in sampler for index in batch]
+        sampler.set_epoch(0)
+        loader = DataLoader(
+            data, batch_sampler=sampler, num_workers=workers, collate_fn=as_is,
+            multiprocessing_context="fork" if workers else None,
+        )
+        assert len(loader) == len(sampler) == 13
+        assert [item for batch in loader for item in batch] == [wanted(source, i) for i in order]
+        assert sorted(order) == list(range(len(source)))
+
+
+def test_without_a_transform_an_item_is_a_tensor_and_a_label(equal):
+    source, path = equal
+    with dlfs.open(path) as ds:
+        loader = DataLoader(dlfs.torch.Dataset(ds), batch_size=50, shuffle=False)
+        data, labels = next(iter(loader))
+        assert data.shape == (50, 1024) and data.dtype == torch.uint8
+        assert data.numpy().tobytes() == b"".join(source.contents[:50])
+        assert labels.tolist() == source.labels[:50]
+
+
+@pytest.mark.parametrize("address, method", METHODS, indirect=["address"])
+def test_every_start_method_of_workers(address, source, method):
+    with dlfs.open(address) as ds:
+        next(iter(dlfs.Loader(ds, 8)))  # the parent has threads and connections
+        loader = DataLoader(
+            dlfs.torch.Dataset(ds, transform=digest), batch_size=64, num_workers=2,
+            multiprocessing_context=method, collate_fn=as_is,
+        )
+        found = [item for batch in loader for item in batch]
+        assert found == [wanted(source, id) for id in range(len(source))]
+        batches = DataLoader(
+            dlfs.torch.IterableDataset(ds, 32, seed=2), batch_size=None, num_workers=2,
+            multiprocessing_context=method,
+        )
+        check_epoch(batches, source)
+        assert bytes(ds[5]) == source.contents[5]
+
+
+def check_epoch(batches, source):
+    seen = []
+    for batch in batches:
+        for at, id in enumerate(batch.ids.tolist()):
+            assert bytes(batch[at]) == source.contents[id] if isinstance(batch, dlfs.Batch) \
+                else batch[at].numpy().tobytes() == source.contents[id]
+            seen.append(id)
+    assert sorted(seen) == list(range(len(source)))
+    return seen
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("order", ["grouped", "global"])
+def test_an_iterable_data_set_gives_every_sample_once(ds, source, workers, order):
+    data = dlfs.torch.IterableDataset(ds, 32, order, seed=3)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=workers, persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
+    epochs = [check_epoch(loader, source) for _ in range(2)]
+    assert epochs[0] != epochs[1], "another epoch, another order"
+    data.set_epoch(0)
+    if workers == 0:
+        assert check_epoch(loader, source) == epochs[0]
+
+
+def test_a_transform_makes_what_a_batch_becomes(ds, source):
+    data = dlfs.torch.IterableDataset(
+        ds, 32, transform=lambda batch: torch.tensor([view.nbytes for view in batch])
+    )
+    total = sum(int(lengths.sum()) for lengths in DataLoader(data, batch_size=None))
+    assert total == sum(map(len, source.contents))
+
+
+def test_a_tensor_batch_has_all_of_a_batch(equal, ds, source):
+    same_source, path = equal
+    with dlfs.open(path) as same:
+        batch = dlfs.torch.TensorBatch.of(same.read_batch([3, 4]))
+        assert batch.data.shape == (2, 1024)
+        assert batch[-1].numpy().tobytes() == same_source.contents[4]
+    batch = ds.read_batch([3, 4]).to("cpu", non_blocking=True)
+    assert batch.data.dim() == 1 and batch.labels.tolist() == source.labels[3:5]
+    assert batch[1].numpy().tobytes() == source.contents[4] and len(batch) == 2
+    with pytest.raises(IndexError):
+        batch[2]
+    empty = dlfs.torch.TensorBatch.of(ds.read_batch([]))
+    assert len(empty) == 0
+
+
+def test_a_batch_is_pinned_where_there_is_something_to_pin_for(ds, source):
+    batch = ds.read_batch([3, 4])
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):
+            batch.pin_memory()  # what torch says of its own tensors here
+        pytest.skip("SKIPPED: page-locked memory needs a GPU")
+    assert batch.pin_memory().data.is_pinned()
+
+
+def test_dlpack_makes_a_tensor_of_the_same_memory(equal):
+    _, path = equal
+    with dlfs.open(path) as ds:
+        batch = ds.read_batch([3, 4])
+        array = torch.from_dlpack(batch)
+        assert array.shape == (2, 1024) and array.data_ptr() == batch.array.ctypes.data
+
+
+def test_a_sampler_chooses_for_any_data_set_of_the_same_length(ds):
+    sampler = dlfs.torch.Sampler(ds, seed=4)
+    first = list(sampler)
+    assert len(first) == len(sampler) == len(ds) and sorted(first) == list(range(len(ds)))
+    assert list(sampler) != first
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    loader = DataLoader(range(len(ds)), sampler=dlfs.torch.Sampler(ds, seed=4), batch_size=16)
+    assert torch.cat(list(loader)).tolist() == first
+
+
+def test_samplers_of_ranks_share_an_epoch_and_follow_the_loader(ds):
+    ranks = [dlfs.torch.BatchSampler(ds, 10, rank=r, world_size=3, seed=5) for r in range(3)]
+    assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(len(ds)))
+    sampler = dlfs.torch.BatchSampler(ds, 32, "grouped", seed=6)
+    assert list(sampler) == [batch.ids.tolist() for batch in dlfs.Loader(ds, 32, seed=6)]
+
+
+def test_a_sampler_stops_and_goes_on_exactly_once(ds):
+    sampler = dlfs.torch.BatchSampler(ds, 32, seed=7)
+    front = list(itertools.islice(sampler, 4))
+    other = dlfs.torch.BatchSampler(ds, 16, seed=7)
+    other.load_state_dict(sampler.state_dict())
+    other.set_epoch(0)
+    rest = [index for batch in other for index in batch]
+    assert sorted(sum(front, []) + rest) == list(range(len(ds)))
+    with pytest.raises(dlfs.InvalidArgument):
+        dlfs.torch.BatchSampler(ds, 32, seed=8).load_state_dict(sampler.state_dict())
+
+
+def test_indices_stay_right_where_samples_were_deleted(source, tmp_path):
+    path = tmp_path / "i.dlfs"
+    command("import", source.root, path, "--quiet")
+    command("delete", path, source.names[1], source.names[9], "--quiet")
+    left = [id for id in range(len(source)) if id not in (1, 9)]
+    with dlfs.open(path) as ds:
+        data = dlfs.torch.Dataset(ds, transform=digest)
+        assert [data[i] for i in range(len(data))] == [wanted(source, id) for id in left]
+        sampler = dlfs.torch.BatchSampler(ds, 32)
+        assert sorted(i for batch in sampler for i in batch) == list(range(len(left)))
+
+
+def distributed_rank(rank, path, port, queue):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    with dlfs.open(path) as ds:
+        data = dlfs.torch.IterableDataset(ds, 32)
+        ids = [int(i) for batch in data for i in batch.ids]
+        indices = [i for batch in dlfs.torch.BatchSampler(ds, 32) for i in batch]
+    queue.put((ids, indices))
+    torch.distributed.destroy_process_group()
+
+
+def test_rank_and_world_size_come_from_torch_distributed(image, source):
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [
+        context.Process(target=distributed_rank, args=(rank, image, port, queue))
+        for rank in range(2)
+    ]
+    [rank.start() for rank in ranks]
+    found = [queue.get(timeout=90) for _ in ranks]
+    [rank.join(30) for rank in ranks]
+    for part in range(2):
+        assert sorted(found[0][part] + found[1][part]) == list(range(len(source)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("style", ["map", "iterable"])
+def test_stateful_data_loader_goes_on_exactly_once(ds, source, workers, style):
+    stateful = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="torchdata is not installed"
+    )
+
+    def make():
+        context = {"num_workers": workers}
+        if workers:
+            context["multiprocessing_context"] = "fork"
+        if style == "map":
+            data = dlfs.torch.Dataset(ds, transform=index_of)
+            sampler = dlfs.torch.BatchSampler(ds, 16, seed=8)
+            return stateful.StatefulDataLoader(
+                data, batch_sampler=sampler, collate_fn=as_is, **context
+            )
+        data = dlfs.torch.IterableDataset(ds, 16, seed=8, transform=ids_list)
+        return stateful.StatefulDataLoader(data, batch_size=None, **context)
+
+    global LOOKUP
+    LOOKUP = {content: id for id, content in enumerate(source.contents)}
+    loader = make()
+    front, batches = [], iter(loader)
+    for _ in range(7):
+        front += next(batches)
+    state = loader.state_dict()
+    del batches
+    again = make()
+    again.load_state_dict(state)
+    rest = [id for batch in again for id in batch]
+    unique = len(set(source.contents))
+    if unique == len(source):
+        assert sorted(front + rest) == list(range(len(source)))
+    else:
+        assert len(front + rest) == len(source) and len(set(front + rest)) == unique
+
+
+def index_of(view, label):
+    return LOOKUP[bytes(view)]
+
+
+def ids_list(batch):
+    return batch.ids.tolist()
+
+
+def test_wrong_use_is_refused_where_it_is_made(ds):
+    with pytest.raises(dlfs.InvalidArgument):
+        dlfs.torch.IterableDataset(ds, 0)
+    with pytest.raises(dlfs.InvalidArgument):
+        dlfs.torch.BatchSampler(ds, 4, rank=2, world_size=2)
+    data = dlfs.torch.Dataset(ds)
+    for index in (400, 10**9, -401):
+        with pytest.raises(IndexError):
+            data[index]
+    with pytest.raises(dlfs.InvalidArgument):
+        other = dlfs.torch.IterableDataset(ds, 4, seed=2).state_dict()
+        dlfs.torch.IterableDataset(ds, 4, seed=1).load_state_dict(other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_worker_keeps_its_kind(ds, workers):
+    loader = DataLoader(
+        dlfs.torch.Dataset(ds), batch_sampler=[[0, 10**6]], num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
+    with pytest.raises(dlfs.NotFound, match=str(10**6)):
+        next(iter(loader))
+
+
+def test_views_become_tensors_of_the_same_memory(ds, source):
+    view = ds[3]
+    tensor = dlfs.torch.tensor(view)
+    assert tensor.numpy().tobytes() == source.contents[3]
+    assert tensor.data_ptr() == np.frombuffer(view, dtype=np.uint8).ctypes.data
+    assert dlfs.torch.tensor(memoryview(b"")).shape == (0,)
