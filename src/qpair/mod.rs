@@ -4,6 +4,7 @@
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
 pub mod blocking;
+pub mod calls;
 mod device;
 pub mod file;
 pub mod group;
