@@ -5,9 +5,10 @@ use crate::buf::IoBuf;
 use crate::format::builder::{ChunkPlace, FinishedChunk};
 use crate::format::checksum::{crc32c, crc32c_append};
 use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta, fields};
+use crate::import::behind::{Behind, Home, PIECE_BYTES};
 use crate::import::media::Channel;
 use crate::import::plan::{ChunkPlan, Rows};
-use crate::import::sources::{BadEntry, BadReason, PieceError, SourceReader};
+use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::units::{ALIGN_BYTES, Slot};
 
 /// What all chunks of an import have in common.
@@ -23,56 +24,62 @@ pub(super) struct Job<'a> {
     pub(super) time_ns: u64,
 }
 
-/// One thread's tools to make chunks with.
-pub(super) struct ChunkWriter<'a> {
+/// One thread's tools to make chunks with. `T` is what the thread knows of a chunk under way.
+pub(super) struct ChunkWriter<'a, T> {
     job: Job<'a>,
     reader: SourceReader<'a>,
-    channel: Channel,
-    buf: IoBuf,
+    behind: Behind<T>,
     lens: Vec<Option<u64>>,
 }
 
 /// What became of a chunk.
 #[derive(Debug)]
-pub(super) enum Made {
-    /// It lies on the media.
-    Chunk {
-        /// Its header.
-        header: ChunkHeader,
-        /// Whether it was there already.
-        found: bool,
-    },
-    /// These rows cannot be imported; nothing was written.
+pub(super) enum Started {
+    /// It lies on the media already.
+    Found(ChunkHeader),
+    /// All of it is on its way: [`Behind::close`] it.
+    Writing(ChunkHeader),
+    /// These rows cannot be imported; what was written of it is of no use.
     Bad(Vec<(u64, BadEntry)>),
 }
 
-impl<'a> ChunkWriter<'a> {
+impl<'a, T> ChunkWriter<'a, T> {
     /// For one thread.
-    pub(super) fn new(job: Job<'a>, reader: SourceReader<'a>, channel: Channel) -> ChunkWriter<'a> {
-        let buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&job.spec.layout));
-        ChunkWriter { job, reader, channel, buf, lens: Vec::new() }
+    pub(super) fn new(
+        job: Job<'a>,
+        reader: SourceReader<'a>,
+        channel: Channel,
+    ) -> ChunkWriter<'a, T> {
+        let behind = Behind::new(channel, ChunkBuilder::buf_len_bytes(&job.spec.layout));
+        ChunkWriter { job, reader, behind, lens: Vec::new() }
     }
 
-    /// Sees to it that `plan`'s chunk lies on the media; with `look`, looks first.
+    /// Its writes under way.
+    pub(super) fn behind(&mut self) -> &mut Behind<T> {
+        &mut self.behind
+    }
+
+    /// Reads `plan`'s chunk and begins to write it, unless, with `look`, it is there already.
     ///
     /// # Errors
-    /// It could not be written, or read back.
-    pub(super) fn make(&mut self, plan: &ChunkPlan, look: bool) -> Result<Made> {
+    /// It could not be written, or read back: [`Behind::give_up`] what was begun.
+    pub(super) fn start(&mut self, plan: &ChunkPlan, look: bool) -> Result<Started> {
         if look && let Some(header) = self.find(plan)? {
-            return Ok(Made::Chunk { header, found: true });
+            return Ok(Started::Found(header));
         }
         match plan.oversize {
-            true => self.make_oversize(plan),
-            false => self.make_ordinary(plan),
+            true => self.start_oversize(plan),
+            false => self.start_ordinary(plan),
         }
     }
 
     /// Reads the rows of a chunk that is not to be written any more, for their faults.
     pub(super) fn check(&mut self, plan: &ChunkPlan) -> Vec<(u64, BadEntry)> {
-        let mut bad = Vec::new();
+        let (mut bad, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
         for slot in slots(plan) {
             let row = self.row_at(slot);
-            let read = read_in_pieces(self.job.rows, &mut self.reader, row, &mut |_| Ok(()));
+            let mut nowhere = Nowhere(&mut piece);
+            let read = read_in_pieces(self.job.rows, &mut self.reader, row, &mut nowhere);
             if let Err(PieceError::Bad(reason)) = read {
                 bad.push((row, self.bad_entry(row, reason)));
             }
@@ -80,8 +87,8 @@ impl<'a> ChunkWriter<'a> {
         bad
     }
 
-    fn make_ordinary(&mut self, plan: &ChunkPlan) -> Result<Made> {
-        let buf = std::mem::take(&mut self.buf);
+    fn start_ordinary(&mut self, plan: &ChunkPlan) -> Result<Started> {
+        let buf = self.behind.chunk_buf();
         let mut builder = ChunkBuilder::new(self.job.spec.clone(), plan.first_slot, buf)?;
         let mut bad = Vec::new();
         for slot in slots(plan) {
@@ -93,31 +100,24 @@ impl<'a> ChunkWriter<'a> {
                 builder.space(len).fill(0);
             }
             builder.add(&self.meta(slot, row), len)?;
+            self.behind.has_read(len as usize);
         }
         let place = self.place(plan);
         let finished = builder.finish(place.sequence, place.time_ns, place.namespace, place.cell);
         let FinishedChunk { header, mut buf, range } = finished;
         if !bad.is_empty() {
-            self.buf = buf;
-            return Ok(Made::Bad(bad));
+            self.behind.give_back(buf);
+            return Ok(Started::Bad(bad));
         }
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         let offset = self.job.spec.layout.offset_of(plan.run.cell)?;
-        let written = self.channel.write(plan.run.namespace, offset, body);
-        self.buf = match written {
-            Ok(body) => rejoin(buf, body, tail),
-            // The failed write may still own the middle of the buffer.
-            Err(error) => {
-                self.buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&self.job.spec.layout));
-                return Err(error);
-            }
-        };
-        Ok(Made::Chunk { header, found: false })
+        self.behind.write(plan.run.namespace, offset, body, Home::Chunk(buf, tail))?;
+        Ok(Started::Writing(header))
     }
 
     /// A sample of several cells: its bytes go out as they come in, its header last.
-    fn make_oversize(&mut self, plan: &ChunkPlan) -> Result<Made> {
+    fn start_oversize(&mut self, plan: &ChunkPlan) -> Result<Started> {
         let (job, slot) = (self.job, plan.first_slot);
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
@@ -125,23 +125,23 @@ impl<'a> ChunkWriter<'a> {
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, place)?;
         let start = job.spec.layout.offset_of(plan.run.cell)?;
         let data_at = start + draft.head().data_start();
-        let mut stream = BlockStream::new(&mut self.channel, plan.run.namespace, data_at);
+        let mut stream = BlockStream::new(&mut self.behind, plan.run.namespace, data_at);
         if self.lens.len() > 1 {
             stream.push(&fields::table(&self.lens))?;
         }
-        match read_in_pieces(job.rows, &mut self.reader, row, &mut |bytes| stream.push(bytes)) {
+        match read_in_pieces(job.rows, &mut self.reader, row, &mut stream) {
             Ok(()) => {}
             Err(PieceError::Sink(error)) => return Err(error),
             Err(PieceError::Bad(reason)) => {
-                return Ok(Made::Bad(vec![(row, self.bad_entry(row, reason))]));
+                return Ok(Started::Bad(vec![(row, self.bad_entry(row, reason))]));
             }
         }
         let crc = stream.finish()?;
         let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, place)?;
         let mut block = IoBuf::zeroed(header.head().data_start() as usize);
         header.encode_into(&mut block);
-        self.channel.write(plan.run.namespace, start, block)?;
-        Ok(Made::Chunk { header, found: false })
+        self.behind.write(plan.run.namespace, start, block, Home::None)?;
+        Ok(Started::Writing(header))
     }
 
     /// The header of the chunk as it should be, if it lies where it should, whole.
@@ -149,11 +149,12 @@ impl<'a> ChunkWriter<'a> {
         let layout = &self.job.spec.layout;
         let (namespace, start) = (plan.run.namespace, layout.offset_of(plan.run.cell)?);
         let whole = layout.chunk_size_bytes as usize;
-        let len = self.channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+        let len =
+            self.behind.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
         if start + whole as u64 > len {
             return Ok(None);
         }
-        let bytes = self.channel.read(namespace, start, whole)?;
+        let bytes = self.behind.channel().read(namespace, start, whole)?;
         let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
         if !self.is_expected(&header, plan) {
             return Ok(None);
@@ -205,7 +206,7 @@ impl<'a> ChunkWriter<'a> {
         while at < end {
             let piece = (end - at).min(PIECE_BYTES as u64) as usize;
             let offset = start + sample.offset_bytes + at;
-            let bytes = self.channel.read(plan.run.namespace, offset, piece)?;
+            let bytes = self.behind.channel().read(plan.run.namespace, offset, piece)?;
             let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
             crc = crc32c_append(crc, &bytes[..payload]);
             if bytes[payload..].iter().any(|&byte| byte != 0) {
@@ -270,42 +271,68 @@ fn read_in_pieces(
     rows: &Rows<'_>,
     reader: &mut SourceReader<'_>,
     row: u64,
-    each: &mut dyn FnMut(&[u8]) -> Result<()>,
+    sink: &mut dyn PieceSink,
 ) -> Result<(), PieceError> {
     for field in rows.source_fields.iter().flatten() {
         if let Some(part) = rows.index.parts(row).find(|part| part.field == *field) {
-            reader.read_in_pieces(row, &part, PIECE_BYTES, each)?;
+            reader.read_in_pieces(row, &part, sink)?;
         }
     }
     Ok(())
 }
 
+/// Room for bytes that are only read for their faults.
+struct Nowhere<'a>(&'a mut [u8]);
+
+impl PieceSink for Nowhere<'_> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        Ok(self.0)
+    }
+
+    fn filled(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Bytes on their way to a run of blocks, any number at a time.
-struct BlockStream<'a> {
-    channel: &'a mut Channel,
+struct BlockStream<'a, T> {
+    behind: &'a mut Behind<T>,
     namespace: u16,
     offset: u64,
-    buf: IoBuf,
+    piece: Option<IoBuf>,
     filled: usize,
     crc: u32,
 }
 
-impl<'a> BlockStream<'a> {
-    fn new(channel: &'a mut Channel, namespace: u16, offset: u64) -> BlockStream<'a> {
-        let buf = IoBuf::zeroed(PIECE_BYTES);
-        BlockStream { channel, namespace, offset, buf, filled: 0, crc: 0 }
+impl<T> PieceSink for BlockStream<'_, T> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        let piece = match &mut self.piece {
+            Some(piece) => piece,
+            none => none.insert(self.behind.piece()),
+        };
+        Ok(&mut piece[self.filled..])
+    }
+
+    fn filled(&mut self, len: usize) -> Result<()> {
+        let piece = self.piece.as_ref().expect("space was asked for");
+        self.crc = crc32c_append(self.crc, &piece[self.filled..self.filled + len]);
+        self.filled += len;
+        if self.filled == PIECE_BYTES { self.write() } else { Ok(()) }
+    }
+}
+
+impl<'a, T> BlockStream<'a, T> {
+    fn new(behind: &'a mut Behind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
+        BlockStream { behind, namespace, offset, piece: None, filled: 0, crc: 0 }
     }
 
     fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
-        self.crc = crc32c_append(self.crc, bytes);
         while !bytes.is_empty() {
-            let taken = bytes.len().min(PIECE_BYTES - self.filled);
-            self.buf[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
-            self.filled += taken;
-            bytes = &bytes[taken..];
-            if self.filled == PIECE_BYTES {
-                self.write()?;
-            }
+            let space = self.space()?;
+            let len = bytes.len().min(space.len());
+            space[..len].copy_from_slice(&bytes[..len]);
+            self.filled(len)?;
+            bytes = &bytes[len..];
         }
         Ok(())
     }
@@ -313,19 +340,19 @@ impl<'a> BlockStream<'a> {
     /// Writes what is left, padded with zeroes; returns the checksum of all.
     fn finish(mut self) -> Result<u32> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
-        self.buf[self.filled..whole].fill(0);
-        self.buf.truncate(whole);
-        if whole > 0 {
+        if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
+            piece[self.filled..whole].fill(0);
+            piece.truncate(whole);
             self.write()?;
         }
         Ok(self.crc)
     }
 
     fn write(&mut self) -> Result<()> {
-        let buf = std::mem::take(&mut self.buf);
-        let written = buf.len() as u64;
-        self.buf = self.channel.write(self.namespace, self.offset, buf)?;
-        self.offset += written;
+        let piece = self.piece.take().expect("filled before it is written");
+        let len = piece.len() as u64;
+        self.behind.write(self.namespace, self.offset, piece, Home::Piece)?;
+        self.offset += len;
         self.filled = 0;
         Ok(())
     }
@@ -353,12 +380,3 @@ fn slots(plan: &ChunkPlan) -> impl Iterator<Item = Slot> + use<> {
     let first = plan.first_slot.0;
     (first..first + u64::from(plan.num_slots)).map(Slot)
 }
-
-fn rejoin(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
-    head.unsplit(body).expect("the body was split off here");
-    head.unsplit(tail).expect("the tail was split off behind the body");
-    head
-}
-
-/// Bytes of an oversize sample in memory at once.
-const PIECE_BYTES: usize = 1 << 20;

@@ -2,13 +2,14 @@
 //! pairs of its own, and flushed together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::buf::IoBuf;
 use crate::format::geometry::MAX_NAMESPACE_BYTES;
 use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::qpair::Device;
-use crate::qpair::blocking::Blocking;
+use crate::qpair::calls::{Calls, Ticket};
 use crate::{Error, ErrorKind, Result};
 
 /// The namespaces of an image, in the image's order.
@@ -18,9 +19,24 @@ pub(super) struct Media {
 }
 
 /// One thread's way to all namespaces.
+///
+/// Its queue pairs are given up together when a call on one of them fails: what was under way then may
+/// or may not have been written, and a late write may still be. That does no harm, since an import
+/// writes any place with the same bytes again; but it must look before it believes.
 pub(super) struct Channel {
     media: Media,
-    pairs: Vec<Option<Blocking>>,
+    calls: Option<Calls>,
+    /// Which of the calls' queue pairs is that of a namespace, once it is used.
+    pairs: Vec<Option<usize>>,
+    /// How often the queue pairs were given up.
+    era: u32,
+}
+
+/// A write that was begun on a [`Channel`].
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    ticket: Ticket,
+    era: u32,
 }
 
 impl Media {
@@ -87,8 +103,8 @@ impl Media {
 
     /// A way to all namespaces for one thread. Queue pairs are made when they are first used.
     pub(super) fn channel(&self) -> Channel {
-        let pairs = self.devices.iter().map(|_| None).collect();
-        Channel { media: self.clone(), pairs }
+        let pairs = vec![None; self.devices.len()];
+        Channel { media: self.clone(), calls: None, pairs, era: 0 }
     }
 }
 
@@ -96,21 +112,17 @@ impl Channel {
     /// Reads whole or part blocks.
     ///
     /// # Errors
-    /// Those of [`Blocking::read`].
+    /// Those of [`Calls::read`].
     pub(super) fn read(&mut self, namespace: u16, offset: u64, len: usize) -> Result<IoBuf> {
-        let read = self.pair(namespace)?.read(offset, len);
-        self.forget_if_failed(namespace, read)
+        self.call(namespace, |calls, pair| calls.read(pair, offset, len))
     }
 
     /// Writes whole blocks and gives the buffer back.
     ///
     /// # Errors
-    /// Those of [`Blocking::write`]. The queue pair is given up: what was under way on it may or may
-    /// not have been written, and a late one may still be. That does no harm, since an import writes
-    /// any place with the same bytes again; but it must look before it believes.
+    /// Those of [`Calls::write`].
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
-        let written = self.pair(namespace)?.write(offset, buf);
-        self.forget_if_failed(namespace, written)
+        self.call(namespace, |calls, pair| calls.write(pair, offset, buf))
     }
 
     /// Writes whole blocks from `bytes`.
@@ -118,17 +130,56 @@ impl Channel {
     /// # Errors
     /// As [`Channel::write`].
     pub(super) fn write_bytes(&mut self, namespace: u16, offset: u64, bytes: &[u8]) -> Result<()> {
-        let written = self.pair(namespace)?.write_at(offset, bytes);
-        self.forget_if_failed(namespace, written)
+        let mut buf = IoBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.write(namespace, offset, buf).map(drop)
+    }
+
+    /// Begins to write whole blocks, at least one.
+    ///
+    /// # Errors
+    /// Those of [`Calls::begin_write`], or there is no queue pair to be had.
+    pub(super) fn begin_write(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        buf: IoBuf,
+    ) -> Result<UnderWay> {
+        let ticket = self.call(namespace, |calls, pair| calls.begin_write(pair, offset, buf))?;
+        Ok(UnderWay { ticket, era: self.era })
+    }
+
+    /// Moves what is under way on, without waiting; whether anything has ended.
+    pub(super) fn turn(&mut self) -> bool {
+        self.calls.as_mut().is_some_and(Calls::turn)
+    }
+
+    /// Waits until a turn may bring something.
+    pub(super) fn wait(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            calls.wait();
+        }
+    }
+
+    /// The end of a write, with its buffer; the write itself while it is under way.
+    ///
+    /// # Errors
+    /// As [`Channel::write`]. `Disconnected` also when its queue pair was given up.
+    pub(super) fn take(&mut self, write: UnderWay) -> std::result::Result<Result<IoBuf>, UnderWay> {
+        let Some(calls) = self.calls.as_mut().filter(|_| self.era == write.era) else {
+            let message = "a write was given up together with another that failed";
+            return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
+        };
+        let result = calls.take(write.ticket).ok_or(write)?;
+        Ok(self.give_up_if_failed(result))
     }
 
     /// Makes what was written on a namespace durable, by whichever thread.
     ///
     /// # Errors
-    /// Those of [`Blocking::flush`]. Nothing may be taken for durable then.
+    /// Those of [`Calls::flush`]. Nothing may be taken for durable then.
     pub(super) fn flush(&mut self, namespace: u16) -> Result<()> {
-        let flushed = self.pair(namespace)?.flush();
-        self.forget_if_failed(namespace, flushed)
+        self.call(namespace, |calls, pair| calls.flush(pair))
     }
 
     /// The superblock copies of a namespace; blank where it is too short to have them.
@@ -166,21 +217,36 @@ impl Channel {
         &self.media
     }
 
-    fn pair(&mut self, namespace: u16) -> Result<&mut Blocking> {
+    fn call<T>(
+        &mut self,
+        namespace: u16,
+        call: impl FnOnce(&mut Calls, usize) -> Result<T>,
+    ) -> Result<T> {
         let at = usize::from(namespace);
-        if self.pairs[at].is_none() {
-            self.pairs[at] = Some(Blocking::new(self.media.devices[at].queue_pair()?)?);
-        }
-        Ok(self.pairs[at].as_mut().expect("made just above"))
+        let calls = match &mut self.calls {
+            Some(calls) => calls,
+            none => none.insert(Calls::new(DEADLINE)?),
+        };
+        let pair = match self.pairs[at] {
+            Some(pair) => pair,
+            None => *self.pairs[at].insert(calls.add(self.media.devices[at].queue_pair()?)),
+        };
+        let result = call(calls, pair);
+        self.give_up_if_failed(result)
     }
 
-    fn forget_if_failed<T>(&mut self, namespace: u16, result: Result<T>) -> Result<T> {
+    fn give_up_if_failed<T>(&mut self, result: Result<T>) -> Result<T> {
         if result.is_err() {
-            self.pairs[usize::from(namespace)] = None;
+            self.calls = None;
+            self.pairs.fill(None);
+            self.era += 1;
         }
         result
     }
 }
+
+/// How long one call may last.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Zeroes of one write.
 const ZERO_BYTES: u64 = 1 << 20;

@@ -16,9 +16,10 @@
 //! - Nothing is committed that was not read whole and unchanged from the source.
 //! - One importer at a time writes an image: see `lease.rs`.
 //!
-//! Read `run.rs` first, then `pass.rs` and `chunks.rs`; `begin.rs` judges what a target holds.
+//! Read `run.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `begin.rs` judges what a target holds.
 
 mod begin;
+mod behind;
 mod chunks;
 mod commit;
 mod edit;
@@ -33,6 +34,7 @@ mod run;
 mod snapshot;
 pub mod sources;
 mod streamed;
+mod worker;
 
 pub use edit::{EditReport, delete, delete_on, purge, purge_on};
 pub use options::{

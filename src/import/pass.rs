@@ -12,17 +12,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Sender, unbounded};
+use crossbeam::channel::unbounded;
 use parking_lot::Mutex;
 
 use crate::directory::DirectoryBuilder;
 use crate::format::ChunkHeader;
-use crate::import::chunks::{ChunkWriter, Job, Made};
+use crate::import::chunks::Job;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::Progress;
 use crate::import::plan::{ChunkPlan, Planner};
 use crate::import::sources::{BadEntry, Source};
+use crate::import::worker::{Event, Shared, Worker};
 use crate::{Error, ErrorKind, Result};
 
 /// What a pass works on.
@@ -58,24 +59,6 @@ pub(super) struct Outcome {
     pub(super) durable_chunks: u64,
 }
 
-/// What threads tell the gatherer.
-enum Event {
-    Made { plan: ChunkPlan, header: ChunkHeader, found: bool },
-    Bad(Vec<(u64, BadEntry)>),
-    Failed(Error),
-}
-
-/// What all threads share.
-struct Shared<'a> {
-    planner: Mutex<Planner<'a>>,
-    /// No more plans: a thread failed, or the caller wants to stop.
-    stop: AtomicBool,
-    /// Only read, for the names of bad rows.
-    only_check: AtomicBool,
-    /// A connection was lost.
-    disturbed: AtomicBool,
-}
-
 impl<'a> Pass<'a> {
     /// Makes every chunk that `planner` plans and adds it to `builder`, if it is to be added.
     ///
@@ -96,10 +79,10 @@ impl<'a> Pass<'a> {
         std::thread::scope(|scope| {
             let (send, events) = unbounded();
             for _ in 0..self.threads.max(1) {
-                let (send, shared) = (send.clone(), &shared);
+                let worker = Worker::new(self, &shared, send.clone());
                 std::thread::Builder::new()
                     .name("dlfs-import".into())
-                    .spawn_scoped(scope, move || self.work(shared, &send))
+                    .spawn_scoped(scope, move || worker.run())
                     .map_err(Error::from)?;
             }
             drop(send);
@@ -116,48 +99,6 @@ impl<'a> Pass<'a> {
                 None => Ok(gatherer.finish(&shared)),
             }
         })
-    }
-
-    fn work(&self, shared: &Shared<'a>, events: &Sender<Event>) {
-        let channel = self.media.channel();
-        let mut writer = ChunkWriter::new(self.job, self.source.reader(), channel);
-        while !shared.stop.load(Ordering::Relaxed) {
-            let event = match shared.planner.lock().next_chunk() {
-                Ok(None) => return,
-                Ok(Some(plan)) if plan.sequence < self.skip_chunks => continue,
-                Ok(Some(plan)) => self.make(&mut writer, plan, shared),
-                Err(error) => Event::Failed(error.into()),
-            };
-            let failed = matches!(event, Event::Failed(_));
-            if events.send(event).is_err() || failed {
-                return;
-            }
-        }
-    }
-
-    fn make(&self, writer: &mut ChunkWriter<'a>, plan: ChunkPlan, shared: &Shared<'a>) -> Event {
-        if shared.only_check.load(Ordering::Relaxed) {
-            return Event::Bad(writer.check(&plan));
-        }
-        let mut look = self.look;
-        let mut patience = Patience::new();
-        loop {
-            let made = self.lease.check().and_then(|()| writer.make(&plan, look));
-            match made {
-                Ok(Made::Chunk { header, found }) => return Event::Made { plan, header, found },
-                Ok(Made::Bad(bad)) => {
-                    shared.only_check.store(true, Ordering::Relaxed);
-                    return Event::Bad(bad);
-                }
-                // The connection is gone and the write may or may not have come through: look, on a
-                // new one, and write again what is not there.
-                Err(error) if is_passing(&error) && patience.wait(&shared.stop) => {
-                    shared.disturbed.store(true, Ordering::Relaxed);
-                    look = true;
-                }
-                Err(error) => return Event::Failed(error),
-            }
-        }
     }
 }
 

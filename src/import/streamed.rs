@@ -4,17 +4,17 @@
 //! resumed by reading the stream again: a chunk that lies where it should, with the bytes that it
 //! should have, is not written again.
 
-use crate::buf::IoBuf;
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
-use crate::format::builder::{ChunkPlace, Fit};
+use crate::format::builder::{ChunkPlace, FinishedChunk, Fit};
 use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, FormatError, Run, SampleMeta, Space, fields,
 };
 use crate::import::begin::{self, Begun};
+use crate::import::behind::{Behind, Home, PIECE_BYTES};
 use crate::import::commit::{self, with_patience};
 use crate::import::lease::Lease;
-use crate::import::media::{Channel, Media};
+use crate::import::media::Media;
 use crate::import::options::{BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage};
 use crate::import::run::{no_samples, write_journals};
 use crate::import::sources::detect::Found;
@@ -49,6 +49,7 @@ pub(super) fn run(
             writer.only_names_matter = !source.bad().is_empty();
         }
         writer.take(&sample, source.fields())?;
+        source.give_back(sample);
     }
     let bad: Vec<BadEntry> = source.bad().iter().chain(&writer.bad).cloned().collect();
     if options.on_error == OnError::Stop && !bad.is_empty() {
@@ -69,11 +70,10 @@ struct Writer<'a> {
     begun: &'a Begun,
     lease: &'a Lease,
     progress: &'a mut dyn Progress,
-    channel: Channel,
+    behind: Behind<()>,
     space: Space,
     builder: DirectoryBuilder,
     open: Option<ChunkBuilder>,
-    buf: IoBuf,
     sequence: u64,
     found: u64,
     samples: u64,
@@ -105,11 +105,10 @@ impl<'a> Writer<'a> {
             begun,
             lease,
             progress,
-            channel: begun.media.channel(),
+            behind: Behind::new(begun.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
             space: begin::free_space(&begun.media, &layout, begun.current.as_ref()),
             builder,
             open: None,
-            buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
             sequence: 0,
             found: 0,
             samples: 0,
@@ -139,13 +138,8 @@ impl<'a> Writer<'a> {
         if self.only_names_matter {
             return Ok(());
         }
-        let mut record = std::mem::take(&mut self.record);
-        record.clear();
-        record.extend_from_slice(&fields::table(&lens));
-        sample.fields.iter().flatten().for_each(|field| record.extend_from_slice(field));
-        let pushed = self.push(sample, field_names, &record);
-        self.record = record;
-        pushed?;
+        self.push(sample, field_names, &lens, len)?;
+        self.behind.has_read(len as usize);
         self.samples += 1;
         self.sample_bytes += u64::from(len);
         self.progress.advance(1, u64::from(len));
@@ -164,21 +158,38 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn push(&mut self, sample: &StreamSample, names: &[Vec<u8>], record: &[u8]) -> Result<()> {
+    fn push(
+        &mut self,
+        sample: &StreamSample,
+        names: &[Vec<u8>],
+        lens: &[Option<u64>],
+        len: u32,
+    ) -> Result<()> {
         loop {
             // Slots are ids here: the stream's order is that of the media.
             let slot = self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot);
             let meta = SampleMeta { id: SampleId(slot.0), name: &sample.name, label: sample.label };
             if self.open.is_none() {
-                let buf = std::mem::take(&mut self.buf);
+                let buf = self.behind.chunk_buf();
                 self.open = Some(ChunkBuilder::new(self.spec(names), slot, buf)?);
             }
             let chunk = self.open.as_mut().expect("opened just above");
-            match chunk.push(&meta, record)? {
-                Fit::Here => return Ok(()),
+            match chunk.fit(meta.name.len(), len) {
+                Fit::Here => {
+                    put_record(sample, lens, chunk.space(len));
+                    chunk.add(&meta, len)?;
+                    return Ok(());
+                }
                 Fit::NextChunk => self.finish_chunk()?,
                 Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
-                Fit::Oversize => return self.push_oversize(names, slot, &meta, record),
+                Fit::Oversize => {
+                    let mut record = std::mem::take(&mut self.record);
+                    record.resize(len as usize, 0);
+                    put_record(sample, lens, &mut record);
+                    let pushed = self.push_oversize(names, slot, &meta, &record);
+                    self.record = record;
+                    return pushed;
+                }
             }
         }
     }
@@ -190,9 +201,16 @@ impl<'a> Writer<'a> {
         let place = self.next_place(1)?;
         let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
         self.builder.add_chunk(&finished.header)?;
-        self.put(place, 0, finished.bytes())?;
-        self.buf = finished.buf;
-        Ok(())
+        let offset = self.begin_put(place, 0)?;
+        if self.is_there(place, 0, finished.bytes())? {
+            self.behind.give_back(finished.buf);
+            return Ok(());
+        }
+        let FinishedChunk { mut buf, range, .. } = finished;
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.behind.write(place.namespace, offset, body, Home::Chunk(buf, tail))?;
+        self.close()
     }
 
     fn push_oversize(
@@ -203,7 +221,6 @@ impl<'a> Writer<'a> {
         record: &[u8],
     ) -> Result<()> {
         self.open = None;
-        self.buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&self.begun.journal.layout));
         let spec = self.spec(names);
         let len = record.len() as u32; // `record_len` allows no more
         let crc = crate::format::checksum::crc32c(record);
@@ -214,14 +231,14 @@ impl<'a> Writer<'a> {
         let header: ChunkHeader = header(place)?;
         let mut front = vec![0; header.head().data_start() as usize];
         header.encode_into(&mut front);
-        let whole = record.len() - record.len() % ALIGN_BYTES;
-        let mut last = record[whole..].to_vec();
-        last.resize(last.len().next_multiple_of(ALIGN_BYTES), 0);
-        let data_at = front.len() as u64;
         self.builder.add_chunk(&header)?;
-        self.put(place, data_at, &record[..whole])?;
-        self.put(place, data_at + whole as u64, &last)?;
-        self.put(place, 0, &front)
+        let mut at = front.len() as u64;
+        for piece in record.chunks(PIECE_BYTES) {
+            self.put(place, at, piece)?;
+            at += piece.len() as u64;
+        }
+        self.put(place, 0, &front)?;
+        self.close()
     }
 
     /// Cells for the next chunk, on a namespace that is long enough for them.
@@ -237,20 +254,65 @@ impl<'a> Writer<'a> {
         Ok(ChunkPlace { sequence, time_ns, namespace: run.namespace, cell: run.cell })
     }
 
-    /// Sees to it that `bytes` lie `at` bytes into the chunk at `place`.
-    ///
-    /// A lost connection ends the import: what may be lost with it cannot be had from the stream a
-    /// second time. Going on with it reads the stream again and compares.
+    /// Sees to it that `bytes`, at most a piece, come to lie `at` bytes into the chunk at `place`, with
+    /// zeroes behind them to the end of a block.
     fn put(&mut self, place: ChunkPlace, at: u64, bytes: &[u8]) -> Result<()> {
-        self.lease.check()?;
-        let offset = self.begun.journal.layout.offset_of(place.cell)? + at;
-        if self.begun.resumed
-            && self.channel.read(place.namespace, offset, bytes.len())?[..] == *bytes
-        {
-            self.found += u64::from(at == 0);
+        let offset = self.begin_put(place, at)?;
+        let mut piece = self.behind.piece();
+        let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
+        piece[..bytes.len()].copy_from_slice(bytes);
+        piece[bytes.len()..whole].fill(0);
+        if self.is_there(place, at, &piece[..whole])? {
             return Ok(());
         }
-        self.channel.write_bytes(place.namespace, offset, bytes)
+        piece.truncate(whole);
+        self.behind.write(place.namespace, offset, piece, Home::Piece)
+    }
+
+    /// Where to write, if it is still ours to write.
+    fn begin_put(&self, place: ChunkPlace, at: u64) -> Result<u64> {
+        self.lease.check()?;
+        Ok(self.begun.journal.layout.offset_of(place.cell)? + at)
+    }
+
+    /// Whether an import that is gone on with finds `bytes` where they belong.
+    fn is_there(&mut self, place: ChunkPlace, at: u64, bytes: &[u8]) -> Result<bool> {
+        if !self.begun.resumed {
+            return Ok(false);
+        }
+        let offset = self.begun.journal.layout.offset_of(place.cell)? + at;
+        let found = self.behind.channel().read(place.namespace, offset, bytes.len())?;
+        let same = found[..] == *bytes;
+        self.found += u64::from(same && at == 0);
+        Ok(same)
+    }
+
+    /// All of a chunk is on its way. A lost connection ends the import: what may be lost with it cannot
+    /// be had from the stream a second time. Going on with it reads the stream again and compares.
+    fn close(&mut self) -> Result<()> {
+        self.behind.close(());
+        while self.behind.is_full() {
+            self.behind.wait();
+            self.take_ended()?;
+        }
+        self.take_ended()
+    }
+
+    fn take_ended(&mut self) -> Result<()> {
+        while let Some(((), ended)) = self.behind.ended() {
+            ended?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is under way.
+    fn drain(&mut self) -> Result<()> {
+        self.take_ended()?;
+        while !self.behind.is_idle() {
+            self.behind.wait();
+            self.take_ended()?;
+        }
+        Ok(())
     }
 
     fn spec(&self, names: &[Vec<u8>]) -> ChunkSpec {
@@ -271,6 +333,7 @@ impl<'a> Writer<'a> {
         bad: Vec<BadEntry>,
     ) -> Result<ImportReport> {
         self.finish_chunk()?;
+        self.drain()?;
         if let Some(current) = &self.begun.current {
             let kept: Vec<Run> = self.builder.runs().collect();
             let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
@@ -297,6 +360,16 @@ impl<'a> Writer<'a> {
                 .sum(),
             bad,
         })
+    }
+}
+
+/// Puts the record of a sample together: the table of its fields where there are several, and they.
+fn put_record(sample: &StreamSample, lens: &[Option<u64>], into: &mut [u8]) {
+    let fields = sample.fields.iter().flatten();
+    let mut at = 0;
+    for bytes in [&fields::table(lens)].into_iter().chain(fields) {
+        into[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
     }
 }
 

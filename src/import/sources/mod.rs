@@ -168,34 +168,36 @@ impl SourceReader<'_> {
 }
 
 impl SourceReader<'_> {
-    /// Hands out a part of `row` in pieces of at most `piece_bytes`: for samples that are too large to
-    /// be held whole.
+    /// Reads a part of `row` into what `sink` has room for, piece after piece: for samples that are too
+    /// large to be held whole.
     ///
     /// # Errors
-    /// Why the entry cannot be imported, which may turn out after pieces were handed out; or what
-    /// `each` returned.
+    /// Why the entry cannot be imported, which may turn out after pieces were filled; or what `sink`
+    /// returned.
     pub fn read_in_pieces(
         &mut self,
         row: u64,
         part: &Part,
-        piece_bytes: usize,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
+        sink: &mut dyn PieceSink,
     ) -> Result<(), PieceError> {
-        if part.len_bytes as usize <= piece_bytes {
-            let mut whole = vec![0; part.len_bytes as usize];
-            self.read(row, part, &mut whole)?;
-            return each(&whole).map_err(PieceError::Sink);
-        }
-        let mut piece = vec![0; piece_bytes];
+        let is_checked = self.source.kind == SourceKind::TfRecord;
         let (mut at, mut crc) = (0, 0);
-        while at < u64::from(part.len_bytes) {
-            piece.truncate((u64::from(part.len_bytes) - at).min(piece_bytes as u64) as usize);
-            self.read_piece(row, part, at, &mut piece)?;
-            crc = crc32c_append(crc, &piece);
-            each(&piece).map_err(PieceError::Sink)?;
-            at += piece.len() as u64;
+        let len = u64::from(part.len_bytes);
+        loop {
+            let space = sink.space().map_err(PieceError::Sink)?;
+            let piece_len = (len - at).min(space.len() as u64) as usize;
+            let piece = &mut space[..piece_len];
+            self.read_piece(row, part, at, piece)?;
+            if is_checked {
+                crc = crc32c_append(crc, piece);
+            }
+            sink.filled(piece_len).map_err(PieceError::Sink)?;
+            at += piece_len as u64;
+            if at == len {
+                break;
+            }
         }
-        if self.source.kind == SourceKind::TfRecord {
+        if is_checked {
             let mut stored = [0; tfrecord::CRC_BYTES];
             self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
             tfrecord::check_crc(crc, stored)?;
@@ -223,6 +225,21 @@ impl SourceReader<'_> {
         let container = &self.source.index.containers[part.container as usize];
         self.open.read(part.container, container, place, into)
     }
+}
+
+/// Takes bytes in pieces.
+pub trait PieceSink {
+    /// Where the next bytes go: at least one byte.
+    ///
+    /// # Errors
+    /// There is no room, nor will there be.
+    fn space(&mut self) -> Result<&mut [u8]>;
+
+    /// The first `len` bytes of [`space`](Self::space) are filled.
+    ///
+    /// # Errors
+    /// They could not be passed on.
+    fn filled(&mut self, len: usize) -> Result<()>;
 }
 
 /// Why a part was not handed out in pieces.

@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,8 +70,15 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
 pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let mut raw: Box<dyn Read + Send> = match path == Path::new("-") {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(path).map_err(name)?),
+        true => {
+            widen(&io::stdin());
+            Box::new(io::stdin())
+        }
+        false => {
+            let file = File::open(path).map_err(name)?;
+            widen(&file);
+            Box::new(file)
+        }
     };
     let mut head = Vec::new();
     raw.by_ref().take(2).read_to_end(&mut head).map_err(name)?;
@@ -80,6 +88,12 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
         true => Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(COPY_BYTES, whole))),
         false => Box::new(whole),
     })
+}
+
+/// Lets a pipe hold more, so that its two ends wait for each other less often.
+fn widen(pipe: &impl AsFd) {
+    // It may be no pipe, or this user may have no more: then it stays as it is.
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
 /// Whether the file at `path` is compressed with gzip.
@@ -140,4 +154,7 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
 }
 
 const COPY_BYTES: usize = 256 * 1024;
+
+/// What a pipe may hold unless its user is privileged.
+const PIPE_BYTES: usize = 1 << 20;
 const HEAD_BYTES: u64 = 4096;

@@ -30,6 +30,8 @@ pub struct StreamSource {
     /// Fingerprints of the names so far: a stream is not read twice to compare them.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
+    /// Memory of samples to use again.
+    spare: Vec<Vec<u8>>,
 }
 
 /// A sample, whole.
@@ -70,12 +72,19 @@ impl StreamSource {
             open: None,
             names: HashSet::new(),
             bad: Vec::new(),
+            spare: Vec::new(),
         })
     }
 
     /// Names of the fields, known with the first sample; empty for one without a name.
     pub fn fields(&self) -> &[Vec<u8>] {
         self.fields.as_deref().unwrap_or_default()
+    }
+
+    /// Takes the memory of a sample back, for those to come.
+    pub fn give_back(&mut self, sample: StreamSample) {
+        let room = MAX_SPARE.saturating_sub(self.spare.len());
+        self.spare.extend(sample.fields.into_iter().flatten().take(room));
     }
 
     /// What could not be imported so far.
@@ -203,13 +212,15 @@ impl StreamSource {
     /// The payload of the present member. Memory grows with what comes, not with what is announced.
     fn payload(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
-        let mut payload = Vec::new();
-        while (payload.len() as u64) < len_bytes {
-            let filled = payload.len();
-            let left = len_bytes - filled as u64;
-            payload.resize(filled + left.min(PIECE_BYTES) as usize, 0);
-            let read = members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
-            payload.truncate(filled + read);
+        let mut payload = self.spare.pop().unwrap_or_default();
+        payload.truncate(len_bytes as usize); // at most `MAX_SAMPLE_BYTES`
+        let mut filled = 0;
+        while (filled as u64) < len_bytes {
+            if filled == payload.len() {
+                let left = len_bytes - filled as u64;
+                payload.resize(filled + left.min(PIECE_BYTES) as usize, 0);
+            }
+            filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
         }
         Ok(payload)
     }
@@ -238,4 +249,6 @@ impl Input for StreamInput {
 }
 
 const MAX_FIELDS: usize = 256;
+/// Payloads whose memory is kept.
+const MAX_SPARE: usize = 16;
 const PIECE_BYTES: u64 = 1 << 20;

@@ -1,0 +1,151 @@
+//! One thread of a pass: it takes plans, reads their rows, and has their chunks written behind it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam::channel::Sender;
+use parking_lot::Mutex;
+
+use crate::format::ChunkHeader;
+use crate::import::chunks::{ChunkWriter, Started};
+use crate::import::pass::{Pass, Patience, is_passing};
+use crate::import::plan::{ChunkPlan, Planner};
+use crate::import::sources::BadEntry;
+use crate::{Error, Result};
+
+/// What threads tell the gatherer.
+pub(super) enum Event {
+    Made { plan: ChunkPlan, header: ChunkHeader, found: bool },
+    Bad(Vec<(u64, BadEntry)>),
+    Failed(Error),
+}
+
+/// What all threads share.
+pub(super) struct Shared<'a> {
+    pub(super) planner: Mutex<Planner<'a>>,
+    /// No more plans: a thread failed, or the caller wants to stop.
+    pub(super) stop: AtomicBool,
+    /// Only read, for the names of bad rows.
+    pub(super) only_check: AtomicBool,
+    /// A connection was lost.
+    pub(super) disturbed: AtomicBool,
+}
+
+/// A chunk that is to be made.
+pub(super) struct Task {
+    plan: ChunkPlan,
+    /// Whether it may be in place already.
+    look: bool,
+    /// How long it is tried again, once it has failed.
+    patience: Option<Patience>,
+}
+
+/// One thread.
+pub(super) struct Worker<'p, 'a> {
+    pass: &'p Pass<'a>,
+    shared: &'p Shared<'a>,
+    events: Sender<Event>,
+    writer: ChunkWriter<'a, (Task, ChunkHeader)>,
+    /// What has failed and may do better.
+    again: VecDeque<Task>,
+}
+
+impl<'p, 'a> Worker<'p, 'a> {
+    pub(super) fn new(
+        pass: &'p Pass<'a>,
+        shared: &'p Shared<'a>,
+        events: Sender<Event>,
+    ) -> Worker<'p, 'a> {
+        let writer = ChunkWriter::new(pass.job, pass.source.reader(), pass.media.channel());
+        Worker { pass, shared, events, writer, again: VecDeque::new() }
+    }
+
+    /// Makes chunks until there are no more plans, or it is told to stop.
+    pub(super) fn run(mut self) {
+        if let Err(error) = self.make_all() {
+            // The gatherer goes only when it has failed itself.
+            let _ = self.events.send(Event::Failed(error));
+        }
+    }
+
+    fn make_all(&mut self) -> Result<()> {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            while let Some(((task, header), ended)) = self.writer.behind().ended() {
+                match ended {
+                    Ok(()) => self.tell(Event::Made { plan: task.plan, header, found: false }),
+                    Err(error) => self.try_again(task, error)?,
+                }
+            }
+            if self.writer.behind().is_full() {
+                self.writer.behind().wait();
+                continue;
+            }
+            match self.next_task()? {
+                Some(task) => self.start(task)?,
+                None if self.writer.behind().is_idle() => return Ok(()),
+                None => self.writer.behind().wait(),
+            }
+        }
+        Ok(())
+    }
+
+    fn next_task(&mut self) -> Result<Option<Task>> {
+        if let Some(task) = self.again.pop_front() {
+            return Ok(Some(task));
+        }
+        loop {
+            // The lock is held for the arithmetic alone.
+            let plan = self.shared.planner.lock().next_chunk()?;
+            match plan {
+                Some(plan) if plan.sequence < self.pass.skip_chunks => {}
+                Some(plan) => {
+                    return Ok(Some(Task { plan, look: self.pass.look, patience: None }));
+                }
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn start(&mut self, task: Task) -> Result<()> {
+        if self.shared.only_check.load(Ordering::Relaxed) {
+            let bad = self.writer.check(&task.plan);
+            self.tell(Event::Bad(bad));
+            return Ok(());
+        }
+        let lease = self.pass.lease.check();
+        match lease.and_then(|()| self.writer.start(&task.plan, task.look)) {
+            Ok(Started::Writing(header)) => self.writer.behind().close((task, header)),
+            Ok(Started::Found(header)) => {
+                self.tell(Event::Made { plan: task.plan, header, found: true });
+            }
+            Ok(Started::Bad(bad)) => {
+                self.writer.behind().give_up();
+                self.shared.only_check.store(true, Ordering::Relaxed);
+                self.tell(Event::Bad(bad));
+            }
+            Err(error) => {
+                self.writer.behind().give_up();
+                self.try_again(task, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is gone and the write may or may not have come through: look, on a new one, and
+    /// write again what is not there.
+    fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
+        let patience = task.patience.get_or_insert_with(Patience::new);
+        if !is_passing(&error) || !patience.wait(&self.shared.stop) {
+            return Err(error);
+        }
+        self.shared.disturbed.store(true, Ordering::Relaxed);
+        task.look = true;
+        self.again.push_back(task);
+        Ok(())
+    }
+
+    fn tell(&self, event: Event) {
+        // The gatherer takes events until all threads have ended.
+        let _ = self.events.send(event);
+    }
+}
