@@ -18,7 +18,7 @@ pub fn save_state(path: &Path, state: &State) -> Result<()> {
         .and_then(|()| fs::rename(&draft, path));
     written.map_err(|error| {
         let _ = fs::remove_file(&draft); // what matters is why it could not be written
-        Error::from(error).path(path)
+        about(path, "cannot write the state", error)
     })
 }
 
@@ -30,8 +30,14 @@ pub fn load_state(path: &Path) -> Result<Option<State>> {
     match fs::read_to_string(path) {
         Ok(text) => State::from_json(&text).map(Some).map_err(|error| error.path(path)),
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::from(error).path(path)),
+        Err(error) => Err(about(path, "cannot read the state", error)),
     }
+}
+
+fn about(path: &Path, doing: &'static str, error: std::io::Error) -> Error {
+    Error::new(Error::from(std::io::Error::from(error.kind())).kind(), doing)
+        .path(path)
+        .source(error)
 }
 
 /// A new file beside `path`.
@@ -46,7 +52,7 @@ fn create_draft(path: &Path) -> Result<(File, PathBuf)> {
             Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
                 number = number.wrapping_add(1 << 24);
             }
-            Err(error) => return Err(Error::from(error).path(path)),
+            Err(error) => return Err(about(path, "cannot write the state", error)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dlfs::prefetch::Loader;
+use dlfs::job::Loader;
 use dlfs::reader::Batch;
 
 use crate::exit::Failure;
@@ -24,7 +24,7 @@ pub(crate) enum End {
 /// # Errors
 /// The loader's, and those of `each`.
 pub(crate) fn read_batches(
-    loader: &mut Loader,
+    loader: &Loader,
     stats: &mut RunStats,
     meter: &mut Meter,
     mut each: impl FnMut(&mut RunStats, &Batch, &Loader) -> Result<bool, Failure>,
@@ -33,7 +33,7 @@ pub(crate) fn read_batches(
     let (mut samples, mut bytes) = (0, 0);
     loop {
         let asked = Instant::now();
-        if !loader.next_into(&mut batch)? {
+        if !loader.next_into(&mut batch, &mut ())? {
             return Ok(End::Complete);
         }
         let waited = asked.elapsed();

@@ -8,9 +8,11 @@ use serde::Serialize;
 
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError};
+use dlfs::job::Dataset;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
+use dlfs::reader::ReaderOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::volume::{Image, OpenOptions};
@@ -212,8 +214,9 @@ impl Demo<'_> {
         let (mut epochs, mut commands_before) = (Vec::new(), 0);
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
-        let mut loader = image.loader(options)?;
-        let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, loader| {
+        let dataset = Dataset::from_image(image.clone(), ReaderOptions::default());
+        let loader = dataset.loader(options)?;
+        let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
             if let Some(source) = source {
                 source.compare(batch)?;
             }

@@ -1,7 +1,7 @@
 //! `dlfs read`: goes through epochs as a training job would, checks every sample, and reports.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,9 +9,10 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::Error;
-use dlfs::order::{Shard, State, Tail};
+use dlfs::job::{Dataset, Share, load_state, save_state};
+use dlfs::order::{State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
-use dlfs::reader::Batch;
+use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::volume::Image;
 
 use crate::args::ConnectionArgs;
@@ -117,14 +118,15 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let image = args.image.open(&args.connection)?;
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
-    let total = samples_to_read(&image, &options);
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let total = samples_to_read(&dataset, &options);
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
-    let mut loader = image.loader(options)?;
+    let loader = dataset.loader(options)?;
     keeper.keep(loader.state());
     keeper.save()?; // where it cannot be saved is known before the work
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read_batches(&mut loader, &mut stats, &mut meter, |stats, batch, loader| {
+    let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {
             ids.append(batch)?;
         }
@@ -135,7 +137,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let report = stats.finish();
     keeper.save()?; // also when reading failed: the run goes on from there
     let end = end?;
-    print_report(&args, &image, &report, &loader.stats())?;
+    print_report(&args, dataset.image(), &report, &loader.stats())?;
     match end {
         End::Complete => Ok(Outcome::Done),
         End::Stopped => Ok(keeper.stopped()),
@@ -221,42 +223,19 @@ impl ReadArgs {
 impl RunArgs {
     /// The state that `--state` names, if there is one yet.
     fn resume_state(&self) -> Result<Option<State>, Error> {
-        let Some(path) = &self.state else { return Ok(None) };
-        match std::fs::read_to_string(path) {
-            Ok(text) => State::from_json(&text).map(Some).map_err(|error| error.path(path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(about_file("cannot read the state", path, error)),
-        }
+        self.state.as_deref().map_or(Ok(None), load_state)
     }
 }
 
-/// Replaces the state in one step, so that no crash leaves half of one.
-fn save_state(path: &Path, state: &State) -> Result<(), Error> {
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let write = || {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        writeln!(file, "{}", state.to_json())?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().map_err(|error| about_file("cannot write the state", path, error))
-}
-
 /// Samples that the run will deliver to this rank.
-fn samples_to_read(image: &Image, options: &LoaderOptions) -> u64 {
-    let len = image.directory().num_live();
-    let Ok(shard) = Shard::new(options.rank, options.world_size, options.tail) else { return 0 };
+fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> u64 {
+    let Ok(share) = Share::new(dataset, options) else { return 0 };
     let (epoch, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (0, 0),
     };
     let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return 0 };
-    shard.after(consumed).positions(len).remaining()
-        + epochs_after.saturating_mul(shard.positions(len).remaining())
+    share.samples_after(consumed) + epochs_after.saturating_mul(share.samples_after(0))
 }
 
 /// The ids of a run, one a line.
