@@ -1,0 +1,564 @@
+// dlfs: a user-level NVMe-oF file system for deep-learning training. The C interface.
+//
+// Made by cbindgen from tools/capi/src; do not edit.
+//
+// A function returns DLFS_OK (0), a positive number where it says so, or the negative number of an
+// error, whose text dlfs_last_error then has for the same thread.
+//
+// Handles are checked: NULL, a closed handle, one that is closed twice and one that never was are
+// DLFS_E_HANDLE. A struct begins with its size, which is checked too; zero in any other field of an
+// option struct means the default. What the library cannot check is for the caller: a pointer that is
+// not NULL points to what its type says, and strings end with NUL.
+//
+// Threads: every function may be called from any thread at any time, also with the same handle; where
+// threads then share something, the function says what. A text of dlfs_last_error belongs to its thread.
+//
+// Forks: a child may use every handle of its parent. It makes connections of its own when it first
+// needs one, and the parent goes on undisturbed. Batches that were handed out before belong to both,
+// and each releases its own.
+//
+// Signals: no function is safe in a signal handler. A call that waits asks `should_stop` at least every
+// 100 ms, which may look at what a handler has set.
+//
+// A first program: examples/epoch.c. How to build one: cc program.c $(pkg-config --cflags --libs dlfs)
+
+#ifndef DLFS_H
+#define DLFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// All went well.
+#define DLFS_OK 0
+
+// There is nothing more: the last batch has been handed out before. No error.
+#define DLFS_END 1
+
+// An argument makes no sense, or arguments contradict each other; also a state of another data set.
+#define DLFS_E_INVALID -1
+
+// The sample, file, image or target does not exist.
+#define DLFS_E_NOT_FOUND -2
+
+// Bytes on media or wire are damaged, also after reading them again.
+#define DLFS_E_CORRUPT -3
+
+// A newer format, or a feature that this build does not know.
+#define DLFS_E_UNSUPPORTED -4
+
+// The connection is gone and did not come back within its time.
+#define DLFS_E_DISCONNECTED -5
+
+// The call's deadline passed.
+#define DLFS_E_TIMED_OUT -6
+
+// The target or the operating system said no.
+#define DLFS_E_REFUSED -7
+
+// Somebody else is at work here.
+#define DLFS_E_BUSY -8
+
+// The image has moved on to another generation: mount it again.
+#define DLFS_E_STALE -9
+
+// The medium is full.
+#define DLFS_E_NO_SPACE -10
+
+// Memory does not suffice.
+#define DLFS_E_NO_MEMORY -11
+
+// The call was ended by its `should_stop`, or because its handle was closed.
+#define DLFS_E_INTERRUPTED -12
+
+// An operating system error of no other kind.
+#define DLFS_E_IO -13
+
+// The handle is NULL, closed, or none at all.
+#define DLFS_E_HANDLE -14
+
+// The `size` of a struct is none that this version knows.
+#define DLFS_E_SIZE -15
+
+// The memory given is too small; nothing was done.
+#define DLFS_E_TOO_SMALL -16
+
+// A mistake of the library itself.
+#define DLFS_E_INTERNAL -17
+
+// The label of a sample that has none.
+#define DLFS_NO_LABEL INT64_MIN
+
+// A full shuffle of all samples: the default.
+#define DLFS_ORDER_GLOBAL 0
+
+// Whole chunks at a time, shuffled in groups: the fastest shuffle.
+#define DLFS_ORDER_GROUPED 1
+
+// No shuffle: by id.
+#define DLFS_ORDER_SEQUENTIAL 2
+
+// No shuffle: as samples lie on the media, the fastest of all.
+#define DLFS_ORDER_BY_SLOT 3
+
+// Each rank shuffles a fixed share of its own.
+#define DLFS_ORDER_LOCAL 4
+
+// As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
+#define DLFS_ORDER_PARTIAL 5
+
+// Every sample of an epoch is read; some ranks have one more than others. The default.
+#define DLFS_TAIL_KEEP 0
+
+// The end of an epoch that does not give each rank equally many is left out.
+#define DLFS_TAIL_DROP 1
+
+// First samples of the epoch are repeated so that each rank has equally many.
+#define DLFS_TAIL_PAD 2
+
+// The call fails when one of its samples does. The default.
+#define DLFS_ON_ERROR_RAISE 0
+
+// Samples that fail are left out.
+#define DLFS_ON_ERROR_SKIP 1
+
+// Samples that fail keep their place, with their status and without bytes; dlfs_read_batch only.
+#define DLFS_ON_ERROR_KEEP 2
+
+// A file is read past the page cache when it is a block device or larger than half of the memory.
+#define DLFS_DIRECT_AUTO 0
+
+// Always.
+#define DLFS_DIRECT_ON 1
+
+// Never.
+#define DLFS_DIRECT_OFF 2
+
+// Bytes that the longest name takes with its NUL.
+#define DLFS_NAME_MAX 4097
+
+// The id of a folder in dlfs_list.
+#define DLFS_FOLDER UINT64_MAX
+
+// An open sample. Never looked into: a handle.
+typedef struct dlfs_file dlfs_file;
+
+// A mounted data set. Never looked into: a handle.
+typedef struct dlfs_fs dlfs_fs;
+
+// A sequence of batches. Never looked into: a handle.
+typedef struct dlfs_seq dlfs_seq;
+
+// One field of a sample.
+typedef struct {
+    // Its bytes; NULL when this sample does not have the field.
+    const uint8_t *data;
+    // How many they are.
+    size_t len;
+} dlfs_field;
+
+// One sample of a batch.
+typedef struct {
+    // Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
+    uint64_t id;
+    // Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
+    const uint8_t *data;
+    // Its length in bytes.
+    size_t len;
+    // Its label, or DLFS_NO_LABEL.
+    int64_t label;
+    // Its fields, `num_fields` of them; one, the record, where samples are not divided.
+    const dlfs_field *fields;
+    // How many fields there are.
+    size_t num_fields;
+    // Its position in what was asked for; in a sequence, in the batch.
+    size_t index;
+    // DLFS_OK, or why it could not be read.
+    int status;
+} dlfs_item;
+
+// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
+//
+// What it points to stays until dlfs_release, whatever else is closed before.
+typedef struct {
+    // sizeof(dlfs_batch).
+    size_t size;
+    // The samples, `count` of them.
+    const dlfs_item *items;
+    // How many there are.
+    size_t count;
+    // Bytes of all samples.
+    uint64_t len_bytes;
+    // The epoch it belongs to; 0 for dlfs_read_batch.
+    uint64_t epoch;
+    // 1 when it is the last of its epoch on this rank, else 0.
+    uint32_t ends_epoch;
+    // Zero.
+    uint32_t reserved;
+    // What dlfs_release closes.
+    void *handle;
+} dlfs_batch;
+
+// Asked at least every 100 ms by a call that waits, on the thread that called it; a value other than
+// zero ends the call with DLFS_E_INTERRUPTED. It may call the library, and must return.
+typedef int (*dlfs_should_stop)(void *user);
+
+// How a data set is mounted. Set `size` to `sizeof(dlfs_mount_options)`, and everything that is not
+// wanted otherwise to zero. Copied by the call.
+typedef struct {
+    // sizeof(dlfs_mount_options).
+    size_t size;
+    // Further addresses of the same namespaces, `num_paths` strings; used while the first is down.
+    const char *const *paths;
+    // How many there are.
+    size_t num_paths;
+    // File of `dlfs snapshot save`, to be used instead of the image's directory; or NULL.
+    const char *snapshot;
+    // Host NQN; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
+    const char *hostnqn;
+    // 1: ask for header digests.
+    uint32_t hdr_digest;
+    // 1: ask for data digests.
+    uint32_t data_digest;
+    // DLFS_DIRECT_AUTO, _ON or _OFF.
+    uint32_t direct;
+    // I/O queues to ask for; default 16.
+    uint32_t nr_io_queues;
+    // Entries of an I/O queue; default 128.
+    uint32_t queue_size;
+    // Keep-alive timeout in ms; default 15,000; UINT32_MAX switches it off.
+    uint32_t keep_alive_tmo_ms;
+    // How long reconnecting goes on, in ms; default 600,000.
+    uint32_t ctrl_loss_tmo_ms;
+    // How long a queue may go without progress, in ms; default 5,000.
+    uint32_t io_timeout_ms;
+    // How long connecting may take in all, in ms; default 10,000.
+    uint32_t connect_timeout_ms;
+    // The longest that one reading call may take, in ms; default 60,000.
+    uint32_t call_timeout_ms;
+    // Queue pairs a namespace for each reading thread; default 1.
+    uint32_t queue_pairs;
+    // 1: burn a core rather than sleep while waiting.
+    uint32_t busy_poll;
+    // Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
+    uint64_t window_bytes;
+    // Asked while a call on this mount waits; or NULL. Any thread that calls may ask it.
+    dlfs_should_stop should_stop;
+    // Passed to `should_stop`.
+    void *user;
+} dlfs_mount_options;
+
+// What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_info).
+    size_t size;
+    // Samples there are.
+    uint64_t num_samples;
+    // Ids are below this; more than there are samples where some were deleted.
+    uint64_t end_of_ids;
+    // The generation that was mounted.
+    uint64_t generation;
+    // The image's UUID.
+    uint8_t uuid[16];
+    // Names of classes there are; 0 where labels are numbers.
+    uint64_t num_classes;
+    // Fields of a sample; 1 where samples are not divided.
+    uint64_t num_fields;
+    // 1 when samples have labels, else 0.
+    uint32_t has_labels;
+    // Zero.
+    uint32_t reserved;
+} dlfs_info;
+
+// What a sample is. Set `size` to `sizeof(dlfs_sample)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_sample).
+    size_t size;
+    // Which sample it is.
+    uint64_t id;
+    // Its length in bytes.
+    uint64_t len;
+    // Its label, or DLFS_NO_LABEL.
+    int64_t label;
+} dlfs_sample;
+
+// Sees one entry of dlfs_list: its name, which is good until it returns, and its id, or DLFS_FOLDER.
+// A value other than zero ends the listing with DLFS_E_INTERRUPTED. It may call the library.
+typedef int (*dlfs_visit)(void *user, const char *name, uint64_t id);
+
+// Sees one sample as it arrives. The item, its fields and, unless the caller's memory was given, its
+// bytes are good until it returns. It may call the library, and must return.
+typedef void (*dlfs_arrived)(void *user, const dlfs_item *item);
+
+// Which samples, and where to. Set `size` to `sizeof(dlfs_read_request)`, either `ids` or `names`, and
+// everything that is not wanted to zero.
+typedef struct {
+    // sizeof(dlfs_read_request).
+    size_t size;
+    // Ids of the samples, `count` of them; or NULL.
+    const uint64_t *ids;
+    // Names of the samples, `count` strings; or NULL.
+    const char *const *names;
+    // How many samples.
+    size_t count;
+    // Memory of the caller's for their bytes, one sample behind the other in the order of asking; it
+    // must stay until dlfs_release. NULL: the library's memory, without this copy.
+    void *out;
+    // Bytes of it.
+    size_t out_len;
+    // DLFS_ON_ERROR_...
+    uint32_t on_error;
+    // Zero.
+    uint32_t reserved;
+    // Shown each sample as it arrives, while others are still under way; failed ones at the end. NULL:
+    // nobody is.
+    dlfs_arrived arrived;
+    // Passed to `arrived`.
+    void *user;
+} dlfs_read_request;
+
+// How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
+// that is not wanted otherwise to zero. Copied by the call.
+typedef struct {
+    // sizeof(dlfs_sequence_options).
+    size_t size;
+    // DLFS_ORDER_...
+    uint32_t order;
+    // Grouped: lanes that take turns; default 8. A multiple of the world size reads no chunk twice.
+    uint32_t lanes;
+    // Grouped: chunks of one lane that are shuffled together; default 4.
+    uint32_t group;
+    // Samples a batch on this rank; at least 1.
+    uint32_t batch_size;
+    // Partial: the part that moves in an epoch, 0 to 1; default 0.1.
+    double exchange;
+    // The same seed gives the same epochs.
+    uint64_t seed;
+    // The first epoch.
+    uint64_t epoch;
+    // How many epochs; 0: without end.
+    uint64_t epochs;
+    // Which of the ranks this is, from 0.
+    uint32_t rank;
+    // How many ranks share each epoch; default 1.
+    uint32_t world_size;
+    // DLFS_TAIL_...
+    uint32_t tail;
+    // 1: leave out the last batch of an epoch when it has fewer than `batch_size` samples.
+    uint32_t drop_short;
+    // DLFS_ON_ERROR_RAISE or _SKIP.
+    uint32_t on_error;
+    // 1: each batch comes in one piece, its samples one behind the other, at the cost of a copy.
+    uint32_t one_piece;
+    // The longest that one dlfs_bread may take, in ms; default 60,000.
+    uint32_t call_timeout_ms;
+    // Queue pairs a namespace; default 1.
+    uint32_t queue_pairs;
+    // The most memory for what is read ahead and not yet released, in bytes; default 256 MiB.
+    uint64_t window_bytes;
+    // Asked while dlfs_bread waits; or NULL. Any thread that calls may ask it.
+    dlfs_should_stop should_stop;
+    // Passed to `should_stop`.
+    void *user;
+} dlfs_sequence_options;
+
+// What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_stats_t).
+    size_t size;
+    // Read commands completed, repeated ones included.
+    uint64_t commands;
+    // Bytes that those commands asked for.
+    uint64_t read_bytes;
+    // Reads done a second time, after an error or a wrong checksum.
+    uint64_t repeated;
+    // Samples whose checksum was computed and right.
+    uint64_t verified;
+    // Batches handed out by a sequence.
+    uint64_t batches;
+    // Samples of those batches.
+    uint64_t samples;
+    // Bytes of those samples.
+    uint64_t sample_bytes;
+    // Samples left out because they could not be read.
+    uint64_t skipped;
+    // Bytes copied to bring batches into one piece.
+    uint64_t copied_bytes;
+    // Reads that did not fit the window and were done outside it.
+    uint64_t over_window;
+    // How long dlfs_bread had to wait, in ns.
+    uint64_t stall_ns;
+} dlfs_stats_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// What went wrong in the last call of this thread that failed: what, where, why, and what to try.
+//
+// Never NULL; empty when no call has failed. Valid until the next call of this thread that fails, and
+// for this thread only.
+const char *dlfs_last_error(void);
+
+// What the number `code` means in general. Never NULL; valid for ever. Any thread.
+const char *dlfs_strerror(int code);
+
+// The version of the library, such as "0.1.0". Never NULL; valid for ever. Any thread.
+const char *dlfs_version(void);
+
+// Gives the memory of `batch` back, and empties the struct. Any thread.
+//
+// Items and everything that they point to are gone with it. DLFS_E_HANDLE: it was released before, or
+// never filled.
+int dlfs_release(dlfs_batch *batch);
+
+// Mounts the data set that lies on `addresses` (a path, an NVMe/TCP address, or several, separated by
+// commas, in any order) and gives its handle in `*fs`.
+//
+// Reads the directory, not the names: those come with the first call that needs one. `options` may be
+// NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
+int dlfs_mount(const char *addresses,
+               const dlfs_mount_options *options,
+               dlfs_fs **fs);
+
+// Closes the handle. Any thread.
+//
+// Files, sequences and batches that were made from it stay good, and are closed each by itself; the
+// connections end with the last of them. A call that another thread is in ends as usual.
+int dlfs_unmount(dlfs_fs *fs);
+
+// Says what the data set is. No I/O. Any thread.
+int dlfs_get_info(const dlfs_fs *fs, dlfs_info *info);
+
+// Says what the sample called `name` is: the newest one where several are. No I/O but for reading the
+// names once. Any thread.
+int dlfs_stat(const dlfs_fs *fs,
+              const char *name,
+              dlfs_sample *sample);
+
+// Says what the sample `id` is. No I/O. Any thread.
+int dlfs_stat_id(const dlfs_fs *fs, uint64_t id, dlfs_sample *sample);
+
+// Gives the id of the sample with `index` others before it, in the order of ids: with `index` from 0
+// to one less than `num_samples` this goes through all. No I/O. Any thread.
+int dlfs_id_at(const dlfs_fs *fs,
+               uint64_t index,
+               uint64_t *id);
+
+// Gives the name of class `index`, as dlfs_name gives a sample's. No I/O. Any thread.
+int dlfs_class_name(const dlfs_fs *fs, uint64_t index, char *name, size_t len, size_t *needed);
+
+// Gives the name of field `index`, as dlfs_name gives a sample's; a record that is not divided is
+// field 0, without a name. No I/O. Any thread.
+int dlfs_field_name(const dlfs_fs *fs, uint64_t index, char *name, size_t len, size_t *needed);
+
+// Gives the name of sample `id` and a NUL in `name`, which has `len` bytes; DLFS_NAME_MAX suffice.
+//
+// `needed` may be NULL; otherwise it says how many bytes the name takes, also with
+// DLFS_E_TOO_SMALL, with which nothing is written to `name`. Reads the names once. Any thread.
+int dlfs_name(const dlfs_fs *fs, uint64_t id, char *name, size_t len, size_t *needed);
+
+// Shows `visit` what lies in `folder`, in the order of names; NULL and "" are the folder of all.
+//
+// `recursive` 0: what lies directly in it, subfolders as DLFS_FOLDER, by their names within it;
+// 1: all samples in it and below, by their whole names. Reads the names once. Any thread.
+int dlfs_list(const dlfs_fs *fs, const char *folder, int recursive, dlfs_visit visit, void *user);
+
+// Opens the sample called `name` and gives its handle in `*file`. Reads nothing but, once, the names.
+// Any thread.
+int dlfs_open(const dlfs_fs *fs,
+              const char *name,
+              dlfs_file **file);
+
+// Opens the sample `id`, as dlfs_open does. No I/O. Any thread.
+int dlfs_open_id(const dlfs_fs *fs, uint64_t id, dlfs_file **file);
+
+// Reads up to `len` bytes from where the last dlfs_read of this handle ended, as read(2) does: returns
+// how many, 0 at the end, or an error's number.
+//
+// The first read brings the whole sample, verified, and later ones copy from it. Any thread; threads
+// that read from one handle get different parts.
+int64_t dlfs_read(const dlfs_file *file,
+                  void *buf,
+                  size_t len);
+
+// Reads up to `len` bytes from byte `offset` on, as pread(2) does: returns how many, 0 at and past the
+// end, or an error's number. Does not move where dlfs_read goes on. Any thread.
+int64_t dlfs_pread(const dlfs_file *file,
+                   void *buf,
+                   size_t len,
+                   uint64_t offset);
+
+// Closes the handle and gives its memory back. Any thread.
+int dlfs_close(dlfs_file *file);
+
+// Reads the samples of `request` and gives them in `batch`, in the order of asking, to be released with
+// dlfs_release. Any thread; threads read side by side.
+//
+// DLFS_E_TOO_SMALL: `out` is, and nothing was read. With DLFS_ON_ERROR_RAISE any sample that fails is
+// the error of the call, otherwise each item has its status and the call succeeds.
+int dlfs_read_batch(const dlfs_fs *fs,
+                    const dlfs_read_request *request,
+                    dlfs_batch *batch);
+
+// Makes a sequence of batches along an order and gives its handle in `*seq`. Reading ahead begins with
+// the first dlfs_bread. No I/O. Any thread.
+int dlfs_sequence(const dlfs_fs *fs,
+                  const dlfs_sequence_options *options,
+                  dlfs_seq **seq);
+
+// Gives the next batch in `batch`, to be released with dlfs_release, and waits while none is ready;
+// DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
+//
+// After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
+// again until dlfs_set_epoch or a state starts anew. In a child of a fork the sequence goes on behind
+// the batch that the parent was given last.
+int dlfs_bread(const dlfs_seq *seq,
+               dlfs_batch *batch);
+
+// Gives the number of batches of a whole epoch on this rank. No I/O. Any thread.
+int dlfs_sequence_len(const dlfs_seq *seq, uint64_t *batches);
+
+// Goes to the begin of `epoch`. Any thread, between its batches.
+int dlfs_set_epoch(const dlfs_seq *seq, uint64_t epoch);
+
+// Closes the handle: reading ahead ends, and a dlfs_bread that another thread is in ends with
+// DLFS_E_INTERRUPTED. Batches stay good. Any thread.
+int dlfs_sequence_close(dlfs_seq *seq);
+
+// Writes where the run stands, after the batches handed out so far, to the file `path`, durably: what
+// a crash leaves is the old file or the new one. Any thread.
+//
+// A sequence of the same data set and order goes on from it, also with another world size and batch
+// size; then save it at a moment when all ranks have been given equally many batches.
+int dlfs_state_save(const dlfs_seq *seq,
+                    const char *path);
+
+// Goes on where the file `path` says. Any thread, between its batches.
+//
+// DLFS_E_NOT_FOUND: there is no such file. DLFS_E_INVALID, DLFS_E_STALE: it is no state, or one of
+// another data set or order, and dlfs_last_error says which; the run then stays where it was.
+int dlfs_state_load(const dlfs_seq *seq, const char *path);
+
+// Gives where the run stands as a line of JSON and a NUL in `json`, which has `len` bytes; `needed` as
+// for dlfs_name. Any thread.
+int dlfs_state_get(const dlfs_seq *seq,
+                   char *json,
+                   size_t len,
+                   size_t *needed);
+
+// Goes on where `json`, of dlfs_state_get, says. Errors as for dlfs_state_load. Any thread, between its
+// batches.
+int dlfs_state_set(const dlfs_seq *seq,
+                   const char *json);
+
+// Says what reads by id and name on this mount have moved. Any thread.
+int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
+
+// Says what a sequence has done. Any thread.
+int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* DLFS_H */

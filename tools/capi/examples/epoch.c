@@ -1,0 +1,79 @@
+// Goes through epochs of a data set as a training job would: shuffled batches, read ahead.
+//
+//   cc epoch.c $(pkg-config --cflags --libs dlfs) -o epoch
+//   ./epoch train.dlfs 256 2 run.json
+//
+// With a state file a run that was stopped goes on where it was: stop it with Ctrl-C and see.
+
+#include <dlfs.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int number) {
+    (void)number;
+    stopped = 1;
+}
+
+static int should_stop(void *user) {
+    (void)user;
+    return stopped;
+}
+
+static int fail(const char *doing) {
+    fprintf(stderr, "%s: %s\n", doing, dlfs_last_error());
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "usage: %s ADDRESS [BATCH [EPOCHS [STATE]]]\n", argv[0]);
+        return 2;
+    }
+    const char *state = argc > 4 ? argv[4] : NULL;
+    signal(SIGINT, on_signal);
+
+    dlfs_mount_options mount = {.size = sizeof mount, .should_stop = should_stop};
+    dlfs_fs *fs;
+    if (dlfs_mount(argv[1], &mount, &fs)) return fail("mount");
+
+    dlfs_sequence_options options = {
+        .size = sizeof options,
+        .order = DLFS_ORDER_GROUPED,
+        .seed = 7,
+        .batch_size = argc > 2 ? (uint32_t)atoi(argv[2]) : 256,
+        .epochs = argc > 3 ? (uint64_t)atoi(argv[3]) : 1,
+        .should_stop = should_stop,
+    };
+    dlfs_seq *seq;
+    if (dlfs_sequence(fs, &options, &seq)) return fail("sequence");
+    if (state && dlfs_state_load(seq, state) < 0) printf("from the start: %s\n", dlfs_last_error());
+
+    uint64_t samples = 0, bytes = 0;
+    int64_t labels = 0;
+    int result;
+    dlfs_batch batch = {.size = sizeof batch};
+    while ((result = dlfs_bread(seq, &batch)) == DLFS_OK) {
+        for (size_t i = 0; i < batch.count; i++) {
+            const dlfs_item *item = &batch.items[i];
+            bytes += item->len; // item->data has as many bytes, each verified
+            if (item->label != DLFS_NO_LABEL) labels += item->label;
+        }
+        samples += batch.count;
+        if (batch.ends_epoch) {
+            printf("epoch %llu: %llu samples, %llu bytes, labels add up to %lld\n",
+                   (unsigned long long)batch.epoch, (unsigned long long)samples,
+                   (unsigned long long)bytes, (long long)labels);
+            samples = bytes = 0;
+            labels = 0;
+        }
+        dlfs_release(&batch);
+    }
+    if (result < 0 && result != DLFS_E_INTERRUPTED) return fail("bread");
+    if (state && dlfs_state_save(seq, state)) return fail("save");
+    dlfs_sequence_close(seq);
+    dlfs_unmount(fs);
+    return 0;
+}

@@ -1,0 +1,217 @@
+//! Batches as C sees them: an array of items that point into memory which the batch keeps.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+use dlfs::format::fields;
+use dlfs::reader::Batch;
+
+use crate::error::{DLFS_E_CORRUPT, DLFS_OK, Failure, guard};
+use crate::handles;
+use crate::structs::{Struct, check_out, give, take};
+
+/// The label of a sample that has none.
+pub const DLFS_NO_LABEL: i64 = i64::MIN;
+
+/// One field of a sample.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Field {
+    /// Its bytes; NULL when this sample does not have the field.
+    pub data: *const u8,
+    /// How many they are.
+    pub len: usize,
+}
+
+/// One sample of a batch.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Item {
+    /// Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
+    pub id: u64,
+    /// Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
+    pub data: *const u8,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Its label, or DLFS_NO_LABEL.
+    pub label: i64,
+    /// Its fields, `num_fields` of them; one, the record, where samples are not divided.
+    pub fields: *const Field,
+    /// How many fields there are.
+    pub num_fields: usize,
+    /// Its position in what was asked for; in a sequence, in the batch.
+    pub index: usize,
+    /// DLFS_OK, or why it could not be read.
+    pub status: c_int,
+}
+
+/// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
+///
+/// What it points to stays until dlfs_release, whatever else is closed before.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct BatchOut {
+    /// sizeof(dlfs_batch).
+    pub size: usize,
+    /// The samples, `count` of them.
+    pub items: *const Item,
+    /// How many there are.
+    pub count: usize,
+    /// Bytes of all samples.
+    pub len_bytes: u64,
+    /// The epoch it belongs to; 0 for dlfs_read_batch.
+    pub epoch: u64,
+    /// 1 when it is the last of its epoch on this rank, else 0.
+    pub ends_epoch: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// What dlfs_release closes.
+    pub handle: *mut c_void,
+}
+// SAFETY: numbers and pointers, the size first.
+unsafe impl Struct for BatchOut {
+    const NAME: &str = "dlfs_batch";
+}
+
+/// A batch that C looks at, and the array that it looks at it through.
+pub(crate) struct Held {
+    /// Where the items' bytes are, unless the caller's memory has them.
+    _batch: Option<Batch>,
+    items: Vec<Item>,
+    _fields: Vec<Field>,
+}
+
+// SAFETY: the pointers lead into `_batch` and `_fields`, which nobody changes, or into memory that the
+// caller has lent and looks after; both may be read by any thread.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+/// Where the fields of records lie, in one table for a whole batch.
+pub(crate) struct FieldTable {
+    each: usize,
+    fields: Vec<Field>,
+}
+
+impl FieldTable {
+    /// A table for `count` samples of `each` fields; its memory does not move until it is full.
+    pub(crate) fn new(each: usize, count: usize) -> FieldTable {
+        let each = each.max(1);
+        FieldTable { each, fields: Vec::with_capacity(each * count) }
+    }
+
+    /// Fills in the fields of `item`, whose record is `record`; damaged ones make it an error.
+    pub(crate) fn add(&mut self, item: &mut Item, record: &[u8]) {
+        assert!(
+            self.fields.len() + self.each <= self.fields.capacity(),
+            "more than was made room for"
+        );
+        let from = self.fields.len();
+        let whole = Some(0..record.len());
+        if self.each == 1 {
+            self.fields.push(field(record, whole));
+        } else if item.status == DLFS_OK {
+            match fields::split(record, self.each) {
+                Ok(ranges) => self.fields.extend(ranges.into_iter().map(|at| field(record, at))),
+                Err(_) => item.status = DLFS_E_CORRUPT,
+            }
+        }
+        if item.status != DLFS_OK {
+            self.fields.truncate(from);
+            self.fields.extend((0..self.each).map(|_| field(record, None)));
+            (item.data, item.len) = (std::ptr::null(), 0);
+        }
+        item.fields = self.fields[from..].as_ptr();
+        item.num_fields = self.each;
+    }
+}
+
+fn field(record: &[u8], at: Option<Range<usize>>) -> Field {
+    match at {
+        Some(range) => Field { data: record[range.clone()].as_ptr(), len: range.len() },
+        None => Field { data: std::ptr::null(), len: 0 },
+    }
+}
+
+/// The item of the sample at `index` of `batch`, its fields still to come.
+pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
+    let bytes = batch.bytes(index);
+    Item {
+        id: batch.id(index).0,
+        data: bytes.as_ptr(),
+        len: bytes.len(),
+        label: batch.label(index).unwrap_or(DLFS_NO_LABEL),
+        fields: std::ptr::null(),
+        num_fields: 0,
+        index,
+        status: DLFS_OK,
+    }
+}
+
+/// Gives a batch of `items` to the caller, who releases it.
+///
+/// # Safety
+/// `out` is as [`give`] wants it; the items' memory is that of `batch` or the caller's.
+pub(crate) unsafe fn hand_out(
+    out: *mut BatchOut,
+    batch: Option<Batch>,
+    items: Vec<Item>,
+    fields: FieldTable,
+    place: (u64, bool),
+) -> Result<(), Failure> {
+    let mut value = BatchOut {
+        size: 0,
+        items: items.as_ptr(),
+        count: items.len(),
+        len_bytes: items.iter().map(|item| item.len as u64).sum(),
+        epoch: place.0,
+        ends_epoch: place.1.into(),
+        reserved: 0,
+        handle: std::ptr::null_mut(),
+    };
+    value.handle = handles::insert(Held { _batch: batch, items, _fields: fields.fields })?;
+    // SAFETY: the caller's promise.
+    unsafe { give(out, value) }
+}
+
+/// Gives the memory of `batch` back, and empties the struct. Any thread.
+///
+/// Items and everything that they point to are gone with it. DLFS_E_HANDLE: it was released before, or
+/// never filled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter.
+        unsafe {
+            check_out(batch)?;
+            let held = handles::remove::<Held>(take(batch.cast_const())?.handle)?;
+            give(batch, BatchOut::empty())?;
+            drop(held);
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+impl BatchOut {
+    pub(crate) fn empty() -> BatchOut {
+        BatchOut {
+            size: 0,
+            items: std::ptr::null(),
+            count: 0,
+            len_bytes: 0,
+            epoch: 0,
+            ends_epoch: 0,
+            reserved: 0,
+            handle: std::ptr::null_mut(),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A copy of the array that outlives it would otherwise look good by chance.
+        for item in &mut self.items {
+            (item.data, item.len, item.fields) = (std::ptr::null(), 0, std::ptr::null());
+        }
+    }
+}

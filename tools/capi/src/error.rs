@@ -1,0 +1,203 @@
+//! Numbers of errors, the text of the last one in each thread, and the wall that no panic passes.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dlfs::{Error, ErrorKind};
+
+/// All went well.
+pub const DLFS_OK: c_int = 0;
+/// There is nothing more: the last batch has been handed out before. No error.
+pub const DLFS_END: c_int = 1;
+/// An argument makes no sense, or arguments contradict each other; also a state of another data set.
+pub const DLFS_E_INVALID: c_int = -1;
+/// The sample, file, image or target does not exist.
+pub const DLFS_E_NOT_FOUND: c_int = -2;
+/// Bytes on media or wire are damaged, also after reading them again.
+pub const DLFS_E_CORRUPT: c_int = -3;
+/// A newer format, or a feature that this build does not know.
+pub const DLFS_E_UNSUPPORTED: c_int = -4;
+/// The connection is gone and did not come back within its time.
+pub const DLFS_E_DISCONNECTED: c_int = -5;
+/// The call's deadline passed.
+pub const DLFS_E_TIMED_OUT: c_int = -6;
+/// The target or the operating system said no.
+pub const DLFS_E_REFUSED: c_int = -7;
+/// Somebody else is at work here.
+pub const DLFS_E_BUSY: c_int = -8;
+/// The image has moved on to another generation: mount it again.
+pub const DLFS_E_STALE: c_int = -9;
+/// The medium is full.
+pub const DLFS_E_NO_SPACE: c_int = -10;
+/// Memory does not suffice.
+pub const DLFS_E_NO_MEMORY: c_int = -11;
+/// The call was ended by its `should_stop`, or because its handle was closed.
+pub const DLFS_E_INTERRUPTED: c_int = -12;
+/// An operating system error of no other kind.
+pub const DLFS_E_IO: c_int = -13;
+/// The handle is NULL, closed, or none at all.
+pub const DLFS_E_HANDLE: c_int = -14;
+/// The `size` of a struct is none that this version knows.
+pub const DLFS_E_SIZE: c_int = -15;
+/// The memory given is too small; nothing was done.
+pub const DLFS_E_TOO_SMALL: c_int = -16;
+/// A mistake of the library itself.
+pub const DLFS_E_INTERNAL: c_int = -17;
+
+/// Why a call fails: its number and its text.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: c_int,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: c_int, text: impl Into<String>) -> Failure {
+        Failure { code, text: text.into() }
+    }
+
+    pub(crate) fn invalid(text: impl Into<String>) -> Failure {
+        Failure::new(DLFS_E_INVALID, text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(code_of(&error), error.report())
+    }
+}
+
+pub(crate) fn code_of(error: &Error) -> c_int {
+    match error.kind() {
+        ErrorKind::NotFound => DLFS_E_NOT_FOUND,
+        ErrorKind::InvalidArgument | ErrorKind::BadSource => DLFS_E_INVALID,
+        ErrorKind::Corrupt => DLFS_E_CORRUPT,
+        ErrorKind::Unsupported => DLFS_E_UNSUPPORTED,
+        ErrorKind::Disconnected => DLFS_E_DISCONNECTED,
+        ErrorKind::TimedOut => DLFS_E_TIMED_OUT,
+        ErrorKind::Refused => DLFS_E_REFUSED,
+        ErrorKind::Busy => DLFS_E_BUSY,
+        ErrorKind::Stale => DLFS_E_STALE,
+        ErrorKind::NoSpace => DLFS_E_NO_SPACE,
+        ErrorKind::OutOfMemory => DLFS_E_NO_MEMORY,
+        ErrorKind::Interrupted => DLFS_E_INTERRUPTED,
+        _ => DLFS_E_IO,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of a function of the library: its number, and the text kept when it fails.
+pub(crate) fn guard(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    guard_long(|| body().map(i64::from)) as c_int
+}
+
+/// As [`guard`], for functions that return a length.
+pub(crate) fn guard_long(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
+    // Unwind safe: what a panic leaves half done is behind locks that do not poison, and is only
+    // ever replaced as a whole.
+    let result =
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(of_panic(&*panic)));
+    result.unwrap_or_else(|failure| {
+        remember(&failure.text);
+        i64::from(failure.code)
+    })
+}
+
+fn of_panic(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    Failure::new(DLFS_E_INTERNAL, format!("a mistake of the library: {text}"))
+}
+
+fn remember(text: &str) {
+    let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
+    let text = CString::new(bytes).expect("zero bytes were taken out");
+    // A thread that is ending may have no text any more; then nobody can ask for it either.
+    let _ = LAST.try_with(|last| last.replace(text));
+}
+
+/// What went wrong in the last call of this thread that failed: what, where, why, and what to try.
+///
+/// Never NULL; empty when no call has failed. Valid until the next call of this thread that fails, and
+/// for this thread only.
+#[unsafe(no_mangle)]
+pub extern "C" fn dlfs_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// What the number `code` means in general. Never NULL; valid for ever. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
+    let text: &'static CStr = match code {
+        DLFS_OK => c"success",
+        DLFS_END => c"no more",
+        DLFS_E_INVALID => c"invalid argument",
+        DLFS_E_NOT_FOUND => c"not found",
+        DLFS_E_CORRUPT => c"damaged bytes",
+        DLFS_E_UNSUPPORTED => c"not supported",
+        DLFS_E_DISCONNECTED => c"connection lost",
+        DLFS_E_TIMED_OUT => c"timed out",
+        DLFS_E_REFUSED => c"refused",
+        DLFS_E_BUSY => c"busy",
+        DLFS_E_STALE => c"the image has moved on",
+        DLFS_E_NO_SPACE => c"no space left",
+        DLFS_E_NO_MEMORY => c"out of memory",
+        DLFS_E_INTERRUPTED => c"interrupted",
+        DLFS_E_IO => c"input/output error",
+        DLFS_E_HANDLE => c"not an open handle",
+        DLFS_E_SIZE => c"unknown size of a struct",
+        DLFS_E_TOO_SMALL => c"memory too small",
+        DLFS_E_INTERNAL => c"internal error",
+        _ => c"unknown error",
+    };
+    text.as_ptr()
+}
+
+/// The version of the library, such as "0.1.0". Never NULL; valid for ever. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn dlfs_version() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+const VERSION: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version has no zero byte"),
+    };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        // SAFETY: never NULL, and this thread has not failed since.
+        unsafe { CStr::from_ptr(dlfs_last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error_with_its_text_and_the_next_call_works() {
+        assert_eq!(last(), "");
+        assert_eq!(guard(|| panic!("at {}", 7)), DLFS_E_INTERNAL);
+        assert!(last().contains("at 7"));
+        assert_eq!(guard(|| Ok(DLFS_END)), DLFS_END);
+        assert!(last().contains("at 7"), "a call that succeeds keeps the text");
+        assert_eq!(guard_long(|| Err(Failure::invalid("a\0b"))), i64::from(DLFS_E_INVALID));
+        assert_eq!(last(), "ab");
+        std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
+    }
+
+    #[test]
+    fn every_number_has_a_text_of_its_own() {
+        // SAFETY: static texts.
+        let text = |code| unsafe { CStr::from_ptr(dlfs_strerror(code)) }.to_str().unwrap();
+        let texts: std::collections::BTreeSet<_> = (DLFS_E_INTERNAL..=DLFS_END).map(text).collect();
+        assert_eq!(texts.len(), 19);
+        assert!(!texts.contains("unknown error"));
+        assert_eq!(text(i32::MIN), "unknown error");
+    }
+}

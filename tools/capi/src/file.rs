@@ -1,0 +1,149 @@
+//! One sample as a file: open, read, close.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use dlfs::job::{OnError, Wanted};
+use dlfs::reader::Batch;
+use dlfs::units::SampleId;
+
+use crate::error::{DLFS_OK, Failure, guard, guard_long};
+use crate::handles;
+use crate::mount::{Fs, Mount, mount_of};
+use crate::structs::{put, text};
+
+/// An open sample. Never looked into: a handle.
+pub struct FileHandle(());
+
+/// What a file handle stands for. No lock: a fork may come at any time.
+pub(crate) struct File {
+    /// `None` in tests of the table alone.
+    mount: Option<Arc<Mount>>,
+    id: SampleId,
+    /// The whole sample, once something has read from it.
+    bytes: OnceLock<Batch>,
+    position: AtomicU64,
+}
+
+/// Opens the sample called `name` and gives its handle in `*file`. Reads nothing but, once, the names.
+/// Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_open(
+    fs: *const Fs,
+    name: *const c_char,
+    file: *mut *mut FileHandle,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            put(file, std::ptr::null_mut(), "file")?;
+            let (mount, name) = (mount_of(fs)?, text(name, "name")?);
+            let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
+            put(file, open(mount, id)?, "file")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Opens the sample `id`, as dlfs_open does. No I/O. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            put(file, std::ptr::null_mut(), "file")?;
+            let mount = mount_of(fs)?;
+            mount.dataset.len_bytes(SampleId(id))?;
+            put(file, open(mount, SampleId(id))?, "file")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Reads up to `len` bytes from where the last dlfs_read of this handle ended, as read(2) does: returns
+/// how many, 0 at the end, or an error's number.
+///
+/// The first read brings the whole sample, verified, and later ones copy from it. Any thread; threads
+/// that read from one handle get different parts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
+    guard_long(|| {
+        let file = handles::get::<File>(file.cast())?;
+        let bytes = file.bytes()?;
+        let take = |position: u64| Some(position + part(bytes, position, len).len() as u64);
+        let from = file.position.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+        let from = from.unwrap_or_default(); // `take` never refuses
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe { copy(part(bytes, from, len), buf) }
+    })
+}
+
+/// Reads up to `len` bytes from byte `offset` on, as pread(2) does: returns how many, 0 at and past the
+/// end, or an error's number. Does not move where dlfs_read goes on. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_pread(
+    file: *const FileHandle,
+    buf: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> i64 {
+    guard_long(|| {
+        let file = handles::get::<File>(file.cast())?;
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe { copy(part(file.bytes()?, offset, len), buf) }
+    })
+}
+
+/// Closes the handle and gives its memory back. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
+    guard(|| handles::remove::<File>(file.cast::<c_void>()).map(|_| DLFS_OK))
+}
+
+fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
+    let file = File { mount: Some(mount), id, bytes: OnceLock::new(), position: AtomicU64::new(0) };
+    Ok(handles::insert(file)?.cast())
+}
+
+fn part(bytes: &[u8], from: u64, len: usize) -> &[u8] {
+    let from = usize::try_from(from).unwrap_or(usize::MAX).min(bytes.len());
+    &bytes[from..from.saturating_add(len).min(bytes.len())]
+}
+
+/// # Safety
+/// `buf` has room for `bytes`, or there are none.
+unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
+    if bytes.is_empty() {
+        return Ok(0);
+    }
+    if buf.is_null() {
+        return Err(Failure::invalid("buf is NULL"));
+    }
+    // SAFETY: the caller's promise; what is copied is the library's own memory.
+    unsafe { buf.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    Ok(bytes.len() as i64)
+}
+
+impl File {
+    /// The sample's bytes, read by whoever asks first. Two threads may both read them; one copy stays.
+    fn bytes(&self) -> Result<&[u8], Failure> {
+        if self.bytes.get().is_none() {
+            let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
+            let wanted = [self.id];
+            let read = mount.dataset.read(
+                Wanted::Ids(&wanted),
+                OnError::Raise,
+                &mut mount.stop.clone(),
+            )?;
+            let _ = self.bytes.set(read.batch); // another thread's are as good
+        }
+        Ok(self.bytes.get().map_or(&[], |batch| batch.bytes(0)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_nothing() -> File {
+        let (bytes, position) = (OnceLock::new(), AtomicU64::new(0));
+        File { mount: None, id: SampleId(0), bytes, position }
+    }
+}

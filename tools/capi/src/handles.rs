@@ -1,0 +1,255 @@
+//! The table of handles: a handle is a place and a generation, and is looked up, never followed.
+//!
+//! The lock is held for a few instructions, by spinning threads, and over a fork: then the child finds
+//! it free and the table whole, whatever other threads were doing.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::batch::Held;
+use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure};
+use crate::file::File;
+use crate::mount::Mount;
+use crate::sequence::Sequence;
+
+/// What a handle can stand for. A clone is another reference to the same.
+#[derive(Clone)]
+pub(crate) enum Object {
+    Mount(Arc<Mount>),
+    File(Arc<File>),
+    Sequence(Arc<Sequence>),
+    Batch(Arc<Held>),
+}
+
+/// One kind of object, and what its handle is called.
+pub(crate) trait Kind: Sized {
+    const NAME: &str;
+    fn of(object: &Object) -> Option<&Arc<Self>>;
+    fn into(this: Arc<Self>) -> Object;
+}
+
+macro_rules! kind {
+    ($type:ident, $variant:ident, $name:literal) => {
+        impl Kind for $type {
+            const NAME: &str = $name;
+            fn of(object: &Object) -> Option<&Arc<$type>> {
+                if let Object::$variant(this) = object { Some(this) } else { None }
+            }
+            fn into(this: Arc<$type>) -> Object {
+                Object::$variant(this)
+            }
+        }
+    };
+}
+kind!(Mount, Mount, "mounted data set");
+kind!(File, File, "file");
+kind!(Sequence, Sequence, "sequence");
+kind!(Held, Batch, "batch");
+
+/// A new handle for `object`.
+pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
+    watch_forks()?;
+    TABLE.with(|table| table.insert(T::into(Arc::new(object))))
+}
+
+/// What `handle` stands for; it lives while the result does, whoever closes the handle meanwhile.
+pub(crate) fn get<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
+    let object = TABLE.with(|table| table.get(handle).cloned());
+    object.as_ref().and_then(T::of).cloned().ok_or_else(|| wrong::<T>(handle))
+}
+
+/// Takes `handle` out of the table: from now on it is none.
+pub(crate) fn remove<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
+    // Dropped by the caller, without the lock: what it owns may take its time.
+    let object = TABLE.with(|table| {
+        let fits = table.get(handle).is_some_and(|object| T::of(object).is_some());
+        if fits { table.remove(handle) } else { None }
+    });
+    object.as_ref().and_then(T::of).cloned().ok_or_else(|| wrong::<T>(handle))
+}
+
+fn wrong<T: Kind>(handle: *const c_void) -> Failure {
+    let name = T::NAME;
+    let text = match handle.is_null() {
+        true => format!("the handle of a {name} is NULL"),
+        false => format!("{handle:p} is not the handle of an open {name}; was it closed before?"),
+    };
+    Failure::new(DLFS_E_HANDLE, text)
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+struct Slot {
+    /// That of the handle in use, or of the next.
+    generation: u32,
+    object: Option<Object>,
+}
+
+impl Table {
+    const fn new() -> Table {
+        Table { slots: Vec::new(), free: Vec::new() }
+    }
+
+    fn insert(&mut self, object: Object) -> Result<*mut c_void, Failure> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < MAX_HANDLES => {
+                self.slots.push(Slot { generation: FIRST_GENERATION, object: None });
+                (self.slots.len() - 1) as u32
+            }
+            None => return Err(Failure::new(DLFS_E_NO_MEMORY, "too many open handles")),
+        };
+        let place = &mut self.slots[slot as usize];
+        place.object = Some(object);
+        let number = u64::from(place.generation) << 32 | u64::from(slot) << 4 | TAG;
+        Ok(std::ptr::without_provenance_mut(number as usize))
+    }
+
+    fn get(&self, handle: *const c_void) -> Option<&Object> {
+        let (slot, generation) = parse(handle)?;
+        let place = self.slots.get(slot).filter(|place| place.generation == generation)?;
+        place.object.as_ref()
+    }
+
+    fn remove(&mut self, handle: *const c_void) -> Option<Object> {
+        self.get(handle)?;
+        let (slot, _) = parse(handle)?;
+        let place = &mut self.slots[slot];
+        let object = place.object.take();
+        // A place whose generations are used up is never used again.
+        if let Some(next) = place.generation.checked_add(1) {
+            place.generation = next;
+            self.free.push(slot as u32);
+        }
+        object
+    }
+}
+
+fn parse(handle: *const c_void) -> Option<(usize, u32)> {
+    let number = handle.addr() as u64;
+    (number & 15 == TAG).then_some(((number as u32 >> 4) as usize, (number >> 32) as u32))
+}
+
+/// The table behind its lock.
+struct Locked {
+    taken: AtomicBool,
+    table: UnsafeCell<Table>,
+}
+
+static TABLE: Locked =
+    Locked { taken: AtomicBool::new(false), table: UnsafeCell::new(Table::new()) };
+
+// SAFETY: the table is touched by `with` alone, which has the lock; objects may go between threads.
+unsafe impl Sync for Locked {}
+
+impl Locked {
+    fn with<R>(&self, work: impl FnOnce(&mut Table) -> R) -> R {
+        self.lock();
+        // Unlocked also when an allocation panics: the table is then as it was before.
+        struct Unlock<'a>(&'a Locked);
+        impl Drop for Unlock<'_> {
+            fn drop(&mut self) {
+                self.0.unlock();
+            }
+        }
+        let _unlock = Unlock(self);
+        // SAFETY: the lock was taken above and is given back when this function is left, so this is
+        // the only reference to the table.
+        work(unsafe { &mut *self.table.get() })
+    }
+
+    fn lock(&self) {
+        while self.taken.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn unlock(&self) {
+        self.taken.store(false, Ordering::Release);
+    }
+}
+
+/// Sees to it, once, that no fork happens while a thread changes the table.
+fn watch_forks() -> Result<(), Failure> {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    // SAFETY: the three functions live as long as the library, which unregisters them when it is
+    // unloaded; they take and free a lock that needs no other, and allocate nothing.
+    match unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) } {
+        0 => Ok(()),
+        _ => {
+            WATCHED.store(false, Ordering::Release);
+            Err(Failure::new(DLFS_E_NO_MEMORY, "the system takes no more handlers of forks"))
+        }
+    }
+}
+
+extern "C" fn before_fork() {
+    TABLE.lock();
+}
+
+extern "C" fn after_fork() {
+    TABLE.unlock();
+}
+
+/// In the lowest bits: not NULL, and not aligned as real pointers are.
+const TAG: u64 = 7;
+
+/// Not 0, so that small numbers are no handles.
+const FIRST_GENERATION: u32 = 0x0d1f_0001;
+
+/// What fits between the tag and the generation.
+const MAX_HANDLES: usize = 1 << 28;
+
+const _: () = assert!(size_of::<usize>() == 8, "a handle has 64 bits");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object() -> Object {
+        Object::File(Arc::new(File::of_nothing()))
+    }
+
+    #[test]
+    fn a_handle_is_good_until_it_is_removed_and_never_again() {
+        let mut table = Table::new();
+        let first = table.insert(object()).unwrap();
+        let second = table.insert(object()).unwrap();
+        assert!(table.get(first).is_some() && table.get(second).is_some());
+        assert!(table.remove(first).is_some());
+        assert!(table.get(first).is_none() && table.remove(first).is_none());
+        let third = table.insert(object()).unwrap();
+        assert_ne!(first, third, "the place is the same, the generation is not");
+        assert!(table.get(first).is_none() && table.get(third).is_some());
+        assert_eq!(table.slots.len(), 2);
+    }
+
+    #[test]
+    fn what_was_never_a_handle_is_none() {
+        let mut table = Table::new();
+        let good = table.insert(object()).unwrap().addr();
+        for number in [0, 1, 7, good + 1, good + 16, good ^ 1 << 32, usize::MAX, good >> 4] {
+            assert!(table.get(std::ptr::without_provenance(number)).is_none(), "{number:x}");
+        }
+    }
+
+    #[test]
+    fn a_place_whose_generations_are_used_up_is_left_alone() {
+        let mut table = Table::new();
+        let first = table.insert(object()).unwrap();
+        table.slots[0].generation = u32::MAX;
+        let last = std::ptr::without_provenance(first.addr() | 0xffff_ffff << 32);
+        assert!(table.remove(last).is_some());
+        table.insert(object()).unwrap();
+        assert_eq!(table.slots.len(), 2);
+    }
+}

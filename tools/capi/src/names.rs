@@ -1,0 +1,85 @@
+//! Names: of one sample, and of everything in a folder.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use dlfs::directory::EntryKind;
+use dlfs::units::SampleId;
+
+use crate::error::{DLFS_E_INTERRUPTED, DLFS_OK, Failure, guard};
+use crate::mount::{Fs, mount_of};
+use crate::options::unknown;
+use crate::structs::{give_text, optional_text};
+
+/// Bytes that the longest name takes with its NUL.
+pub const DLFS_NAME_MAX: usize = 4097;
+
+/// The id of a folder in dlfs_list.
+pub const DLFS_FOLDER: u64 = u64::MAX;
+
+/// Sees one entry of dlfs_list: its name, which is good until it returns, and its id, or DLFS_FOLDER.
+/// A value other than zero ends the listing with DLFS_E_INTERRUPTED. It may call the library.
+pub type Visit =
+    Option<unsafe extern "C" fn(user: *mut c_void, name: *const c_char, id: u64) -> c_int>;
+
+/// Gives the name of sample `id` and a NUL in `name`, which has `len` bytes; DLFS_NAME_MAX suffice.
+///
+/// `needed` may be NULL; otherwise it says how many bytes the name takes, also with
+/// DLFS_E_TOO_SMALL, with which nothing is written to `name`. Reads the names once. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_name(
+    fs: *const Fs,
+    id: u64,
+    name: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let found = mount.dataset.name(SampleId(id), &mut mount.stop.clone())?;
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe { give_text(&found, name, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Shows `visit` what lies in `folder`, in the order of names; NULL and "" are the folder of all.
+///
+/// `recursive` 0: what lies directly in it, subfolders as DLFS_FOLDER, by their names within it;
+/// 1: all samples in it and below, by their whole names. Reads the names once. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_list(
+    fs: *const Fs,
+    folder: *const c_char,
+    recursive: c_int,
+    visit: Visit,
+    user: *mut c_void,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let visit = visit.ok_or_else(|| Failure::invalid("visit is NULL"))?;
+        // SAFETY: the caller's promise, see the chapter of the library.
+        let folder = unsafe { optional_text(folder) }.unwrap_or_default();
+        mount.dataset.load_names(&mut mount.stop.clone())?;
+        let directory = mount.dataset.directory();
+        let mut stopped = false;
+        let mut show = |name: &[u8], id: u64| {
+            let name = CString::new(name).unwrap_or_default(); // names have no zero byte
+            // SAFETY: the caller's function with the caller's argument.
+            stopped = unsafe { visit(user, name.as_ptr(), id) } != 0;
+            !stopped
+        };
+        let listed = match recursive {
+            0 => directory.for_each_in(folder, &mut |entry| match entry.kind {
+                EntryKind::Folder => show(&entry.name, DLFS_FOLDER),
+                EntryKind::Sample(id) => show(&entry.name, id.0),
+            }),
+            1 => directory.for_each_below(folder, &mut |id, name| show(name, id.0)),
+            other => return Err(unknown("recursive", other as u32)),
+        };
+        listed.map_err(dlfs::Error::from)?;
+        match stopped {
+            true => Err(Failure::new(DLFS_E_INTERRUPTED, "the listing was ended by its caller")),
+            false => Ok(DLFS_OK),
+        }
+    })
+}

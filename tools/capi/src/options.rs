@@ -1,0 +1,342 @@
+//! The option structs: zero means the default everywhere.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dlfs::job::{Options, Watch};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
+use dlfs::prefetch::{LoaderOptions, OnError};
+use dlfs::qpair::Direct;
+
+use crate::error::Failure;
+use crate::structs::{Struct, array, optional_text, path, text};
+
+/// A full shuffle of all samples: the default.
+pub const DLFS_ORDER_GLOBAL: u32 = 0;
+/// Whole chunks at a time, shuffled in groups: the fastest shuffle.
+pub const DLFS_ORDER_GROUPED: u32 = 1;
+/// No shuffle: by id.
+pub const DLFS_ORDER_SEQUENTIAL: u32 = 2;
+/// No shuffle: as samples lie on the media, the fastest of all.
+pub const DLFS_ORDER_BY_SLOT: u32 = 3;
+/// Each rank shuffles a fixed share of its own.
+pub const DLFS_ORDER_LOCAL: u32 = 4;
+/// As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
+pub const DLFS_ORDER_PARTIAL: u32 = 5;
+
+/// Every sample of an epoch is read; some ranks have one more than others. The default.
+pub const DLFS_TAIL_KEEP: u32 = 0;
+/// The end of an epoch that does not give each rank equally many is left out.
+pub const DLFS_TAIL_DROP: u32 = 1;
+/// First samples of the epoch are repeated so that each rank has equally many.
+pub const DLFS_TAIL_PAD: u32 = 2;
+
+/// The call fails when one of its samples does. The default.
+pub const DLFS_ON_ERROR_RAISE: u32 = 0;
+/// Samples that fail are left out.
+pub const DLFS_ON_ERROR_SKIP: u32 = 1;
+/// Samples that fail keep their place, with their status and without bytes; dlfs_read_batch only.
+pub const DLFS_ON_ERROR_KEEP: u32 = 2;
+
+/// A file is read past the page cache when it is a block device or larger than half of the memory.
+pub const DLFS_DIRECT_AUTO: u32 = 0;
+/// Always.
+pub const DLFS_DIRECT_ON: u32 = 1;
+/// Never.
+pub const DLFS_DIRECT_OFF: u32 = 2;
+
+/// Asked at least every 100 ms by a call that waits, on the thread that called it; a value other than
+/// zero ends the call with DLFS_E_INTERRUPTED. It may call the library, and must return.
+pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
+
+/// How a data set is mounted. Set `size` to `sizeof(dlfs_mount_options)`, and everything that is not
+/// wanted otherwise to zero. Copied by the call.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct MountOptions {
+    /// sizeof(dlfs_mount_options).
+    pub size: usize,
+    /// Further addresses of the same namespaces, `num_paths` strings; used while the first is down.
+    pub paths: *const *const c_char,
+    /// How many there are.
+    pub num_paths: usize,
+    /// File of `dlfs snapshot save`, to be used instead of the image's directory; or NULL.
+    pub snapshot: *const c_char,
+    /// Host NQN; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
+    pub hostnqn: *const c_char,
+    /// 1: ask for header digests.
+    pub hdr_digest: u32,
+    /// 1: ask for data digests.
+    pub data_digest: u32,
+    /// DLFS_DIRECT_AUTO, _ON or _OFF.
+    pub direct: u32,
+    /// I/O queues to ask for; default 16.
+    pub nr_io_queues: u32,
+    /// Entries of an I/O queue; default 128.
+    pub queue_size: u32,
+    /// Keep-alive timeout in ms; default 15,000; UINT32_MAX switches it off.
+    pub keep_alive_tmo_ms: u32,
+    /// How long reconnecting goes on, in ms; default 600,000.
+    pub ctrl_loss_tmo_ms: u32,
+    /// How long a queue may go without progress, in ms; default 5,000.
+    pub io_timeout_ms: u32,
+    /// How long connecting may take in all, in ms; default 10,000.
+    pub connect_timeout_ms: u32,
+    /// The longest that one reading call may take, in ms; default 60,000.
+    pub call_timeout_ms: u32,
+    /// Queue pairs a namespace for each reading thread; default 1.
+    pub queue_pairs: u32,
+    /// 1: burn a core rather than sleep while waiting.
+    pub busy_poll: u32,
+    /// Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
+    pub window_bytes: u64,
+    /// Asked while a call on this mount waits; or NULL. Any thread that calls may ask it.
+    pub should_stop: ShouldStop,
+    /// Passed to `should_stop`.
+    pub user: *mut c_void,
+}
+// SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
+unsafe impl Struct for MountOptions {
+    const NAME: &str = "dlfs_mount_options";
+}
+
+/// How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
+/// that is not wanted otherwise to zero. Copied by the call.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SequenceOptions {
+    /// sizeof(dlfs_sequence_options).
+    pub size: usize,
+    /// DLFS_ORDER_...
+    pub order: u32,
+    /// Grouped: lanes that take turns; default 8. A multiple of the world size reads no chunk twice.
+    pub lanes: u32,
+    /// Grouped: chunks of one lane that are shuffled together; default 4.
+    pub group: u32,
+    /// Samples a batch on this rank; at least 1.
+    pub batch_size: u32,
+    /// Partial: the part that moves in an epoch, 0 to 1; default 0.1.
+    pub exchange: f64,
+    /// The same seed gives the same epochs.
+    pub seed: u64,
+    /// The first epoch.
+    pub epoch: u64,
+    /// How many epochs; 0: without end.
+    pub epochs: u64,
+    /// Which of the ranks this is, from 0.
+    pub rank: u32,
+    /// How many ranks share each epoch; default 1.
+    pub world_size: u32,
+    /// DLFS_TAIL_...
+    pub tail: u32,
+    /// 1: leave out the last batch of an epoch when it has fewer than `batch_size` samples.
+    pub drop_short: u32,
+    /// DLFS_ON_ERROR_RAISE or _SKIP.
+    pub on_error: u32,
+    /// 1: each batch comes in one piece, its samples one behind the other, at the cost of a copy.
+    pub one_piece: u32,
+    /// The longest that one dlfs_bread may take, in ms; default 60,000.
+    pub call_timeout_ms: u32,
+    /// Queue pairs a namespace; default 1.
+    pub queue_pairs: u32,
+    /// The most memory for what is read ahead and not yet released, in bytes; default 256 MiB.
+    pub window_bytes: u64,
+    /// Asked while dlfs_bread waits; or NULL. Any thread that calls may ask it.
+    pub should_stop: ShouldStop,
+    /// Passed to `should_stop`.
+    pub user: *mut c_void,
+}
+// SAFETY: numbers, a pointer and an optional function, for which zero is none; the size first.
+unsafe impl Struct for SequenceOptions {
+    const NAME: &str = "dlfs_sequence_options";
+}
+
+/// Whether a call should go on, as the caller's function says.
+#[derive(Clone, Copy)]
+pub(crate) struct Stop {
+    should_stop: ShouldStop,
+    user: *mut c_void,
+}
+
+// SAFETY: the header says that any thread that calls may ask, so the caller's function and its
+// argument allow that.
+unsafe impl Send for Stop {}
+// SAFETY: as above.
+unsafe impl Sync for Stop {}
+
+impl Watch for Stop {
+    fn goes_on(&mut self) -> bool {
+        // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
+        self.should_stop.is_none_or(|ask| unsafe { ask(self.user) } == 0)
+    }
+}
+
+impl MountOptions {
+    pub(crate) fn stop(&self) -> Stop {
+        Stop { should_stop: self.should_stop, user: self.user }
+    }
+
+    /// What the library calls them.
+    ///
+    /// # Safety
+    /// Strings and arrays are as the header says.
+    pub(crate) unsafe fn options(&self) -> Result<Options, Failure> {
+        let mut options = Options::default();
+        let connect = &mut options.open.connect;
+        // SAFETY: the caller's promise.
+        unsafe {
+            for &address in array(self.paths, self.num_paths, "paths")? {
+                let address = String::from_utf8_lossy(text(address, "a path")?);
+                connect.paths.push(address.parse::<Address>().map_err(dlfs::Error::from)?);
+            }
+            if let Some(nqn) = optional_text(self.hostnqn) {
+                let nqn = String::from_utf8_lossy(nqn);
+                let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
+                connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
+            }
+            if !self.snapshot.is_null() {
+                options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
+            }
+        }
+        connect.hdr_digest = flag(self.hdr_digest, "hdr_digest")?;
+        connect.data_digest = flag(self.data_digest, "data_digest")?;
+        connect.direct = match self.direct {
+            DLFS_DIRECT_AUTO => Direct::Auto,
+            DLFS_DIRECT_ON => Direct::On,
+            DLFS_DIRECT_OFF => Direct::Off,
+            other => return Err(unknown("direct", other)),
+        };
+        set_short(&mut connect.nr_io_queues, self.nr_io_queues, "nr_io_queues", 1)?;
+        set_short(&mut connect.queue_size, self.queue_size, "queue_size", 2)?;
+        set_time(&mut connect.keep_alive_tmo, self.keep_alive_tmo_ms);
+        if self.keep_alive_tmo_ms == u32::MAX {
+            connect.keep_alive_tmo = Duration::ZERO;
+        }
+        set_time(&mut connect.ctrl_loss_tmo, self.ctrl_loss_tmo_ms);
+        set_time(&mut connect.io_timeout, self.io_timeout_ms);
+        set_time(&mut connect.connect_timeout, self.connect_timeout_ms);
+        connect.tcp_connect_timeout = connect.tcp_connect_timeout.min(connect.connect_timeout);
+        set_time(&mut options.read.deadline, self.call_timeout_ms);
+        options.read.busy_poll = flag(self.busy_poll, "busy_poll")?;
+        set_pairs(&mut options.read.queue_pairs, self.queue_pairs)?;
+        set_window(&mut options.read.window_bytes, self.window_bytes)?;
+        Ok(options)
+    }
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            size: size_of::<MountOptions>(),
+            paths: std::ptr::null(),
+            num_paths: 0,
+            snapshot: std::ptr::null(),
+            hostnqn: std::ptr::null(),
+            hdr_digest: 0,
+            data_digest: 0,
+            direct: DLFS_DIRECT_AUTO,
+            nr_io_queues: 0,
+            queue_size: 0,
+            keep_alive_tmo_ms: 0,
+            ctrl_loss_tmo_ms: 0,
+            io_timeout_ms: 0,
+            connect_timeout_ms: 0,
+            call_timeout_ms: 0,
+            queue_pairs: 0,
+            busy_poll: 0,
+            window_bytes: 0,
+            should_stop: None,
+            user: std::ptr::null_mut(),
+        }
+    }
+}
+
+impl SequenceOptions {
+    pub(crate) fn stop(&self) -> Stop {
+        Stop { should_stop: self.should_stop, user: self.user }
+    }
+
+    /// What the library calls them.
+    pub(crate) fn options(&self) -> Result<LoaderOptions, Failure> {
+        let world_size = self.world_size.max(1);
+        let order = OrderSpec { kind: self.kind(world_size)?, seed: self.seed };
+        let mut options = LoaderOptions::new(order, self.batch_size as usize, 0);
+        let count = if self.epochs == 0 { u64::MAX } else { self.epochs };
+        options.epochs = self.epoch..self.epoch.saturating_add(count);
+        (options.rank, options.world_size) = (self.rank, world_size);
+        options.tail = match self.tail {
+            DLFS_TAIL_KEEP => Tail::Keep,
+            DLFS_TAIL_DROP => Tail::DropLast,
+            DLFS_TAIL_PAD => Tail::Pad,
+            other => return Err(unknown("tail", other)),
+        };
+        options.drop_short = flag(self.drop_short, "drop_short")?;
+        options.on_error = match self.on_error {
+            DLFS_ON_ERROR_RAISE => OnError::Stop,
+            DLFS_ON_ERROR_SKIP => OnError::Skip,
+            other => return Err(unknown("on_error", other)),
+        };
+        options.copy_threads = flag(self.one_piece, "one_piece")?.then_some(1);
+        set_time(&mut options.deadline, self.call_timeout_ms);
+        set_pairs(&mut options.queue_pairs, self.queue_pairs)?;
+        set_window(&mut options.window_bytes, self.window_bytes)?;
+        Ok(options)
+    }
+
+    fn kind(&self, world_size: u32) -> Result<OrderKind, Failure> {
+        let or = |value, default| if value == 0 { default } else { value };
+        Ok(match self.order {
+            DLFS_ORDER_GLOBAL => OrderKind::Global,
+            DLFS_ORDER_GROUPED => {
+                OrderKind::Grouped { lanes: or(self.lanes, 8), group: or(self.group, 4) }
+            }
+            DLFS_ORDER_SEQUENTIAL => OrderKind::Sequential { by: SequentialBy::Id },
+            DLFS_ORDER_BY_SLOT => OrderKind::Sequential { by: SequentialBy::Slot },
+            DLFS_ORDER_LOCAL => OrderKind::Local { world_size },
+            DLFS_ORDER_PARTIAL => {
+                let q = if self.exchange == 0.0 { 0.1 } else { self.exchange };
+                OrderKind::Partial { q, world_size }
+            }
+            other => return Err(unknown("order", other)),
+        })
+    }
+}
+
+pub(crate) fn unknown(what: &str, value: u32) -> Failure {
+    Failure::invalid(format!("{what} is {value}, which means nothing"))
+}
+
+fn flag(value: u32, what: &str) -> Result<bool, Failure> {
+    if value < 2 { Ok(value == 1) } else { Err(unknown(what, value)) }
+}
+
+fn set_time(time: &mut Duration, ms: u32) {
+    if ms != 0 {
+        *time = Duration::from_millis(ms.into());
+    }
+}
+
+fn set_short(number: &mut u16, value: u32, what: &str, least: u16) -> Result<(), Failure> {
+    if value != 0 {
+        let value = u16::try_from(value).ok().filter(|&value| value >= least);
+        *number = value.ok_or_else(|| Failure::invalid(format!("{what} is out of range")))?;
+    }
+    Ok(())
+}
+
+fn set_pairs(pairs: &mut usize, value: u32) -> Result<(), Failure> {
+    let mut short = 1;
+    set_short(&mut short, value, "queue_pairs", 1)?;
+    *pairs = short.into();
+    Ok(())
+}
+
+fn set_window(window: &mut usize, bytes: u64) -> Result<(), Failure> {
+    if bytes != 0 {
+        let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
+        *window = fits.ok_or_else(|| Failure::invalid("window_bytes is no size of memory"))?;
+    }
+    Ok(())
+}

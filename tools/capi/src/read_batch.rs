@@ -1,0 +1,250 @@
+//! Many samples in one call: by id or name, into the library's memory or the caller's.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use dlfs::job::{OnError, Wanted, Watch};
+use dlfs::reader::Batch;
+use dlfs::units::SampleId;
+
+use crate::batch::{BatchOut, DLFS_NO_LABEL, FieldTable, Item, hand_out, item_of};
+use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard};
+use crate::mount::{Fs, Mount, mount_of};
+use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
+use crate::structs::{Struct, array, check_out, give, take, text};
+
+/// Sees one sample as it arrives. The item, its fields and, unless the caller's memory was given, its
+/// bytes are good until it returns. It may call the library, and must return.
+pub type Arrived = Option<unsafe extern "C" fn(user: *mut c_void, item: *const Item)>;
+
+/// Which samples, and where to. Set `size` to `sizeof(dlfs_read_request)`, either `ids` or `names`, and
+/// everything that is not wanted to zero.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ReadRequest {
+    /// sizeof(dlfs_read_request).
+    pub size: usize,
+    /// Ids of the samples, `count` of them; or NULL.
+    pub ids: *const u64,
+    /// Names of the samples, `count` strings; or NULL.
+    pub names: *const *const c_char,
+    /// How many samples.
+    pub count: usize,
+    /// Memory of the caller's for their bytes, one sample behind the other in the order of asking; it
+    /// must stay until dlfs_release. NULL: the library's memory, without this copy.
+    pub out: *mut c_void,
+    /// Bytes of it.
+    pub out_len: usize,
+    /// DLFS_ON_ERROR_...
+    pub on_error: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Shown each sample as it arrives, while others are still under way; failed ones at the end. NULL:
+    /// nobody is.
+    pub arrived: Arrived,
+    /// Passed to `arrived`.
+    pub user: *mut c_void,
+}
+// SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
+unsafe impl Struct for ReadRequest {
+    const NAME: &str = "dlfs_read_request";
+}
+
+/// Reads the samples of `request` and gives them in `batch`, in the order of asking, to be released with
+/// dlfs_release. Any thread; threads read side by side.
+///
+/// DLFS_E_TOO_SMALL: `out` is, and nothing was read. With DLFS_ON_ERROR_RAISE any sample that fails is
+/// the error of the call, otherwise each item has its status and the call succeeds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_read_batch(
+    fs: *const Fs,
+    request: *const ReadRequest,
+    batch: *mut BatchOut,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            check_out(batch)?;
+            give(batch, BatchOut::empty())?;
+            let request = take(request)?;
+            let mount = mount_of(fs)?;
+            read(&mount, &request, batch)?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// # Safety
+/// `request` and `out` are as the header says.
+unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Result<(), Failure> {
+    if request.ids.is_null() == request.names.is_null() && request.count > 0 {
+        return Err(Failure::invalid("either ids or names says which samples, and not both"));
+    }
+    if request.reserved != 0 {
+        return Err(Failure::invalid("reserved is not zero"));
+    }
+    let raise = match request.on_error {
+        DLFS_ON_ERROR_RAISE => true,
+        DLFS_ON_ERROR_SKIP | DLFS_ON_ERROR_KEEP => false,
+        other => return Err(unknown("on_error", other)),
+    };
+    let mut names = Vec::new();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !request.names.is_null() {
+            for &name in array(request.names, request.count, "names")? {
+                names.push(text(name, "a name")?);
+            }
+            mount.dataset.load_names(&mut mount.stop.clone())?;
+        }
+    }
+    let ids: Vec<SampleId> = match request.names.is_null() {
+        // SAFETY: the caller's promise.
+        true => unsafe { array(request.ids, request.count, "ids")? }
+            .iter()
+            .map(|&id| SampleId(id))
+            .collect(),
+        false => {
+            let directory = mount.dataset.directory();
+            let ids = names.iter().map(|name| directory.lookup(name));
+            let ids: Result<Vec<_>, _> = ids.map(|id| Ok(id?.unwrap_or(NOBODY))).collect();
+            ids.map_err(|error: dlfs::format::FormatError| dlfs::Error::from(error))?
+        }
+    };
+    let fields = mount.dataset.fields().len();
+    let mut sink = Sink {
+        stop: mount.stop,
+        place: Placement::new(mount, &ids, request)?,
+        arrived: request.arrived,
+        user: request.user,
+        fields,
+    };
+    let on_error = if raise { OnError::Raise } else { OnError::Blank };
+    let wanted = if names.is_empty() { Wanted::Ids(&ids) } else { Wanted::Names(&names) };
+    let read = mount.dataset.read(wanted, on_error, &mut sink)?;
+    let mut failures = read.failures.iter().peekable();
+    let mut items = Vec::with_capacity(ids.len());
+    let mut table = FieldTable::new(fields, ids.len());
+    for (index, &id) in ids.iter().enumerate() {
+        let failure = failures.next_if(|(failed, _)| *failed == index);
+        let item = match failure {
+            None => sink.item(&read.batch, index, &mut table),
+            Some((_, error)) => sink.failed(id, index, code_of(error), &mut table),
+        };
+        if item.status != DLFS_OK && request.on_error == DLFS_ON_ERROR_SKIP {
+            continue;
+        }
+        items.push(item);
+    }
+    let batch = sink.place.out.is_null().then_some(read.batch);
+    // SAFETY: the items point into `batch` or into the memory that the caller lends until release.
+    unsafe { hand_out(out, batch, items, table, (0, false)) }
+}
+
+/// Where each sample goes in the caller's memory.
+struct Placement {
+    out: *mut u8,
+    /// Where each begins; empty without memory of the caller's.
+    offsets: Vec<usize>,
+}
+
+impl Placement {
+    fn new(mount: &Mount, ids: &[SampleId], request: &ReadRequest) -> Result<Placement, Failure> {
+        let out = request.out.cast::<u8>();
+        if out.is_null() {
+            return match request.out_len {
+                0 => Ok(Placement { out, offsets: Vec::new() }),
+                _ => Err(Failure::invalid("out is NULL and out_len is not 0")),
+            };
+        }
+        let directory = mount.dataset.directory();
+        let mut need = 0u64;
+        let mut offsets = Vec::with_capacity(ids.len());
+        for &id in ids {
+            offsets.push(need as usize);
+            need += u64::from(directory.len_bytes(id).unwrap_or(0));
+        }
+        if need > request.out_len as u64 {
+            let text = format!("the samples have {need} bytes, out has {}", request.out_len);
+            return Err(Failure::new(DLFS_E_TOO_SMALL, text));
+        }
+        Ok(Placement { out, offsets })
+    }
+}
+
+/// Takes samples as they arrive: copies them where the caller wants them, and shows them.
+struct Sink {
+    stop: Stop,
+    place: Placement,
+    arrived: Arrived,
+    user: *mut c_void,
+    fields: usize,
+}
+
+impl Watch for Sink {
+    fn goes_on(&mut self) -> bool {
+        self.stop.goes_on()
+    }
+
+    fn arrived(&mut self, batch: &Batch, index: usize) {
+        if !self.place.out.is_null() {
+            let bytes = batch.bytes(index);
+            // SAFETY: `Placement::new` has laid all samples out within the caller's memory, by the
+            // lengths that the directory has and that a verified sample has too.
+            unsafe {
+                let to = self.place.out.add(self.place.offsets[index]);
+                to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            }
+        }
+        if self.arrived.is_some() {
+            let mut table = FieldTable::new(self.fields, 1);
+            let item = self.item(batch, index, &mut table);
+            self.show(&item);
+        }
+    }
+}
+
+impl Sink {
+    /// The sample at `index` of `batch`, where the caller sees its bytes.
+    fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
+        let mut item = item_of(batch, index);
+        if self.place.out.is_null() {
+            table.add(&mut item, batch.bytes(index));
+            return item;
+        }
+        // SAFETY: laid out by `Placement::new`, and filled when the sample arrived.
+        let bytes = unsafe {
+            let from = self.place.out.add(self.place.offsets[index]);
+            std::slice::from_raw_parts(from, item.len)
+        };
+        item.data = bytes.as_ptr();
+        table.add(&mut item, bytes);
+        item
+    }
+
+    /// The item of a sample that failed, shown as well.
+    fn failed(&self, id: SampleId, index: usize, status: c_int, table: &mut FieldTable) -> Item {
+        let mut item = Item {
+            id: id.0,
+            data: std::ptr::null(),
+            len: 0,
+            label: DLFS_NO_LABEL,
+            fields: std::ptr::null(),
+            num_fields: 0,
+            index,
+            status,
+        };
+        table.add(&mut item, &[]);
+        self.show(&item);
+        item
+    }
+
+    fn show(&self, item: &Item) {
+        if let Some(arrived) = self.arrived {
+            // SAFETY: the caller's function with the caller's argument, and an item that lives.
+            unsafe { arrived(self.user, item) };
+        }
+    }
+}
+
+/// No sample has this id.
+const NOBODY: SampleId = SampleId(u64::MAX);

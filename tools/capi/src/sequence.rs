@@ -1,0 +1,177 @@
+//! Batches along an order: the next one, and where the run stands.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use dlfs::job::{Loader, load_state, save_state};
+use dlfs::order::State;
+
+use crate::batch::{BatchOut, FieldTable, hand_out, item_of};
+use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
+use crate::handles;
+use crate::mount::{Fs, mount_of};
+use crate::options::{SequenceOptions, Stop};
+use crate::structs::{check_out, give, give_text, path, put, take, text};
+
+/// A sequence of batches. Never looked into: a handle.
+pub struct Seq(());
+
+/// What a sequence handle stands for.
+pub(crate) struct Sequence {
+    pub(crate) loader: Loader,
+    stop: Stop,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        self.loader.close();
+    }
+}
+
+pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
+    handles::get(seq.cast())
+}
+
+/// Makes a sequence of batches along an order and gives its handle in `*seq`. Reading ahead begins with
+/// the first dlfs_bread. No I/O. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence(
+    fs: *const Fs,
+    options: *const SequenceOptions,
+    seq: *mut *mut Seq,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            put(seq, std::ptr::null_mut(), "seq")?;
+            let options = take(options)?;
+            let loader = mount_of(fs)?.dataset.loader(options.options()?)?;
+            let handle = handles::insert(Sequence { loader, stop: options.stop() })?;
+            put(seq, handle.cast::<Seq>(), "seq")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Gives the next batch in `batch`, to be released with dlfs_release, and waits while none is ready;
+/// DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
+///
+/// After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
+/// again until dlfs_set_epoch or a state starts anew. In a child of a fork the sequence goes on behind
+/// the batch that the parent was given last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            check_out(batch)?;
+            give(batch, BatchOut::empty())?;
+        }
+        let sequence = sequence_of(seq)?;
+        let next = sequence.loader.next(&mut sequence.stop.clone())?;
+        let Some(next) = next else { return Ok(DLFS_END) };
+        let mut fields = FieldTable::new(sequence.loader.dataset().fields().len(), next.len());
+        let mut items = Vec::with_capacity(next.len());
+        for index in 0..next.len() {
+            let mut item = item_of(&next, index);
+            fields.add(&mut item, next.bytes(index));
+            items.push(item);
+        }
+        let place = (next.epoch().0, next.ends_epoch());
+        // SAFETY: the items point into the batch that goes with them.
+        unsafe { hand_out(batch, Some(next), items, fields, place)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Gives the number of batches of a whole epoch on this rank. No I/O. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
+    guard(|| {
+        let count = sequence_of(seq)?.loader.batches_per_epoch();
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe { put(batches, count, "batches")? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Goes to the begin of `epoch`. Any thread, between its batches.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
+    guard(|| {
+        sequence_of(seq)?.loader.set_epoch(epoch)?;
+        Ok(DLFS_OK)
+    })
+}
+
+/// Closes the handle: reading ahead ends, and a dlfs_bread that another thread is in ends with
+/// DLFS_E_INTERRUPTED. Batches stay good. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
+    guard(|| {
+        handles::remove::<Sequence>(seq.cast::<c_void>())?.loader.close();
+        Ok(DLFS_OK)
+    })
+}
+
+/// Writes where the run stands, after the batches handed out so far, to the file `path`, durably: what
+/// a crash leaves is the old file or the new one. Any thread.
+///
+/// A sequence of the same data set and order goes on from it, also with another world size and batch
+/// size; then save it at a moment when all ranks have been given equally many batches.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
+    guard(|| {
+        let sequence = sequence_of(seq)?;
+        // SAFETY: the caller's promise, see the chapter of the library.
+        save_state(unsafe { self::path(path)? }, &sequence.loader.state())?;
+        Ok(DLFS_OK)
+    })
+}
+
+/// Goes on where the file `path` says. Any thread, between its batches.
+///
+/// DLFS_E_NOT_FOUND: there is no such file. DLFS_E_INVALID, DLFS_E_STALE: it is no state, or one of
+/// another data set or order, and dlfs_last_error says which; the run then stays where it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
+    guard(|| {
+        let sequence = sequence_of(seq)?;
+        // SAFETY: the caller's promise, see the chapter of the library.
+        let path = unsafe { self::path(path)? };
+        let state = load_state(path)?.ok_or_else(|| {
+            Failure::new(DLFS_E_NOT_FOUND, format!("there is no state file {}", path.display()))
+        })?;
+        sequence.loader.set_state(&state)?;
+        Ok(DLFS_OK)
+    })
+}
+
+/// Gives where the run stands as a line of JSON and a NUL in `json`, which has `len` bytes; `needed` as
+/// for dlfs_name. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_state_get(
+    seq: *const Seq,
+    json: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let state = sequence_of(seq)?.loader.state().to_json();
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe { give_text(state.as_bytes(), json, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Goes on where `json`, of dlfs_state_get, says. Errors as for dlfs_state_load. Any thread, between its
+/// batches.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        let json = String::from_utf8_lossy(unsafe { text(json, "json")? });
+        sequence_of(seq)?.loader.set_state(&State::from_json(&json)?)?;
+        Ok(DLFS_OK)
+    })
+}
