@@ -161,5 +161,27 @@ impl std::fmt::Debug for IoBuf {
     }
 }
 
+/// Asks for the first bytes of `bytes` to be on their way when they are read: the processor then
+/// notices a sequence and fetches the rest by itself.
+#[inline]
+pub(crate) fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(CACHE_LINE_BYTES).take(PREFETCHED_LINES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint that reads nothing and cannot fault, whatever the address; every x86-64
+        // processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes; // a hint only
+}
+
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE_BYTES: usize = 64;
+
+/// By measurement: 8 to 32 are alike, and all 64 lines of a 4 KiB block cost a fifth more.
+#[cfg(target_arch = "x86_64")]
+const PREFETCHED_LINES: usize = 16;
+
 #[cfg(test)]
 mod tests;

@@ -89,6 +89,22 @@ impl Pool {
         Some(unsafe { IoBuf::of_run(run, start, len) })
     }
 
+    /// Where in the pool `bytes` begin, counted from its first slot; `None` when they are not of it.
+    pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.0.mapping.start().addr().get())?;
+        (offset + bytes.len() <= self.capacity_bytes()).then_some(offset)
+    }
+
+    /// The address of the byte at `offset`, for a device that is told once where its buffers lie.
+    ///
+    /// # Panics
+    /// When `offset` is not below [`Pool::capacity_bytes`].
+    pub(crate) fn address_of(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.capacity_bytes(), "an offset past the end of the pool");
+        // SAFETY: the mapping is at least as long as all slots together.
+        unsafe { self.0.mapping.start().add(offset) }
+    }
+
     /// Bytes of all slots.
     pub fn capacity_bytes(&self) -> usize {
         self.0.slots.num_slots() * self.0.slot_len_bytes

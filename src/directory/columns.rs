@@ -116,6 +116,36 @@ impl Columns {
         }
     }
 
+    /// The extents at `slots`, appended to `out`; `None` for a slot past the end.
+    ///
+    /// Looks at what is far apart in memory for all of them first: these loads wait for nothing, so
+    /// they overlap, and the second pass finds everything in the cache.
+    pub(crate) fn extents(
+        &self,
+        slots: &[Slot],
+        layout: &ImageLayout,
+        out: &mut Vec<Option<Extent>>,
+    ) {
+        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let checkpoints = self.checkpoints.items::<Checkpoint>();
+        let table = self.table();
+        let begin = out.len();
+        out.extend(slots.iter().map(|slot| {
+            let at = slot.0 as usize;
+            let (len, crc32c) = (lengths.get(at)?.get(), checksums[at].get());
+            // Not yet the offset, but what leads to it.
+            let offset_bytes = u64::from(checkpoints[at / STRIDE].at.get());
+            Some(Extent { offset_bytes, len_bytes: len, crc32c, namespace: 0 })
+        }));
+        for (slot, extent) in slots.iter().zip(&mut out[begin..]) {
+            let Some(extent) = extent else { continue };
+            let (chunk, at) = self.find(*slot, lengths, layout.pack);
+            let chunk = &table[chunk];
+            extent.offset_bytes = chunk.offset_bytes(layout) + chunk.data_start() + at;
+            extent.namespace = chunk.namespace.get();
+        }
+    }
+
     pub(crate) fn chunk_of(&self, slot: Slot) -> u32 {
         self.find(slot, self.lengths.items(), Pack::Tight).0 as u32
     }
@@ -130,6 +160,9 @@ impl Columns {
         let (mut chunk, mut at) = (checkpoint.chunk.get() as usize, u64::from(checkpoint.at.get()));
         let from = slot / STRIDE * STRIDE;
         let mut end = first_slot(table, chunk + 1);
+        if slot < end && are_equal_blocks(&lengths[from..=slot], at) {
+            return (chunk, at + (slot - from) as u64 * u64::from(lengths[from].get()));
+        }
         let mut before = lengths[from].get();
         for (index, len) in (from + 1..).zip(&lengths[from + 1..=slot.max(from)]) {
             if index == end {
@@ -309,6 +342,15 @@ impl RawChunk {
         layout.offset_of(run.cell.saturating_add(run.cells))?;
         Ok(())
     }
+}
+
+/// Whether samples that begin at `at` follow each other without padding because all are of one
+/// length in whole blocks: no search is needed then, and no branch a sample to find that out.
+#[inline]
+fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
+    let Some(first) = lengths.first() else { return false };
+    let differ = lengths.iter().fold(0, |differ, len| differ | (len.get() ^ first.get()));
+    differ == 0 && (at | u64::from(first.get())).is_multiple_of(PAGE)
 }
 
 #[inline]

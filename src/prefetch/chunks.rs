@@ -91,13 +91,17 @@ impl ChunkDriver {
         }
     }
 
-    /// Requests the chunks of the planned batch at `age`; `false` when memory ran out.
+    /// Requests the chunks of the planned batch at `age`; `false` when memory ran out, or the queue
+    /// pairs have enough to do.
     fn request(&mut self, age: usize, pump: &mut Pump, memory: &mut Memory) -> bool {
         let number = self.first + age as u64;
         let epoch = self.planned[age].head.epoch.0;
         while let Some(&pick) = self.planned[age].picks.get(self.planned[age].requested) {
             let mut place = self.place_of[pick.chunk as usize];
             if place == NONE {
+                if pump.is_busy() {
+                    return false;
+                }
                 let Some(new) = self.bring(pick, epoch, age == 0, pump, memory) else {
                     return false;
                 };

@@ -55,6 +55,11 @@ impl Memory {
         Some(IoBuf::zeroed(len))
     }
 
+    /// Where runs come from.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     pub(super) fn set_starving(&mut self, starving: bool) {
         self.starving = starving;
     }

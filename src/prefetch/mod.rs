@@ -450,13 +450,9 @@ impl Loader {
             Batching::Chunk => self.directory.layout().chunk_size_bytes as usize,
             Batching::Sample | Batching::None => SLOT_LEN_BYTES,
         };
-        Poller::start(
-            pump,
-            Memory::new(options.window_bytes, slot_len_bytes)?,
-            driver,
-            shared,
-            options.copy_threads,
-        )
+        let memory = Memory::new(options.window_bytes, slot_len_bytes)?;
+        pump.use_pool(memory.pool());
+        Poller::start(pump, memory, driver, shared, options.copy_threads)
     }
 }
 

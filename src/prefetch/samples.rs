@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::Extent;
 use crate::reader::{
     Batch, Fetch, Fetched, Geometry, Merge, Pump, Wanted, place_fetched, plan_samples,
 };
-use crate::units::SampleId;
+use crate::units::{SampleId, Slot};
 
 use super::memory::Memory;
 use super::stream::{Head, Stream};
@@ -29,9 +30,12 @@ pub(super) struct SampleDriver {
     first: u64,
     max_under_way: usize,
     ids: Vec<SampleId>,
+    slots: Vec<Slot>,
+    extents: Vec<Option<Extent>>,
     wanted: Vec<Wanted>,
     spare: Vec<Fetch>,
     fetches: Vec<Fetch>,
+    spare_lists: Vec<VecDeque<Fetch>>,
     recycled: Vec<Batch>,
 }
 
@@ -65,18 +69,24 @@ impl SampleDriver {
             first: 0,
             max_under_way: if one_by_one { 1 } else { MAX_UNDER_WAY },
             ids: Vec::new(),
+            slots: Vec::new(),
+            extents: Vec::new(),
             wanted: Vec::new(),
             spare: Vec::new(),
             fetches: Vec::new(),
+            spare_lists: Vec::new(),
             recycled: Vec::new(),
         }
     }
 
-    /// Gives memory to planned runs, oldest first; `false` when there was none left.
+    /// Gives memory to planned runs, oldest first, as far as the queue pairs have use for more; the
+    /// second is `false` when they have not, or when there was no memory left.
     fn start_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> (bool, bool) {
         let mut started = false;
         for (age, under_way) in self.under_way.iter_mut().enumerate() {
-            while let Some(fetch) = under_way.unstarted.pop_front() {
+            while !pump.is_busy()
+                && let Some(fetch) = under_way.unstarted.pop_front()
+            {
                 let Some(run) = memory.take(fetch.len_bytes, age == 0 && under_way.running == 0)
                 else {
                     under_way.unstarted.push_front(fetch);
@@ -87,14 +97,16 @@ impl SampleDriver {
                 started = true;
             }
         }
-        (started, true)
+        (started, !pump.is_busy())
     }
 
     fn plan_next(&mut self) -> Result<bool> {
         let Some(head) = self.stream.next_ids(&mut self.ids)? else { return Ok(false) };
         self.wanted.clear();
-        for (index, &id) in self.ids.iter().enumerate() {
-            let extent = self.directory.extent(id).ok_or_else(|| {
+        self.extents.clear();
+        self.directory.extents(&self.ids, &mut self.slots, &mut self.extents);
+        for (index, (&id, extent)) in self.ids.iter().zip(&self.extents).enumerate() {
+            let extent = extent.ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
             })?;
             self.wanted.push(Wanted { index: index as u32, id, extent });
@@ -104,10 +116,12 @@ impl SampleDriver {
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, head.epoch);
         batch.expect(self.ids.len());
+        let mut unstarted = self.spare_lists.pop().unwrap_or_default();
+        unstarted.extend(self.fetches.drain(..));
         self.under_way.push_back(UnderWay {
             head,
             batch,
-            unstarted: self.fetches.drain(..).collect(),
+            unstarted,
             running: 0,
             error: None,
             skipped: 0,
@@ -156,6 +170,7 @@ impl Driver for SampleDriver {
         }
         let mut front = self.under_way.pop_front()?;
         self.first += 1;
+        self.spare_lists.push(front.unstarted);
         if let Some(error) = front.error {
             return Some(Err(error));
         }

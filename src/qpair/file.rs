@@ -9,7 +9,7 @@
 //! ever read as zeroes: that is an error.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -179,6 +179,16 @@ impl Files {
         namespace.num_blocks = self.num_blocks.load(Ordering::Relaxed);
     }
 
+    /// What a ring may register: the plain descriptor first. None of a writer's: a ring lets go of
+    /// what it registered some time after it is closed, and with it of the writer's lock.
+    pub(super) fn to_register(&self, namespace: &Namespace) -> Vec<RawFd> {
+        if !namespace.read_only {
+            return Vec::new();
+        }
+        let direct = self.direct.as_ref().map(|direct| direct.file.as_raw_fd());
+        [Some(self.buffered.as_raw_fd()), direct].into_iter().flatten().collect()
+    }
+
     /// Sets the size, which only grows: the bounds of I/Os that were checked stay right.
     fn set_num_blocks(&self, num_blocks: u64) {
         self.num_blocks.fetch_max(num_blocks, Ordering::Relaxed);
@@ -217,17 +227,17 @@ impl Transfer {
         self.start + self.moved as u64
     }
 
+    /// Where the descriptor for the bytes that are left stands in [`Files::to_register`].
+    pub(super) fn file_index(&self, files: &Files) -> usize {
+        usize::from(self.direct(files).is_some())
+    }
+
     /// The descriptor for the bytes that are left, by their alignment.
     pub(super) fn file<'a>(&self, files: &'a Files) -> BorrowedFd<'a> {
         match self.direct(files) {
             Some(direct) => direct.file.as_fd(),
             None => files.buffered.as_fd(),
         }
-    }
-
-    /// Whether the bytes that are left go through the page cache.
-    pub(super) fn is_buffered(&self, files: &Files) -> bool {
-        self.direct(files).is_none()
     }
 
     fn direct<'a>(&self, files: &'a Files) -> Option<&'a DirectFile> {

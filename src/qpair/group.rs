@@ -22,6 +22,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::patience::Patience;
 use super::{Completion, Io, QueuePair};
+use crate::buf::Pool;
 use crate::error::Result;
 
 /// Queue pairs that one thread polls together. See the module for the loop around it.
@@ -80,6 +81,11 @@ impl PollGroup {
     /// `add` never returned this index.
     pub fn submit(&mut self, index: usize, pending: &mut VecDeque<Io>) -> usize {
         self.pairs[index].submit(pending)
+    }
+
+    /// Tells every pair of the pool that most buffers come from, see [`QueuePair::use_pool`].
+    pub fn use_pool(&mut self, pool: &Pool) {
+        self.pairs.iter_mut().for_each(|pair| pair.use_pool(pool));
     }
 
     /// I/Os taken by all pairs together and not yet completed.

@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use crate::buf::{IoBuf, SharedBuf};
+use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::{Error, ErrorKind};
 use crate::nvme::Status;
 use crate::units::Lba;
@@ -176,6 +176,10 @@ pub trait QueuePair: Send {
     /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer;
     /// returns how many. Also does what time asks for: deadlines, reconnecting.
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
+
+    /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares
+    /// it, and may keep the pool. Buffers from elsewhere stay allowed.
+    fn use_pool(&mut self, _pool: &Pool) {}
 
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;

@@ -284,6 +284,7 @@ impl Reader {
         if let Some(max) = self.options.max_outstanding {
             pump.limit_outstanding(max);
         }
+        pump.use_pool(&self.pool);
         self.geometry = pump.geometry();
         self.pump = Some(pump);
         Ok(())

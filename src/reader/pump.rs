@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use slab::Slab;
 
-use crate::buf::{IoBuf, SharedBuf};
+use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::checksum::{crc32c, crc32c_append};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Status;
@@ -62,6 +62,12 @@ pub(crate) struct Pump {
     namespaces: Vec<Lane>,
     /// I/O planned and not yet taken, one queue a queue pair.
     queues: Vec<VecDeque<Io>>,
+    /// I/O in `queues`.
+    queued: usize,
+    /// What all queue pairs together take.
+    depth: usize,
+    /// Bytes of all I/O that is not completed.
+    bytes_wanted: usize,
     staged: VecDeque<Io>,
     jobs: Slab<Job>,
     /// Jobs whose caller still waits.
@@ -115,11 +121,13 @@ impl Pump {
         group.set_busy_poll(busy_poll);
         let mut namespaces = Vec::with_capacity(devices.len());
         let mut queues = Vec::new();
+        let mut depth = 0;
         for device in devices {
             let mut pairs = Vec::with_capacity(pairs_each);
             for _ in 0..pairs_each.max(1) {
                 pairs.push(group.add(device.queue_pair()?));
                 queues.push(VecDeque::new());
+                depth += usize::from(group.pair(pairs[pairs.len() - 1]).namespace().queue_depth);
             }
             namespaces.push(Lane { namespace: device.namespace(), pairs, next: 0 });
         }
@@ -127,6 +135,9 @@ impl Pump {
             group,
             namespaces,
             queues,
+            queued: 0,
+            depth,
+            bytes_wanted: 0,
             staged: VecDeque::new(),
             jobs: Slab::new(),
             wanted: 0,
@@ -137,6 +148,11 @@ impl Pump {
             spare: Vec::new(),
             stats: ReadStats::default(),
         })
+    }
+
+    /// Tells the engines of the pool that runs come from.
+    pub(crate) fn use_pool(&mut self, pool: &Pool) {
+        self.group.use_pool(pool);
     }
 
     /// Allows at most `max` commands at a time over all queue pairs; 1 is a plain synchronous reader.
@@ -232,6 +248,12 @@ impl Pump {
         Some(finished)
     }
 
+    /// Whether the queue pairs have all that they can do for now: what is started later is read no
+    /// later, and memory that is given out later is memory used again sooner, while caches hold it.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queued >= self.depth || self.bytes_wanted >= ENOUGH_BYTES * self.queues.len()
+    }
+
     fn enqueue(&mut self, key: usize, part: usize) {
         let job = &mut self.jobs[key];
         let at = job.fetch.parts[part];
@@ -242,6 +264,8 @@ impl Pump {
         lane.next = (lane.next + 1) % lane.pairs.len();
         let tag = (key as u64) << 32 | part as u64;
         let slba = Lba(at.offset_bytes / block);
+        self.queued += 1;
+        self.bytes_wanted += buf.len();
         self.queues[pair].push_back(Io { op: IoOp::Read, slba, buf, tag });
     }
 
@@ -263,6 +287,7 @@ impl Pump {
                 taken
             };
             self.outstanding += taken;
+            self.queued -= taken;
             submitted += taken;
         }
         submitted
@@ -273,6 +298,7 @@ impl Pump {
         let part = (completion.tag & u64::from(u32::MAX)) as usize;
         let job = &mut self.jobs[key];
         self.stats.commands += 1;
+        self.bytes_wanted -= completion.buf.len();
         self.stats.bytes += completion.buf.len() as u64;
         job.windows[part].buf = Some(completion.buf);
         let abandoned = job.abandoned;
@@ -481,6 +507,10 @@ fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) ->
     error.sample(sample.id).lba(Lba(lba)).target(namespace.address.clone())
 }
 
-/// The largest read, also where the namespace would take more: larger ones gain nothing and make a
-/// retry, and everybody else on the queue, wait longer.
-const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// The largest read, also where the namespace would take more: larger ones gain nothing, make a retry
+/// and everybody else on the queue wait longer, and have left the processor's cache when verified.
+const MAX_TRANSFER_BYTES: u32 = 256 << 10;
+
+/// Bytes asked for at a time on each queue pair, where the depth allows more: what 100 Gb/s bring in
+/// a millisecond. More would only use memory that no cache holds.
+const ENOUGH_BYTES: usize = 16 << 20;
