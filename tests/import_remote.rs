@@ -2,11 +2,13 @@
 
 mod import_support;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlfs::import::{self, ImportOptions, Onto, Progress, Stage};
+use dlfs::import::sources::SourceKind;
+use dlfs::import::{self, ImportOptions, Onto, PlacementOrder, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
@@ -103,6 +105,102 @@ fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
     assert!(second.is_some(), "the target was not restarted");
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     assert_eq!(contents(&devices).unwrap(), files);
+}
+
+/// Small files and some of several cells and MiBs, so that chunks and pieces are under way together.
+fn mixed_tree(root: &std::path::Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut files = tree(root, 200, 9000, 1);
+    files.extend(tree(root, 9, 3 << 20, 2));
+    files
+}
+
+#[test]
+fn samples_larger_than_a_chunk_go_over_a_socket_among_small_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = mixed_tree(dir.path());
+    let local = MemNamespace::new(64 << 20, 512).unwrap();
+    let remote = MemNamespace::new(64 << 20, 512).unwrap();
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(local)];
+    import::import_onto(&paths(dir.path()), &devices, &wanted(Onto::Empty), &mut ()).unwrap();
+    let target = serve(&remote, None);
+    import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap();
+    target.stop();
+    let remote: Vec<Arc<dyn Device>> = vec![Arc::new(remote)];
+    assert_eq!(contents(&remote).unwrap(), files);
+    assert!(bytes(&remote[0]) == bytes(&devices[0]));
+}
+
+#[test]
+fn a_target_that_dies_under_samples_larger_than_a_chunk_does_not_end_an_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = mixed_tree(dir.path());
+    for after in [1, 4, 11] {
+        let disk = MemNamespace::new(64 << 20, 512).unwrap();
+        let first = serve(&disk, None);
+        let (listen, address) = (first.local_addr(), address(&first));
+        let (mut first, mut second) = (Some(first), None);
+        let mut restart = || {
+            first.take().unwrap().stop();
+            second = Some(serve(&disk, Some(listen)));
+        };
+        let mut progress = AfterChunks { left: after, then: &mut restart };
+        import_to(dir.path(), address, Onto::Empty, &mut progress).unwrap();
+        assert!(second.is_some(), "the target was not restarted");
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+        assert_eq!(contents(&devices).unwrap(), files, "after {after} chunks");
+    }
+}
+
+#[test]
+fn a_stream_over_a_socket_arrives_whole_and_is_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = mixed_tree(&dir.path().join("files"));
+    let archive = dir.path().join("a.tar.gz");
+    let gzip = flate2::write::GzEncoder::new(
+        std::fs::File::create(&archive).unwrap(),
+        flate2::Compression::fast(),
+    );
+    let mut tar = tar::Builder::new(gzip);
+    for (name, content) in &files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(content.len() as u64);
+        let name = std::str::from_utf8(name).unwrap();
+        tar.append_data(&mut header, name, &content[..]).unwrap();
+    }
+    tar.into_inner().unwrap().finish().unwrap();
+    let wanted = |onto| ImportOptions {
+        from: SourceKind::Tar,
+        placement: PlacementOrder::Source,
+        ..wanted(onto)
+    };
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let disks = [(); 2].map(|()| MemNamespace::new(64 << 20, 512).unwrap());
+    let targets = disks.each_ref().map(|disk| serve(disk, None));
+    let stream_to = |at: usize, onto, progress: &mut dyn Progress| {
+        let image = [address(&targets[at])];
+        import::import(std::slice::from_ref(&archive), &image, &wanted(onto), &connect, progress)
+    };
+    stream_to(0, Onto::Empty, &mut ()).unwrap();
+    let error = stream_to(1, Onto::Empty, &mut StopAfter(120)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted, "{error:?}");
+    stream_to(1, Onto::Resume, &mut ()).unwrap();
+    targets.into_iter().for_each(Target::stop);
+    let devices = disks.map(|disk| Arc::new(disk) as Arc<dyn Device>);
+    assert_eq!(contents(&devices[..1]).unwrap(), files);
+    assert!(bytes(&devices[0]) == bytes(&devices[1]));
+}
+
+/// Stops after so many reports.
+struct StopAfter(u32);
+
+impl Progress for StopAfter {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {
+        self.0 = self.0.saturating_sub(1);
+    }
+    fn stop(&mut self) -> bool {
+        self.0 == 0
+    }
 }
 
 #[test]

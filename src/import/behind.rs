@@ -77,7 +77,7 @@ impl<T> Behind<T> {
     /// A piece of [`PIECE_BYTES`], as soon as few enough are under way.
     pub(super) fn piece(&mut self) -> IoBuf {
         while self.pieces_under_way() >= MAX_PIECES {
-            self.wait();
+            self.wait_for_io();
         }
         self.spare_pieces.pop().unwrap_or_else(|| IoBuf::zeroed(PIECE_BYTES))
     }
@@ -143,8 +143,15 @@ impl<T> Behind<T> {
         moved
     }
 
-    /// Waits until a turn brings something.
+    /// Waits until a chunk may have ended; not at all while one has that was not taken.
     pub(super) fn wait(&mut self) {
+        if self.chunks.iter().all(|(_, parts)| !parts.under_way.is_empty()) {
+            self.wait_for_io();
+        }
+    }
+
+    /// Waits until a turn brings something; there must be something under way.
+    fn wait_for_io(&mut self) {
         if !self.turn() {
             self.channel.wait();
             self.turn();
@@ -199,7 +206,7 @@ impl<T> Drop for Behind<T> {
     fn drop(&mut self) {
         self.give_up();
         while self.chunks.iter().any(|(_, parts)| !parts.under_way.is_empty()) {
-            self.wait();
+            self.wait_for_io();
         }
     }
 }

@@ -291,11 +291,12 @@ impl<'a> Writer<'a> {
     /// be had from the stream a second time. Going on with it reads the stream again and compares.
     fn close(&mut self) -> Result<()> {
         self.behind.close(());
+        self.take_ended()?;
         while self.behind.is_full() {
             self.behind.wait();
             self.take_ended()?;
         }
-        self.take_ended()
+        Ok(())
     }
 
     fn take_ended(&mut self) -> Result<()> {
