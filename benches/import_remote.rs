@@ -99,11 +99,13 @@ fn run(options: &Options) {
     }
 }
 
-/// What a round came to: import over raw writes, over reading the source, over the smaller of both.
+/// What a round came to: import over raw writes, over reading the source, over the smaller of both, and
+/// over what one processor can do that reads and sends by turns.
 struct Ratios {
     of_raw: f64,
     of_source: f64,
     of_smaller: f64,
+    of_both: f64,
 }
 
 fn one_round(
@@ -139,6 +141,7 @@ fn one_round(
         of_raw: imported.mb_s / raw.mb_s,
         of_source: imported.mb_s / read,
         of_smaller: imported.mb_s / raw.mb_s.min(read),
+        of_both: imported.mb_s * (1.0 / raw.mb_s + 1.0 / read),
     }
 }
 
@@ -149,10 +152,12 @@ fn report(name: &str, ratios: &mut [Ratios]) {
         format!("{:.2} ({low:.2} to {high:.2})", of(&ratios[ratios.len() / 2]))
     };
     println!(
-        "{name}: of raw writes {}, of reading the source {}, of the smaller {}\n",
+        "{name}: of raw writes {}, of reading the source {}, of the smaller {}, \
+         of both by turns {}\n",
         middle(|r| r.of_raw),
         middle(|r| r.of_source),
-        middle(|r| r.of_smaller)
+        middle(|r| r.of_smaller),
+        middle(|r| r.of_both)
     );
 }
 
