@@ -282,6 +282,34 @@ fn batching_modes_differ_in_their_commands() {
 }
 
 #[test]
+fn a_first_batch_that_would_wait_for_many_chunks_is_read_by_itself_and_stays_the_same() {
+    let source = (0..1200).map(|i| sample(&format!("{i:04}"), None, 20_000 - i % 7)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let chunks = u64::from(fixture.image.directory().num_chunks());
+    let kind = OrderKind::Grouped { lanes: 16, group: 20 };
+    let read = |batching, window_bytes, epochs| {
+        let mut loader = fixture.loader(kind, |options| {
+            (options.batching, options.epochs) = (Some(batching), 0..epochs);
+            options.window_bytes = window_bytes;
+        });
+        let ids = fixture.drain(&mut loader);
+        (ids, loader.stats().read.commands)
+    };
+    let (expected, _) = read(Batching::Sample, 64 << 20, 2);
+    let (ids, commands) = read(Batching::Chunk, 64 << 20, 1);
+    assert_eq!(ids, expected[..1200]);
+    // The first 16 samples come by themselves as well, neighbours among them by one command.
+    assert!(chunks < commands && commands <= chunks + 16, "{commands} for {chunks} chunks");
+    // Both epochs fit the window, and only the first epoch's first batch is read so.
+    let (ids, commands) = read(Batching::Chunk, 64 << 20, 2);
+    assert_eq!(ids, expected);
+    assert!(commands <= 2 * chunks + 16, "{commands}");
+    // No room beside the chunks that are awaited.
+    let (ids, commands) = read(Batching::Chunk, 20 << 20, 1);
+    assert_eq!((ids, commands), (expected[..1200].to_vec(), chunks));
+}
+
+#[test]
 fn whole_chunks_need_an_order_that_goes_through_whole_chunks() {
     let fixture = fixture(folder(1, 9), 1, 4096);
     let order = OrderSpec { kind: OrderKind::Global, seed: 0 };

@@ -79,6 +79,11 @@ impl SampleDriver {
         }
     }
 
+    /// Numbers its fetches from `token` on, where another driver's are below it.
+    pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
+        SampleDriver { first: token, ..self }
+    }
+
     /// Gives memory to planned runs, oldest first, as far as the queue pairs have use for more; the
     /// second is `false` when they have not, or when there was no memory left.
     fn start_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> (bool, bool) {

@@ -31,9 +31,12 @@ pub(crate) struct Stream {
     /// Positions of the first epoch that all ranks had consumed before.
     consumed: u64,
     current: Option<Current>,
+    /// Batches that it may still give.
+    left: u64,
 }
 
 /// The epoch under way.
+#[derive(Clone)]
 struct Current {
     order: EpochOrder,
     shard: Shard,
@@ -86,12 +89,33 @@ impl Stream {
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
             current: None,
+            left: u64::MAX,
         })
+    }
+
+    /// Splits off the next batch: a stream of it alone. This one goes on behind it.
+    pub(super) fn split_first(&mut self) -> Result<Stream> {
+        if self.current.is_none() && !self.is_done() {
+            self.enter_epoch()?;
+        }
+        let first = Stream {
+            directory: Arc::clone(&self.directory),
+            spec: self.spec,
+            shard: self.shard,
+            batch_size: self.batch_size,
+            epochs: self.epochs.clone(),
+            consumed: self.consumed,
+            current: self.current.clone(),
+            drop_short: self.drop_short,
+            left: 1,
+        };
+        self.next_positions()?;
+        Ok(first)
     }
 
     /// Whether no batch is left to plan.
     pub(super) fn is_done(&self) -> bool {
-        self.epochs.is_empty()
+        self.epochs.is_empty() || self.left == 0
     }
 
     /// The ids of the next batch, in place of what `ids` held.
@@ -141,6 +165,7 @@ impl Stream {
             let (len, epoch) = (current.order.len(), current.order.epoch());
             let consumed = current.shard.consumed_after(len, current.taken);
             let ends_epoch = current.rest.remaining() == 0;
+            self.left -= 1;
             let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
             return Ok(Some((Head { epoch, ends_epoch, after }, positions)));
         }

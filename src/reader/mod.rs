@@ -24,8 +24,9 @@ use std::time::{Duration, Instant};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::Extent;
 use crate::qpair::Device;
-use crate::units::{Epoch, SampleId};
+use crate::units::{Epoch, SampleId, Slot};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
@@ -74,6 +75,8 @@ pub struct Reader {
     pool: Pool,
     geometry: Vec<Geometry>,
     options: ReaderOptions,
+    slots: Vec<Slot>,
+    extents: Vec<Option<Extent>>,
     wanted: Vec<Wanted>,
     fetches: Vec<Fetch>,
     spare: Vec<Fetch>,
@@ -104,6 +107,8 @@ impl Reader {
             pool,
             geometry: Vec::new(),
             options,
+            slots: Vec::new(),
+            extents: Vec::new(),
             wanted: Vec::new(),
             fetches: Vec::new(),
             spare: Vec::new(),
@@ -225,8 +230,10 @@ impl Reader {
     fn plan(&mut self, ids: &[SampleId]) -> Vec<(usize, Error)> {
         let mut absent = Vec::new();
         self.wanted.clear();
-        for (index, &id) in ids.iter().enumerate() {
-            match self.directory.extent(id) {
+        self.extents.clear();
+        self.directory.extents(ids, &mut self.slots, &mut self.extents);
+        for (index, (&id, &extent)) in ids.iter().zip(&self.extents).enumerate() {
+            match extent {
                 Some(extent) => self.wanted.push(Wanted { index: index as u32, id, extent }),
                 None => absent.push((index, not_in_directory(&self.directory, id))),
             }
