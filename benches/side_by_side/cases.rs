@@ -31,6 +31,8 @@ pub(crate) enum How {
 pub(crate) enum To {
     /// Nothing of another process: a file.
     File(Data),
+    /// A folder of files, each a sample.
+    Folder,
     /// The snapshot of ten million samples, a file too.
     Snapshot,
     /// Our target with a region of memory, served by so many pollers.
@@ -69,6 +71,8 @@ pub(crate) fn all() -> Vec<Case> {
         }
     }
     local(&mut cases);
+    scaling(&mut cases);
+    cases.push(host("files-4k", "128k", To::Folder, &words("--side files")));
     for order in ["grouped", "global"] {
         let arguments = words(&format!("--side first-batch --order {order} --batch 256"));
         let id = format!("first-batch-{order}");
@@ -97,6 +101,21 @@ fn raw_reads(cases: &mut Vec<Case>, len: usize, depth: usize) {
         let to = To::Raw { len, depth, ping_pong: true };
         let arguments = format!("--side receive --len {len} --depth {depth} --ping-pong");
         cases.push(host(&format!("ping-pong-{name}"), family, to, &words(&arguments)));
+    }
+}
+
+/// Several queue pairs, 32 reads each, with one poller and with as many as queue pairs.
+fn scaling(cases: &mut Vec<Case>) {
+    for (name, len) in [("4k", 4096), ("128k", 131_072)] {
+        for pairs in [1, 2, 4, 8] {
+            for pollers in if pairs == 1 { vec![1] } else { vec![1, pairs] } {
+                let (pairs_text, depth) = (pairs.to_string(), 32 * pairs);
+                let arguments = read(len, depth, &["--queue-pairs", &pairs_text, "--pool", "64M"]);
+                let id = format!("scaling-{name}-{pairs}-{pollers}");
+                let family = if len == 4096 { "scaling-4k" } else { "scaling-128k" };
+                cases.push(host(&id, family, To::Region { pollers }, &arguments));
+            }
+        }
     }
 }
 

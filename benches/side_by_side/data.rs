@@ -9,6 +9,7 @@ use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 use crate::stats::Random;
+use crate::support::files::make_files;
 
 /// A data set of the bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +75,20 @@ pub(crate) fn image(folder: &Path, data: Data) -> PathBuf {
     std::fs::remove_file(&archive).expect("the archive just made");
     std::fs::rename(&half, &image).expect("a name in the same folder");
     image
+}
+
+/// A folder of 65,536 files of 4 KiB in `folder`, made now if it is not there yet.
+pub(crate) fn files(folder: &Path) -> PathBuf {
+    let path = folder.join("files");
+    if !path.exists() {
+        eprintln!("making the files, once");
+        let half = folder.join("files.half");
+        let _ = std::fs::remove_dir_all(&half); // left by a run that was stopped
+        std::fs::create_dir(&half).expect("room for files in --at");
+        make_files(&half, 1 << 16, 4096);
+        std::fs::rename(&half, &path).expect("a name in the same folder");
+    }
+    path
 }
 
 fn write_archive(path: &Path, data: Data) -> std::io::Result<()> {

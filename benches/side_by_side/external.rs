@@ -1,5 +1,6 @@
 //! The programs of others: fio, iperf3, SPDK. Each says why when it cannot be run.
 
+use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -203,7 +204,9 @@ impl Spdk {
             .ok_or("not an address of a target")?;
         let (host, port) = authority.split_once(':').ok_or("an address without a port")?;
         let nqn = nqn.split('?').next().unwrap_or(nqn);
-        let id = format!("trtype:TCP adrfam:IPv4 traddr:{host} trsvcid:{port} subnqn:{nqn}");
+        let id = format!(
+            "trtype:TCP adrfam:IPv4 traddr:{host} trsvcid:{port} subnqn:{nqn} hostnqn:{HOSTNQN}"
+        );
         let mask = format!("{:#x}", 1u64 << cpu(HOST_CPU).parse::<u32>().unwrap_or(1));
         let child = Command::new(&self.perf)
             .args(["-c", &mask, "--no-huge", "-s", "128", "-w", "randread", "-t", "1", "-r", &id])
@@ -223,21 +226,36 @@ impl Spdk {
             (cpu_seconds_of(child.id()) - before.0) / window_s,
             (cpu_seconds_of(other) - before.1) / window_s,
         );
-        let output = child.wait_with_output().map_err(|error| error.to_string())?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        // "Total : IOPS MiB/s average min max"
-        let total = text.lines().find_map(|line| line.trim().strip_prefix("Total"));
-        let iops = total
-            .and_then(|rest| rest.trim_start_matches([' ', ':']).split_whitespace().next())
-            .and_then(|number| number.parse::<f64>().ok())
-            .ok_or_else(|| {
-                let said = String::from_utf8_lossy(&output.stderr);
-                format!("spdk_nvme_perf failed: {}", said.lines().last().unwrap_or_default())
-            })?;
+        let iops = total_iops(child)?;
         let done = Done { ops: iops as u64, bytes: (iops * len as f64) as u64, batches: 0 };
         let (host_cpu_s, target_cpu_s) = (share.0, Some(share.1));
         Ok(Slice { done, wall_s: 1.0, host_cpu_s, target_cpu_s, allocations: 0 })
     }
+}
+
+/// The line "Total : IOPS MiB/s average min max" of `spdk_nvme_perf`. It is ended then, or when it has
+/// not come for long: with a target that is not SPDK's it may wait for ever.
+fn total_iops(mut child: Child) -> Result<f64, String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let output = child.stdout.take().expect("piped at its start");
+    let reader = std::thread::spawn(move || {
+        for line in std::io::BufReader::new(output).lines().map_while(Result::ok) {
+            let total = line.trim().strip_prefix("Total").and_then(|rest| {
+                rest.trim_start_matches([' ', ':']).split_whitespace().next()?.parse::<f64>().ok()
+            });
+            if let Some(iops) = total {
+                let _ = sender.send(iops); // nobody waits any more if it came too late
+            }
+        }
+    });
+    let iops = receiver.recv_timeout(Duration::from_secs(10));
+    let _ = child.kill(); // it may have ended
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    let _ = reader.join(); // its pipe is closed
+    iops.map_err(|_| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        format!("spdk_nvme_perf failed: {}", said.lines().last().unwrap_or("it said nothing"))
+    })
 }
 
 impl Drop for Spdk {
@@ -279,5 +297,6 @@ fn spdk_config(region: u64) -> Value {
     ]})
 }
 
+const HOSTNQN: &str = "nqn.2014-08.org.example:side-by-side";
 const SPDK_PORT: u16 = 4471;
 const SPDK_NQN: &str = "nqn.2016-06.io.spdk:side-by-side";

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,16 @@ use crate::counting_alloc::allocations_of_all_during;
 use crate::opening;
 use crate::slice::{Done, Slice};
 use crate::stats::Random;
+use crate::support::files::{list, read_file};
 use crate::support::raw::{Messages, Places, receive};
 use crate::support::{self, Options, Stopwatch};
 use crate::targets::loaded;
 
 /// Runs the side that `--side` names.
 pub(crate) fn run(side: &str, options: &Options) {
-    support::pin(HOST_CPU);
+    if options.number("threads") == 1 {
+        support::pin(HOST_CPU);
+    }
     match side {
         "receive" => receive_raw(options),
         "read" => read_blocks(options),
@@ -39,7 +42,9 @@ pub(crate) fn run(side: &str, options: &Options) {
         "memory" => read_samples(options, &memory_image(options)),
         "memcpy" => copy_and_check(options),
         "pread" => pread_samples(options),
+        "files" => read_files(options),
         "first-batch" => first_batch(options),
+        "account" => account(options),
         "idle" => idle(options),
         "open" => slices(|| measured(|| opening::open(Path::new(options.text("address"))))),
         _ => unreachable!("the bench names its own sides, '{side}' is none"),
@@ -195,7 +200,18 @@ fn memory_image(options: &Options) -> Image {
     Image::from_devices(vec![Arc::new(device)], &OpenOptions::default()).expect("an image")
 }
 
-fn loader(image: &Image, options: &Options) -> Loader {
+/// Takes every batch that there is.
+fn take_all(loader: &mut Loader, batch: &mut Batch) -> Done {
+    let mut done = Done { ops: 0, bytes: 0, batches: 0 };
+    while loader.next_into(batch).expect("samples") {
+        done.ops += batch.len() as u64;
+        done.bytes += batch.len_bytes();
+        done.batches += 1;
+    }
+    done
+}
+
+fn loader(image: &Image, options: &Options, epochs: u64) -> Loader {
     let kind = match options.text("order") {
         "global" => OrderKind::Global,
         _ => OrderKind::Grouped {
@@ -204,17 +220,23 @@ fn loader(image: &Image, options: &Options) -> Loader {
         },
     };
     let batch = options.number("batch") as usize;
-    let mut how = LoaderOptions::new(OrderSpec { kind, seed: 7 }, batch, 1 << 20);
+    let mut how = LoaderOptions::new(OrderSpec { kind, seed: 7 }, batch, epochs);
     how.window_bytes = options.number("window") as usize;
     how.queue_pairs = options.number("queue-pairs") as usize;
     image.loader(how).expect("a loader")
 }
 
+/// Reads samples for as long as a slice lasts, warm; with `--epochs 1` one epoch from its begin instead.
 fn read_samples(options: &Options, image: &Image) {
     crate::set_unverified(options.is_set("without-checksums"));
     slices(|| {
-        let mut loader = loader(image, options);
         let mut batch = Batch::new();
+        if options.number("epochs") > 0 {
+            return measured(|| {
+                take_all(&mut loader(image, options, options.number("epochs")), &mut batch)
+            });
+        }
+        let mut loader = loader(image, options, MANY_EPOCHS);
         // Every buffer of the window has been used once when this much has been read.
         let warm_bytes = 2 * options.number("window");
         take_batches(&mut loader, &mut batch, WARM, warm_bytes);
@@ -235,11 +257,25 @@ fn take_batches(loader: &mut Loader, batch: &mut Batch, limit: Duration, bytes: 
     done
 }
 
+/// Reads so many batches and ends: what another program counts.
+fn account(options: &Options) {
+    let image = open_image(options);
+    let mut loader = loader(&image, options, MANY_EPOCHS);
+    let mut batch = Batch::new();
+    let batches = options.number("batches");
+    let (allocations, ()) = allocations_of_all_during(|| {
+        for _ in 0..batches {
+            assert!(loader.next_into(&mut batch).expect("samples"), "there are epochs enough");
+        }
+    });
+    println!("{allocations} {}", loader.stats().copied_bytes);
+}
+
 fn first_batch(options: &Options) {
     let image = open_image(options);
     slices(|| {
         measured(|| {
-            let mut loader = loader(&image, options);
+            let mut loader = loader(&image, options, MANY_EPOCHS);
             take_batches(&mut loader, &mut Batch::new(), Duration::ZERO, 1)
         });
     });
@@ -308,6 +344,53 @@ fn pread_samples(options: &Options) {
     });
 }
 
+/// Opens, reads and closes files in a shuffled order, by one thread or several; with `--epochs 1` each
+/// of them once, else for as long as a slice lasts.
+fn read_files(options: &Options) {
+    let mut files = Vec::new();
+    list(Path::new(options.text("address")), &mut files);
+    files.sort_unstable();
+    Random(7).shuffle(&mut files);
+    let threads = options.number("threads") as usize;
+    let limit = match options.number("epochs") {
+        0 => limit(options),
+        _ => Duration::MAX,
+    };
+    slices(|| {
+        measured(|| {
+            std::thread::scope(|scope| {
+                let files = &files;
+                let share = |thread| move || read_share(files, thread, threads, limit);
+                let workers: Vec<_> = (0..threads).map(|t| scope.spawn(share(t))).collect();
+                let none = Done { ops: 0, bytes: 0, batches: 0 };
+                workers.into_iter().fold(none, |sum, worker| {
+                    let done = worker.join().expect("a reader of files");
+                    Done { ops: sum.ops + done.ops, bytes: sum.bytes + done.bytes, batches: 0 }
+                })
+            })
+        });
+    });
+}
+
+/// What one of several threads reads: every so many of the files.
+fn read_share(files: &[PathBuf], first: usize, step: usize, limit: Duration) -> Done {
+    let (start, mut buffer) = (Instant::now(), vec![0u8; 1 << 20]);
+    let mut done = Done { ops: 0, bytes: 0, batches: 0 };
+    let once = limit == Duration::MAX;
+    loop {
+        for path in files.iter().skip(first).step_by(step) {
+            done.bytes += read_file(path, &mut buffer) as u64;
+            done.ops += 1;
+            if !once && start.elapsed() > limit {
+                return done;
+            }
+        }
+        if once {
+            return done;
+        }
+    }
+}
+
 /// Copies each sample from a region of the namespace's size into a ring of the window's, and takes the
 /// checksum of the copy.
 fn copy_and_check(options: &Options) {
@@ -355,6 +438,8 @@ fn buffer(len: usize) -> IoBuf {
     Pool::new(options).expect("memory").take(len).expect("all of the pool")
 }
 
+/// More than any slice reads.
+const MANY_EPOCHS: u64 = 1 << 20;
 /// Before each slice: connections and memory are warm after it.
 const WARM: Duration = Duration::from_millis(100);
 const PIECE: usize = 1 << 20;

@@ -10,6 +10,7 @@ mod counting_alloc;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod accounting;
 mod cases;
 mod data;
 mod external;
@@ -40,7 +41,9 @@ const USAGE: &str = "cargo bench --bench side_by_side -- [--rows TEXT,TEXT] [--r
 
 Measures dlfs beside raw TCP, SPDK, fio, pread and memcpy, and prints a table of median ratios with
 their 90 % bootstrap intervals, and one of processor time. --rows takes the rows whose name has
-one of the texts in it; --list names them all. --quick is 5 rounds of short slices.
+one of the texts in it; --list names them all. --quick is 5 rounds instead of 15.
+--scaling prints the table of 1, 2, 4 and 8 queue pairs instead, --accounting what one sample and one
+batch cost the host: instructions, cache misses, system calls, allocations, copies.
 
 The data sets are imported into --at (6 GiB when all are made) and kept for the next run. SPDK is
 looked for below SPDK_DIR and in PATH. The rows about the cost of verification need
@@ -55,6 +58,8 @@ fn main() {
             ("slice-ms", "600"),
             ("quick", "no"),
             ("list", "no"),
+            ("scaling", "no"),
+            ("accounting", "no"),
             ("seed", ""),
             ("at", ""),
             ("region", "1G"),
@@ -72,6 +77,9 @@ fn main() {
             ("depth", "32"),
             ("queue-pairs", "1"),
             ("pollers", "1"),
+            ("batches", "0"),
+            ("threads", "1"),
+            ("epochs", "0"),
             ("digests", "no"),
             ("ping-pong", "no"),
             ("without-checksums", "no"),
@@ -81,6 +89,7 @@ fn main() {
         "" if options.is_set("list") => {
             rows::all().iter().for_each(|row| println!("{:<24}{}", row.id, row.title));
         }
+        "" if options.is_set("accounting") => accounting::run(&options),
         "" => run(&options),
         side @ ("target" | "sender") => targets::run(side, &options),
         side => hosts::run(side, &options),
@@ -93,12 +102,14 @@ type Measured = BTreeMap<String, BTreeMap<u64, Slice>>;
 fn run(options: &Options) {
     let (seed, rounds) = (seed(options), rounds(options));
     println!("{}, one for each side", support::machine());
+    println!("TCP congestion control of the system: {}", support::congestion_control());
     if support::cpus().len() < 2 {
         println!("ONE PROCESSOR: both sides share it, and no row says what two would give");
     }
     println!("{rounds} rounds of slices of {} ms, seed {seed}", options.number("slice-ms"));
     let start = Instant::now();
-    let rows = chosen_rows(options.text("rows"));
+    let rows =
+        chosen_rows(if options.is_set("scaling") { "scaling" } else { options.text("rows") });
     let mut missing = BTreeMap::new();
     let mut stage = Stage::new(options);
     let cases = prepared(&rows, &mut stage, &mut missing);
@@ -136,6 +147,8 @@ fn rounds(options: &Options) -> u64 {
 
 fn chosen_rows(filter: &str) -> Vec<Row> {
     let mut rows = rows::all();
+    // Scaling is a table of its own.
+    rows.retain(|row| row.id.starts_with("scaling") == filter.starts_with("scaling"));
     rows.retain(|row| filter.split(',').any(|text| row.id.contains(text)));
     assert!(!rows.is_empty(), "no row has '{filter}' in its name: see --list");
     rows

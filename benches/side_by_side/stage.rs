@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::cases::{Case, How, To};
-use crate::data::{Data, image};
+use crate::data::{self, Data, image};
 use crate::external::{self, Spdk};
 use crate::opening;
 use crate::slice::Slice;
@@ -118,7 +118,7 @@ impl Stage<'_> {
         assert_eq!(go, "go", "what a side says first");
         let host_pid = host.pid();
         let other = match to {
-            To::File(_) | To::Snapshot => None,
+            To::File(_) | To::Folder | To::Snapshot => None,
             To::Spdk => self.spdk.as_ref().map(Spdk::pid),
             to => self.targets.get(&to).map(|(side, _)| side.pid()),
         };
@@ -161,11 +161,12 @@ impl Stage<'_> {
     }
 
     /// Where `to` is to be found; started or made now if it is not there yet.
-    fn address(&mut self, to: To) -> Result<String, String> {
+    pub(crate) fn address(&mut self, to: To) -> Result<String, String> {
         let path = |data| image(&self.folder, data).to_string_lossy().into_owned();
         let region = self.options.number("region");
         let arguments: Vec<String> = match to {
             To::File(data) => return Ok(path(data)),
+            To::Folder => return Ok(data::files(&self.folder).to_string_lossy().into_owned()),
             To::Snapshot => {
                 return Ok(opening::snapshot(&self.folder).to_string_lossy().into_owned());
             }

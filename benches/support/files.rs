@@ -53,7 +53,7 @@ pub fn read_all(name: &str, files: &mut [PathBuf], seed: u64) -> f64 {
 }
 
 /// Opens, reads to the end and closes, into a buffer that is there already: as cheap as it can be.
-fn read_file(path: &Path, buffer: &mut [u8]) -> usize {
+pub fn read_file(path: &Path, buffer: &mut [u8]) -> usize {
     let mut file = File::open(path).expect("a file that was listed");
     let mut total = 0;
     loop {

@@ -86,6 +86,12 @@ pub fn machine() -> String {
     format!("{model}, {cpus} processors, {memory:.0} GiB, Linux {release}")
 }
 
+/// The congestion control that sockets have which ask for none.
+pub fn congestion_control() -> String {
+    let path = "/proc/sys/net/ipv4/tcp_congestion_control";
+    std::fs::read_to_string(path).map_or("unknown".into(), |name| name.trim().to_owned())
+}
+
 /// The processors that this process may run on.
 pub fn cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(None).expect("the affinity of this thread");

@@ -3,7 +3,8 @@
 //! Two programs in one. *Streaming*: the sending side sends data messages without being asked, each a
 //! header of 24 bytes and a piece of a region as large as a namespace, a burst with one gathered send;
 //! the receiving side puts the pieces into the slots of a region as large as a pool. *Ping-pong*: a
-//! message is sent for a request of 72 bytes, as many requests outstanding as the depth says. Sockets
+//! message is sent for a request of 72 bytes, as many requests outstanding as the depth says, and both
+//! sides spin while they wait. Sockets
 //! have the options that dlfs gives its own on loopback.
 
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
@@ -38,6 +39,7 @@ pub fn send_forever(messages: Messages) {
         let _ = stream.and_then(|stream| {
             prepare(&stream)?;
             SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
+            stream.set_nonblocking(messages.ping_pong)?;
             match messages.ping_pong {
                 true => answer(stream, &region, messages),
                 false => stream_bursts(stream, &region, messages),
@@ -66,7 +68,7 @@ fn answer(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::
     let mut requests = vec![0u8; messages.depth * REQUEST_BYTES];
     let mut have = 0;
     loop {
-        let received = stream.read(&mut requests[have..])?;
+        let received = again(|| stream.read(&mut requests[have..]))?;
         if received == 0 {
             return Ok(());
         }
@@ -92,7 +94,7 @@ fn send(
     }
     let mut rest = &mut slices[..];
     while !rest.is_empty() {
-        let sent = stream.write_vectored(rest)?;
+        let sent = again(|| stream.write_vectored(rest))?;
         IoSlice::advance_slices(&mut rest, sent);
     }
     Ok(())
@@ -110,6 +112,7 @@ pub fn receive(
 ) -> std::io::Result<u64> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
     prepare(&stream)?;
+    stream.set_nonblocking(messages.ping_pong)?;
     let mut receiver = Receiver::new(stream, pool_bytes, messages)?;
     receiver.take_all_slots()?;
     warm();
@@ -150,7 +153,14 @@ impl Receiver {
 
     fn ask(&mut self, count: usize) -> std::io::Result<()> {
         match self.messages.ping_pong {
-            true => self.stream.write_all(&self.requests[..count * REQUEST_BYTES]),
+            true => {
+                let mut rest = &self.requests[..count * REQUEST_BYTES];
+                while !rest.is_empty() {
+                    let sent = again(|| self.stream.write(rest))?;
+                    rest = &rest[sent..];
+                }
+                Ok(())
+            }
             false => Ok(()),
         }
     }
@@ -174,7 +184,7 @@ impl Receiver {
         }
         let mut rest = &mut slices[..];
         IoSliceMut::advance_slices(&mut rest, self.have);
-        let received = self.stream.read_vectored(rest)?;
+        let received = again(|| self.stream.read_vectored(rest))?;
         if received == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
@@ -184,6 +194,17 @@ impl Receiver {
         self.slot = (self.slot + ended) % self.headers.len();
         self.ask(ended)?;
         Ok(ended as u64)
+    }
+}
+
+/// Calls until it need not wait. Only sockets that do not block say so: both sides of a ping-pong spin,
+/// since a sleep costs more than what they wait for.
+fn again(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            result => return result,
+        }
     }
 }
 
