@@ -197,6 +197,45 @@ fn a_sample_that_is_not_there_costs_what_the_caller_says_and_is_named() {
 }
 
 #[test]
+fn a_damaged_sample_is_an_error_or_left_out_or_blank_and_the_loader_starts_anew_on_request() {
+    let source = Source::new(17);
+    let path = source.temp.path().join("train.dlfs");
+    let bad = (0..180).find(|&id| source.samples[id].len() > 100).unwrap() as u64;
+    let extent = source.open().directory().extent(SampleId(bad)).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[extent.offset_bytes as usize + 50] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let dataset = source.open();
+    let wanted = ids(&[bad, 170]);
+    let error = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ()).unwrap_err();
+    assert_eq!((error.kind(), error.sample_id()), (ErrorKind::Corrupt, Some(SampleId(bad))));
+    let read = dataset.read(Wanted::Ids(&wanted), OnError::Skip, &mut ()).unwrap();
+    assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[170]));
+    let read = dataset.read(Wanted::Ids(&wanted), OnError::Blank, &mut ()).unwrap();
+    assert_eq!((read.batch.len(), read.batch.bytes(0)), (2, &[][..]));
+    assert_eq!(read.failures[0].1.kind(), ErrorKind::Corrupt);
+
+    let loader = dataset.loader(options(GROUPED, 10, 1)).unwrap();
+    let until_error = || {
+        loop {
+            match loader.next(&mut ()) {
+                Ok(batch) => source.assert_right(&batch.expect("an error before the end")),
+                Err(error) => return error.kind(),
+            }
+        }
+    };
+    assert_eq!(until_error(), ErrorKind::Corrupt);
+    let (at, failed) = (loader.state(), loader.next(&mut ()).unwrap_err());
+    assert_eq!(failed.kind(), ErrorKind::Corrupt, "it stays");
+    bytes[extent.offset_bytes as usize + 50] ^= 1; // mended, as another copy would be
+    fs::write(&path, &bytes).unwrap();
+    loader.set_state(&at).unwrap();
+    let rest = source.drain(&loader);
+    assert_eq!(rest.len() as u64 + at.consumed, 180);
+    assert_eq!(loader.stats().samples, 180);
+}
+
+#[test]
 fn samples_are_seen_as_they_arrive_each_once() {
     struct Arrivals<'a>(&'a Source, Vec<usize>);
     impl Watch for Arrivals<'_> {

@@ -14,7 +14,8 @@ use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
-use dlfs::units::Nsid;
+use dlfs::units::{Nsid, SampleId};
+use dlfs::volume::{Image, OpenOptions};
 
 /// libdlfs, installed; `None` where programs in C cannot be built.
 fn prefix() -> Option<&'static Path> {
@@ -248,6 +249,40 @@ fn a_target_that_goes_away_is_an_error_in_time() {
         let output = child.wait_with_output().unwrap();
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{how:?}: {line}{complaints}");
+    }
+}
+
+#[test]
+fn a_damaged_sample_costs_what_the_caller_says() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let image = Address::from_path(source.path("train.dlfs"));
+    let image = Image::open(&[image], &OpenOptions::default()).unwrap();
+    let extent = image.directory().extent(SampleId(100)).unwrap();
+    let mut bytes = fs::read(source.path("train.dlfs")).unwrap();
+    bytes[extent.offset_bytes as usize + 7] ^= 4;
+    fs::write(source.path("train.dlfs"), bytes).unwrap();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/damage.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address, "100"]);
+        }
+    }
+}
+
+#[test]
+fn a_program_may_end_with_everything_open_and_reads_under_way() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/leave.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            (0..5).for_each(|_| drop(program.run(&[&address])));
+        }
     }
 }
 
