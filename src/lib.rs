@@ -45,6 +45,8 @@ pub mod plan;
 pub mod prefetch;
 pub mod qpair;
 pub mod reader;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 pub mod target;
 pub mod tcp;
 pub mod units;

@@ -28,7 +28,7 @@ mod slots;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-pub use pages::Pages;
+pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use process::process_id;
 pub use shared::SharedBuf;
@@ -123,6 +123,11 @@ impl IoBuf {
         }
         self.len += other.len;
         Ok(())
+    }
+
+    /// Whether it lies in memory of a device driver's, which its devices reach: see [`PageSource`].
+    pub fn is_of_driver(&self) -> bool {
+        self.run.as_ref().is_some_and(Run::is_of_driver)
     }
 
     /// Ends writing: the same bytes, to be shared.

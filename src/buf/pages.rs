@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -18,7 +19,35 @@ pub enum Pages {
     Transparent,
     /// Pages of 4 KiB.
     Base,
+    /// Memory of a device driver's, which its devices reach: see [`PageSource`].
+    Driver,
 }
+
+/// Where pages come from that devices of a driver reach by themselves.
+///
+/// # Safety
+/// [`PageSource::allocate`] returns zeroed memory of at least `len` bytes, aligned to 4,096, which nobody
+/// else has until [`PageSource::free`].
+pub unsafe trait PageSource: Sync {
+    /// Memory of `len` bytes; `None` when there is none left.
+    fn allocate(&self, len: usize) -> Option<NonNull<u8>>;
+
+    /// Takes memory back.
+    ///
+    /// # Safety
+    /// `start` came from [`PageSource::allocate`], is given back once, and nobody uses it any more.
+    unsafe fn free(&self, start: NonNull<u8>);
+
+    /// Whether another process has its memory now: this one is a child of it, and may not write there.
+    fn is_foreign(&self) -> bool;
+}
+
+/// Lets pools take their pages from `source` from now on, as long as it has some. The first call holds.
+pub fn use_pages_of(source: &'static dyn PageSource) {
+    let _ = SOURCE.set(source); // of the same driver: there is one
+}
+
+static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
 
 impl fmt::Display for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,6 +55,7 @@ impl fmt::Display for Pages {
             Pages::Huge => "huge pages",
             Pages::Transparent => "transparent huge pages",
             Pages::Base => "4 KiB pages",
+            Pages::Driver => "the driver's memory",
         })
     }
 }
@@ -37,6 +67,8 @@ pub(super) struct Mapping {
     mapped_len: usize,
     start: NonNull<u8>,
     pages: Pages,
+    /// To whom it goes back, unless to the operating system.
+    source: Option<&'static dyn PageSource>,
 }
 
 // SAFETY: plain memory; who may touch which bytes is the pool's business.
@@ -48,6 +80,9 @@ impl Mapping {
     /// Maps `len` bytes in the best pages that `try_huge` allows and the machine has.
     pub(super) fn new(len: usize, try_huge: bool) -> Result<Mapping> {
         if try_huge && len >= HUGE_LEN / 2 {
+            if let Some(mapping) = SOURCE.get().and_then(|source| Mapping::of(*source, len)) {
+                return Ok(mapping);
+            }
             if let Some(mapping) = Mapping::huge(len) {
                 return Ok(mapping);
             }
@@ -61,7 +96,8 @@ impl Mapping {
             let message = format!("cannot map {len} bytes of memory");
             Error::new(ErrorKind::OutOfMemory, message).source(std::io::Error::from(errno))
         })?;
-        Ok(Mapping { mapped, mapped_len: len, start: mapped.cast(), pages: Pages::Base })
+        let start = mapped.cast();
+        Ok(Mapping { mapped, mapped_len: len, start, pages: Pages::Base, source: None })
     }
 
     /// Maps `len` bytes for one buffer: it leaves the pages that were set aside to the pools.
@@ -78,10 +114,23 @@ impl Mapping {
         self.pages
     }
 
+    /// Whether it is shared with a parent process, to which it belongs.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.source.is_some_and(|source| source.is_foreign())
+    }
+
+    /// Maps `len` bytes of the driver's memory.
+    pub(super) fn of(source: &'static dyn PageSource, len: usize) -> Option<Mapping> {
+        let start = source.allocate(len)?;
+        let (mapped, pages) = (start.cast(), Pages::Driver);
+        Some(Mapping { mapped, mapped_len: len, start, pages, source: Some(source) })
+    }
+
     fn huge(len: usize) -> Option<Mapping> {
         let len = len.checked_next_multiple_of(HUGE_LEN)?;
         let mapped = map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB).ok()?;
-        let mapping = Mapping { mapped, mapped_len: len, start: mapped.cast(), pages: Pages::Huge };
+        let (start, pages) = (mapped.cast(), Pages::Huge);
+        let mapping = Mapping { mapped, mapped_len: len, start, pages, source: None };
         // Touched now, since a limit of a control group that is met later is a SIGBUS, not an error.
         // SAFETY: the range was just mapped and holds nothing yet.
         let populated = unsafe { madvise(mapped.as_ptr(), len, Advice::LinuxPopulateWrite) };
@@ -94,7 +143,8 @@ impl Mapping {
         let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
         // SAFETY: `skip` is below 2 MiB, and 2 MiB more than `len` are mapped.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
-        let mapping = Mapping { mapped, mapped_len, start, pages: Pages::Transparent };
+        let pages = Pages::Transparent;
+        let mapping = Mapping { mapped, mapped_len, start, pages, source: None };
         // SAFETY: `start..start + len` lies in what was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         advised.ok().map(|()| mapping)
@@ -103,6 +153,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(source) = self.source {
+            // SAFETY: it came from there, in `of`; the pool and its windows are gone, see below.
+            return unsafe { source.free(self.start) };
+        }
         // SAFETY: mapped with this length by `map`; the pool that owned it is gone, and with it all
         // windows, each of which holds a count of the pool.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };

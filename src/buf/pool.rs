@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::IoBuf;
-use super::pages::{Mapping, Pages};
+use super::pages::{Mapping, PageSource, Pages};
 use super::run::{Header, Run};
 use super::slots::Slots;
 use crate::error::{Error, ErrorKind, Result};
@@ -54,7 +54,26 @@ impl Pool {
     /// `InvalidArgument`: not even one slot, a slot that is not whole pages, or more than 2^32 slots.
     /// `OutOfMemory`: the operating system has not that much.
     pub fn new(options: PoolOptions) -> Result<Pool> {
-        let PoolOptions { bytes, slot_len_bytes, huge_pages } = options;
+        let huge = options.huge_pages == HugePages::Auto;
+        Pool::with_pages(options, |len| Mapping::new(len, huge))
+    }
+
+    /// A pool in memory of `source` alone.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
+        Pool::with_pages(options, |len| {
+            let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
+            Mapping::of(source, len).ok_or_else(none)
+        })
+    }
+
+    fn with_pages(
+        options: PoolOptions,
+        map: impl FnOnce(usize) -> Result<Mapping>,
+    ) -> Result<Pool> {
+        let PoolOptions { bytes, slot_len_bytes, .. } = options;
         let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
             return invalid(format!("a slot of {slot_len_bytes} bytes is not whole 4 KiB pages"));
@@ -63,7 +82,7 @@ impl Pool {
         if num_slots == 0 || u32::try_from(num_slots).is_err() {
             return invalid(format!("{bytes} bytes are {num_slots} slots of {slot_len_bytes}"));
         }
-        let mapping = Mapping::new(num_slots * slot_len_bytes, huge_pages == HugePages::Auto)?;
+        let mapping = map(num_slots * slot_len_bytes)?;
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
         Ok(Pool(Arc::new(Inner { headers, slots: Slots::new(num_slots), slot_len_bytes, mapping })))
     }
@@ -71,12 +90,16 @@ impl Pool {
     /// A window of `len` bytes on a contiguous run of slots, aligned to 4,096, with whatever bytes
     /// its last owner left there. `None` when no such run is free.
     ///
-    /// Never blocks, makes no system call and no allocation.
+    /// Never blocks, makes no system call and no allocation. In a child process a pool in a driver's
+    /// memory has nothing free, since the parent goes on to use it.
     pub fn take(&self, len: usize) -> Option<IoBuf> {
         if len == 0 {
             return Some(IoBuf::empty());
         }
         let inner = &*self.0;
+        if inner.mapping.is_foreign() {
+            return None;
+        }
         let num_slots = len.div_ceil(inner.slot_len_bytes);
         let first = inner.slots.take(num_slots)?;
         let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
@@ -139,6 +162,11 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
+    /// The pages that the pool lies in.
+    pub(super) fn pages(&self) -> Pages {
+        self.mapping.pages()
+    }
+
     /// Takes back the run that `header` stands for.
     pub(super) fn give_back(&self, header: NonNull<Header>, num_slots: u32) {
         let offset = header.addr().get() - self.headers.as_ptr().addr();

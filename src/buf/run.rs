@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
-use super::pages::Mapping;
+use super::pages::{Mapping, Pages};
 use super::pool::Inner;
 use crate::units::ALIGN_BYTES;
 
@@ -87,6 +87,18 @@ impl Run {
     pub(super) fn is_only_handle(&self) -> bool {
         // Acquire: what handles that are gone did to the bytes happens before what this one does.
         self.header().handles.load(Ordering::Acquire) == 1
+    }
+
+    /// Whether the memory is a device driver's own.
+    pub(super) fn is_of_driver(&self) -> bool {
+        match &self.header().home {
+            Home::Pool { pool, .. } => {
+                // SAFETY: the run holds a count of the pool, see `of_slots`.
+                let pool = unsafe { &*pool.load(Ordering::Relaxed) };
+                pool.pages() == Pages::Driver
+            }
+            Home::Heap { .. } | Home::Mapped { .. } => false,
+        }
     }
 
     fn header(&self) -> &Header {

@@ -60,9 +60,16 @@ pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Devic
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        #[cfg(feature = "spdk")]
+        Address::Spdk(address) => {
+            Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))
+        }
+        #[cfg(not(feature = "spdk"))]
         Address::Spdk(_) => {
-            let message = "this build has no engine for such an address";
-            Err(Error::new(ErrorKind::Unsupported, message).target(address.to_string()))
+            let message = "this build cannot use SPDK";
+            Err(Error::new(ErrorKind::Unsupported, message)
+                .target(address.to_string())
+                .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither"))
         }
     }
 }

@@ -13,11 +13,13 @@ mod options;
 pub(crate) mod patience;
 mod pread;
 mod remote;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 pub mod tcp;
 mod uring;
 
 pub use device::{Device, open};
-pub use options::{ConnectOptions, Direct};
+pub use options::{ConnectOptions, Direct, SpdkOptions};
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

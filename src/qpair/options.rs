@@ -2,6 +2,7 @@
 //!
 //! The names are nvme-cli's where it has them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::nvme::{Address, Nqn};
@@ -40,6 +41,36 @@ pub struct ConnectOptions {
     pub direct: Direct,
     /// Whether writes are wanted: otherwise files are opened for reading only, and writes refused.
     pub writable: bool,
+    /// What is SPDK's alone.
+    pub spdk: SpdkOptions,
+}
+
+/// Options of namespaces that are reached through SPDK.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpdkOptions {
+    /// Memory for SPDK and its devices, in bytes. The first namespace that a process opens decides.
+    pub memory_bytes: usize,
+    /// Whether that lies in huge pages; `None`: when enough are free. Drives need them. The first
+    /// namespace that a process opens decides.
+    pub huge_pages: Option<bool>,
+    /// File with this host's key for DH-HMAC-CHAP, as nvme-cli makes it.
+    pub dhchap_key: Option<PathBuf>,
+    /// File with the controller's key for DH-HMAC-CHAP: it has to prove itself too.
+    pub dhchap_ctrl_key: Option<PathBuf>,
+    /// File with the pre-shared key for TLS.
+    pub tls_key: Option<PathBuf>,
+}
+
+impl Default for SpdkOptions {
+    fn default() -> SpdkOptions {
+        SpdkOptions {
+            memory_bytes: 512 << 20,
+            huge_pages: None,
+            dhchap_key: None,
+            dhchap_ctrl_key: None,
+            tls_key: None,
+        }
+    }
 }
 
 /// Whether the file engine bypasses the page cache (O_DIRECT).
@@ -71,6 +102,7 @@ impl Default for ConnectOptions {
             paths: Vec::new(),
             direct: Direct::Auto,
             writable: false,
+            spdk: SpdkOptions::default(),
         }
     }
 }

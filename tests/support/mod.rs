@@ -6,5 +6,7 @@ pub mod disk;
 pub mod evil;
 pub mod faults;
 pub mod fork;
+#[cfg(feature = "spdk")]
+pub mod nvmf_tgt;
 pub mod random;
 pub mod raw_host;

@@ -44,8 +44,8 @@ mod spdk {
             let before = env::var_os("PKG_CONFIG_PATH").unwrap_or_default();
             let all = places.iter().cloned().chain(env::split_paths(&before));
             let joined = env::join_paths(all).map_err(|error| format!("SPDK_DIR: {error}"))?;
-            // SAFETY: the build script has one thread.
             #[allow(unsafe_code)] // pkg-config is told by the environment
+            // SAFETY: the build script has one thread.
             unsafe {
                 env::set_var("PKG_CONFIG_PATH", &joined);
             }
@@ -115,7 +115,7 @@ mod spdk {
         let bindings = bindgen::Builder::default()
             .header("wrapper.h")
             .clang_args(includes.map(|path| format!("-I{}", path.display())))
-            .allowlist_function("spdk_env_(init|opts_init)|spdk_(dma_malloc|dma_free|vtophys)")
+            .allowlist_function("spdk_env_(init|opts_init)|spdk_dma_(zmalloc|free)")
             .allowlist_function(
                 "spdk_nvme_(connect_async|probe_poll_async|detach_async|detach_poll_async)",
             )

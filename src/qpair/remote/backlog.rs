@@ -93,6 +93,18 @@ impl Backlog {
         }
     }
 
+    /// Puts back an I/O that there was no room for after all.
+    #[cfg(feature = "spdk")]
+    pub(in crate::qpair) fn put_back(&mut self, attempt: Attempt) {
+        self.waiting.push_front(attempt);
+    }
+
+    /// Fails one I/O.
+    #[cfg(feature = "spdk")]
+    pub(in crate::qpair) fn fail(&mut self, attempt: Attempt, error: IoError) {
+        self.finished.push_back(failed(attempt.io, error));
+    }
+
     /// Takes back what was in a connection that died, oldest first.
     pub(in crate::qpair) fn recover(
         &mut self,
@@ -223,6 +235,12 @@ impl Backlog {
     /// `count` completions were handed out.
     pub(in crate::qpair) fn handed_out(&mut self, count: usize) {
         self.owed -= count;
+    }
+
+    /// Whether an I/O waits to be issued now.
+    #[cfg(feature = "spdk")]
+    pub(in crate::qpair) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// When to look again: at once (`now`) for what is finished, else when a delay is over.

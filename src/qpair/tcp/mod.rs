@@ -159,7 +159,8 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
         match path {
             Address::Tcp(path) => addresses.push(path),
             Address::Path(_) | Address::Spdk(_) => {
-                let message = "a further path must be an NVMe/TCP address as the first is";
+                let message =
+                    "a further path must be an NVMe/TCP address, without spdk:, as the first is";
                 return Err(
                     Error::new(ErrorKind::InvalidArgument, message).target(path.to_string())
                 );
@@ -185,7 +186,7 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
 }
 
 /// The socket addresses that a transport address stands for: one, unless it is a name.
-fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
+pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
     if let Ok(ip) = traddr.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, trsvcid)]);
     }

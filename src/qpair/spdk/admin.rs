@@ -1,0 +1,303 @@
+//! Controllers by SPDK: connected to once for all namespaces that lie on them, and kept alive.
+//!
+//! SPDK has one controller for each transport id and host NQN, however often it is connected to. So the
+//! namespaces of one process share it: the first connects, the others find it in a list here, and it is
+//! shut with the last, or as soon as one finds it lost.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Portal, Spdk, failure};
+use crate::error::{Error, ErrorKind};
+use crate::nvme::{IdentifyController, IdentifyNamespace};
+use crate::qpair::Wait;
+use crate::qpair::remote::{self, Facts, Failure, Remote, Turn};
+use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
+use crate::units::Nsid;
+
+/// The admin queue of the controller behind one namespace.
+pub(super) struct Admin {
+    target: TransportId,
+    options: ControllerOptions,
+    /// The namespace that is wanted, then the one that was found.
+    nsid: Option<Nsid>,
+    stage: Stage,
+    is_ready: bool,
+    facts: Facts,
+    /// Events that were seen.
+    num_events: u64,
+    next_poll: Instant,
+}
+
+enum Stage {
+    /// Another namespace is connecting to the controller, or an older one of it has not ended.
+    Awaiting,
+    Connecting(Option<Connecting>),
+    Up(Arc<Shared>),
+}
+
+/// A controller, and how many namespaces of this process have it.
+struct Shared {
+    controller: Arc<Controller>,
+    users: AtomicUsize,
+}
+
+/// Controllers of this process. Only the keeper's thread uses it.
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { entries: Vec::new(), orphans: Vec::new() });
+
+struct Registry {
+    entries: Vec<Entry>,
+    /// Attempts that were given up and cannot be ended before they end themselves.
+    orphans: Vec<(ControllerKey, Connecting)>,
+}
+
+type ControllerKey = (TransportId, String);
+
+struct Entry {
+    key: ControllerKey,
+    terms: String,
+    /// `None` while it is connected to.
+    shared: Option<Arc<Shared>>,
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// Ends attempts that have come to their end by now.
+    fn bury(&mut self) {
+        let Registry { entries, orphans } = self;
+        orphans.retain_mut(|(key, connecting)| {
+            match connecting.poll() {
+                Ok(None) => return true,
+                Ok(Some(controller)) => controller.shut(false),
+                Err(_) => {} // that is what it was given up for
+            }
+            entries.retain(|entry| entry.key != *key);
+            false
+        });
+    }
+}
+
+impl remote::Admin<Spdk> for Admin {
+    fn start(now: Instant, remote: &Remote<Spdk>, portal: &Portal) -> Result<Admin, Failure> {
+        let options = options(remote).map_err(|error| failure(&error))?;
+        let mut admin = Admin {
+            target: portal.target.clone(),
+            options,
+            nsid: portal.address.nsid(),
+            stage: Stage::Awaiting,
+            is_ready: false,
+            facts: Facts::default(),
+            num_events: 0,
+            next_poll: now,
+        };
+        admin.claim()?;
+        Ok(admin)
+    }
+
+    fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<Turn, Failure> {
+        registry().bury();
+        self.next_poll = now + CONNECT_INTERVAL;
+        match &mut self.stage {
+            Stage::Awaiting => {
+                self.claim()?;
+                Ok(Turn::Quiet)
+            }
+            Stage::Connecting(connecting) => {
+                let connecting = connecting.as_mut().expect("there until it is dropped");
+                match connecting.poll() {
+                    Ok(None) => Ok(Turn::Quiet),
+                    Ok(Some(controller)) => {
+                        self.share(controller);
+                        Ok(Turn::Quiet)
+                    }
+                    Err(error) => {
+                        let key = self.key();
+                        registry().entries.retain(|entry| entry.key != key);
+                        self.stage = Stage::Awaiting;
+                        Err(explain(&error))
+                    }
+                }
+            }
+            Stage::Up(_) if !self.is_ready => self.become_ready(),
+            Stage::Up(shared) => {
+                self.next_poll = now + ADMIN_INTERVAL;
+                let controller = Arc::clone(&shared.controller);
+                controller.poll_admin().map_err(|error| failure(&error))?;
+                if controller.num_events() == self.num_events {
+                    return Ok(Turn::Quiet);
+                }
+                self.read_facts()?;
+                Ok(Turn::Changed)
+            }
+        }
+    }
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn joint(&self) -> Arc<Controller> {
+        match &self.stage {
+            Stage::Up(shared) => Arc::clone(&shared.controller),
+            _ => unreachable!("asked for once a turn was ready"),
+        }
+    }
+
+    fn stage(&self) -> &'static str {
+        match self.stage {
+            Stage::Awaiting => "waiting for the controller, which is in use with other options",
+            Stage::Connecting(_) => "connecting",
+            Stage::Up(_) => "keeping the controller alive",
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(self.next_poll)
+    }
+
+    fn wait(&self) -> Option<Wait<'_>> {
+        None // SPDK is polled
+    }
+}
+
+impl Admin {
+    fn key(&self) -> ControllerKey {
+        (self.target.clone(), self.options.hostnqn.clone())
+    }
+
+    /// Takes the controller from the list, or begins to connect to it.
+    fn claim(&mut self) -> Result<(), Failure> {
+        let (key, terms) = (self.key(), format!("{:?}", self.options));
+        let mut registry = registry();
+        match registry.entries.iter().find(|entry| entry.key == key) {
+            Some(Entry { shared: Some(shared), terms: theirs, .. }) if *theirs == terms => {
+                if !shared.controller.is_shut() {
+                    shared.users.fetch_add(1, Ordering::Relaxed);
+                    self.stage = Stage::Up(Arc::clone(shared));
+                }
+            }
+            Some(_) => {}
+            None => {
+                let connecting = Connecting::start(&self.target, &self.options);
+                let connecting = connecting.map_err(|error| explain(&error))?;
+                registry.entries.push(Entry { key, terms, shared: None });
+                self.stage = Stage::Connecting(Some(connecting));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the controller on the list.
+    fn share(&mut self, controller: Arc<Controller>) {
+        let shared = Arc::new(Shared { controller, users: AtomicUsize::new(1) });
+        let key = self.key();
+        for entry in registry().entries.iter_mut().filter(|entry| entry.key == key) {
+            entry.shared = Some(Arc::clone(&shared));
+        }
+        self.stage = Stage::Up(shared);
+    }
+
+    fn become_ready(&mut self) -> Result<Turn, Failure> {
+        self.read_facts()?;
+        self.nsid = Some(self.facts.nsid);
+        self.is_ready = true;
+        Ok(Turn::Ready)
+    }
+
+    fn read_facts(&mut self) -> Result<(), Failure> {
+        let Stage::Up(shared) = &self.stage else { return Ok(()) };
+        self.num_events = shared.controller.num_events();
+        let found = shared.controller.facts(self.nsid).map_err(|error| failure(&error))?;
+        let unsupported = |message: String| Failure::new(ErrorKind::Unsupported, message);
+        let controller = IdentifyController::decode(&found.controller)
+            .map_err(|error| unsupported(error.to_string()))?;
+        let namespace = IdentifyNamespace::decode(&found.namespace)
+            .map_err(|error| unsupported(error.to_string()))?;
+        let nguid = if namespace.nguid != [0; 16] { namespace.nguid } else { found.uuid };
+        self.facts = Facts {
+            num_io_queues: found.num_io_queues.min(u16::MAX.into()) as u16,
+            max_entries: found.queue_entries,
+            max_transfer_bytes: Some(found.max_transfer_bytes),
+            has_volatile_write_cache: controller.has_volatile_write_cache(),
+            nsid: found.nsid,
+            block_len_bytes: namespace.block_len_bytes(),
+            num_blocks: namespace.num_blocks(),
+            write_protected: namespace.is_write_protected(),
+            nguid,
+        };
+        Ok(())
+    }
+}
+
+impl Drop for Admin {
+    /// The session is over: for good when it was the last on the controller, or when that is lost.
+    fn drop(&mut self) {
+        let key = self.key();
+        match std::mem::replace(&mut self.stage, Stage::Awaiting) {
+            Stage::Awaiting => {}
+            Stage::Connecting(connecting) => {
+                registry().orphans.extend(connecting.map(|connecting| (key, connecting)));
+            }
+            Stage::Up(shared) => {
+                let is_lost = shared.controller.poll_admin().is_err();
+                let is_last = shared.users.fetch_sub(1, Ordering::Relaxed) == 1;
+                if is_lost || is_last {
+                    shared.controller.shut(is_lost);
+                    registry().entries.retain(|entry| {
+                        !entry.shared.as_ref().is_some_and(|other| Arc::ptr_eq(other, &shared))
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
+    let options = &remote.options;
+    let key = |path: &Option<std::path::PathBuf>| {
+        path.as_deref().map(|path: &Path| Key::read(path).map(Arc::new)).transpose()
+    };
+    Ok(ControllerOptions {
+        hostnqn: remote.host.nqn.as_str().to_owned(),
+        hostid: remote.host.id,
+        hdr_digest: options.hdr_digest,
+        data_digest: options.data_digest,
+        // All namespaces on the controller share them.
+        num_io_queues: u32::from(options.nr_io_queues).max(MIN_IO_QUEUES),
+        queue_entries: u32::from(options.queue_size).clamp(2, MAX_QUEUE_ENTRIES),
+        keep_alive_tmo: options.keep_alive_tmo,
+        step_timeout: options.io_timeout,
+        dhchap_key: key(&options.spdk.dhchap_key)?,
+        dhchap_ctrl_key: key(&options.spdk.dhchap_ctrl_key)?,
+        tls_key: key(&options.spdk.tls_key)?,
+    })
+}
+
+/// A failure to connect, with what may be done about it.
+fn explain(error: &Error) -> Failure {
+    let failure = failure(error);
+    let available = spdk::transports();
+    if failure.message.contains("not available") {
+        let message = format!("{} (SPDK was built with {})", failure.message, available.join(", "));
+        return Failure::new(ErrorKind::Unsupported, message);
+    }
+    failure.hint("is the target running, does it know this host, and is the address right? -vv shows what SPDK says")
+}
+
+/// How often an attempt to connect is moved on.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often the admin queue is polled: well within half of the shortest keep-alive there is.
+const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// I/O queues to ask for at least.
+const MIN_IO_QUEUES: u32 = 64;
+
+/// As with NVMe/TCP: more serve nobody.
+const MAX_QUEUE_ENTRIES: u32 = 4096;

@@ -1,0 +1,207 @@
+//! A namespace that is reached through SPDK: over TCP, RDMA, vfio-user, or a drive on PCIe.
+//!
+//! The same sessions, paths, deadlines and retries as over this library's own NVMe/TCP host: they are in
+//! [`super::remote`]. Here is what SPDK does otherwise: its controllers are shared by all namespaces of
+//! one subsystem (`admin.rs`), its queues are polled without a file descriptor to sleep on (`queue.rs`),
+//! and except over TCP a device moves the bytes, so that they must lie in the driver's memory. Pools take
+//! their pages from there once such a namespace was opened; other buffers are copied.
+//!
+//! It does not go on in a child process: SPDK cannot, and the memory stays the parent's.
+//!
+//! Read `queue.rs` first.
+
+mod admin;
+mod queue;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::remote::keeper::Keepers;
+use super::remote::{self, Failure, Remote, Transport};
+use super::{ConnectOptions, Device, Namespace, QueuePair};
+use crate::buf;
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::{Address, SpdkAddress};
+use crate::spdk::{self, Controller, TransportId};
+
+use admin::Admin;
+use queue::SpdkQueuePair;
+
+/// A namespace that is reached through SPDK.
+///
+/// Handle and queue pairs stay usable over reconnects. In a child process after a fork they answer with
+/// an error.
+pub struct SpdkNamespace {
+    remote: Arc<Remote<Spdk>>,
+}
+
+impl SpdkNamespace {
+    /// Connects to the namespace at `address`, or over one of `options.paths` when that is down.
+    ///
+    /// Starts SPDK's environment, once per process, which takes about 0.15 s.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `Io`: the environment does not start. `InvalidArgument`: a drive without huge pages,
+    /// or a path that SPDK does not reach. `Refused`: nothing is there, or it does not let this host in.
+    /// `NotFound`: the host name or the namespace does not exist. `TimedOut`: it does not answer.
+    pub fn connect(address: &SpdkAddress, options: &ConnectOptions) -> Result<SpdkNamespace> {
+        let started = Instant::now();
+        let addresses = all_addresses(address, options)?;
+        let portals = resolve_all(&addresses, options)?;
+        let environment = spdk::start(options.spdk.memory_bytes, options.spdk.huge_pages)
+            .map_err(|error| error.target(address.to_string()))?;
+        let needs_pci = addresses.iter().any(|a| matches!(a, SpdkAddress::Pcie { .. }));
+        if needs_pci && !environment.huge_pages {
+            let message = "a drive needs memory in huge pages, and SPDK was started without";
+            return Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(address.to_string())
+                .hint("sysctl vm.nr_hugepages=512 (as root), then start again; see dlfs doctor"));
+        }
+        if addresses.iter().any(|address| address.needs_dma_memory()) {
+            buf::use_pages_of(spdk::driver_memory());
+        }
+        let remote = Remote::new(options.clone(), portals, None);
+        Spdk::keepers().of_this_process()?.keep(&remote);
+        // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
+        remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
+        Ok(SpdkNamespace { remote })
+    }
+}
+
+impl Device for SpdkNamespace {
+    fn namespace(&self) -> Namespace {
+        // A child process inherits what was seen, but must not take the parent's lock.
+        let seen = || self.remote.identity().cloned();
+        let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
+        now.or_else(seen).expect("connected, so it was seen")
+    }
+
+    /// Waits until the queue is connected, at most the whole connect time.
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        if !self.remote.is_ours() {
+            let options = &self.remote.options.spdk;
+            // Says what is the matter with a child process.
+            spdk::start(options.memory_bytes, options.huge_pages)?;
+        }
+        Ok(Box::new(SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?))
+    }
+}
+
+/// Controllers by SPDK.
+struct Spdk;
+
+/// One way to the namespace.
+#[derive(Debug, Clone)]
+struct Portal {
+    address: SpdkAddress,
+    target: TransportId,
+}
+
+static KEEPERS: Keepers<Spdk> = Keepers::new();
+
+impl Transport for Spdk {
+    type Portal = Portal;
+    type Admin = Admin;
+    type Joint = Arc<Controller>;
+    const SCRATCH_LEN_BYTES: usize = 0;
+
+    fn keepers() -> &'static Keepers<Spdk> {
+        &KEEPERS
+    }
+
+    fn engine(remote: &Remote<Spdk>) -> String {
+        let trtype = remote.portals[0].address.trtype().to_lowercase();
+        let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
+            (false, false) => "",
+            (true, false) => ", header digest",
+            (false, true) => ", data digest",
+            (true, true) => ", header and data digest",
+        };
+        format!("spdk ({trtype}{digests})")
+    }
+}
+
+impl remote::Portal for Portal {
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransportId { trtype, traddr, trsvcid, subnqn, .. } = &self.target;
+        write!(f, "{trtype} {traddr}")?;
+        if !trsvcid.is_empty() {
+            write!(f, " port {trsvcid}")?;
+        }
+        if subnqn.is_empty() { Ok(()) } else { write!(f, " ({subnqn})") }
+    }
+}
+
+fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<SpdkAddress>> {
+    let mut addresses = vec![address.clone()];
+    for path in &options.paths {
+        let Address::Spdk(path) = path else {
+            let message = "a further path must be one that SPDK reaches, as the first is";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).target(path.to_string()));
+        };
+        addresses.push(path.clone());
+    }
+    Ok(addresses)
+}
+
+/// Every path, with numbers for host names, which SPDK does not resolve.
+fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Vec<Portal>> {
+    let mut portals = Vec::new();
+    let mut first_error = None;
+    for address in addresses {
+        let mut target = TransportId {
+            trtype: address.trtype(),
+            is_ipv6: false,
+            traddr: String::new(),
+            trsvcid: String::new(),
+            subnqn: String::new(),
+        };
+        let tcp = match address {
+            SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => tcp,
+            SpdkAddress::Pcie { traddr, .. } => {
+                target.traddr.clone_from(traddr);
+                portals.push(Portal { address: address.clone(), target });
+                continue;
+            }
+            SpdkAddress::VfioUser { traddr, subnqn, .. } => {
+                target.traddr.clone_from(traddr);
+                target.subnqn =
+                    subnqn.as_ref().map_or_else(String::new, |nqn| nqn.as_str().to_owned());
+                portals.push(Portal { address: address.clone(), target });
+                continue;
+            }
+        };
+        match super::tcp::resolve(&tcp.traddr, tcp.trsvcid, options.connect_timeout) {
+            Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| {
+                let target = TransportId {
+                    is_ipv6: matches!(socket.ip(), IpAddr::V6(_)),
+                    traddr: socket.ip().to_string(),
+                    trsvcid: socket.port().to_string(),
+                    subnqn: tcp.subnqn.as_str().to_owned(),
+                    ..target.clone()
+                };
+                Portal { address: address.clone(), target }
+            })),
+            Err(error) => {
+                first_error.get_or_insert(error.target(address.to_string()));
+            }
+        }
+    }
+    match first_error {
+        Some(error) if portals.is_empty() => Err(error),
+        _ => Ok(portals),
+    }
+}
+
+/// A failure of the fence, for those who wait for a session.
+fn failure(error: &Error) -> Failure {
+    Failure::new(error.kind(), error.to_string())
+}

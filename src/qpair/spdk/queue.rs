@@ -1,0 +1,482 @@
+//! A queue pair on a namespace that SPDK reaches.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{Failure, Remote, Spdk};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Status;
+use crate::qpair::remote::{Attempt, Backlog, Phase, Session};
+use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use crate::spdk::{self, Command, IoQueue, Payload, Refusal};
+
+/// A queue pair by SPDK. What becomes of an I/O without a connection, the backlog knows.
+pub(super) struct SpdkQueuePair {
+    remote: Arc<Remote<Spdk>>,
+    /// What the namespace was when this queue last joined a session.
+    namespace: Namespace,
+    state: State,
+    backlog: Backlog,
+    /// Memory for I/Os whose own the device does not reach; not needed over TCP.
+    bounce: Option<Pool>,
+    /// Answers of the last turn that need a judgement.
+    answers: Vec<(Job, Status)>,
+    /// The last time when something moved.
+    progress: Instant,
+    now: Instant,
+}
+
+enum State {
+    /// No connection; to be tried at this time.
+    Down { retry_at: Instant },
+    /// There will be none any more.
+    Dead { reason: String },
+    /// On the way into a session, until this time at most.
+    Joining { queue: Arc<IoQueue<Job>>, session: Arc<Session<Spdk>>, deadline: Instant },
+    /// In a session.
+    Joined { queue: Arc<IoQueue<Job>>, session: Arc<Session<Spdk>> },
+}
+
+/// What a command owns.
+struct Job {
+    attempt: Attempt,
+    /// The memory that the device has instead of the I/O's own.
+    bounce: Option<IoBuf>,
+}
+
+impl Payload for Job {
+    fn buf(&mut self) -> &mut IoBuf {
+        self.bounce.as_mut().unwrap_or(&mut self.attempt.io.buf)
+    }
+}
+
+impl SpdkQueuePair {
+    /// A queue pair that is in a session when this returns.
+    pub(super) fn connect(
+        remote: Arc<Remote<Spdk>>,
+        namespace: Namespace,
+    ) -> Result<SpdkQueuePair> {
+        remote.add_pair()?;
+        let now = Instant::now();
+        let mut pair = SpdkQueuePair {
+            remote,
+            namespace,
+            state: State::Down { retry_at: now },
+            backlog: Backlog::new(now),
+            bounce: None,
+            answers: Vec::new(),
+            progress: now,
+            now,
+        };
+        if !pair.is_tcp() {
+            pair.make_bounce()?;
+        }
+        pair.wait_joined(now + pair.remote.options.connect_timeout)?;
+        Ok(pair)
+    }
+
+    fn wait_joined(&mut self, deadline: Instant) -> Result<()> {
+        loop {
+            let now = Instant::now();
+            self.turn(now, 0, &mut Vec::new());
+            if matches!(self.state, State::Joined { .. }) {
+                return Ok(());
+            }
+            if let Phase::Dead(failure) = self.remote.phase() {
+                return Err(failure.to_error(&self.remote.name()));
+            }
+            if now >= deadline {
+                let mut error =
+                    Error::new(ErrorKind::TimedOut, "no I/O queue was connected in time");
+                if let Some(failure) = self.backlog.last_failure() {
+                    error = error.source(failure.to_error(&self.remote.name()));
+                }
+                return Err(error.target(self.remote.name()));
+            }
+            std::thread::sleep(JOIN_NAP);
+        }
+    }
+
+    /// Everything there is to do; hands out at most `max` completions and returns how many.
+    fn turn(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.now = now;
+        if !self.remote.is_ours() {
+            self.leave_to_parent();
+            return 0;
+        }
+        self.notice_lost_session();
+        let count = match &self.state {
+            State::Down { retry_at } if now < *retry_at => 0,
+            State::Down { .. } => {
+                self.try_join();
+                0
+            }
+            State::Dead { .. } => 0,
+            State::Joining { .. } => {
+                self.go_on_joining();
+                0
+            }
+            State::Joined { .. } => self.reap(max, done),
+        };
+        self.backlog.wake_delayed(now);
+        self.issue();
+        self.give_up_in_time();
+        count
+    }
+
+    /// In a child process nothing of SPDK works, and what was under way is the parent's.
+    fn leave_to_parent(&mut self) {
+        if !matches!(self.state, State::Dead { .. }) {
+            let reason = "SPDK does not go on in a child process".to_owned();
+            self.backlog.set_down(self.now);
+            if let State::Joining { queue, .. } | State::Joined { queue, .. } =
+                std::mem::replace(&mut self.state, State::Dead { reason: reason.clone() })
+            {
+                // Its lock may be held for ever, if the keeper was at it when the process forked.
+                if let Some(mut core) = queue.try_lock() {
+                    core.end();
+                    let attempts = core.unfinished().map(|job| job.attempt);
+                    self.backlog.recover(attempts, self.remote.durability(), &reason);
+                }
+            }
+        }
+        if let State::Dead { reason } = &self.state {
+            self.backlog.fail_all(reason);
+        }
+    }
+
+    fn notice_lost_session(&mut self) {
+        let session = match &self.state {
+            State::Joining { session, .. } | State::Joined { session, .. } => session,
+            State::Down { .. } | State::Dead { .. } => return,
+        };
+        if session.number != self.remote.live() {
+            let reason = match self.remote.phase() {
+                Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
+                Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
+            };
+            self.close(&reason, false);
+        }
+    }
+
+    /// Begins to connect to the live session, if there is one.
+    fn try_join(&mut self) {
+        let now = self.now;
+        self.state = State::Down { retry_at: now + SESSION_INTERVAL };
+        let session = match self.remote.phase() {
+            Phase::Live(session) => session,
+            Phase::Dead(failure) => {
+                self.state = State::Dead { reason: failure.message };
+                return;
+            }
+            Phase::Lost(failure) => return self.backlog.note(failure),
+            Phase::Opening => return,
+        };
+        let is_fabric = self.is_fabric();
+        let depth = session.queue_entries - 1;
+        match session.joint.io_queue(session.nsid, depth, is_fabric) {
+            Ok(queue) => {
+                let deadline = now + self.remote.options.io_timeout;
+                self.state = State::Joining { queue, session, deadline };
+            }
+            Err(error) => {
+                let failure = super::failure(&error);
+                if error.kind() == ErrorKind::Refused {
+                    self.backlog.fail_all(&failure.message);
+                } else {
+                    self.remote.request_reset(session.number, failure.clone());
+                }
+                self.backlog.note(failure);
+            }
+        }
+    }
+
+    fn go_on_joining(&mut self) {
+        let State::Joining { queue, session, deadline } = &self.state else { return };
+        let mut core = queue.lock();
+        let polled = core.poll(0, |_, _| {});
+        let is_connected = core.is_connected();
+        drop(core);
+        if polled.is_err() {
+            let message = "an I/O queue could not be connected";
+            return self.fail_session(Failure::new(ErrorKind::Disconnected, message), false);
+        }
+        if is_connected {
+            let (queue, session) = (Arc::clone(queue), Arc::clone(session));
+            self.namespace = session.namespace.clone();
+            self.progress = self.now;
+            self.backlog.set_up();
+            self.state = State::Joined { queue, session };
+        } else if self.now >= *deadline {
+            let message = "connecting an I/O queue took too long";
+            self.fail_session(Failure::new(ErrorKind::TimedOut, message), false);
+        }
+    }
+
+    /// Polls the queue. Reads that have succeeded go straight to the caller, the rest is looked at.
+    fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let State::Joined { queue, session } = &self.state else { return 0 };
+        let (before, proven) = (done.len(), session.proven.load(Ordering::Relaxed));
+        let (backlog, answers) = (&mut self.backlog, &mut self.answers);
+        let mut core = queue.lock();
+        let polled = core.poll(max, |job, status| {
+            let is_read = job.attempt.io.op == IoOp::Read;
+            if proven && is_read && status.is_success() && job.bounce.is_none() {
+                done.push(backlog.succeed(job.attempt));
+            } else {
+                answers.push((job, status));
+            }
+        });
+        let idle = core.outstanding() == 0;
+        drop(core);
+        let count = done.len() - before;
+        if count > 0 || idle || !self.answers.is_empty() {
+            self.progress = self.now;
+        }
+        if !self.answers.is_empty() {
+            self.judge_answers();
+        }
+        if polled.is_err() {
+            let message = "the connection of an I/O queue is lost";
+            self.fail_session(Failure::new(ErrorKind::Disconnected, message), false);
+        } else if self.now.saturating_duration_since(self.progress)
+            >= self.remote.options.io_timeout
+        {
+            let message = format!("no answer for {:?}", self.remote.options.io_timeout);
+            self.fail_session(Failure::new(ErrorKind::TimedOut, message), true);
+        }
+        count
+    }
+
+    /// Finishes what was answered, or has it tried again.
+    fn judge_answers(&mut self) {
+        let State::Joined { session, .. } = &self.state else { return };
+        let session = Arc::clone(session);
+        let mut aborted = Vec::new();
+        for (mut job, status) in std::mem::take(&mut self.answers) {
+            if status.is(Status::ABORTED_SQ_DELETED) {
+                // SPDK says so of what had no answer when the queue was lost: the target may still do it.
+                aborted.push(job.attempt);
+                continue;
+            }
+            if let Some(bounce) = job.bounce.take()
+                && job.attempt.io.op == IoOp::Read
+            {
+                job.attempt.io.buf.copy_from_slice(&bounce);
+            }
+            let (now, remote) = (self.now, &self.remote);
+            if let Some(completion) =
+                self.backlog.judge(now, remote, &session, job.attempt, Ok(status))
+            {
+                self.backlog.finish(completion);
+            }
+        }
+        let reason = "the queue was deleted before an answer came";
+        self.backlog.recover(aborted.into_iter(), self.remote.durability(), reason);
+    }
+
+    /// Leaves the session and has it replaced. `is_stuck`: the device may still write into buffers.
+    fn fail_session(&mut self, failure: Failure, is_stuck: bool) {
+        let session = match &self.state {
+            State::Joining { session, .. } | State::Joined { session, .. } => Arc::clone(session),
+            State::Down { .. } | State::Dead { .. } => return,
+        };
+        let failure = failure.at(format_args!("I/O queue on {}", session.portal));
+        self.close(&failure.message, is_stuck);
+        self.remote.request_reset(session.number, failure.clone());
+        self.backlog.note(failure);
+    }
+
+    /// Gives the queue up. What had ended is kept, what had not is issued again or has failed.
+    fn close(&mut self, reason: &str, is_stuck: bool) {
+        let down = State::Down { retry_at: self.now };
+        let queue = match &self.state {
+            State::Joining { queue, .. } | State::Joined { queue, .. } => Arc::clone(queue),
+            State::Down { .. } | State::Dead { .. } => return,
+        };
+        self.backlog.set_down(self.now);
+        let mut core = queue.lock();
+        core.end();
+        let answers = &mut self.answers;
+        // It says that the queue is gone, which it is.
+        let _ = core.poll(usize::MAX, |job, status| answers.push((job, status)));
+        let unfinished: Vec<Job> = core.unfinished().collect();
+        drop(core);
+        if is_stuck && !self.is_tcp() {
+            let aborted = |status: &Status| status.is(Status::ABORTED_SQ_DELETED);
+            let stuck = self.answers.iter_mut().filter(|(_, status)| aborted(status));
+            stuck.for_each(|(job, _)| quarantine(job));
+        }
+        self.judge_answers();
+        let unfinished = unfinished.into_iter().map(|job| job.attempt);
+        self.backlog.recover(unfinished, self.remote.durability(), reason);
+        self.state = down;
+    }
+
+    /// Gives I/Os that wait to SPDK.
+    fn issue(&mut self) {
+        if !self.backlog.is_waiting() {
+            return;
+        }
+        let State::Joined { queue, session } = &self.state else { return };
+        let (queue, session) = (Arc::clone(queue), Arc::clone(session));
+        let block_len = session.namespace.block_len_bytes;
+        let needs_dma = !self.is_tcp();
+        let mut core = queue.lock();
+        if core.outstanding() == 0 {
+            self.progress = self.now;
+        }
+        while core.has_room() {
+            let Some(attempt) = self.backlog.next_to_issue(self.remote.durability()) else { break };
+            let io = &attempt.io;
+            let num_blocks = io.buf.len() as u32 / block_len;
+            let command = match io.op {
+                IoOp::Read => Command::Read(io.slba, num_blocks),
+                IoOp::Write => Command::Write(io.slba, num_blocks),
+                IoOp::Flush => Command::Flush,
+            };
+            let job = if needs_dma && !io.buf.is_of_driver() && command != Command::Flush {
+                match self.bounce(attempt) {
+                    Ok(job) => job,
+                    Err(attempt) => {
+                        self.backlog.put_back(attempt);
+                        break;
+                    }
+                }
+            } else {
+                Job { attempt, bounce: None }
+            };
+            match core.submit(command, job) {
+                Ok(()) => {}
+                Err((job, Refusal::Full | Refusal::Gone)) => {
+                    // A queue that is gone shows in the next poll.
+                    self.backlog.put_back(job.attempt);
+                    break;
+                }
+                Err((job, Refusal::Impossible)) => {
+                    let error = IoError::Invalid("SPDK does not take such a command");
+                    self.backlog.fail(job.attempt, error);
+                }
+            }
+        }
+    }
+
+    /// The I/O with other memory, which the device reaches; the attempt itself when all is in use.
+    fn bounce(&self, attempt: Attempt) -> Result<Job, Attempt> {
+        let Some(mut bounce) = self.bounce.as_ref().and_then(|p| p.take(attempt.io.buf.len()))
+        else {
+            return Err(attempt);
+        };
+        if attempt.io.op == IoOp::Write {
+            bounce.copy_from_slice(&attempt.io.buf);
+        }
+        Ok(Job { attempt, bounce: Some(bounce) })
+    }
+
+    /// Makes the memory for [`SpdkQueuePair::bounce`], once.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: SPDK has too little.
+    fn make_bounce(&mut self) -> Result<()> {
+        let bytes = BOUNCE_BYTES.max(2 * self.namespace.max_transfer_bytes as usize);
+        let options = PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+        let pool = Pool::of_source(options, spdk::driver_memory()).map_err(|error| {
+            let hint = "give SPDK more with --spdk-memory, or more huge pages";
+            error.target(self.remote.name()).hint(hint)
+        })?;
+        self.bounce = Some(pool);
+        Ok(())
+    }
+
+    /// Ends what waits when there is no hope, or when nothing has worked for the time after which a
+    /// controller is given up.
+    fn give_up_in_time(&mut self) {
+        if let State::Dead { reason } = &self.state {
+            return self.backlog.fail_all(reason);
+        }
+        self.backlog.give_up_in_time(self.now, self.remote.options.ctrl_loss_tmo);
+    }
+
+    fn is_tcp(&self) -> bool {
+        !self.remote.portals[0].address.needs_dma_memory()
+    }
+
+    /// Whether queues are cheaper to poll in a group: over sockets and RDMA.
+    fn is_fabric(&self) -> bool {
+        matches!(self.remote.portals[0].target.trtype, "TCP" | "RDMA")
+    }
+}
+
+impl QueuePair for SpdkQueuePair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let count = self.backlog.take(pending, &self.namespace);
+        if count > 0 && self.remote.is_ours() {
+            self.issue();
+        }
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = self.turn(now, max, done);
+        while count < max {
+            let Some(completion) = self.backlog.pop_finished() else { break };
+            done.push(completion);
+            count += 1;
+        }
+        self.backlog.handed_out(count);
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.backlog.owed()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let backlog = self.backlog.next_timeout(self.now);
+        let state = match &self.state {
+            State::Down { retry_at } => Some(*retry_at),
+            State::Dead { .. } => None,
+            State::Joining { .. } => Some(self.now + JOIN_NAP),
+            // Nothing wakes a sleeper, so sleeps are short.
+            State::Joined { .. } => (self.backlog.owed() > 0).then(|| self.now + IDLE_NAP),
+        };
+        [backlog, state].into_iter().flatten().min()
+    }
+}
+
+impl Drop for SpdkQueuePair {
+    fn drop(&mut self) {
+        if self.remote.is_ours() {
+            self.close("the queue pair was dropped", false);
+            self.remote.remove_pair();
+        } else {
+            self.leave_to_parent();
+        }
+    }
+}
+
+/// Keeps the memory of a command for ever that a device may still write to, and gives the I/O other.
+fn quarantine(job: &mut Job) {
+    let buf = job.buf();
+    let fresh = IoBuf::zeroed(buf.len());
+    std::mem::forget(std::mem::replace(buf, fresh));
+}
+
+/// How often to look for a new session.
+const SESSION_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How often a queue on its way up is polled.
+const JOIN_NAP: Duration = Duration::from_micros(200);
+
+/// The longest sleep of a poller while I/Os are outstanding.
+const IDLE_NAP: Duration = Duration::from_micros(50);
+
+/// Memory for copies of I/Os whose own memory the device does not reach.
+const BOUNCE_BYTES: usize = 4 << 20;

@@ -1,0 +1,160 @@
+//! SPDK's environment (DPDK's EAL): memory and PCI, started once per process.
+
+use std::ffi::CString;
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use spdk_sys as sys;
+
+use super::log;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The running environment. It stays until the process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Environment {
+    /// Whether its memory lies in huge pages that were set aside.
+    pub huge_pages: bool,
+    /// What was asked for, in bytes; without huge pages that is all there will ever be.
+    pub memory_bytes: usize,
+    pid: u32,
+}
+
+static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
+
+/// Set in a child process, where nothing of SPDK may be used.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The environment of this process, started if need be with `memory_bytes`.
+///
+/// `huge_pages`: `Some(true)` insists on them, `Some(false)` does without, `None` takes them when enough
+/// are free. The caller's processor affinity is what it was when this returns.
+///
+/// # Errors
+/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process has forked since.
+/// `Io`: DPDK did not start; it cannot be tried again in this process.
+pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environment> {
+    if has_forked() {
+        return Err(forked());
+    }
+    let mut started = STARTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let outcome = match &*started {
+        Some(outcome) => outcome.clone(),
+        None => {
+            let huge_pages = choose(memory_bytes, huge_pages)?;
+            let outcome = init(memory_bytes, huge_pages);
+            *started = Some(outcome.clone());
+            outcome
+        }
+    };
+    drop(started);
+    let environment = outcome.map_err(|reason| {
+        Error::new(ErrorKind::Io, format!("SPDK's environment did not start{reason}"))
+            .hint("run dlfs doctor; it is not tried again in this process")
+    })?;
+    if environment.pid != std::process::id() { Err(forked()) } else { Ok(environment) }
+}
+
+/// Whether this process is a child of the one that started the environment.
+pub(super) fn has_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+fn forked() -> Error {
+    Error::new(ErrorKind::Unsupported, "SPDK cannot be used in a child of the process that started it")
+        .hint("open spdk: addresses after the fork only, or start workers with spawn; nvme-tcp: addresses work in both")
+}
+
+/// Whether to use huge pages. Decided before DPDK starts, since that cannot be tried twice.
+fn choose(memory_bytes: usize, huge_pages: Option<bool>) -> Result<bool> {
+    let free = free_huge_bytes();
+    let short = |wanted: usize| {
+        let message =
+            format!("SPDK needs {} MiB of huge pages, {} MiB are free", wanted >> 20, free >> 20);
+        let pages = wanted.div_ceil(HUGE_LEN);
+        let hint = format!(
+            "sysctl vm.nr_hugepages={pages} (as root), or do without: --spdk-huge-pages off"
+        );
+        Err(Error::new(ErrorKind::OutOfMemory, message).hint(hint))
+    };
+    if memory_bytes < MIN_MEMORY {
+        let message =
+            format!("{memory_bytes} bytes are too little for SPDK: at least {MIN_MEMORY}");
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, message).hint("give more with --spdk-memory")
+        );
+    }
+    match huge_pages {
+        Some(true) if free < memory_bytes => short(memory_bytes),
+        Some(wanted) => Ok(wanted),
+        None if free >= memory_bytes => Ok(true),
+        None => {
+            tracing::info!(
+                "SPDK runs without huge pages ({} MiB free): fine for TCP and vfio-user, not for drives",
+                free >> 20
+            );
+            Ok(false)
+        }
+    }
+}
+
+/// Bytes of free huge pages of 2 MiB.
+fn free_huge_bytes() -> usize {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let pages: usize =
+        fs::read_to_string(path).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    pages.saturating_mul(HUGE_LEN)
+}
+
+fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
+    let affinity = sched_getaffinity(None).ok();
+    let mask = core_mask(affinity.as_ref());
+    log::install();
+    // SAFETY: a struct of integers and pointers, for which zero means "not set".
+    let mut options: sys::spdk_env_opts = unsafe { std::mem::zeroed() };
+    options.opts_size = size_of::<sys::spdk_env_opts>();
+    // SAFETY: `opts_size` is set, as the function wants.
+    unsafe { sys::spdk_env_opts_init(&mut options) };
+    options.opts_size = size_of::<sys::spdk_env_opts>();
+    options.name = c"dlfs".as_ptr();
+    options.core_mask = mask.as_ptr();
+    options.shm_id = -1;
+    options.mem_size = (memory_bytes >> 20) as i32;
+    options.no_huge = !huge_pages;
+    // Without huge pages memory has no physical addresses, and a drive could not be used.
+    options.no_pci = !huge_pages;
+    // One file: vfio-user passes it to the target. In memory: no mount is needed, no file stays.
+    options.hugepage_single_segments = huge_pages;
+    let context =
+        if huge_pages { c"--in-memory --log-level=lib.eal:3" } else { c"--log-level=lib.eal:3" };
+    options.env_context = context.as_ptr().cast_mut().cast();
+    log::forget();
+    // SAFETY: the options and the strings in them live until the call is over, which copies them; it is
+    // called once, under the lock of `STARTED`.
+    let code = unsafe { sys::spdk_env_init(&options) };
+    if let Some(affinity) = &affinity {
+        let _ = sched_setaffinity(None, affinity); // it was this thread's: it may have it again
+    }
+    if code != 0 {
+        let error = std::io::Error::from_raw_os_error(code.abs());
+        return Err(format!(" with {} MiB ({error}){}", memory_bytes >> 20, log::reason()));
+    }
+    // SAFETY: the function is `extern "C"`, does nothing but store, and lives as long as the program.
+    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
+    Ok(Environment { huge_pages, memory_bytes, pid: std::process::id() })
+}
+
+unsafe extern "C" fn note_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// One processor that the caller may use, as SPDK writes lists.
+fn core_mask(affinity: Option<&CpuSet>) -> CString {
+    let allowed = affinity.and_then(|set| (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)));
+    CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
+}
+
+const HUGE_LEN: usize = 2 << 20;
+/// What one controller with a few queues needs at least.
+const MIN_MEMORY: usize = 16 << 20;

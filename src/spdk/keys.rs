@@ -1,0 +1,61 @@
+//! Keys for authentication and TLS, by SPDK's keyring.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Once;
+
+use spdk_sys as sys;
+
+use super::log;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A key that SPDK has read from a file.
+#[derive(Debug)]
+pub struct Key(NonNull<sys::spdk_key>);
+
+// SAFETY: the keyring has a lock of its own; the pointer is only passed to SPDK.
+unsafe impl Send for Key {}
+// SAFETY: as above.
+unsafe impl Sync for Key {}
+
+impl Key {
+    /// Reads the key in the file at `path`, in the form that nvme-cli prints. The environment runs.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the file is not there, is not the caller's alone, or holds no key.
+    pub fn read(path: &Path) -> Result<Key> {
+        static KEYRING: Once = Once::new();
+        // SAFETY: once, after the environment was started.
+        KEYRING.call_once(|| unsafe {
+            sys::spdk_keyring_init();
+        });
+        let refused = || {
+            let message = format!("SPDK does not take the key file{}", log::reason());
+            Error::new(ErrorKind::InvalidArgument, message)
+                .path(path)
+                .hint("the file must be yours, with mode 0600, and named by its whole path")
+        };
+        let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| refused());
+        let name = text(format!("dlfs {}", path.display()).as_bytes())?;
+        let path = text(path.as_os_str().as_bytes())?;
+        log::forget();
+        // SAFETY: NUL-terminated strings that are copied. A second add of a name fails and changes nothing.
+        unsafe { sys::spdk_keyring_file_add_key(name.as_ptr(), path.as_ptr()) };
+        // SAFETY: as above; the key is counted, and given back in `drop`.
+        let key = unsafe { sys::spdk_keyring_get_key(name.as_ptr()) };
+        NonNull::new(key).map(Key).ok_or_else(refused)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::spdk_key {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        // SAFETY: counted in `read`, given back once.
+        unsafe { sys::spdk_keyring_put_key(self.0.as_ptr()) };
+    }
+}

@@ -1,0 +1,78 @@
+//! SPDK's own log: kept for error messages and for `tracing`, off stderr.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::Mutex;
+
+use spdk_sys as sys;
+
+/// The last line that SPDK logged as an error.
+static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
+
+/// Takes SPDK's log over.
+pub(super) fn install() {
+    // SAFETY: the function may be called from any thread at any time and lives as long as the program.
+    unsafe { sys::spdk_log_open(Some(record)) };
+}
+
+/// Forgets what was logged, before something is tried.
+pub(super) fn forget() {
+    if let Ok(mut last) = LAST_ERROR.lock() {
+        last.clear();
+    }
+}
+
+/// What SPDK said last about an error, to be put behind a message: `: reason`, or nothing.
+pub(super) fn reason() -> String {
+    match LAST_ERROR.lock() {
+        Ok(last) if !last.is_empty() => format!(": {last}"),
+        _ => String::new(),
+    }
+}
+
+/// The `va_list` of this platform as bindgen has it in the type of the callback.
+#[cfg(target_arch = "x86_64")]
+type Arguments = *mut sys::__va_list_tag;
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn record(
+    level: c_int,
+    _file: *const c_char,
+    _line: c_int,
+    _function: *const c_char,
+    format: *const c_char,
+    arguments: Arguments,
+) {
+    let mut text = [0 as c_char; 512];
+    // SAFETY: SPDK passes a format and its arguments; at most the array's length is written, with NUL.
+    unsafe { sys::vsnprintf(text.as_mut_ptr(), text.len() as _, format, arguments) };
+    // SAFETY: NUL-terminated, see above; an array that the call left alone is all NUL.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy();
+    keep(level, text.trim());
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe extern "C" fn record(
+    level: c_int,
+    _file: *const c_char,
+    _line: c_int,
+    _function: *const c_char,
+    format: *const c_char,
+    _arguments: sys::va_list,
+) {
+    // SAFETY: SPDK passes a NUL-terminated format. Its arguments cannot be passed on from here.
+    let text = unsafe { CStr::from_ptr(format) }.to_string_lossy();
+    keep(level, text.trim());
+}
+
+fn keep(level: c_int, text: &str) {
+    if level == sys::spdk_log_level::SPDK_LOG_ERROR.0 {
+        tracing::debug!("SPDK: {text}");
+        // Logging may come from within anything: better no line than a wait.
+        if let Ok(mut last) = LAST_ERROR.try_lock() {
+            last.clear();
+            last.push_str(text);
+        }
+    } else {
+        tracing::trace!("SPDK: {text}");
+    }
+}

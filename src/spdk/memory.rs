@@ -1,0 +1,47 @@
+//! Memory that devices reach: pages for `buf`'s pools, from SPDK's own heap.
+
+use std::ptr::NonNull;
+
+use spdk_sys as sys;
+
+use super::env;
+use crate::buf::PageSource;
+
+/// SPDK's heap as a source of pages.
+#[derive(Debug)]
+pub struct DriverMemory(());
+
+static DRIVER_MEMORY: DriverMemory = DriverMemory(());
+
+/// The heap of the environment, which has been started.
+pub fn driver_memory() -> &'static DriverMemory {
+    &DRIVER_MEMORY
+}
+
+// SAFETY: what `allocate` returns is zeroed memory of at least that length which nobody else has, aligned
+// as asked, until `free`; both may be called from any thread, DPDK's heap has a lock.
+unsafe impl PageSource for DriverMemory {
+    fn allocate(&self, len: usize) -> Option<NonNull<u8>> {
+        if env::has_forked() {
+            return None;
+        }
+        // SAFETY: the environment runs: `driver_memory` is handed on only after it was started.
+        let start = unsafe { sys::spdk_dma_zmalloc(len, ALIGN, std::ptr::null_mut()) };
+        NonNull::new(start.cast())
+    }
+
+    unsafe fn free(&self, start: NonNull<u8>) {
+        if !env::has_forked() {
+            // SAFETY: it came from `allocate`, says the caller, and is freed once.
+            unsafe { sys::spdk_dma_free(start.as_ptr().cast()) };
+        }
+    }
+
+    fn is_foreign(&self) -> bool {
+        // The memory is shared with the parent process, which goes on to use it.
+        env::has_forked()
+    }
+}
+
+/// Windows of whole huge pages register with devices as one.
+const ALIGN: usize = 2 << 20;

@@ -1,0 +1,77 @@
+//! The fence around SPDK: everything that is unsafe about it is done here, and nothing else is.
+//!
+//! SPDK's rules, and where each is kept:
+//!
+//! | rule | kept by |
+//! |---|---|
+//! | the environment is started once per process, and not used after a fork | `env.rs` |
+//! | starting it pins the thread to one core | `env.rs` gives the affinity back |
+//! | connecting and detaching: one thread at a time | the caller: one keeper thread a process |
+//! | an I/O queue belongs to one thread at a time | the lock of `queue.rs` |
+//! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
+//! | a device writes only into memory that it reaches | `memory.rs`, and whoever submits |
+//! | callbacks come in the middle of SPDK's work | they record, and nothing else |
+//!
+//! The environment is never stopped: SPDK cannot start it a second time, and what it holds goes with
+//! the process. Controllers are detached in order, when their last user is gone.
+//!
+//! It is not a place for policy: what to connect to, how long to wait and what to do about a failure is
+//! `qpair::spdk`'s business. Read `queue.rs` first.
+#![allow(unsafe_code)] // the fence
+
+mod controller;
+mod env;
+mod keys;
+mod log;
+mod memory;
+mod queue;
+
+pub use controller::{Connecting, Controller, ControllerOptions, Facts, TransportId};
+pub use env::{Environment, start};
+pub use keys::Key;
+pub use memory::{DriverMemory, driver_memory};
+pub use queue::{Command, Core, Gone, IoQueue, Payload, Refusal};
+
+use spdk_sys as sys;
+
+/// SPDK's version: `26.01`.
+pub fn version() -> String {
+    format!("{}.{:02}", sys::SPDK_VERSION_MAJOR, sys::SPDK_VERSION_MINOR)
+}
+
+/// Transports that are compiled in, by SPDK's names.
+pub fn transports() -> Vec<&'static str> {
+    let all = [c"PCIE", c"TCP", c"RDMA", c"VFIOUSER"];
+    let there = all.into_iter().filter(|name| {
+        // SAFETY: a NUL-terminated name; the list that is searched was made before main.
+        unsafe { sys::spdk_nvme_transport_available_by_name(name.as_ptr()) }
+    });
+    there.filter_map(|name| name.to_str().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes and offsets that SPDK's own headers pin; bindgen checks its layouts against the compiler.
+    #[test]
+    fn the_structs_that_the_fence_fills_are_laid_out_as_spdk_says() {
+        assert_eq!(size_of::<sys::spdk_nvme_cmd>(), 64);
+        assert_eq!(size_of::<sys::spdk_nvme_cpl>(), 16);
+        assert_eq!(size_of::<sys::spdk_nvme_ctrlr_data>(), 4096);
+        assert_eq!(size_of::<sys::spdk_nvme_ns_data>(), 4096);
+        if (sys::SPDK_VERSION_MAJOR, sys::SPDK_VERSION_MINOR) >= (25, 1) {
+            assert_eq!(size_of::<sys::spdk_env_opts>(), 128);
+            assert_eq!(size_of::<sys::spdk_nvme_io_qpair_opts>(), 80);
+        }
+        assert_eq!(std::mem::offset_of!(sys::spdk_nvme_transport_id, traddr) % 4, 0);
+        assert!(size_of::<sys::spdk_nvme_ctrlr_opts>() >= 600);
+    }
+
+    #[test]
+    fn every_transport_registered_itself_although_the_program_names_none() {
+        let there = transports();
+        assert!(there.contains(&"TCP") && there.contains(&"PCIE"), "{there:?}");
+        assert!(*version() >= *"24.09");
+    }
+}
