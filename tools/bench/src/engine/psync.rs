@@ -1,0 +1,58 @@
+//! `pread` and `pwrite`, one at a time: what fio's psync does.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+
+use super::byte_namespace;
+
+pub(super) struct PsyncPair {
+    file: Arc<File>,
+    namespace: Namespace,
+    taken: Option<Io>,
+}
+
+impl PsyncPair {
+    pub(super) fn new(file: Arc<File>, address: &str, len: u64) -> PsyncPair {
+        PsyncPair { file, namespace: byte_namespace(address, len, 1, "psync"), taken: None }
+    }
+}
+
+impl QueuePair for PsyncPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        if self.taken.is_some() {
+            return 0;
+        }
+        self.taken = pending.pop_front();
+        usize::from(self.taken.is_some())
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let Some(mut io) = self.taken.take_if(|_| max > 0) else { return 0 };
+        let file = &*self.file;
+        let moved = match io.op {
+            IoOp::Read => rustix::io::pread(file, &mut io.buf[..], io.slba.0),
+            IoOp::Write => rustix::io::pwrite(file, &io.buf, io.slba.0),
+            IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
+        };
+        let expected = io.buf.len() as u64;
+        let result = match moved {
+            Ok(found) if found as u64 == expected => Ok(()),
+            Ok(found) => Err(IoError::Short { expected, found: found as u64 }),
+            Err(errno) => Err(IoError::Os(errno.raw_os_error())),
+        };
+        done.push(Completion { tag: io.tag, buf: io.buf, result });
+        1
+    }
+
+    fn outstanding(&self) -> usize {
+        usize::from(self.taken.is_some())
+    }
+}

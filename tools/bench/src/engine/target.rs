@@ -1,0 +1,417 @@
+//! Targets: what `filename=` names, opened once and shared by all jobs that name it.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlfs::nvme::Address;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{self, ConnectOptions, Device, Direct, QueuePair};
+
+use super::null::NullPair;
+use super::psync::PsyncPair;
+use super::uring::UringPair;
+use crate::options::Job;
+use crate::options::job::Engine;
+use crate::workload::random::Random;
+
+/// An opened target, from which each job's thread makes a queue pair of its own.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    pub(crate) len: u64,
+    /// What offsets and lengths must be multiples of.
+    pub(crate) block: u64,
+    pub(crate) max_transfer: u64,
+    /// The most I/Os on their way on one queue pair.
+    pub(crate) depth: u64,
+    /// How the engine calls itself.
+    pub(crate) engine: String,
+    /// A file of ours, which `unlink=` may remove.
+    pub(crate) path: Option<PathBuf>,
+    opened: Opened,
+}
+
+#[derive(Clone)]
+enum Opened {
+    Null,
+    Device(Arc<dyn Device>),
+    Psync(Arc<File>),
+    IoUring(Arc<File>),
+}
+
+impl Target {
+    /// A queue pair for one thread that has `depth` I/Os on their way.
+    pub(crate) fn queue_pair(&self, depth: u64) -> Result<Box<dyn QueuePair>, String> {
+        let depth = u16::try_from(depth.clamp(1, 32_768)).unwrap_or(u16::MAX);
+        match &self.opened {
+            Opened::Null => Ok(Box::new(NullPair::new(self.len))),
+            Opened::Device(device) => device.queue_pair().map_err(|error| error.report()),
+            Opened::Psync(file) => {
+                Ok(Box::new(PsyncPair::new(Arc::clone(file), &self.name, self.len)))
+            }
+            Opened::IoUring(file) => {
+                match UringPair::new(Arc::clone(file), &self.name, self.len, depth) {
+                    Ok(pair) => Ok(Box::new(pair)),
+                    Err(error) => Err(format!("this machine gives no io_uring: {error}")),
+                }
+            }
+        }
+    }
+}
+
+/// All targets of a run, by engine, name and how they are opened.
+#[derive(Default)]
+pub(crate) struct Targets {
+    opened: HashMap<(&'static str, String, Option<bool>), Target>,
+    /// Targets that any job writes: those are opened for writing from the start.
+    written: Vec<String>,
+}
+
+impl Targets {
+    /// For jobs of which `jobs` is all that there are.
+    pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
+        let writers = jobs.iter().filter(|job| job.pattern.writes && !job.verify_only);
+        let written = writers.flat_map(|job| names(job, 0)).collect();
+        Targets { opened: HashMap::new(), written }
+    }
+
+    /// The targets of the `number`th clone of `job`, made and opened as need be; `parallel` queue pairs
+    /// will be asked of each.
+    ///
+    /// # Errors
+    /// A sentence that names the target.
+    pub(crate) fn open(&mut self, job: &Job, number: u64) -> Result<Vec<Target>, String> {
+        let names = names(job, number);
+        if names.is_empty() && !job.engine.needs_no_target() {
+            return Err("no target: filename= (or directory=) is missing".to_owned());
+        }
+        let count = names.len().max(1) as u64;
+        let names = if names.is_empty() { vec![job.engine.name().to_owned()] } else { names };
+        names.into_iter().map(|name| self.open_one(job, name, count)).collect()
+    }
+
+    fn open_one(&mut self, job: &Job, name: String, count: u64) -> Result<Target, String> {
+        let engine = engine_of(job, &name)?;
+        let key = (engine.name(), name.clone(), job.direct);
+        if let Some(target) = self
+            .opened
+            .get(&key)
+            .filter(|t| !engine.is_plain_file() || t.len >= wanted_len(job, count))
+        {
+            return Ok(target.clone());
+        }
+        let written = self.written.contains(&name) || (job.pattern.writes && !job.verify_only);
+        let target = match engine {
+            Engine::Null => null_target(job, name, count)?,
+            Engine::Mem => mem_target(job, name, count)?,
+            Engine::Psync | Engine::IoUring => plain_file(job, engine, name, count, written)?,
+            Engine::Auto | Engine::Tcp | Engine::File | Engine::Spdk => device(job, name, written)?,
+        };
+        self.opened.insert(key, target.clone());
+        Ok(target)
+    }
+}
+
+/// The names of a job's targets.
+pub(crate) fn names(job: &Job, number: u64) -> Vec<String> {
+    if let Some(text) = &job.filename {
+        let folder = job.directory.as_ref().map(|folder| folder.trim_end_matches('/'));
+        return split_names(text)
+            .into_iter()
+            .map(|name| match folder {
+                Some(folder) if !name.starts_with('/') && !is_address(&name) => {
+                    format!("{folder}/{name}")
+                }
+                _ => name,
+            })
+            .collect();
+    }
+    let Some(folder) = &job.directory else { return Vec::new() };
+    (0..job.nrfiles).map(|file| format!("{folder}/{}.{number}.{file}", job.name)).collect()
+}
+
+/// Separates names at colons that no backslash stands before; those of addresses need none.
+pub(crate) fn split_names(text: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut name = String::new();
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let after = &rest[c.len_utf8()..];
+        match c {
+            '\\' if after.starts_with([':', '\\']) => {
+                name.push_str(&after[..1]);
+                rest = &after[1..];
+                continue;
+            }
+            ':' if !is_address(&format!("{name}:")) || is_address(&unescaped(after)) => {
+                names.push(std::mem::take(&mut name));
+            }
+            c => name.push(c),
+        }
+        rest = after;
+    }
+    names.push(name);
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+fn unescaped(text: &str) -> String {
+    text.replace("\\:", ":")
+}
+
+fn is_address(name: &str) -> bool {
+    let name = name.trim_start();
+    ["nvme-tcp:", "trtype:", "trtype=", "spdk:"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The engine for a target: `auto` is what its name says.
+fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
+    let address = match job.engine {
+        Engine::Null | Engine::Mem | Engine::Psync | Engine::IoUring => return Ok(job.engine),
+        _ => address_of(name)?,
+    };
+    let found = match address {
+        Address::Path(_) => Engine::File,
+        Address::Tcp(_) => Engine::Tcp,
+        Address::Spdk(_) => Engine::Spdk,
+    };
+    match job.engine {
+        Engine::Auto => Ok(found),
+        wanted if wanted == found => Ok(found),
+        wanted => {
+            Err(format!("{name} is a target for ioengine={}, not {}", found.name(), wanted.name()))
+        }
+    }
+}
+
+/// An address as dlfs writes it, or as SPDK's fio plug-in does: `trtype=TCP traddr=... ns=1`.
+pub(crate) fn address_of(name: &str) -> Result<Address, String> {
+    let text = match name.trim_start().starts_with("trtype=") {
+        true => name
+            .split_whitespace()
+            .map(|word| word.replacen('=', ":", 1))
+            .collect::<Vec<_>>()
+            .join(" "),
+        false => name.to_owned(),
+    };
+    text.parse().map_err(|error| format!("{name}: {error}"))
+}
+
+/// How the library connects for `job`.
+pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOptions, String> {
+    let connection = &job.connection;
+    let defaults = ConnectOptions::default();
+    let seconds =
+        |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_secs);
+    let needed = (job.depth() + 1).next_power_of_two().clamp(128, 32_768) as u16;
+    let hostnqn = connection.hostnqn.as_ref().map(|text| text.parse());
+    Ok(ConnectOptions {
+        hdr_digest: connection.hdr_digest,
+        data_digest: connection.data_digest,
+        hostnqn: hostnqn.transpose().map_err(|error| format!("hostnqn: {error}"))?,
+        queue_size: connection.queue_size.unwrap_or(needed),
+        nr_io_queues: u16::try_from(job.numjobs).unwrap_or(u16::MAX).max(defaults.nr_io_queues),
+        ctrl_loss_tmo: seconds(connection.ctrl_loss_tmo_s, CTRL_LOSS_TMO),
+        io_timeout: seconds(connection.io_timeout_s, defaults.io_timeout),
+        direct: match job.direct {
+            Some(true) => Direct::On,
+            Some(false) => Direct::Off,
+            None => Direct::Auto,
+        },
+        writable,
+        ..defaults
+    })
+}
+
+fn wanted_len(job: &Job, count: u64) -> u64 {
+    let size = job.size.map_or(0, |size| size.of(0)) / count;
+    let parts = if job.numjobs > 1 { job.offset_increment.of(0) * (job.numjobs - 1) } else { 0 };
+    job.offset.of(0) + size + parts
+}
+
+fn null_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
+    let len = wanted_len(job, count);
+    if len == 0 {
+        return Err("ioengine=null needs size=: there is no target that has one".to_owned());
+    }
+    let (depth, max_transfer) = (u64::from(u16::MAX), u64::MAX);
+    let engine = "null".to_owned();
+    Ok(Target {
+        name,
+        len,
+        block: 1,
+        max_transfer,
+        depth,
+        engine,
+        path: None,
+        opened: Opened::Null,
+    })
+}
+
+fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
+    let block = block_len(job);
+    let len = wanted_len(job, count) / block * block;
+    if len == 0 {
+        return Err("ioengine=mem needs size=: there is no target that has one".to_owned());
+    }
+    let memory = MemNamespace::new(len, block as u32).map_err(|error| error.report())?;
+    let most = job.block_range().1.next_multiple_of(4096).max(1 << 20);
+    let most = u32::try_from(most).map_err(|_| "bs is too large".to_owned())?;
+    let depth = u16::try_from(job.depth().max(256)).unwrap_or(u16::MAX);
+    Ok(of_device(name, Arc::new(memory.with_limits(most, depth))))
+}
+
+/// The largest block that the job's block sizes allow.
+fn block_len(job: &Job) -> u64 {
+    if job.block_range().0.is_multiple_of(4096) { 4096 } else { 512 }
+}
+
+fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
+    let address = address_of(&name)?;
+    let device = qpair::open(&address, &connect_options(job, writable)?);
+    let device = device.map_err(|error| error.report())?;
+    if writable && device.namespace().read_only {
+        return Err(format!("{name} is read-only, and rw={} writes", job.rw));
+    }
+    let mut target = of_device(name, device);
+    if let Address::Path(path) = address {
+        prepare_cache(job, &path);
+        target.path = Some(path);
+    }
+    Ok(target)
+}
+
+fn of_device(name: String, device: Arc<dyn Device>) -> Target {
+    let namespace = device.namespace();
+    Target {
+        name,
+        len: namespace.len_bytes(),
+        block: u64::from(namespace.block_len_bytes),
+        max_transfer: u64::from(namespace.max_transfer_bytes),
+        depth: u64::from(namespace.queue_depth),
+        engine: namespace.engine.clone(),
+        path: None,
+        opened: Opened::Device(device),
+    }
+}
+
+fn plain_file(
+    job: &Job,
+    engine: Engine,
+    name: String,
+    count: u64,
+    written: bool,
+) -> Result<Target, String> {
+    if is_address(&name) {
+        return Err(format!("ioengine={} works on plain files, not on {name}", engine.name()));
+    }
+    let path = PathBuf::from(&name);
+    let failed = |what: &str, error: std::io::Error| format!("cannot {what} {name}: {error}");
+    let metadata = std::fs::metadata(&path).ok();
+    let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_block_device());
+    let wanted = wanted_len(job, count);
+    let has = metadata.as_ref().map_or(0, |m| m.len());
+    if !is_device && (metadata.is_none() || has < wanted) {
+        if wanted == 0 {
+            return Err(format!("{name} does not exist, and without size= it cannot be made"));
+        }
+        if !job.allow_file_create {
+            return Err(format!(
+                "{name} has {has} bytes, size= asks for {wanted}, and allow_file_create=0"
+            ));
+        }
+        lay_out(&path, has, wanted).map_err(|error| failed("make", error))?;
+    }
+    prepare_cache(job, &path);
+    let direct = if job.direct == Some(true) { libc::O_DIRECT } else { 0 };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(written)
+        .custom_flags(direct | job.sync_flags)
+        .open(&path)
+        .map_err(|error| failed("open", error))?;
+    let len = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+        .map_err(|errno| failed("find the size of", errno.into()))?;
+    let file = Arc::new(file);
+    let (opened, depth) = match engine {
+        Engine::IoUring => (Opened::IoUring(file), 32_768),
+        _ => (Opened::Psync(file), 1),
+    };
+    let block = if direct != 0 { 512 } else { 1 };
+    let (engine, path) = (engine.name().to_owned(), (!is_device).then_some(path));
+    Ok(Target { name, len, block, max_transfer: 1 << 30, depth, engine, path, opened })
+}
+
+/// Makes a file longer, with random bytes, so that reading it reads something.
+fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    let mut chunk = vec![0; LAYOUT_CHUNK_BYTES];
+    let mut random = Random::new(has);
+    let mut at = has;
+    while at < wanted {
+        random.fill(&mut chunk);
+        let len = (wanted - at).min(chunk.len() as u64);
+        file.write_all(&chunk[..len as usize])?;
+        at += len;
+    }
+    file.sync_all()
+}
+
+/// `invalidate=1` and `pre_read=1`: what the page cache holds at the start. Failing changes nothing
+/// that is promised.
+fn prepare_cache(job: &Job, path: &Path) {
+    let Ok(mut file) = File::open(path) else { return };
+    if job.pre_read {
+        let mut chunk = vec![0; LAYOUT_CHUNK_BYTES];
+        while file.read(&mut chunk).is_ok_and(|count| count > 0) {}
+    } else if job.invalidate {
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed); // advice only
+    }
+}
+
+/// A benchmark of a target that is gone ends soon; a training job waits longer.
+const CTRL_LOSS_TMO: Duration = Duration::from_secs(10);
+const LAYOUT_CHUNK_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_separated_by_colons_that_are_not_escaped() {
+        assert_eq!(split_names("a:b"), ["a", "b"]);
+        assert_eq!(split_names(r"a\:b:c"), ["a:b", "c"]);
+        let url = "nvme-tcp://h:4420/nqn.2026-11.io.dlfs:x?ns=1";
+        assert_eq!(split_names(url), [url]);
+        assert_eq!(split_names(&url.replace(':', "\\:")), [url]);
+        assert_eq!(split_names(&format!("{url}:{url}")), [url, url]);
+        assert_eq!(split_names("trtype:TCP traddr:1.2.3.4 subnqn:nqn.2026-11.io.dlfs:x").len(), 1);
+    }
+
+    #[test]
+    fn spdk_s_form_of_an_address_is_read() {
+        let name =
+            "trtype=TCP adrfam=IPv4 traddr=1.2.3.4 trsvcid=4420 subnqn=nqn.2026-11.io.dlfs:x ns=1";
+        match address_of(name).unwrap() {
+            Address::Tcp(address) => assert_eq!(address.traddr, "1.2.3.4"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn files_without_a_name_are_called_after_job_and_number() {
+        let job =
+            Job { name: "j".into(), directory: Some("/d".into()), nrfiles: 2, ..Job::default() };
+        assert_eq!(names(&job, 3), ["/d/j.3.0", "/d/j.3.1"]);
+        let job = Job { filename: Some("x:/y".into()), ..job };
+        assert_eq!(names(&job, 0), ["/d/x", "/y"]);
+    }
+}

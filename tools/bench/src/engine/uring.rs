@@ -1,0 +1,135 @@
+//! A plain io_uring: reads and writes as they come, what fio's io_uring does.
+#![allow(unsafe_code)] // hands buffers to the kernel by address
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_uring::{IoUring, opcode, types};
+
+use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+
+use super::byte_namespace;
+
+pub(super) struct UringPair {
+    /// Dropped by hand: the kernel writes into `slots` as long as the ring lives.
+    ring: IoUring,
+    file: Arc<File>,
+    namespace: Namespace,
+    slots: Box<[Option<Io>]>,
+    free: Vec<u32>,
+    /// Entries that the kernel has not been told of.
+    unsubmitted: usize,
+}
+
+impl UringPair {
+    pub(super) fn new(
+        file: Arc<File>,
+        address: &str,
+        len: u64,
+        depth: u16,
+    ) -> std::io::Result<UringPair> {
+        let ring = IoUring::builder().setup_clamp().build(u32::from(depth).next_power_of_two())?;
+        let slots = (0..depth).map(|_| None).collect();
+        let free = (0..u32::from(depth)).rev().collect();
+        let namespace = byte_namespace(address, len, depth, "io_uring");
+        Ok(UringPair { ring, file, namespace, slots, free, unsubmitted: 0 })
+    }
+
+    /// Tells the kernel of new entries, and waits for at least `want` completions.
+    fn enter(&mut self, want: usize) {
+        // An error of the call itself leaves the entries where they are; the next turn tries again.
+        if let Ok(told) = self.ring.submit_and_wait(want) {
+            self.unsubmitted = self.unsubmitted.saturating_sub(told);
+        }
+    }
+
+    fn complete(&mut self, slot: u64, result: i32) -> Completion {
+        let index = usize::try_from(slot).expect("a slot number that was sent");
+        let io = self.slots[index].take().expect("the kernel answers each entry once");
+        self.free.push(slot as u32);
+        let expected = io.buf.len() as u64;
+        let result = match u64::try_from(result) {
+            Ok(found) if found == expected || io.op == IoOp::Flush => Ok(()),
+            Ok(found) => Err(IoError::Short { expected, found }),
+            Err(_) => Err(IoError::Os(-result)),
+        };
+        Completion { tag: io.tag, buf: io.buf, result }
+    }
+}
+
+impl QueuePair for UringPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let mut count = 0;
+        while let Some(&slot) = self.free.last() {
+            let Some(mut io) = pending.pop_front() else { break };
+            let fd = types::Fd(self.file.as_raw_fd());
+            let (start, len) = (io.buf.as_mut_ptr(), io.buf.len() as u32);
+            let entry = match io.op {
+                IoOp::Read => opcode::Read::new(fd, start, len).offset(io.slba.0).build(),
+                IoOp::Write => opcode::Write::new(fd, start, len).offset(io.slba.0).build(),
+                IoOp::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            };
+            // SAFETY: the buffer lies in `slots` until the kernel has answered, and `drop` waits for
+            // all answers; its memory does not move with the `Io`.
+            let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) };
+            if pushed.is_err() {
+                pending.push_front(io); // the ring is full until the kernel is told
+                break;
+            }
+            self.free.pop();
+            self.slots[slot as usize] = Some(io);
+            count += 1;
+        }
+        self.unsubmitted += count;
+        if count > 0 {
+            self.enter(0);
+        }
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        if self.unsubmitted > 0 {
+            self.enter(0);
+        }
+        let mut count = 0;
+        while count < max {
+            let Some((slot, result)) =
+                self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
+            else {
+                break;
+            };
+            done.push(self.complete(slot, result));
+            count += 1;
+        }
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        // SAFETY: the ring, which owns the descriptor, outlives the borrow of `self`.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        Some(Wait { fd, writable: false })
+    }
+}
+
+impl Drop for UringPair {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.outstanding() > 0 {
+            self.enter(1);
+            let now = Instant::now();
+            self.poll(now, usize::MAX, &mut done);
+            done.clear();
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The command line: options of the run, job files, and jobs written as arguments.
+
+use std::path::PathBuf;
+
+use super::file::{self, Entry, Section};
+use super::job::Job;
+use super::table::{apply, find, suggestion};
+use super::value::{integer, time_us};
+
+/// A form of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Normal,
+    Json,
+    /// JSON with every bin of the histograms.
+    JsonPlus,
+    Terse,
+}
+
+/// When the line about what is going on is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Eta {
+    /// When standard error is a terminal.
+    Auto,
+    Always,
+    Never,
+}
+
+/// Options of the run as a whole.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RunOptions {
+    pub(crate) output: Option<PathBuf>,
+    pub(crate) formats: Vec<Format>,
+    pub(crate) append_terse: bool,
+    pub(crate) terse_version: u64,
+    pub(crate) report: Option<PathBuf>,
+    pub(crate) eta: Eta,
+    pub(crate) eta_interval_us: u64,
+    pub(crate) eta_newline_us: u64,
+    pub(crate) status_interval_us: u64,
+    pub(crate) parse_only: bool,
+    pub(crate) showcmd: bool,
+    pub(crate) readonly: bool,
+    pub(crate) warnings_fatal: bool,
+    pub(crate) bandwidth_log: bool,
+    pub(crate) max_jobs: u64,
+    pub(crate) sections: Vec<String>,
+    /// Options of fio that do nothing here.
+    pub(crate) without_effect: Vec<String>,
+}
+
+impl Default for RunOptions {
+    fn default() -> RunOptions {
+        RunOptions {
+            output: None,
+            formats: vec![Format::Normal],
+            append_terse: false,
+            terse_version: 3,
+            report: None,
+            eta: Eta::Auto,
+            eta_interval_us: 1_000_000,
+            eta_newline_us: 0,
+            status_interval_us: 0,
+            parse_only: false,
+            showcmd: false,
+            readonly: false,
+            warnings_fatal: false,
+            bandwidth_log: false,
+            max_jobs: 4096,
+            sections: Vec::new(),
+            without_effect: Vec::new(),
+        }
+    }
+}
+
+/// What the arguments ask for.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Run(Box<Request>),
+    Help,
+    Version,
+    /// Help of all options of jobs, of one, or of those whose heading or name contains the word.
+    OptionHelp(String),
+    EngineHelp(String),
+}
+
+/// A run: its options, its jobs, and the options that stood before all of them.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) run: RunOptions,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) global: Given,
+}
+
+/// Options as they were written.
+pub(crate) type Given = Vec<(String, String)>;
+
+/// Reads the arguments, without the program's name, and the job files that they name.
+///
+/// # Errors
+/// A sentence for the user; exit code 1, as fio's.
+pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
+    let mut run = RunOptions::default();
+    let mut global = section("global", "command line");
+    let mut jobs: Vec<Section> = Vec::new();
+    let mut files: Vec<Vec<Section>> = Vec::new();
+    let mut arguments = arguments.iter().peekable();
+    while let Some(argument) = arguments.next() {
+        let Some(option) = argument.strip_prefix("--") else {
+            if argument.starts_with('-') && argument != "-" {
+                match argument.as_str() {
+                    "-h" => return Ok(Command::Help),
+                    "-v" => return Ok(Command::Version),
+                    _ => return Err(format!("unknown option '{argument}'; --help lists them")),
+                }
+            }
+            files.push(file::read(&PathBuf::from(argument))?);
+            continue;
+        };
+        let (key, mut value) = match option.split_once('=') {
+            Some((key, value)) => (key, Some(value.to_owned())),
+            None => (option, None),
+        };
+        match key {
+            "help" => return Ok(Command::Help),
+            "version" => return Ok(Command::Version),
+            "cmdhelp" => return Ok(Command::OptionHelp(value.unwrap_or_default())),
+            "enghelp" => return Ok(Command::EngineHelp(value.unwrap_or_default())),
+            _ => {}
+        }
+        let is_run_option = RUN_OPTIONS.iter().any(|known| known.0 == key);
+        let takes_value = match RUN_OPTIONS.iter().find(|known| known.0 == key) {
+            Some(known) => known.1,
+            None => find(key)
+                .is_some_and(|opt| !opt.value.starts_with("BOOL") && !opt.value.starts_with('[')),
+        };
+        if value.is_none() && takes_value {
+            value = arguments.next_if(|next| !next.starts_with("--")).cloned();
+            if value.is_none() {
+                return Err(format!("--{key} lacks its value"));
+            }
+        }
+        if is_run_option {
+            run_option(&mut run, key, value.as_deref().unwrap_or(""))
+                .map_err(|why| format!("--{key}: {why}"))?;
+            continue;
+        }
+        if find(key).is_none() {
+            let known: Vec<&str> = RUN_OPTIONS.iter().map(|known| known.0).collect();
+            return Err(format!("unknown option '--{key}'{}", suggestion(key, &known)));
+        }
+        let origin = "command line".to_owned();
+        if key == "name" {
+            let name = value.clone().unwrap_or_default();
+            jobs.push(section(&name, "command line"));
+            if name == "global" {
+                continue;
+            }
+        }
+        let target = jobs.last_mut().unwrap_or(&mut global);
+        target.entries.push(Entry { key: key.to_owned(), value, origin });
+    }
+    if jobs.is_empty() && files.is_empty() {
+        if global.entries.is_empty() {
+            return Err(
+                "no job is given: name a job file, or --name=x and options; see --help".into()
+            );
+        }
+        jobs.push(Section {
+            name: "dlfs-bench".into(),
+            ..std::mem::replace(&mut global, section("global", ""))
+        });
+    }
+    let sections = std::iter::once(global).chain(jobs).chain(files.into_iter().flatten());
+    let (jobs, global) = jobs_of(sections.collect(), &run)?;
+    Ok(Command::Run(Box::new(Request { run, jobs, global })))
+}
+
+fn section(name: &str, origin: &str) -> Section {
+    Section { name: name.into(), entries: Vec::new(), origin: origin.into(), begins_file: false }
+}
+
+/// Applies every section to a copy of what the global sections before it said.
+fn jobs_of(sections: Vec<Section>, run: &RunOptions) -> Result<(Vec<Job>, Given), String> {
+    let mut base = Job::default();
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut global = Vec::new();
+    let mut file_begins = false;
+    for section in sections {
+        file_begins |= section.begins_file;
+        if section.name == "global" {
+            for entry in &section.entries {
+                apply(&mut base, entry)?;
+            }
+            for (key, value) in base.given.drain(..) {
+                global.retain(|(known, _): &(String, String)| *known != key);
+                global.push((key, value));
+            }
+            continue;
+        }
+        if !run.sections.is_empty() && !run.sections.contains(&section.name) {
+            continue;
+        }
+        let mut job = base.clone();
+        (job.name, job.origin) = (section.name.clone(), section.origin.clone());
+        for entry in &section.entries {
+            apply(&mut job, entry)?;
+        }
+        // A file waits for what came before it.
+        job.stonewall |= std::mem::take(&mut file_begins) && !jobs.is_empty();
+        jobs.push(job);
+    }
+    if jobs.is_empty() {
+        let wanted = run.sections.join(", ");
+        return Err(if wanted.is_empty() {
+            "there is no job beside [global]".to_owned()
+        } else {
+            format!("there is no section named {wanted}")
+        });
+    }
+    Ok((jobs, global))
+}
+
+fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String> {
+    match key {
+        "output" => run.output = Some(PathBuf::from(value)),
+        "output-format" => {
+            run.formats = value.split(',').map(format).collect::<Result<_, _>>()?;
+        }
+        "minimal" => run.formats = vec![Format::Terse],
+        "append-terse" => run.append_terse = true,
+        "terse-version" => {
+            run.terse_version = integer(value)?;
+            if ![3, 5].contains(&run.terse_version) {
+                return Err("only versions 3 and 5 are offered".to_owned());
+            }
+        }
+        "report" => run.report = Some(PathBuf::from(value)),
+        "eta" => {
+            run.eta = match value {
+                "auto" => Eta::Auto,
+                "always" => Eta::Always,
+                "never" => Eta::Never,
+                _ => return Err(format!("'{value}' is none of auto, always, never")),
+            }
+        }
+        "eta-interval" => run.eta_interval_us = time_us(value, 1_000_000)?.max(100_000),
+        "eta-newline" => run.eta_newline_us = time_us(value, 1_000_000)?,
+        "status-interval" => run.status_interval_us = time_us(value, 1_000_000)?,
+        "parse-only" => run.parse_only = true,
+        "showcmd" => run.showcmd = true,
+        "readonly" => run.readonly = true,
+        "warnings-fatal" => run.warnings_fatal = true,
+        "bandwidth-log" => run.bandwidth_log = true,
+        "max-jobs" => run.max_jobs = integer(value)?,
+        "section" => run.sections.push(value.to_owned()),
+        "client" | "server" | "remote-config" | "daemonize" => {
+            return Err("running on other machines is not offered".to_owned());
+        }
+        other => run.without_effect.push(format!("--{other}")),
+    }
+    Ok(())
+}
+
+fn format(name: &str) -> Result<Format, String> {
+    match name.trim() {
+        "normal" => Ok(Format::Normal),
+        "json" => Ok(Format::Json),
+        "json+" => Ok(Format::JsonPlus),
+        "terse" => Ok(Format::Terse),
+        other => Err(format!("'{other}' is none of normal, json, json+, terse")),
+    }
+}
+
+/// Name, whether it takes a value, and the help.
+pub(crate) const RUN_OPTIONS: &[(&str, bool, &str)] = &[
+    ("help", false, "Print this."),
+    ("version", false, "Print the version."),
+    ("cmdhelp", false, "Print the help of all options of jobs; --cmdhelp=WORD of one."),
+    ("enghelp", false, "Print the engines."),
+    ("output", true, "Write the result to this file, rather than to standard output."),
+    (
+        "output-format",
+        true,
+        "normal, json, json+ or terse, or several of them with commas between.",
+    ),
+    ("minimal", false, "The same as --output-format=terse."),
+    ("append-terse", false, "Print terse lines after the normal output."),
+    ("terse-version", true, "3 (the default) or 5."),
+    ("report", true, "Also write one self-contained HTML page with plots to this file."),
+    ("eta", true, "auto, always or never show what is going on, on standard error."),
+    ("eta-interval", true, "How often that line is made anew; a second unless given."),
+    ("eta-newline", true, "How often a new line is begun."),
+    ("status-interval", true, "How often the figures so far are printed in full."),
+    ("parse-only", false, "Only read the jobs, and say whether anything is wrong with them."),
+    ("showcmd", false, "Print the jobs as command lines."),
+    ("readonly", false, "Refuse jobs that write."),
+    ("warnings-fatal", false, "End where a warning would be given."),
+    (
+        "bandwidth-log",
+        false,
+        "Write the bandwidth of all jobs together to agg-read_bw.log, agg-write_bw.log.",
+    ),
+    ("max-jobs", true, "The most threads that jobs may ask for."),
+    ("section", true, "Run only this section of the job files; may be repeated."),
+    ("client", true, "Not offered."),
+    ("server", false, "Not offered."),
+    ("remote-config", true, "Not offered."),
+    ("daemonize", true, "Not offered."),
+    ("debug", true, "Accepted, without effect."),
+    ("idle-prof", true, "Accepted, without effect."),
+    ("inflate-log", true, "Accepted, without effect."),
+    ("aux-path", true, "Accepted, without effect."),
+    ("trigger-file", true, "Accepted, without effect."),
+    ("trigger-timeout", true, "Accepted, without effect."),
+    ("trigger", true, "Accepted, without effect."),
+    ("alloc-size", true, "Accepted, without effect."),
+    ("latency-log", false, "Accepted, without effect."),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::job::Engine;
+    use super::*;
+
+    fn request(arguments: &[&str]) -> Result<Request, String> {
+        let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+        match parse(&arguments)? {
+            Command::Run(request) => Ok(*request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_name_begins_a_job_and_options_before_the_first_hold_for_all() {
+        let found = request(&[
+            "--bs=8k",
+            "--name=a",
+            "--ioengine=null",
+            "--size",
+            "1m",
+            "--name=b",
+            "--stonewall",
+            "--ioengine=mem",
+            "--output-format=json,terse",
+        ])
+        .unwrap();
+        assert_eq!(found.global, [("bs".to_owned(), "8k".to_owned())]);
+        let names: Vec<_> =
+            found.jobs.iter().map(|j| (j.name.as_str(), j.bs[0], j.engine)).collect();
+        assert_eq!(names, [("a", 8192, Engine::Null), ("b", 8192, Engine::Mem)]);
+        assert!(found.jobs[1].stonewall && !found.jobs[0].stonewall);
+        assert_eq!(found.run.formats, [Format::Json, Format::Terse]);
+    }
+
+    #[test]
+    fn what_is_unknown_or_lacks_its_value_is_refused_with_the_nearest_name() {
+        assert!(request(&["--nmae=a"]).unwrap_err().contains("'name'"));
+        assert!(request(&["--name=a", "--outptu=x"]).unwrap_err().contains("'output'"));
+        assert!(request(&["--name=a", "--bs", "--rw=read"]).unwrap_err().contains("lacks"));
+        assert!(request(&["--server"]).unwrap_err().contains("not offered"));
+        assert!(request(&[]).unwrap_err().contains("no job"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Help: of the command, of every option, of the engines.
+
+use std::fmt::Write as _;
+
+use super::command_line::RUN_OPTIONS;
+use super::table::{Opt, Set, suggestion};
+use super::tables::TABLES;
+
+/// The help of the command.
+pub(crate) fn command() -> String {
+    let mut text = String::from(USAGE);
+    for (name, takes_value, help) in RUN_OPTIONS {
+        let name = if *takes_value { format!("--{name}=VALUE") } else { format!("--{name}") };
+        let _ = writeln!(text, "  {name:<26} {help}"); // writing to a string does not fail
+    }
+    text.push_str(EXAMPLES);
+    text
+}
+
+/// The help of the options that `word` names; of all of them when it is empty or `all`.
+///
+/// # Errors
+/// There is none; the nearest name is told.
+pub(crate) fn options(word: &str) -> Result<String, String> {
+    let all = word.is_empty() || word == "all";
+    let mut text = String::new();
+    for (heading, table) in TABLES {
+        let wanted: Vec<&Opt> = table
+            .iter()
+            .filter(|opt| {
+                all || opt.name == word || opt.aliases.contains(&word) || *heading == word
+            })
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "{}", heading.to_uppercase());
+        for opt in wanted {
+            describe(opt, &mut text);
+        }
+        text.push('\n');
+    }
+    if text.is_empty() {
+        return Err(format!("there is no option '{word}'{}", suggestion(word, &[])));
+    }
+    Ok(text)
+}
+
+/// One option as a manual page shows it.
+fn describe(opt: &Opt, text: &mut String) {
+    let value = if opt.value.is_empty() { String::new() } else { format!("={}", opt.value) };
+    let _ = write!(text, "  {}{value}", opt.name);
+    if !opt.aliases.is_empty() {
+        let _ = write!(text, "  (also {})", opt.aliases.join(", "));
+    }
+    text.push('\n');
+    let note = if matches!(opt.set, Set::Nothing) { "No effect here. " } else { "" };
+    let mut line = String::new();
+    for word in format!("{note}{}", opt.help).split_whitespace() {
+        if line.len() + word.len() > 70 {
+            let _ = writeln!(text, "          {line}");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    let _ = writeln!(text, "          {line}");
+}
+
+/// What the engines are.
+pub(crate) fn engines(name: &str) -> Result<String, String> {
+    let mut text = String::new();
+    for (engine, help) in ENGINES.iter().filter(|engine| name.is_empty() || engine.0 == name) {
+        let _ = writeln!(text, "  {engine:<9} {help}");
+    }
+    if text.is_empty() { Err(format!("there is no engine '{name}'")) } else { Ok(text) }
+}
+
+const ENGINES: &[(&str, &str)] = &[
+    ("auto", "tcp for an nvme-tcp:// or trtype:TCP address, spdk for spdk:, else file"),
+    ("tcp", "dlfs's own NVMe/TCP host"),
+    ("spdk", "SPDK, where the build has it: spdk:ADDRESS, trtype:PCIE|RDMA|VFIOUSER"),
+    ("file", "dlfs's engine for image files and block devices (io_uring, or pread)"),
+    ("mem", "a namespace in memory, of size= bytes"),
+    ("null", "completes everything at once, moves nothing: measures this tool"),
+    ("psync", "pread and pwrite on plain files, one at a time, to compare with"),
+    ("io_uring", "a plain io_uring on plain files, to compare with"),
+];
+
+const USAGE: &str = "\
+dlfs-bench: measures namespaces and data sets, with fio's job files, options and output
+
+usage: dlfs-bench [OPTIONS] JOBFILE...
+       dlfs-bench [OPTIONS] --name=NAME --KEY=VALUE...
+
+Keys are those of job files; --cmdhelp lists all of them, --cmdhelp=KEY explains one.
+Signals: SIGINT ends the run with the figures so far, SIGUSR1 prints them and goes on.
+Exit code: 0 when all went well, 1 otherwise.
+
+Options:
+";
+
+const EXAMPLES: &str = "
+Examples:
+  dlfs-bench --name=r --filename=train.dlfs --rw=randread --bs=4k --iodepth=32 --runtime=10 --time_based
+  dlfs-bench --name=r --filename='nvme-tcp://node1/nqn.2026-11.io.dlfs:train' --rw=randread --iodepth=32
+  dlfs-bench --name=s --filename=train.dlfs --rw=samples --order=grouped --batch_size=256 --thinktime=2ms
+  dlfs-bench --output-format=json --output=out.json jobs.fio
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_can_be_explained_alone_and_all_together() {
+        let all = options("").unwrap();
+        for opt in super::super::table::options() {
+            assert!(all.contains(&format!("  {}", opt.name)), "{}", opt.name);
+            assert!(
+                options(opt.name).unwrap().contains(opt.help.split_whitespace().next().unwrap())
+            );
+        }
+        assert!(options("iodeph").unwrap_err().contains("iodepth"));
+        assert!(all.lines().all(|line| line.len() <= 120));
+    }
+}

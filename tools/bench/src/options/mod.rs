@@ -1,0 +1,15 @@
+//! What a user asks for: job files, the command line, and the table of all options.
+//!
+//! `file` reads INI, `command_line` reads arguments; both end in entries that `table` applies to a
+//! [`Job`]. `value` reads single values. `help` prints the table.
+
+pub(crate) mod command_line;
+pub(crate) mod file;
+pub(crate) mod help;
+pub(crate) mod job;
+mod nearest;
+pub(crate) mod table;
+mod tables;
+pub(crate) mod value;
+
+pub(crate) use job::Job;

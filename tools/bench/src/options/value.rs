@@ -1,0 +1,329 @@
+//! Values as fio writes them: sizes, times, ranges, triples, expressions.
+
+/// A number of bytes, or a percentage of what the target has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Size {
+    Bytes(u64),
+    Percent(u64),
+}
+
+impl Size {
+    /// Bytes of it where the whole is `of`.
+    pub(crate) fn of(self, of: u64) -> u64 {
+        match self {
+            Size::Bytes(bytes) => bytes,
+            Size::Percent(percent) => (u128::from(of) * u128::from(percent) / 100) as u64, // at most `of`
+        }
+    }
+}
+
+/// A whole number, also hexadecimal, with a unit where `kb_base` gives one: `4k`, `0x1000`, `1MiB`.
+///
+/// With `kb_base` 1024, fio's default, `k` is 1,024 and `Ki` 1,000; with 1000 they mean what the
+/// standards say.
+pub(crate) fn bytes(text: &str, kb_base: u64) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a size"))?;
+    let factor = size_factor(unit, kb_base)
+        .ok_or_else(|| format!("'{unit}' in '{text}' is no unit of size (k, m, g, t, p, e)"))?;
+    let value = number * factor as f64;
+    if number.fract() == 0.0 && number < EXACT {
+        let whole = (number as u64).checked_mul(factor);
+        return whole.ok_or_else(|| format!("'{text}' is more than 2^64 - 1"));
+    }
+    if value < 0.0 || value >= u64::MAX as f64 {
+        return Err(format!("'{text}' is out of range"));
+    }
+    Ok(value as u64)
+}
+
+/// Bytes, or `50%`.
+pub(crate) fn size(text: &str, kb_base: u64) -> Result<Size, String> {
+    match text.trim().strip_suffix('%') {
+        None => bytes(text, kb_base).map(Size::Bytes),
+        Some(percent) => {
+            let percent = integer(percent.trim_end_matches('%'))?; // configparser doubles the sign
+            if percent > 100 {
+                return Err(format!("'{text}' is more than all"));
+            }
+            Ok(Size::Percent(percent))
+        }
+    }
+}
+
+/// A whole number without a unit.
+pub(crate) fn integer(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten(),
+    };
+    parsed.ok_or_else(|| format!("'{text}' is not a whole number"))
+}
+
+/// A whole number within `min..=max`.
+pub(crate) fn within(text: &str, min: u64, max: u64) -> Result<u64, String> {
+    let value = integer(text)?;
+    if (min..=max).contains(&value) {
+        return Ok(value);
+    }
+    Err(format!("{value} is not within {min} to {max}"))
+}
+
+/// A number with a point.
+pub(crate) fn float(text: &str) -> Result<f64, String> {
+    let value: Option<f64> = text.trim().parse().ok();
+    value.filter(|v| v.is_finite()).ok_or_else(|| format!("'{text}' is not a number"))
+}
+
+/// `0` or `1`, `yes`, `no`, ...; an option without a value means yes.
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "" | "1" | "yes" | "true" | "on" => Ok(true),
+        "0" | "no" | "false" | "off" => Ok(false),
+        other => Err(format!("'{other}' is neither 0 nor 1")),
+    }
+}
+
+/// A time in microseconds; without a unit the number counts `default_us` each.
+pub(crate) fn time_us(text: &str, default_us: u64) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a time"))?;
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" => default_us,
+        "us" | "usec" => 1,
+        "ms" | "msec" => 1_000,
+        "s" | "sec" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => return Err(format!("'{unit}' in '{text}' is no unit of time (d, h, m, s, ms, us)")),
+    };
+    Ok((number * factor as f64) as u64)
+}
+
+/// `1k-4k`, or one size for both ends.
+pub(crate) fn range(text: &str, kb_base: u64) -> Result<(u64, u64), String> {
+    let (low, high) = text.split_once(['-', ':']).unwrap_or((text, text));
+    let (low, high) = (bytes(low, kb_base)?, bytes(high, kb_base)?);
+    if low > high {
+        return Err(format!("'{text}' ends before it begins"));
+    }
+    Ok((low, high))
+}
+
+/// `read,write,trim`: one value stands for all; a missing write is the read's; trim is not used here.
+pub(crate) fn pair<T: Clone>(
+    text: &str,
+    defaults: &[T; 2],
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<[T; 2], String> {
+    let mut parts = text.split(',').map(str::trim);
+    let first = parts.next().unwrap_or("");
+    let second = parts.next();
+    let read = if first.is_empty() { defaults[0].clone() } else { parse(first)? };
+    let write = match second {
+        None => read.clone(),
+        Some("") => defaults[1].clone(),
+        Some(text) => parse(text)?,
+    };
+    Ok([read, write])
+}
+
+/// `4k/50:8k/50`: pieces with their shares in percent; pieces without a share split what is left.
+pub(crate) fn split(text: &str, kb_base: u64) -> Result<Vec<(u64, u32)>, String> {
+    let mut pieces = Vec::new();
+    for piece in text.split(':') {
+        let (size, share) = match piece.split_once('/') {
+            Some((size, "")) => (size, None),
+            Some((size, share)) => (size, Some(within(share.trim_end_matches('%'), 0, 100)?)),
+            None => (piece, None),
+        };
+        pieces.push((bytes(size, kb_base)?, share));
+    }
+    let told: u64 = pieces.iter().filter_map(|piece| piece.1).sum();
+    let open = pieces.iter().filter(|piece| piece.1.is_none()).count() as u64;
+    if told > 100 || (open == 0 && told != 100) {
+        return Err(format!("the shares of '{text}' add up to {told}, not 100"));
+    }
+    let each = (100 - told).checked_div(open).unwrap_or(0);
+    let mut pieces: Vec<(u64, u32)> =
+        pieces.into_iter().map(|(size, share)| (size, share.unwrap_or(each) as u32)).collect();
+    let sum: u32 = pieces.iter().map(|piece| piece.1).sum();
+    if let Some(last) = pieces.last_mut() {
+        last.1 += 100 - sum; // what division left over
+    }
+    Ok(pieces)
+}
+
+/// Replaces `$pagesize`, `$mb_memory`, `$ncpus`, and computes what stands in parentheses or joins
+/// such a word with others: `size=8*$mb_memory`, `bs=(4*1024)`.
+pub(crate) fn expand(text: &str) -> Result<String, String> {
+    let keywords = [("$pagesize", 4096), ("$mb_memory", mb_memory()), ("$ncpus", num_cpus())];
+    let mut out = text.to_owned();
+    for (word, value) in keywords {
+        out = out.replace(word, &value.to_string());
+    }
+    let begins = out.trim_start();
+    let computed = (out != text && begins.starts_with(|c: char| c.is_ascii_digit()))
+        || (begins.starts_with('(') && out.contains(')'));
+    if !computed || !out.contains(['+', '*', '(', '/', '-']) {
+        return Ok(out);
+    }
+    let mut parser = Expression { text: out.trim(), at: 0 };
+    let value = parser.sum()?;
+    let rest = &parser.text[parser.at..]; // a unit, perhaps
+    Ok(format!("{value}{}", rest.trim()))
+}
+
+struct Expression<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl Expression<'_> {
+    fn sum(&mut self) -> Result<i64, String> {
+        let mut value = self.product()?;
+        loop {
+            value = match self.peek() {
+                Some('+') => self.take(value, Expression::product, i64::checked_add)?,
+                Some('-') => self.take(value, Expression::product, i64::checked_sub)?,
+                _ => return Ok(value),
+            };
+        }
+    }
+
+    fn product(&mut self) -> Result<i64, String> {
+        let mut value = self.factor()?;
+        loop {
+            value = match self.peek() {
+                Some('*') => self.take(value, Expression::factor, i64::checked_mul)?,
+                Some('/') => self.take(value, Expression::factor, i64::checked_div)?,
+                Some('%') => self.take(value, Expression::factor, i64::checked_rem)?,
+                _ => return Ok(value),
+            };
+        }
+    }
+
+    fn factor(&mut self) -> Result<i64, String> {
+        if self.peek() == Some('(') {
+            self.at += 1;
+            let value = self.sum()?;
+            if self.peek() != Some(')') {
+                return Err(format!("'{}' lacks a closing parenthesis", self.text));
+            }
+            self.at += 1;
+            return Ok(value);
+        }
+        let rest = &self.text[self.at..];
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        let value = bytes(&rest[..end], 1024)?;
+        self.at += end;
+        i64::try_from(value).map_err(|_| format!("'{}' is out of range", self.text))
+    }
+
+    fn take(
+        &mut self,
+        left: i64,
+        operand: fn(&mut Self) -> Result<i64, String>,
+        combine: fn(i64, i64) -> Option<i64>,
+    ) -> Result<i64, String> {
+        self.at += 1;
+        let right = operand(self)?;
+        combine(left, right).ok_or_else(|| format!("'{}' cannot be computed", self.text))
+    }
+
+    fn peek(&mut self) -> Option<char> {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_start().len();
+        self.text[self.at..].chars().next()
+    }
+}
+
+fn split_number(text: &str) -> Option<(f64, &str)> {
+    if let Some(hex) = text.strip_prefix("0x") {
+        let end = hex.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(hex.len());
+        return Some((u64::from_str_radix(&hex[..end], 16).ok()? as f64, &hex[end..]));
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    Some((text[..end].parse().ok()?, text[end..].trim()))
+}
+
+fn size_factor(unit: &str, kb_base: u64) -> Option<u64> {
+    let unit = unit.to_ascii_lowercase();
+    let Some(letter) = unit.chars().next() else { return Some(1) };
+    if unit == "b" {
+        return Some(1);
+    }
+    let power = 1 + "kmgtpe".find(letter)? as u32;
+    let other: u64 = if kb_base == 1000 { 1024 } else { 1000 };
+    match &unit[1..] {
+        "" | "b" => kb_base.checked_pow(power),
+        "i" | "ib" => other.checked_pow(power),
+        _ => None,
+    }
+}
+
+fn mb_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|t| t.split_whitespace().next()).and_then(|t| t.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
+fn num_cpus() -> u64 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
+}
+
+/// Whole numbers below it are exact as floating point.
+const EXACT: f64 = 9e15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_fio_s_units_of_either_base() {
+        assert_eq!(bytes("4k", 1024), Ok(4096));
+        assert_eq!(bytes("4Ki", 1024), Ok(4000));
+        assert_eq!(bytes("4k", 1000), Ok(4000));
+        assert_eq!(bytes("4KiB", 1000), Ok(4096));
+        assert_eq!(bytes("0x1000", 1024), Ok(4096));
+        assert_eq!(bytes("1.5m", 1024), Ok(3 << 19));
+        assert_eq!(size("50%%", 1024), Ok(Size::Percent(50)));
+        for wrong in ["4q", "k", "", "-1", "1.2.3", "4kk", "17179869184g"] {
+            assert!(bytes(wrong, 1024).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_fio_s_units() {
+        assert_eq!(time_us("5", 1_000_000), Ok(5_000_000));
+        assert_eq!(time_us("500ms", 1_000_000), Ok(500_000));
+        assert_eq!(time_us("2m", 1), Ok(120_000_000));
+        assert!(time_us("2x", 1).is_err());
+    }
+
+    #[test]
+    fn ranges_pairs_and_splits_are_read_as_fio_reads_them() {
+        assert_eq!(range("1k-4k", 1024), Ok((1024, 4096)));
+        assert!(range("4k-1k", 1024).is_err());
+        let parse = |text: &str| bytes(text, 1024);
+        assert_eq!(pair("4k", &[0, 0], parse), Ok([4096, 4096]));
+        assert_eq!(pair(",8k", &[1, 2], parse), Ok([1, 8192]));
+        assert_eq!(pair("8k,", &[1, 2], parse), Ok([8192, 2]));
+        assert_eq!(split("4k/50:8k/50", 1024), Ok(vec![(4096, 50), (8192, 50)]));
+        assert_eq!(split("4k/10:8k:16k", 1024), Ok(vec![(4096, 10), (8192, 45), (16384, 45)]));
+        assert!(split("4k/50:8k/40", 1024).is_err());
+    }
+
+    #[test]
+    fn expressions_are_computed_and_ordinary_text_is_left_alone() {
+        assert_eq!(expand("(4*(1024+1024))").as_deref(), Ok("8192"));
+        assert_eq!(expand("(2*4k)").as_deref(), Ok("8192"));
+        assert_eq!(expand("2*$pagesize").as_deref(), Ok("8192"));
+        assert_eq!(expand("/dev/sda-1").as_deref(), Ok("/dev/sda-1"));
+        assert!(expand("(4*").is_ok()); // no expression: no parenthesis closes
+        assert!(expand("(4/0)").is_err());
+    }
+}

@@ -1,0 +1,277 @@
+//! What is told: text, JSON, terse lines, logs, and the line about what is going on.
+//!
+//! [`Writer`] owns the stream; the forms only turn [`Entry`]s into text.
+
+mod entry;
+mod eta;
+mod fio_json;
+mod json;
+mod normal;
+mod numbers;
+mod terse;
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::options::Job;
+use crate::options::command_line::{Eta, Format, Request, RunOptions};
+use crate::run::{Finished, Running, Task};
+use crate::stats::Stats;
+use crate::stats::log::{Kind, Log};
+
+pub(crate) use entry::Entry;
+
+/// What the program calls itself; tools look for `fio-3`.
+pub(crate) const VERSION: &str = concat!("fio-3.42-dlfs-bench-", env!("CARGO_PKG_VERSION"));
+
+/// Prints `text` alone on standard output.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn print(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {error}"))
+        }
+        _ => Ok(()), // whoever read it has seen enough
+    }
+}
+
+/// What was accepted and does nothing, one sentence for the whole run.
+pub(crate) fn warnings(request: &Request) -> Vec<String> {
+    let mut names: Vec<&str> = request.run.without_effect.iter().map(String::as_str).collect();
+    for name in request.jobs.iter().flat_map(|job| &job.without_effect) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    match names.is_empty() {
+        true => Vec::new(),
+        false => vec![format!("accepted, without effect here: {}", names.join(", "))],
+    }
+}
+
+/// The jobs as command lines.
+pub(crate) fn command_lines(jobs: &[Job]) -> String {
+    let mut text = String::new();
+    for job in jobs {
+        text.push_str(&format!("dlfs-bench --name='{}'", job.name));
+        for (key, value) in job.given.iter().filter(|(key, _)| key != "name") {
+            match value.is_empty() {
+                true => text.push_str(&format!(" --{key}")),
+                false => text.push_str(&format!(" --{key}='{value}'")),
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Writes the result of a run.
+pub(crate) struct Writer {
+    run: RunOptions,
+    global: Vec<(String, String)>,
+    warnings: Vec<String>,
+    file: Option<(PathBuf, File)>,
+    /// When the run began, in milliseconds since 1970.
+    began_ms: u64,
+    eta: Option<eta::EtaLine>,
+    next_status: Option<Instant>,
+}
+
+impl Writer {
+    /// Makes the files that the result goes to, so that what cannot be written is known before the work.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub(crate) fn create(request: &Request, warnings: Vec<String>) -> Result<Writer, String> {
+        let run = request.run.clone();
+        let file = match &run.output {
+            Some(path) => Some((path.clone(), create(path)?)),
+            None => None,
+        };
+        check_logs(&request.jobs)?;
+        let shows = match run.eta {
+            Eta::Always => true,
+            Eta::Never => false,
+            Eta::Auto => std::io::stderr().is_terminal(),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let eta = shows.then(|| eta::EtaLine::new(run.eta_interval_us, run.eta_newline_us));
+        let next_status = status_after(&run);
+        Ok(Writer {
+            global: request.global.clone(),
+            warnings,
+            file,
+            began_ms: now.map_or(0, |since| since.as_millis() as u64),
+            eta,
+            next_status,
+            run,
+        })
+    }
+
+    /// What can be told before the run.
+    pub(crate) fn begin(&mut self, tasks: &[Task]) -> Result<(), String> {
+        if self.run.formats.contains(&Format::Normal) {
+            let mut text = normal::header(tasks);
+            for warning in &self.warnings {
+                text.push_str(&format!("warning: {warning}\n"));
+            }
+            return self.write(&text);
+        }
+        if self.run.formats == [Format::Terse] {
+            // Terse lines have no place for it.
+            self.warnings.iter().for_each(|warning| eprintln!("dlfs-bench: warning: {warning}"));
+        }
+        Ok(())
+    }
+
+    /// The line about what is going on, when it is time for it.
+    pub(crate) fn eta(&mut self, running: &[Running], epoch: Instant) {
+        if let Some(eta) = &mut self.eta {
+            eta.show(running, epoch);
+        }
+    }
+
+    /// Whether --status-interval wants the figures now.
+    pub(crate) fn status_is_due(&mut self) -> bool {
+        let due = self.next_status.is_some_and(|next| Instant::now() >= next);
+        if due {
+            self.next_status = status_after(&self.run);
+        }
+        due
+    }
+
+    /// The figures so far: of what has ended, and of what still runs.
+    pub(crate) fn interim(
+        &mut self,
+        finished: &[Finished],
+        running: Vec<(Task, Stats)>,
+    ) -> Result<(), String> {
+        let mut entries: Vec<Entry> = finished.iter().map(Entry::of).collect();
+        entries.extend(running.into_iter().map(|(task, stats)| Entry::of_running(&task, stats)));
+        entries.sort_by_key(|entry| entry.thread);
+        let text = self.text(&entry::together(entries));
+        self.write(&text)
+    }
+
+    /// The result: the forms that were asked for, and logs.
+    pub(crate) fn end(&mut self, finished: &[Finished]) -> Result<(), String> {
+        if let Some(eta) = &mut self.eta {
+            eta.end();
+        }
+        let entries = entry::together(finished.iter().map(Entry::of).collect());
+        let text = self.text(&entries);
+        self.write(&text)?;
+        write_logs(finished, self.began_ms)?;
+        if self.run.bandwidth_log {
+            write_bandwidth_log(finished)?;
+        }
+        Ok(())
+    }
+
+    fn text(&self, entries: &[Entry]) -> String {
+        let mut text = String::new();
+        for format in &self.run.formats {
+            match format {
+                Format::Normal => text.push_str(&normal::result(entries)),
+                Format::Json | Format::JsonPlus => {
+                    let plus = *format == Format::JsonPlus;
+                    let head = fio_json::Head {
+                        began_ms: self.began_ms,
+                        global: &self.global,
+                        warnings: &self.warnings,
+                    };
+                    text.push_str(&fio_json::document(&head, entries, plus).to_text());
+                }
+                Format::Terse => text.push_str(&terse::lines(entries, self.run.terse_version)),
+            }
+        }
+        if self.run.append_terse && !self.run.formats.contains(&Format::Terse) {
+            text.push_str(&terse::lines(entries, self.run.terse_version));
+        }
+        text
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), String> {
+        match &mut self.file {
+            None => print(text),
+            Some((path, file)) => file
+                .write_all(text.as_bytes())
+                .map_err(|error| format!("cannot write {}: {error}", path.display())),
+        }
+    }
+}
+
+fn create(path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+fn status_after(run: &RunOptions) -> Option<Instant> {
+    let interval = Duration::from_micros(run.status_interval_us);
+    (!interval.is_zero()).then(|| Instant::now() + interval)
+}
+
+/// The file of a log: `PREFIX_bw.1.log`.
+fn log_path(job: &Job, kind: Kind, thread: usize) -> Option<PathBuf> {
+    let prefix = match kind {
+        Kind::Bandwidth => job.bw_log.as_ref(),
+        Kind::Iops => job.iops_log.as_ref(),
+        Kind::Slat | Kind::Clat | Kind::Lat => job.lat_log.as_ref(),
+    }?;
+    let prefix = if prefix.is_empty() { &job.name } else { prefix };
+    let suffix = kind.suffix();
+    Some(PathBuf::from(match job.per_job_logs {
+        true => format!("{prefix}_{suffix}.{thread}.log"),
+        false => format!("{prefix}_{suffix}.log"),
+    }))
+}
+
+/// A folder for logs that cannot be made is known before the work.
+fn check_logs(jobs: &[Job]) -> Result<(), String> {
+    for job in jobs {
+        for path in Kind::ALL.iter().filter_map(|&kind| log_path(job, kind, 1)) {
+            let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) else {
+                continue;
+            };
+            std::fs::create_dir_all(folder)
+                .map_err(|error| format!("cannot make {} for logs: {error}", folder.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn write_logs(finished: &[Finished], began_ms: u64) -> Result<(), String> {
+    for Finished { task, outcome, .. } in finished {
+        let epoch_ms = if task.job.log_unix_epoch { began_ms + outcome.began_ms } else { 0 };
+        for log in &outcome.logs {
+            if let Some(path) = log_path(&task.job, log.kind(), task.thread) {
+                Log::write(log, &path, epoch_ms)
+                    .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// --bandwidth-log: of all jobs together, in the intervals of bwavgtime.
+fn write_bandwidth_log(finished: &[Finished]) -> Result<(), String> {
+    for (direction, name) in crate::stats::DIRECTIONS.iter().enumerate() {
+        let mut all = crate::stats::series::Series::default();
+        let mut every_ms = 500;
+        for Finished { task, outcome, .. } in finished {
+            all.add_beside(&outcome.stats.directions[direction].bandwidth);
+            every_ms = task.job.bwavgtime_ms;
+        }
+        let lines = all.values().iter().zip(1..).map(|(value, at)| {
+            format!("{}, {}, {direction}, 0, 0\n", at * every_ms, *value as u64)
+        });
+        let path = PathBuf::from(format!("agg-{name}_bw.log"));
+        std::fs::write(&path, lines.collect::<String>())
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,412 @@
+//! Lets the jobs run: one after another at stonewalls, side by side between them.
+//!
+//! Everything that can be found wrong is found before the first I/O of a stage: targets are opened and
+//! queues made by this thread, then the threads of the stage start together.
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Barrier, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::engine::Targets;
+use crate::options::Job;
+use crate::options::command_line::Request;
+use crate::output::Writer;
+use crate::samples;
+use crate::signals::Signals;
+use crate::stats::Stats;
+use crate::worker::{Outcome, Shared, Worker, setup};
+use crate::workload::random::Random;
+use crate::workload::steady::{Steady, Totals};
+
+/// One thread's job.
+#[derive(Debug, Clone)]
+pub(crate) struct Task {
+    pub(crate) job: Arc<Job>,
+    /// Of the job in the order of the files, and of the clone among its equals.
+    pub(crate) index: usize,
+    pub(crate) number: u64,
+    /// Counted through all, from 1.
+    pub(crate) thread: usize,
+    /// Reporting group, and stage between two stonewalls.
+    pub(crate) group: usize,
+    pub(crate) stage: usize,
+}
+
+/// A task and what came of it.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) task: Task,
+    pub(crate) outcome: Outcome,
+    pub(crate) steady: Option<Steady>,
+    /// Seconds of the run that had passed at its end.
+    pub(crate) elapsed_s: u64,
+}
+
+/// The tasks of a request, checked as far as they can be without a target.
+///
+/// # Errors
+/// A sentence that names the job.
+pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
+    let mut tasks = Vec::new();
+    let (mut group, mut stage) = (0, 0);
+    for (index, job) in request.jobs.iter().enumerate() {
+        let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
+        check(job, request).map_err(wrong)?;
+        let known =
+            request.jobs[..index].iter().any(|other| Some(&other.name) == job.wait_for.as_ref());
+        if job.wait_for.is_some() && !known {
+            let name = job.wait_for.as_deref().unwrap_or("");
+            return Err(wrong(format!("wait_for={name}: no earlier job has this name")));
+        }
+        if index > 0 && job.stonewall {
+            stage += 1;
+        }
+        if index > 0 && (job.stonewall || job.new_group) {
+            group += 1;
+        }
+        let shared = Arc::new(job.clone());
+        for number in 0..job.numjobs {
+            let (job, thread) = (Arc::clone(&shared), tasks.len() + 1);
+            tasks.push(Task { job, index, number, thread, group, stage });
+        }
+    }
+    if tasks.len() as u64 > request.run.max_jobs {
+        return Err(format!(
+            "{} threads are asked for, --max-jobs is {}",
+            tasks.len(),
+            request.run.max_jobs
+        ));
+    }
+    Ok(tasks)
+}
+
+fn check(job: &Job, request: &Request) -> Result<(), String> {
+    let writes = job.pattern.writes && !job.verify_only;
+    if writes && (request.run.readonly || job.read_only) {
+        return Err(format!("rw={} writes, and readonly was asked for", job.rw));
+    }
+    if job.filename.is_none() && job.directory.is_none() && !job.engine.needs_no_target() {
+        return Err("no target: filename= (or directory=) is missing".to_owned());
+    }
+    if job.time_based && job.runtime_us.is_none() {
+        return Err("time_based needs runtime=".to_owned());
+    }
+    if job.latency_target_us > 0 && job.latency_window_us == 0 {
+        return Err("latency_target needs latency_window=".to_owned());
+    }
+    if job.steady_state.is_some() && job.ss_duration_us == 0 {
+        return Err("steadystate needs steadystate_duration=".to_owned());
+    }
+    if job.verify_only && !job.pattern.writes {
+        return Err("verify_only is for jobs that write".to_owned());
+    }
+    Ok(())
+}
+
+/// Runs all tasks; `writer` shows what is going on.
+///
+/// # Errors
+/// What is wrong with a target, found before the stage began. I/O errors are in the outcomes.
+pub(crate) fn run(
+    request: &Request,
+    tasks: Vec<Task>,
+    signals: &Signals,
+    writer: &mut Writer,
+) -> Result<Vec<Finished>, String> {
+    let mut manager = Manager {
+        epoch: Instant::now(),
+        targets: Targets::for_jobs(&request.jobs),
+        running: Vec::new(),
+        finished: Vec::new(),
+        reports: channel(),
+        abort: false,
+    };
+    let stages = tasks.last().map_or(0, |task| task.stage + 1);
+    for stage in 0..stages {
+        let mut waiting: Vec<Task> =
+            tasks.iter().filter(|task| task.stage == stage).cloned().collect();
+        while !signals.stop() && !manager.abort && !waiting.is_empty()
+            || !manager.running.is_empty()
+        {
+            let (ready, rest): (Vec<Task>, Vec<Task>) =
+                waiting.into_iter().partition(|task| manager.is_ready(task, &tasks));
+            waiting = if signals.stop() || manager.abort { Vec::new() } else { rest };
+            if !ready.is_empty() && !signals.stop() && !manager.abort {
+                manager.start(ready)?;
+            }
+            manager.wait(signals, writer)?;
+        }
+        if signals.stop() || manager.abort {
+            break;
+        }
+    }
+    manager.finished.sort_by_key(|finished| finished.task.thread);
+    Ok(manager.finished)
+}
+
+struct Manager {
+    epoch: Instant,
+    targets: Targets,
+    running: Vec<Running>,
+    finished: Vec<Finished>,
+    reports: (Sender<Report>, Receiver<Report>),
+    /// A job failed that must end all.
+    abort: bool,
+}
+
+/// A thread under way.
+pub(crate) struct Running {
+    pub(crate) task: Task,
+    pub(crate) shared: Arc<Shared>,
+    steady: Option<Steady>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The number of a thread, and what came of it.
+type Report = (usize, Outcome);
+
+type Work = Box<dyn FnOnce() -> Outcome + Send>;
+
+impl Manager {
+    /// Whether the job that `task` waits for has ended.
+    fn is_ready(&self, task: &Task, all: &[Task]) -> bool {
+        let Some(name) = &task.job.wait_for else { return true };
+        let mut awaited =
+            all.iter().filter(|other| other.job.name == *name && other.index < task.index);
+        awaited
+            .all(|other| self.finished.iter().any(|finished| finished.task.thread == other.thread))
+    }
+
+    /// Makes all that `tasks` need, then lets them begin together.
+    fn start(&mut self, tasks: Vec<Task>) -> Result<(), String> {
+        let gate = Arc::new(Barrier::new(tasks.len()));
+        let mut images: HashMap<usize, dlfs::volume::Image> = HashMap::new();
+        let mut works: Vec<(Task, Arc<Shared>, Work)> = Vec::new();
+        for task in tasks {
+            let job = Arc::clone(&task.job);
+            let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
+            execute(&job, job.exec_prerun.as_deref(), "prerun").map_err(wrong)?;
+            let shared = Arc::new(Shared::default());
+            let image = images.get(&task.index).cloned();
+            let work = self.work(&task, &shared, &gate, image, &mut images).map_err(wrong)?;
+            works.push((task, shared, work));
+        }
+        for (task, shared, work) in works {
+            let sender = self.reports.0.clone();
+            let thread = task.thread;
+            let steady = Steady::new(&task.job);
+            let seen = Arc::clone(&shared);
+            let body = move || {
+                let outcome = work();
+                shared.ended.store(true, Ordering::Relaxed);
+                // The manager waits for every thread, so somebody listens.
+                let _ = sender.send((thread, outcome));
+            };
+            let builder = std::thread::Builder::new().name(format!("bench-{thread}"));
+            let spawned = builder.spawn(body);
+            let spawned = spawned.map_err(|error| format!("cannot start a thread: {error}"))?;
+            self.running.push(Running { task, shared: seen, steady, thread: Some(spawned) });
+        }
+        Ok(())
+    }
+
+    /// What the thread of `task` will do.
+    fn work(
+        &mut self,
+        task: &Task,
+        shared: &Arc<Shared>,
+        gate: &Arc<Barrier>,
+        image: Option<dlfs::volume::Image>,
+        images: &mut HashMap<usize, dlfs::volume::Image>,
+    ) -> Result<Work, String> {
+        let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
+        let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task));
+        let seed = setup::seed_of(&job, task.index as u64, number);
+        let delay = delay_of(&job, seed);
+        let begin = move |stop: &AtomicBool| {
+            pin(&cpus);
+            gate.wait();
+            sleep(delay, stop);
+        };
+        if job.pattern.samples {
+            let options = samples::loader_options(&job, number)?;
+            let image = match image {
+                Some(image) => image,
+                None => samples::open(&job)?,
+            };
+            images.insert(task.index, image.clone());
+            return Ok(Box::new(move || {
+                samples::run(&job, &image, options, &shared, epoch, || begin(&shared.stop))
+            }));
+        }
+        let targets = self.targets.open(&job, number)?;
+        let lanes = setup::lanes(&job, number, &targets, seed)?;
+        let worker = Worker::new(Arc::clone(&job), Arc::clone(&shared), lanes, seed, epoch)?;
+        Ok(Box::new(move || {
+            let outcome = match job.create_only {
+                true => worker.idle(|| begin(&shared.stop)),
+                false => worker.run(|| begin(&shared.stop)),
+            };
+            if job.unlink {
+                for path in targets.iter().filter_map(|target| target.path.as_ref()) {
+                    let _ = std::fs::remove_file(path); // another equal job may have done it
+                }
+            }
+            outcome
+        }))
+    }
+
+    /// Waits a moment, or until a thread has ended.
+    fn wait(&mut self, signals: &Signals, writer: &mut Writer) -> Result<(), String> {
+        match self.reports.1.recv_timeout(TICK) {
+            Ok((thread, outcome)) => self.ended(thread, outcome)?,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                self.check_threads()?;
+            }
+        }
+        if signals.stop() || self.abort {
+            self.running.iter().for_each(stop);
+        }
+        self.look_for_steady_state();
+        writer.eta(&self.running, self.epoch);
+        if (signals.take_interim() || writer.status_is_due()) && !self.running.is_empty() {
+            let interim = self.snapshots();
+            writer.interim(&self.finished, interim)?;
+        }
+        Ok(())
+    }
+
+    /// A thread that panicked has no report; its message stands on standard error.
+    fn check_threads(&mut self) -> Result<(), String> {
+        for running in &mut self.running {
+            let ended = running.thread.as_ref().is_some_and(JoinHandle::is_finished);
+            if let Some(thread) = running.thread.take_if(|_| ended)
+                && thread.join().is_err()
+            {
+                return Err(format!(
+                    "{}: its thread failed, which is a bug",
+                    running.task.job.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, thread: usize, outcome: Outcome) -> Result<(), String> {
+        let at = self.running.iter().position(|running| running.task.thread == thread);
+        let running = self.running.swap_remove(at.expect("each thread ends once"));
+        let job = Arc::clone(&running.task.job);
+        if job.exitall {
+            self.running.iter().for_each(stop);
+        }
+        self.abort |= outcome.error != 0 && job.exitall_on_error;
+        execute(&job, job.exec_postrun.as_deref(), "postrun")?;
+        let elapsed_s = self.epoch.elapsed().as_secs_f64().ceil() as u64;
+        let Running { task, steady, .. } = running;
+        self.finished.push(Finished { task, outcome, steady, elapsed_s });
+        Ok(())
+    }
+
+    /// Jobs that are reported together become steady together.
+    fn look_for_steady_state(&mut self) {
+        let now_ns = self.epoch.elapsed().as_nanos() as u64;
+        for at in 0..self.running.len() {
+            let (index, together) =
+                (self.running[at].task.index, self.running[at].task.job.group_reporting);
+            let began_ns = self.running[at].shared.began_ns.load(Ordering::Relaxed);
+            if self.running[at].steady.is_none() || began_ns == 0 {
+                continue;
+            }
+            let members: Vec<usize> = (0..self.running.len())
+                .filter(|&other| other == at || together && self.running[other].task.index == index)
+                .collect();
+            let mut totals = Totals::default();
+            for shared in members.iter().map(|&member| &self.running[member].shared) {
+                totals.ios += shared.ios.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+                totals.bytes += shared.bytes.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+                totals.lat_ns += shared.lat_ns.load(Ordering::Relaxed);
+            }
+            let now_us = now_ns.saturating_sub(began_ns) / 1000;
+            if self.running[at].steady.as_mut().is_some_and(|steady| steady.look(now_us, totals)) {
+                members.iter().for_each(|&member| stop(&self.running[member]));
+            }
+        }
+    }
+
+    /// The figures so far of what runs: asked for, and waited for a moment.
+    fn snapshots(&self) -> Vec<(Task, Stats)> {
+        for running in &self.running {
+            running.shared.want_snapshot.store(true, Ordering::Relaxed);
+        }
+        let until = Instant::now() + SNAPSHOT_WAIT;
+        let asked = |running: &&Running| running.shared.want_snapshot.load(Ordering::Relaxed);
+        while Instant::now() < until && self.running.iter().any(|running| asked(&running)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let taken = self.running.iter().filter_map(|running| {
+            let mut snapshot =
+                running.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+            Some((running.task.clone(), *snapshot.take()?))
+        });
+        taken.collect()
+    }
+}
+
+fn stop(running: &Running) {
+    running.shared.stop.store(true, Ordering::Relaxed);
+}
+
+fn delay_of(job: &Job, seed: u64) -> Duration {
+    let (low, high) = job.startdelay_us;
+    Duration::from_micros(low + Random::new(seed).below(high.saturating_sub(low) + 1))
+}
+
+fn sleep(time: Duration, stop: &AtomicBool) {
+    let until = Instant::now() + time;
+    while !stop.load(Ordering::Relaxed) {
+        match until.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => std::thread::sleep(left.min(TICK)),
+            _ => return,
+        }
+    }
+}
+
+fn cpus_of(task: &Task) -> Vec<usize> {
+    let cpus = &task.job.cpus_allowed;
+    match task.job.cpus_split && !cpus.is_empty() {
+        true => vec![cpus[task.number as usize % cpus.len()]],
+        false => cpus.clone(),
+    }
+}
+
+/// Where it is refused, the thread runs elsewhere: the figures are none the less its own.
+fn pin(cpus: &[usize]) {
+    if !cpus.is_empty() {
+        let mut set = rustix::thread::CpuSet::new();
+        cpus.iter().for_each(|&cpu| set.set(cpu));
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+            eprintln!("dlfs-bench: cannot run on processors {cpus:?}: {error}");
+        }
+    }
+}
+
+fn execute(job: &Job, command: Option<&str>, when: &str) -> Result<(), String> {
+    let Some(command) = command else { return Ok(()) };
+    let run = || {
+        let file = std::fs::File::create(format!("{}.{when}.txt", job.name))?;
+        let (out, err) = (file.try_clone()?, file);
+        Command::new("sh").arg("-c").arg(command).stdout(out).stderr(err).status()
+    };
+    match run() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("exec_{when}: '{command}' ended with {status}")),
+        Err(error) => Err(format!("exec_{when}: '{command}': {error}")),
+    }
+}
+
+const TICK: Duration = Duration::from_millis(20);
+const SNAPSHOT_WAIT: Duration = Duration::from_millis(200);

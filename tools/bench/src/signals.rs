@@ -1,0 +1,42 @@
+//! SIGINT and SIGTERM end the run with the figures so far, a second one ends it at once; SIGUSR1 asks
+//! for the figures so far.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+
+/// What signals have asked for.
+pub(crate) struct Signals {
+    stop: Arc<AtomicBool>,
+    interim: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// # Errors
+    /// The operating system's, when it refuses a handler.
+    pub(crate) fn catch() -> Result<Signals, String> {
+        let (stop, interim) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let register = || {
+            for signal in [SIGINT, SIGTERM] {
+                // The order matters: the first signal must find the flag still unset.
+                flag::register_conditional_shutdown(signal, 128, stop.clone())?;
+                flag::register(signal, stop.clone())?;
+            }
+            flag::register(SIGUSR1, interim.clone())
+        };
+        register().map_err(|error| format!("cannot catch signals: {error}"))?;
+        Ok(Signals { stop, interim })
+    }
+
+    /// Whether the run shall end.
+    pub(crate) fn stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether the figures so far were asked for since the last time.
+    pub(crate) fn take_interim(&self) -> bool {
+        self.interim.swap(false, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,182 @@
+//! Logs over time in fio's format: `time_ms, value, direction, block size, offset`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::options::job::LogValue;
+
+/// Which of the logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Bandwidth,
+    Iops,
+    Slat,
+    Clat,
+    Lat,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 5] =
+        [Kind::Bandwidth, Kind::Iops, Kind::Slat, Kind::Clat, Kind::Lat];
+
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Kind::Bandwidth => "bw",
+            Kind::Iops => "iops",
+            Kind::Slat => "slat",
+            Kind::Clat => "clat",
+            Kind::Lat => "lat",
+        }
+    }
+}
+
+/// One log of one job.
+#[derive(Debug, Clone)]
+pub(crate) struct Log {
+    kind: Kind,
+    window_ms: u64,
+    value: LogValue,
+    with_offset: bool,
+    lines: Vec<Line>,
+    window: [Window; 2],
+    window_begin_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    time_ms: u64,
+    value: u64,
+    direction: usize,
+    block: u64,
+    offset: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    count: u64,
+    sum: u64,
+    max: u64,
+    bytes: u64,
+}
+
+impl Log {
+    pub(crate) fn new(kind: Kind, window_ms: u64, value: LogValue, with_offset: bool) -> Log {
+        let (lines, window) = (Vec::new(), [Window::default(); 2]);
+        Log { kind, window_ms, value, with_offset, lines, window, window_begin_ms: 0 }
+    }
+
+    /// An I/O of `block` bytes at `offset` ended at `now_ns` after `ns`.
+    pub(crate) fn record(
+        &mut self,
+        now_ns: u64,
+        ns: u64,
+        direction: usize,
+        block: u64,
+        offset: u64,
+    ) {
+        let time_ms = now_ns / 1_000_000;
+        if self.window_ms == 0 {
+            let value = match self.kind {
+                Kind::Bandwidth => (block as f64 / 1024.0 * 1e9 / ns.max(1) as f64) as u64,
+                Kind::Iops => 1,
+                _ => ns,
+            };
+            self.lines.push(Line { time_ms, value, direction, block, offset });
+            return;
+        }
+        if time_ms >= self.window_begin_ms + self.window_ms {
+            self.close_window(time_ms);
+        }
+        let window = &mut self.window[direction];
+        window.count += 1;
+        window.sum += ns;
+        window.max = window.max.max(ns);
+        window.bytes += block;
+    }
+
+    /// Ends the last window, which may be shorter than the others.
+    pub(crate) fn finish(&mut self, now_ns: u64) {
+        let now_ms = now_ns / 1_000_000;
+        if self.window_ms > 0 && now_ms >= self.window_begin_ms + self.window_ms.div_ceil(2) {
+            self.close_window(now_ms);
+        }
+    }
+
+    /// Forgets everything: the ramp is over.
+    pub(crate) fn reset(&mut self) {
+        self.lines.clear();
+        (self.window, self.window_begin_ms) = ([Window::default(); 2], 0);
+    }
+
+    fn close_window(&mut self, now_ms: u64) {
+        let time_ms = match now_ms - self.window_begin_ms < 2 * self.window_ms {
+            true => (self.window_begin_ms + self.window_ms).min(now_ms),
+            false => now_ms / self.window_ms * self.window_ms, // nothing ended for a while
+        };
+        let elapsed_ms = (time_ms - self.window_begin_ms).max(1);
+        for direction in 0..2 {
+            let window = std::mem::take(&mut self.window[direction]);
+            if window.count == 0 {
+                continue;
+            }
+            let value = match (self.kind, self.value) {
+                (Kind::Bandwidth, _) => window.bytes * 1000 / 1024 / elapsed_ms,
+                (Kind::Iops, _) => window.count * 1000 / elapsed_ms,
+                (_, LogValue::Average) => window.sum / window.count,
+                (_, LogValue::Maximum) => window.max,
+            };
+            self.lines.push(Line { time_ms, value, direction, block: 0, offset: 0 });
+        }
+        self.window_begin_ms = time_ms;
+    }
+
+    /// Appends the lines to the file at `path`; times count from `epoch_ms`.
+    pub(crate) fn write(&self, path: &Path, epoch_ms: u64) -> std::io::Result<()> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut text = String::new();
+        for line in &self.lines {
+            let offset = if self.with_offset { line.offset } else { 0 };
+            let Line { time_ms, value, direction, block, .. } = line;
+            let time_ms = time_ms + epoch_ms;
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{time_ms}, {value}, {direction}, {block}, {offset}");
+        }
+        std::fs::write(path, text)
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(log: &Log) -> Vec<(u64, u64, usize)> {
+        log.lines.iter().map(|l| (l.time_ms, l.value, l.direction)).collect()
+    }
+
+    #[test]
+    fn without_a_window_every_io_has_its_line() {
+        let mut log = Log::new(Kind::Bandwidth, 0, LogValue::Average, false);
+        log.record(5_000_000, 1_000_000, 1, 4096, 0); // 4 KiB in 1 ms
+        assert_eq!(lines(&log), [(5, 4000, 1)]);
+    }
+
+    #[test]
+    fn a_window_is_averaged_and_empty_ones_are_left_out() {
+        let mut bandwidth = Log::new(Kind::Bandwidth, 100, LogValue::Average, false);
+        let mut latency = Log::new(Kind::Lat, 100, LogValue::Maximum, false);
+        for log in [&mut bandwidth, &mut latency] {
+            for ms in [10, 20, 30, 40, 450] {
+                log.record(ms * 1_000_000, ms * 100, 0, 1 << 20, 0);
+            }
+            log.finish(600_000_000);
+        }
+        assert_eq!(lines(&bandwidth), [(400, 4 * 1024 * 1000 / 400, 0), (600, 5120, 0)]);
+        assert_eq!(lines(&latency), [(400, 4000, 0), (600, 45000, 0)]);
+    }
+}

@@ -1,0 +1,618 @@
+//! The loop of one job's thread: fill the queue, submit, poll, account.
+//!
+//! It reads the clock twice a turn, not twice an I/O: once after submitting a burst, once after
+//! completions have come. An I/O's submission latency is that of its burst; its completion counts
+//! from then to the poll that saw it, which is when a caller could use it. Nothing is allocated.
+//!
+//! `setup` makes what the loop works on, `account` takes completions in.
+
+mod account;
+pub(crate) mod setup;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dlfs::buf::IoBuf;
+use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
+use dlfs::units::Lba;
+
+use crate::options::Job;
+use crate::stats::log::{Kind, Log};
+use crate::stats::{Stats, Wanted, cpu::CpuClock};
+use crate::workload::content::Content;
+use crate::workload::depth_search::DepthSearch;
+use crate::workload::positions::Positions;
+use crate::workload::rate::{Floor, Pace};
+
+/// What the manager and a job's thread say to each other.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// The job shall end.
+    pub(crate) stop: AtomicBool,
+    /// The figures so far are wanted.
+    pub(crate) want_snapshot: AtomicBool,
+    pub(crate) snapshot: Mutex<Option<Box<Stats>>>,
+    /// Totals of both directions, brought up to date every turn.
+    pub(crate) ios: [AtomicU64; 2],
+    pub(crate) bytes: [AtomicU64; 2],
+    pub(crate) lat_ns: AtomicU64,
+    /// When counting began, in nanoseconds of the run plus one; 0 before.
+    pub(crate) began_ns: AtomicU64,
+    /// Bytes that the job will move, if that is known.
+    pub(crate) goal_bytes: AtomicU64,
+    pub(crate) ended: AtomicBool,
+}
+
+/// What a job's thread leaves behind.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) stats: Stats,
+    pub(crate) logs: Vec<Log>,
+    /// An error number of the operating system; 0 when all went well.
+    pub(crate) error: i32,
+    pub(crate) message: Option<String>,
+    pub(crate) began_ms: u64,
+    /// The depth that latency_target found, and whether the target was met there.
+    pub(crate) found_depth: Option<(u64, bool)>,
+    pub(crate) samples: Option<crate::samples::SampleFigures>,
+}
+
+/// One target of a job, with its queue pair.
+pub(crate) struct Lane {
+    name: String,
+    pair: Box<dyn QueuePair>,
+    block: u64,
+    positions: Positions,
+    /// The positions as they were at the start, to read again what was written.
+    replay: Positions,
+    content: Content,
+    pending: VecDeque<Io>,
+    /// Slots of `pending`, in order.
+    burst: Vec<u32>,
+    in_flight: usize,
+    /// A direction that is drawn and must wait for its rate.
+    chosen: Option<usize>,
+    issued: u64,
+    needs_poll: bool,
+}
+
+/// An I/O on its way, or a buffer that is free.
+pub(crate) struct Slot {
+    began: u64,
+    issued: u64,
+    offset: u64,
+    len: u64,
+    lane: u32,
+    direction: u8,
+    /// Whether its bytes are to be checked.
+    check: bool,
+    buf: IoBuf,
+    /// The end of the buffer that this I/O has no use for.
+    rest: IoBuf,
+}
+
+pub(crate) struct Worker {
+    job: Arc<Job>,
+    shared: Arc<Shared>,
+    lanes: Vec<Lane>,
+    next_lane: usize,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    done: Vec<Completion>,
+    epoch: Instant,
+    /// The last reading of the clock, and the same in nanoseconds of the run.
+    at: Instant,
+    now: u64,
+    begin: u64,
+    depth: usize,
+    in_flight: usize,
+    filling: bool,
+    goes: Goes,
+    think: Think,
+    paces: [Option<Pace>; 2],
+    floors: [Option<Floor>; 2],
+    search: Option<DepthSearch>,
+    writes_since_flush: u64,
+    stats: Stats,
+    samples: account::Samples,
+    logs: Vec<Log>,
+    ramping: bool,
+    error: i32,
+    message: Option<String>,
+}
+
+/// How far the job goes.
+struct Goes {
+    bytes_left: u64,
+    ios_left: u64,
+    end_ns: u64,
+    stopped: bool,
+}
+
+/// Pauses after blocks.
+#[derive(Default)]
+struct Think {
+    after: u64,
+    issued: u64,
+    until_ns: u64,
+    due: bool,
+}
+
+impl Worker {
+    /// # Errors
+    /// What [`setup`] finds.
+    pub(crate) fn new(
+        job: Arc<Job>,
+        shared: Arc<Shared>,
+        lanes: Vec<Lane>,
+        seed: u64,
+        epoch: Instant,
+    ) -> Result<Worker, String> {
+        let slots = setup::slots(&job)?;
+        let range: u64 = lanes.iter().map(|lane| lane.positions.len()).sum();
+        let bytes = job.io_size.map_or(range, |size| size.of(range)).saturating_mul(job.loops);
+        let endless = job.time_based && job.runtime_us.is_some();
+        let goes = Goes {
+            bytes_left: if endless { u64::MAX } else { bytes },
+            ios_left: job.number_ios.unwrap_or(u64::MAX),
+            end_ns: u64::MAX,
+            stopped: false,
+        };
+        shared.goal_bytes.store(if endless { 0 } else { bytes }, Ordering::Relaxed);
+        let wanted =
+            Wanted { slat_percentiles: job.slat_percentiles, lat_percentiles: job.lat_percentiles };
+        let search = DepthSearch::new(&job);
+        Ok(Worker {
+            free: (0..slots.len() as u32).rev().collect(),
+            done: Vec::with_capacity(slots.len()),
+            slots,
+            shared,
+            lanes,
+            next_lane: 0,
+            epoch,
+            at: epoch,
+            now: 0,
+            begin: 0,
+            depth: search.as_ref().map_or(job.depth(), |search| search.depth) as usize,
+            in_flight: 0,
+            filling: true,
+            goes,
+            think: Think {
+                after: if job.thinktime_us > 0 { job.thinktime_blocks } else { 0 },
+                ..Think::default()
+            },
+            paces: [0, 1].map(|d| Pace::new(&job, d, seed)),
+            floors: [0, 1].map(|d| Floor::new(&job, d)),
+            search,
+            writes_since_flush: 0,
+            stats: Stats::new(wanted),
+            samples: account::Samples::new(&job),
+            logs: logs_of(&job),
+            ramping: job.ramp_time_us > 0,
+            error: 0,
+            message: None,
+            job,
+        })
+    }
+
+    /// Fills the buffers, waits for `start`, and runs the job to its end.
+    pub(crate) fn run(mut self, start: impl FnOnce()) -> Outcome {
+        if let Some(lane) = self.lanes.first_mut() {
+            self.slots.iter_mut().for_each(|slot| lane.content.prepare(&mut slot.buf));
+        }
+        start();
+        self.read_clock();
+        let start_ns = self.now;
+        self.begin = start_ns;
+        self.shared.began_ns.store(start_ns + 1, Ordering::Relaxed);
+        let mut cpu = CpuClock::of_thread();
+        let ramp_end = start_ns + self.job.ramp_time_us * 1000;
+        let runtime_ns = self.job.runtime_us.map_or(u64::MAX, |us| us * 1000);
+        self.goes.end_ns = ramp_end.saturating_add(runtime_ns);
+        self.start_counting();
+        if !self.job.verify_only {
+            while self.turn() {
+                if self.ramping && self.now >= ramp_end {
+                    self.ramping = false;
+                    self.stats.reset();
+                    self.logs.iter_mut().for_each(Log::reset);
+                    self.start_counting();
+                    cpu = CpuClock::of_thread();
+                }
+            }
+            if self.job.end_fsync && self.error == 0 {
+                self.flush_all();
+            }
+        }
+        self.finish_counting();
+        self.stats.cpu = cpu.used(self.now.saturating_sub(self.begin) as f64 / 1e9);
+        let logs = std::mem::take(&mut self.logs);
+        let verify = self.job.verify_only || (self.job.do_verify && self.job.pattern.writes);
+        if verify && self.lanes.iter().any(|lane| lane.content.verifies()) && self.error == 0 {
+            self.read_again();
+        }
+        self.publish();
+        Outcome {
+            began_ms: self.begin / 1_000_000,
+            found_depth: self.search.as_ref().map(|search| (search.depth, search.is_met())),
+            stats: self.stats,
+            logs,
+            error: self.error,
+            message: self.message,
+            samples: None,
+        }
+    }
+
+    /// Does nothing: `create_only` has made the files.
+    pub(crate) fn idle(self, start: impl FnOnce()) -> Outcome {
+        start();
+        let (stats, logs, began_ms) = (self.stats, self.logs, self.begin / 1_000_000);
+        let (error, message, found_depth, samples) = (0, None, None, None);
+        Outcome { stats, logs, error, message, began_ms, found_depth, samples }
+    }
+
+    /// One turn of the loop; `false` at the end.
+    fn turn(&mut self) -> bool {
+        if self.shared.stop.load(Ordering::Relaxed) || self.now >= self.goes.end_ns {
+            self.goes.stopped = true;
+        }
+        let wait_until = if self.goes.stopped { u64::MAX } else { self.fill() };
+        self.submit();
+        self.poll();
+        if self.has_enough() {
+            self.account();
+            return true;
+        }
+        if self.in_flight == 0 {
+            let over = self.goes.stopped || self.goes.bytes_left == 0 || self.goes.ios_left == 0;
+            if over {
+                return false;
+            }
+            self.sleep_until(wait_until);
+        } else {
+            self.wait_for_completions(wait_until);
+        }
+        self.at_rest();
+        true
+    }
+
+    /// Makes I/Os for the room there is; when the next one may go, if time holds it back.
+    fn fill(&mut self) -> u64 {
+        let (room, low) =
+            (self.depth.saturating_sub(self.in_flight), self.job.iodepth_low as usize);
+        if low > 0 && !self.filling && self.in_flight > low {
+            return u64::MAX;
+        }
+        if self.think.after > 0 && !self.may_think_on() {
+            return self.think.until_ns;
+        }
+        let mut made = 0;
+        let room = match self.job.batch_submit {
+            0 => room,
+            most => room.min(most as usize),
+        };
+        while made < room && self.goes.bytes_left > 0 && self.goes.ios_left > 0 {
+            let index = self.pick_lane();
+            let lane = &mut self.lanes[index];
+            let direction = match lane.chosen.take() {
+                Some(direction) => direction,
+                None => lane.positions.direction(),
+            };
+            if let Some(pace) = &self.paces[direction]
+                && pace.due_ns() > self.now
+            {
+                lane.chosen = Some(direction);
+                return pace.due_ns();
+            }
+            let block = lane.positions.next_of(direction);
+            lane.issued += 1;
+            if let Some(pace) = &mut self.paces[direction] {
+                pace.went(self.now, block.len);
+            }
+            self.goes.bytes_left = match self.goes.bytes_left {
+                u64::MAX => u64::MAX,
+                left => left.saturating_sub(block.len),
+            };
+            self.goes.ios_left -= 1;
+            let check = direction == 0 && !self.job.pattern.writes;
+            self.push(index, direction as u8, block.offset, block.len, check);
+            made += 1;
+            if self.think.after > 0 {
+                self.think.issued += 1;
+                if self.think.issued >= self.think.after {
+                    (self.think.issued, self.think.due) = (0, true);
+                    break;
+                }
+            }
+            if self.job.fsync > 0 && direction == 1 {
+                self.writes_since_flush += 1;
+                if self.writes_since_flush >= self.job.fsync {
+                    self.writes_since_flush = 0;
+                    if made < room {
+                        self.push(index, FLUSH, 0, 0, false);
+                        made += 1;
+                    }
+                }
+            }
+        }
+        self.filling = self.in_flight + made < self.depth;
+        u64::MAX
+    }
+
+    /// Whether no pause is due or under way; a pause begins when all I/Os have come back.
+    fn may_think_on(&mut self) -> bool {
+        if self.think.due {
+            if self.in_flight > 0 {
+                self.think.until_ns = u64::MAX;
+                return false;
+            }
+            self.think.due = false;
+            self.think.until_ns = self.now + self.job.thinktime_us * 1000;
+            let spin_until =
+                self.now + self.job.thinktime_spin_us.min(self.job.thinktime_us) * 1000;
+            while self.now < spin_until {
+                std::hint::spin_loop();
+                self.read_clock();
+            }
+        }
+        if self.think.until_ns != u64::MAX && self.now < self.think.until_ns {
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn pick_lane(&mut self) -> usize {
+        if self.lanes.len() == 1 {
+            return 0;
+        }
+        // A lane that waits for its rate goes first, or a random file job would draw another.
+        if let Some(waiting) = self.lanes.iter().position(|lane| lane.chosen.is_some()) {
+            return waiting;
+        }
+        self.next_lane = match self.job.files_random {
+            true => {
+                (self.now ^ self.goes.ios_left).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 33
+            }
+            false => self.next_lane + 1,
+        } % self.lanes.len();
+        self.next_lane
+    }
+
+    /// Puts one I/O into its lane; there is a free slot.
+    #[inline]
+    fn push(&mut self, index: usize, direction: u8, offset: u64, len: u64, check: bool) {
+        let number = self.free.pop().expect("a slot for each place in the queue");
+        let slot = &mut self.slots[number as usize];
+        let lane = &mut self.lanes[index];
+        let mut buf = std::mem::take(&mut slot.buf);
+        if buf.len() as u64 != len {
+            slot.rest = buf.split_off(len as usize);
+        }
+        (slot.began, slot.offset, slot.len) = (self.now, offset, len);
+        (slot.lane, slot.direction, slot.check) = (index as u32, direction, check);
+        let op = match direction {
+            0 => IoOp::Read,
+            1 => {
+                lane.content.stamp(offset, &mut buf);
+                IoOp::Write
+            }
+            _ => IoOp::Flush,
+        };
+        let slba = Lba(if lane.block == 1 { offset } else { offset / lane.block });
+        lane.pending.push_back(Io { op, slba, buf, tag: u64::from(number) });
+        lane.burst.push(number);
+    }
+
+    fn submit(&mut self) {
+        let mut any = false;
+        for lane in &mut self.lanes {
+            if !lane.pending.is_empty() {
+                let taken = lane.pair.submit(&mut lane.pending);
+                lane.in_flight += taken;
+                self.in_flight += taken;
+                any |= taken > 0;
+                if taken > 0 {
+                    self.stats.depths.submitted(taken, self.in_flight);
+                }
+            }
+        }
+        if !any {
+            return;
+        }
+        if !self.job.disable_slat {
+            self.read_clock();
+        }
+        for lane in &mut self.lanes {
+            let taken = lane.burst.len() - lane.pending.len();
+            for number in lane.burst.drain(..taken) {
+                self.slots[number as usize].issued = self.now;
+            }
+        }
+    }
+
+    fn poll(&mut self) {
+        let max = match self.job.batch_complete_max {
+            0 => usize::MAX,
+            max => max.max(self.job.batch_complete_min) as usize,
+        };
+        for lane in &mut self.lanes {
+            if lane.in_flight > 0 || lane.needs_poll {
+                lane.in_flight -= lane.pair.poll(self.at, max, &mut self.done);
+            }
+        }
+    }
+
+    /// Whether so many have come back as are wanted together, or as are on their way.
+    #[inline]
+    fn has_enough(&self) -> bool {
+        let came = self.done.len();
+        came > 0 && came >= (self.job.batch_complete_min as usize).min(self.in_flight)
+    }
+
+    /// Looks again for a moment, then sleeps until something has come or time asks for something.
+    fn wait_for_completions(&mut self, wait_until: u64) {
+        if self.lanes.len() > 1 {
+            return self.read_clock(); // one descriptor cannot stand for all
+        }
+        if self.idle_since_ns() < SPIN_NS {
+            std::hint::spin_loop();
+            return self.read_clock();
+        }
+        let pair = &self.lanes[0].pair;
+        let Some(wait) = pair.wait_fd() else { return self.read_clock() };
+        let due = [wait_until, self.goes.end_ns].into_iter().min().unwrap_or(u64::MAX);
+        let mut limit = Duration::from_nanos(due.saturating_sub(self.now)).min(LONGEST_SLEEP);
+        if let Some(timeout) = pair.next_timeout() {
+            limit = limit.min(timeout.saturating_duration_since(self.at));
+        }
+        let mut flags = rustix::event::PollFlags::IN;
+        if wait.writable {
+            flags |= rustix::event::PollFlags::OUT;
+        }
+        let mut fds = [rustix::event::PollFd::new(&wait.fd, flags)];
+        let timeout = rustix::time::Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        // Whatever ends the sleep, the queue pair is asked next.
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        self.read_clock();
+    }
+
+    fn idle_since_ns(&self) -> u64 {
+        self.now.saturating_sub(self.samples.last_completion_ns.max(self.begin))
+    }
+
+    /// Nothing is on its way, and time holds the next I/O back.
+    fn sleep_until(&mut self, until: u64) {
+        let until = until.min(self.goes.end_ns);
+        let left = Duration::from_nanos(until.saturating_sub(self.now)).min(LONGEST_SLEEP);
+        if left > SHORTEST_SLEEP {
+            std::thread::sleep(left - SHORTEST_SLEEP);
+        } else {
+            std::hint::spin_loop();
+        }
+        self.read_clock();
+    }
+
+    #[inline]
+    fn read_clock(&mut self) {
+        self.at = Instant::now();
+        self.now = self.at.duration_since(self.epoch).as_nanos() as u64;
+    }
+
+    /// Flushes every target and waits for it.
+    fn flush_all(&mut self) {
+        for index in 0..self.lanes.len() {
+            self.push(index, FLUSH, 0, 0, false);
+            self.drain();
+        }
+    }
+
+    /// Reads what was written, and checks it. The figures of these reads are those of the direction
+    /// unless the job had reads of its own.
+    fn read_again(&mut self) {
+        let begin = self.now;
+        let reads = self.stats.directions[0].clone();
+        (self.goes.end_ns, self.search) = (u64::MAX, None);
+        self.read_all_again();
+        if self.job.pattern.reads {
+            self.stats.directions[0] = reads;
+        } else {
+            let ms = self.now.saturating_sub(begin).div_ceil(1_000_000);
+            self.stats.directions[0].runtime_ms = ms.max(1);
+        }
+    }
+
+    fn read_all_again(&mut self) {
+        for index in 0..self.lanes.len() {
+            let lane = &mut self.lanes[index];
+            let mut replay = lane.replay.clone();
+            let once = lane.positions.len() / self.job.block_range().0;
+            let issued =
+                if self.job.verify_only { once.min(self.goes.ios_left) } else { lane.issued };
+            let ordered =
+                !self.job.pattern.random || self.job.block_range().0 == self.job.block_range().1;
+            // A whole pass covers everything; later passes wrote over it what is checked alike.
+            let count = if ordered { issued.min(once.max(1)) } else { issued };
+            for _ in 0..count {
+                let direction = replay.direction();
+                let block = replay.next_of(direction);
+                if direction == 0 && self.job.pattern.writes {
+                    continue;
+                }
+                while self.free.is_empty() {
+                    self.step();
+                }
+                if self.error != 0 || self.shared.stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                self.push(index, 0, block.offset, block.len, true);
+                if self.lanes[index].pending.len() >= self.depth.div_ceil(2) {
+                    self.step();
+                }
+            }
+            self.drain();
+        }
+    }
+
+    /// Waits for everything that is on its way.
+    fn drain(&mut self) {
+        while self.in_flight > 0 || self.lanes.iter().any(|lane| !lane.pending.is_empty()) {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        self.submit();
+        self.poll();
+        if self.has_enough() {
+            self.account();
+        } else {
+            self.wait_for_completions(u64::MAX);
+        }
+    }
+
+    /// What the manager may look at.
+    fn publish(&mut self) {
+        for direction in 0..2 {
+            let stats = &self.stats.directions[direction];
+            self.shared.ios[direction].store(stats.ios, Ordering::Relaxed);
+            self.shared.bytes[direction].store(stats.bytes, Ordering::Relaxed);
+        }
+        let lat_ns = self.stats.directions.iter().map(|direction| direction.lat.sum()).sum();
+        self.shared.lat_ns.store(lat_ns, Ordering::Relaxed);
+        if self.shared.want_snapshot.load(Ordering::Relaxed) {
+            self.shared.want_snapshot.store(false, Ordering::Relaxed);
+            let mut stats = self.stats.clone();
+            stats.set_runtime(self.elapsed_ms());
+            let mut snapshot = self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+            *snapshot = Some(Box::new(stats));
+        }
+    }
+}
+
+fn logs_of(job: &Job) -> Vec<Log> {
+    let wanted = |kind| match kind {
+        Kind::Bandwidth => job.bw_log.is_some(),
+        Kind::Iops => job.iops_log.is_some(),
+        Kind::Slat => job.lat_log.is_some() && !job.disable_slat,
+        Kind::Clat => job.lat_log.is_some() && !job.disable_clat,
+        Kind::Lat => job.lat_log.is_some() && !job.disable_lat,
+    };
+    let kinds = Kind::ALL.into_iter().filter(|&kind| wanted(kind));
+    kinds.map(|kind| Log::new(kind, job.log_avg_msec, job.log_value, job.log_offset)).collect()
+}
+
+/// The direction of a flush.
+const FLUSH: u8 = 2;
+/// How long a thread looks for completions before it sleeps.
+const SPIN_NS: u64 = 20_000;
+/// So that signals and the end are seen.
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+/// What a sleep is late by, at the least.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(60);

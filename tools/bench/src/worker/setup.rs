@@ -1,0 +1,167 @@
+//! From a job and its targets to what the loop works on; everything that can be wrong is found here.
+
+use std::collections::VecDeque;
+
+use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
+
+use super::{Lane, Slot};
+use crate::engine::Target;
+use crate::options::Job;
+use crate::options::job::Engine;
+use crate::workload::content::Content;
+use crate::workload::positions::Positions;
+use crate::workload::random::derive;
+
+/// The seed of everything random in the `number`th clone of job `index`.
+pub(crate) fn seed_of(job: &Job, index: u64, number: u64) -> u64 {
+    let base = match (job.randseed, job.randrepeat) {
+        (Some(seed), _) => seed,
+        (None, true) => DEFAULT_SEED,
+        (None, false) => {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            now.map_or(DEFAULT_SEED, |since| since.as_nanos() as u64)
+        }
+    };
+    derive(base, index << 16 | number)
+}
+
+/// The part of `target` that the `number`th clone works on: begin and length in bytes.
+///
+/// # Errors
+/// A sentence with what the job asks for and what the target has.
+pub(crate) fn region(
+    job: &Job,
+    number: u64,
+    target: &Target,
+    targets: u64,
+) -> Result<(u64, u64), String> {
+    let name = &target.name;
+    let align = job.offset_align.max(target.block).max(1);
+    let increment = job.offset_increment.of(target.len);
+    let begin = (job.offset.of(target.len).next_multiple_of(align))
+        .checked_add(number.saturating_mul(increment))
+        .ok_or_else(|| format!("{name}: the offset is beyond everything"))?;
+    let rest = target.len.saturating_sub(begin);
+    let wanted = match job.size {
+        None => rest,
+        Some(crate::options::value::Size::Bytes(bytes)) => bytes / targets,
+        Some(percent) => percent.of(target.len).min(rest),
+    };
+    if begin.checked_add(wanted).is_none_or(|end| end > target.len) {
+        return Err(format!(
+            "{name} has {} bytes; size={wanted} from offset {begin} ends beyond it",
+            target.len
+        ));
+    }
+    let (min, max) = job.block_range();
+    let len = wanted / min * min;
+    if len < max {
+        return Err(format!(
+            "{name}: {wanted} bytes from offset {begin} are less than one block of {max}"
+        ));
+    }
+    Ok((begin, len))
+}
+
+/// Refuses blocks and depths that the target cannot have.
+pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
+    let (min, max) = job.block_range();
+    let (name, block) = (&target.name, target.block);
+    let sizes = [0, 1].map(|d| job.bssplit[d].iter().map(|s| s.0).collect::<Vec<_>>()).concat();
+    let all = sizes.into_iter().chain([min, max]);
+    for size in all {
+        if !size.is_multiple_of(block) {
+            return Err(format!(
+                "{name} has blocks of {block} bytes, and bs={size} is not whole ones"
+            ));
+        }
+    }
+    if job.bs_unaligned && block > 1 {
+        return Err(format!("{name} has blocks of {block} bytes, which bs_unaligned would split"));
+    }
+    if max > target.max_transfer {
+        return Err(format!("{name} takes {} bytes at a time, bs is {max}", target.max_transfer));
+    }
+    if job.depth() > target.depth {
+        return Err(format!(
+            "{name} takes {} I/Os at a time, iodepth is {}{}",
+            target.depth,
+            job.depth(),
+            if target.engine.starts_with("tcp") {
+                "; queue_size= asks for a longer queue"
+            } else {
+                ""
+            }
+        ));
+    }
+    Ok(())
+}
+
+/// One lane for each target.
+pub(crate) fn lanes(
+    job: &Job,
+    number: u64,
+    targets: &[Target],
+    seed: u64,
+) -> Result<Vec<Lane>, String> {
+    let count = targets.len() as u64;
+    let mut lanes = Vec::new();
+    for (index, target) in targets.iter().enumerate() {
+        check(job, target)?;
+        let (begin, len) = region(job, number, target, count)?;
+        let pair = target.queue_pair(job.depth())?;
+        let positions = Positions::new(job, begin, len, derive(seed, index as u64));
+        lanes.push(Lane {
+            block: u64::from(pair.namespace().block_len_bytes),
+            name: target.name.clone(),
+            replay: positions.clone(),
+            positions,
+            content: Content::new(job, job.randseed.unwrap_or(DEFAULT_SEED)),
+            pending: VecDeque::with_capacity(job.depth() as usize),
+            burst: Vec::with_capacity(job.depth() as usize),
+            in_flight: 0,
+            chosen: None,
+            issued: 0,
+            needs_poll: target.engine.starts_with("tcp"),
+            pair,
+        });
+    }
+    Ok(lanes)
+}
+
+/// A buffer for each I/O that may be on its way.
+pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
+    let (_, max) = job.block_range();
+    let depth = job.depth() as usize;
+    let slot_len_bytes = (max as usize).next_multiple_of(4096);
+    let bytes = slot_len_bytes * depth;
+    let huge_pages = if job.engine == Engine::Null { HugePages::Off } else { HugePages::Auto };
+    let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages })
+        .map_err(|error| format!("no memory for iodepth times bs: {}", error.report()))?;
+    let slot = |_| Slot { buf: pool.take(max as usize).unwrap_or_default(), ..Slot::default() };
+    let slots: Vec<Slot> = (0..depth).map(slot).collect();
+    match slots.iter().all(|slot| slot.buf.len() as u64 == max) {
+        true => Ok(slots),
+        false => Err("no memory for iodepth times bs".to_owned()),
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        let (buf, rest) = (IoBuf::empty(), IoBuf::empty());
+        Slot {
+            began: 0,
+            issued: 0,
+            offset: 0,
+            len: 0,
+            lane: 0,
+            direction: 0,
+            check: false,
+            buf,
+            rest,
+        }
+    }
+}
+
+/// As fio's, the same in every run.
+const DEFAULT_SEED: u64 = 0x89;

@@ -1,0 +1,129 @@
+//! When the next I/O may go: rates, and whether they are kept.
+
+use super::random::Random;
+use crate::options::Job;
+
+/// The limits of one direction.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    /// Nanoseconds that an I/O and that a byte costs.
+    ns_per_io: f64,
+    ns_per_byte: f64,
+    /// When the next I/O may go.
+    due_ns: f64,
+    poisson: Option<Random>,
+}
+
+impl Pace {
+    /// The limit of `direction`, if it has one.
+    pub(crate) fn new(job: &Job, direction: usize, seed: u64) -> Option<Pace> {
+        let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
+        let (ns_per_io, ns_per_byte) = (per(job.rate_iops[direction]), per(job.rate[direction]));
+        let poisson = job.rate_poisson.then(|| Random::new(seed));
+        (ns_per_io + ns_per_byte > 0.0).then_some(Pace {
+            ns_per_io,
+            ns_per_byte,
+            due_ns: 0.0,
+            poisson,
+        })
+    }
+
+    /// When the next I/O may go.
+    #[inline]
+    pub(crate) fn due_ns(&self) -> u64 {
+        self.due_ns as u64
+    }
+
+    /// An I/O of `len` bytes goes at `now_ns`.
+    pub(crate) fn went(&mut self, now_ns: u64, len: u64) {
+        let mut cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
+        if let Some(random) = &mut self.poisson {
+            cost *= -(1.0 - random.unit()).ln();
+        }
+        // Time that was lost is caught up with, but for what is longer ago than a second.
+        self.due_ns = self.due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
+    }
+}
+
+/// Watches over rate_min and rate_iops_min.
+#[derive(Debug, Clone)]
+pub(crate) struct Floor {
+    bytes_per_s: Option<u64>,
+    ios_per_s: Option<u64>,
+    cycle_ns: u64,
+    since: (u64, u64, u64),
+}
+
+impl Floor {
+    pub(crate) fn new(job: &Job, direction: usize) -> Option<Floor> {
+        let (bytes_per_s, ios_per_s) = (job.rate_min[direction], job.rate_iops_min[direction]);
+        let cycle_ns = job.rate_cycle_us * 1000;
+        (bytes_per_s.is_some() || ios_per_s.is_some()).then_some(Floor {
+            bytes_per_s,
+            ios_per_s,
+            cycle_ns,
+            since: (0, 0, 0),
+        })
+    }
+
+    /// Looks at the totals so far.
+    ///
+    /// # Errors
+    /// Says what came, and what was asked for, once a cycle.
+    pub(crate) fn check(&mut self, now_ns: u64, bytes: u64, ios: u64) -> Result<(), String> {
+        let (then_ns, then_bytes, then_ios) = self.since;
+        let passed_ns = now_ns.saturating_sub(then_ns);
+        if passed_ns < self.cycle_ns {
+            return Ok(());
+        }
+        self.since = (now_ns, bytes, ios);
+        let rate = |count: u64| (count as f64 * 1e9 / passed_ns as f64) as u64;
+        let (byte_rate, io_rate) = (rate(bytes - then_bytes), rate(ios - then_ios));
+        match (self.bytes_per_s, self.ios_per_s) {
+            (Some(least), _) if byte_rate < least => {
+                Err(format!("{byte_rate} bytes a second, rate_min is {least}"))
+            }
+            (_, Some(least)) if io_rate < least => {
+                Err(format!("{io_rate} I/Os a second, rate_iops_min is {least}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+const MOST_CAUGHT_UP_NS: f64 = 1e9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn went_until(pace: &mut Pace, end_ns: u64, len: u64) -> u64 {
+        let mut count = 0;
+        while pace.due_ns() < end_ns {
+            pace.went(pace.due_ns(), len);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn as_many_go_as_the_limit_says() {
+        let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
+        assert_eq!(went_until(&mut Pace::new(&job, 0, 1).unwrap(), 1_000_000_000, 4096), 1000);
+        assert!(Pace::new(&job, 1, 1).is_none());
+        let job = Job { rate: [Some(1 << 20), None], ..Job::default() };
+        assert_eq!(went_until(&mut Pace::new(&job, 0, 1).unwrap(), 1_000_000_000, 4096), 256);
+        let job = Job { rate_iops: [Some(1000), None], rate_poisson: true, ..Job::default() };
+        let random = went_until(&mut Pace::new(&job, 0, 1).unwrap(), 10_000_000_000, 4096);
+        assert!((9_500..10_500).contains(&random), "{random}");
+    }
+
+    #[test]
+    fn a_rate_below_its_floor_is_told_once_a_cycle_is_over() {
+        let job = Job { rate_iops_min: [Some(100), None], ..Job::default() };
+        let mut floor = Floor::new(&job, 0).unwrap();
+        assert_eq!(floor.check(500_000_000, 0, 0), Ok(()));
+        assert_eq!(floor.check(1_000_000_000, 0, 150), Ok(()));
+        assert!(floor.check(2_000_000_000, 0, 200).unwrap_err().contains("rate_iops_min is 100"));
+    }
+}

@@ -1,0 +1,132 @@
+//! Bad input: each is refused, or told of, with what is wrong, where, and what to do.
+
+mod common;
+
+use std::fs;
+
+use common::{Place, bench, finish, run};
+
+fn refused(text: &str, words: &[&str]) {
+    let place = Place::new();
+    let file = place.write("bad.fio", text);
+    run(&[file.to_str().unwrap()]).code(1).complains_of(words);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_known_one() {
+    refused("[a]\nioengine=null\nsize=1m\niodeph=4\n", &["bad.fio:4", "iodeph", "'iodepth'"]);
+}
+
+#[test]
+fn a_wrong_unit_is_named() {
+    refused("[a]\nioengine=null\nsize=1x\n", &["bad.fio:3", "size=1x", "no unit of size"]);
+    refused("[a]\nioengine=null\nsize=1m\nruntime=5y\n", &["runtime=5y", "no unit of time"]);
+}
+
+#[test]
+fn sections_without_a_name_or_without_a_job_are_refused() {
+    refused("[]\nrw=read\n", &["bad.fio:1", "needs a name"]);
+    refused("[a]\n", &["bad.fio:1", "filename="]);
+    refused("[global]\nrw=read\n", &["no job"]);
+    refused("rw=read\n", &["before the first [section]"]);
+}
+
+#[test]
+fn a_missing_target_and_a_missing_size_are_named() {
+    refused("[a]\nrw=read\nsize=1m\nioengine=psync\n", &["a (", "filename="]);
+    refused("[a]\nrw=read\nioengine=null\n", &["null", "size="]);
+    refused("[a]\nrw=read\nfilename=/nonexistent/x\n", &["/nonexistent/x"]);
+}
+
+#[test]
+fn a_write_job_is_refused_where_only_reading_is_allowed() {
+    refused("[a]\nioengine=null\nsize=1m\nrw=write\nreadonly\n", &["rw=write", "readonly"]);
+    let place = Place::new();
+    let file = place.path("x");
+    fs::write(&file, [0; 8192]).unwrap();
+    let name = format!("--filename={}", file.display());
+    run(&["--readonly", "--name=a", "--rw=randwrite", &name]).code(1).complains_of(&["randwrite"]);
+}
+
+#[test]
+fn a_size_beyond_the_namespace_is_refused_with_both_sizes() {
+    let place = Place::new();
+    let file = place.path("x");
+    fs::write(&file, [0; 8192]).unwrap();
+    let name = format!("--filename={}", file.display());
+    let base = ["--name=a", "--rw=read", "--ioengine=file", &name];
+    let with = |more: &[&str]| run(&[&base[..], more].concat()).code(1);
+    with(&["--size=1m"]).complains_of(&["8192", "1048576", "beyond"]);
+    with(&["--offset=1m"]).complains_of(&["8192", "1048576"]);
+    with(&["--bs=16k"]).complains_of(&["less than one block"]);
+    with(&["--bs=1000"]).complains_of(&["not whole"]);
+}
+
+#[test]
+fn a_depth_beyond_the_queue_is_refused() {
+    let place = Place::new();
+    let file = place.path("x");
+    fs::write(&file, [0; 8192]).unwrap();
+    let name = format!("--filename={}", file.display());
+    let out = run(&["--name=a", "--rw=read", "--ioengine=file", &name, "--iodepth=60000"]);
+    out.code(1).complains_of(&["60000", "at a time"]);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_known_before_the_work() {
+    let job = ["--name=a", "--ioengine=null", "--size=1m"];
+    let with = |more: &[&str]| run(&[&job[..], more].concat()).code(1);
+    with(&["--output=/nonexistent/out"]).complains_of(&["/nonexistent/out"]);
+    with(&["--write_bw_log=/proc/x/y"]).complains_of(&["/proc/x"]);
+}
+
+#[test]
+fn a_runtime_of_zero_and_a_time_base_without_a_time_are_refused() {
+    refused("[a]\nioengine=null\nsize=1m\nruntime=0\n", &["runtime=0", "measure nothing"]);
+    refused("[a]\nioengine=null\nsize=1m\ntime_based\n", &["time_based needs runtime"]);
+}
+
+#[test]
+fn values_out_of_range_and_wrong_names_are_refused() {
+    for (line, word) in [
+        ("rw=raedwrite", "no pattern"),
+        ("rw=randtrim", "trimming"),
+        ("ioengine=nul", "'null'"),
+        ("iodepth=0", "1 to"),
+        ("bssplit=4k/50:8k/40", "add up"),
+        ("random_distribution=zoned:10/10", "add up"),
+        ("bs=0", "a block has"),
+        ("verify=md5", "crc32c and pattern"),
+        ("wait_for=nobody", "no earlier job"),
+        ("percentile_list=101", "0 to 100"),
+        ("steadystate=iops", "no limit"),
+        ("steadystate=iops:5%", "steadystate_duration"),
+        ("latency_target=5ms", "latency_window"),
+        ("include nothing.inc", "nothing.inc"),
+        ("cpus_allowed=x", "whole number"),
+        ("rwmixread=101", "0 to 100"),
+    ] {
+        refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[word]);
+    }
+}
+
+#[test]
+fn a_target_that_nobody_serves_is_named() {
+    let out =
+        run(&["--name=a", "--filename=nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x", "--rw=read"]);
+    out.code(1).complains_of(&["127.0.0.1:1"]);
+    run(&["--name=a", "--filename=nvme-tcp://h", "--rw=read"])
+        .code(1)
+        .complains_of(&["nvme-tcp://h"]);
+    let wrong =
+        run(&["--name=a", "--ioengine=psync", "--filename=nvme-tcp\\://h/nqn.2026-11.io.dlfs\\:x"]);
+    wrong.code(1).complains_of(&["plain files"]);
+}
+
+#[test]
+fn a_job_file_that_is_not_there_is_named() {
+    run(&["/nonexistent.fio"]).code(1).complains_of(&["/nonexistent.fio"]);
+    let mut command = bench();
+    command.arg("-x");
+    finish(command).code(1).complains_of(&["-x"]);
+}

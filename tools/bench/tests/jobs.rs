@@ -1,0 +1,220 @@
+//! Jobs from files and command lines, run by the real `dlfs-bench`.
+
+mod common;
+
+use std::fs;
+
+use common::{Place, bench, finish, run};
+
+#[test]
+fn a_random_read_of_a_plain_file_by_every_engine_moves_what_was_asked() {
+    let place = Place::new();
+    for engine in ["psync", "io_uring", "mem", "null", "file"] {
+        let file = place.path(&format!("{engine}.img"));
+        if engine == "file" {
+            fs::write(&file, vec![1; 1 << 20]).unwrap();
+        }
+        let out = run(&[
+            "--name=r",
+            "--rw=randread",
+            "--bs=4k",
+            "--size=1m",
+            "--iodepth=8",
+            &format!("--filename={}", file.display()),
+            &format!("--ioengine={engine}"),
+            "--output-format=json",
+        ])
+        .quiet();
+        let job = &out.json()["jobs"][0];
+        assert_eq!(job["read"]["io_bytes"], 1 << 20, "{engine}");
+        assert_eq!(job["read"]["total_ios"], 256, "{engine}");
+        assert_eq!(job["write"]["total_ios"], 0, "{engine}");
+        assert_eq!(job["error"], 0, "{engine}");
+        assert_eq!(job["read"]["clat_ns"]["N"], 256, "{engine}");
+    }
+}
+
+#[test]
+fn what_was_written_is_verified_and_a_changed_byte_is_found() {
+    let place = Place::new();
+    for (engine, verify) in
+        [("psync", "crc32c"), ("io_uring", "pattern"), ("file", "crc32c"), ("io_uring", "crc32c")]
+    {
+        let file = place.path(&format!("{engine}-{verify}"));
+        fs::write(&file, vec![0; 256 << 10]).unwrap();
+        let name = format!("--filename={}", file.display());
+        let engine = format!("--ioengine={engine}");
+        let verify = format!("--verify={verify}");
+        let common = [
+            &*name,
+            &engine,
+            &verify,
+            "--verify_pattern=0xabcd",
+            "--bs=4k",
+            "--size=256k",
+            "--iodepth=4",
+            "--output-format=json",
+        ];
+        let with = |more: &[&str]| run(&[&["--name=v"], &common[..], more].concat());
+        let written = with(&["--rw=randwrite"]).quiet();
+        assert_eq!(written.json()["jobs"][0]["dlfs"]["verified"], 64, "{engine} {verify}");
+        let read = with(&["--rw=read"]).quiet();
+        assert_eq!(read.json()["jobs"][0]["dlfs"]["verified"], 64, "{engine} {verify}");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[100_000] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let damaged = with(&["--rw=read"]).code(1);
+        damaged.complains_of(&["verify", "offset"]);
+        assert_eq!(damaged.json()["jobs"][0]["error"], 84, "{engine} {verify}");
+        let counted = with(&["--rw=read", "--continue_on_error=verify"]).quiet();
+        assert_eq!(counted.json()["jobs"][0]["total_err"], 1, "{engine} {verify}");
+        assert_eq!(counted.json()["jobs"][0]["dlfs"]["verified"], 63, "{engine} {verify}");
+    }
+}
+
+#[test]
+fn stages_follow_each_other_and_equal_jobs_are_reported_together() {
+    let place = Place::new();
+    let file = place.write(
+        "stages.fio",
+        "[global]\nioengine=null\nsize=4m\nbs=64k\n[first]\nrw=read\nnumjobs=3\ngroup_reporting\n\
+         [second]\nstonewall\nrw=write\nwait_for=first\n[third]\nrw=read\nwait_for=second\n",
+    );
+    let out = run(&[file.to_str().unwrap(), "--output-format=json"]).quiet();
+    let jobs = out.json()["jobs"].clone();
+    let names: Vec<_> = jobs.as_array().unwrap().iter().map(|j| j["jobname"].clone()).collect();
+    assert_eq!(names, ["first", "second", "third"]);
+    assert_eq!(jobs[0]["read"]["io_bytes"], 3 * (4 << 20));
+    assert_eq!((jobs[0]["groupid"].clone(), jobs[1]["groupid"].clone()), (0.into(), 1.into()));
+    assert_eq!(out.json()["global options"]["ioengine"], "null");
+    assert_eq!(jobs[1]["job options"]["rw"], "write");
+}
+
+#[test]
+fn includes_and_variables_are_read() {
+    let place = Place::new();
+    place.write("common.inc", "[global]\nioengine=null\nsize=${BENCH_SIZE}\n");
+    let file = place.write("job.fio", "include common.inc\n[a]\nrw=randread\n");
+    let mut command = bench();
+    command.arg(&file).arg("--output-format=json").env("BENCH_SIZE", "2m");
+    let out = finish(command).quiet();
+    assert_eq!(out.json()["jobs"][0]["read"]["io_bytes"], 2 << 20);
+    let mut command = bench();
+    command.arg(&file).env_remove("BENCH_SIZE");
+    finish(command).code(1).complains_of(&["common.inc:3", "BENCH_SIZE"]);
+}
+
+#[test]
+fn limits_of_rate_count_and_size_are_kept() {
+    let base = ["--name=l", "--ioengine=null", "--bs=4k", "--output-format=json"];
+    let with = |more: &[&str]| run(&[&base[..], more].concat()).quiet();
+    let count = with(&["--rw=read", "--size=1m", "--number_ios=10"]);
+    assert_eq!(count.json()["jobs"][0]["read"]["total_ios"], 10);
+    let moved = with(&["--rw=write", "--size=1m", "--io_size=3m"]);
+    assert_eq!(moved.json()["jobs"][0]["write"]["io_bytes"], 3 << 20);
+    let looped = with(&["--rw=read", "--size=1m", "--loops=3"]);
+    assert_eq!(looped.json()["jobs"][0]["read"]["io_bytes"], 3 << 20);
+    // 50 I/Os at 1000 a second take at least 49 ms, however slow the machine is.
+    let slow = with(&["--rw=read", "--size=200k", "--rate_iops=1000"]);
+    assert!(slow.json()["jobs"][0]["read"]["runtime"].as_u64().unwrap() >= 49);
+    let think = with(&["--rw=read", "--size=40k", "--thinktime=5ms", "--thinktime_blocks=5"]);
+    assert!(think.json()["jobs"][0]["read"]["runtime"].as_u64().unwrap() >= 5);
+}
+
+#[test]
+fn flushes_and_blocks_of_many_sizes_share_the_buffers() {
+    let place = Place::new();
+    let file = format!("--filename={}", place.path("x").display());
+    for engine in ["psync", "io_uring"] {
+        let out = run(&[
+            "--name=f",
+            "--rw=randwrite",
+            "--bssplit=512/30:4k/40:64k/30",
+            "--size=1m",
+            "--io_size=8m",
+            "--iodepth=8",
+            "--fsync=7",
+            "--end_fsync=1",
+            &file,
+            &format!("--ioengine={engine}"),
+            "--output-format=json",
+        ])
+        .quiet();
+        let job = &out.json()["jobs"][0];
+        assert!(job["write"]["io_bytes"].as_u64().unwrap() >= 8 << 20);
+        let writes = job["write"]["total_ios"].as_u64().unwrap();
+        let flushes = job["sync"]["total_ios"].as_u64().unwrap();
+        assert!(flushes > 0 && flushes <= writes / 7 + 1, "{flushes} of {writes}");
+    }
+}
+
+#[test]
+fn a_steady_null_engine_ends_before_its_runtime_and_a_depth_is_found() {
+    let steady = run(&[
+        "--name=s",
+        "--ioengine=null",
+        "--size=1g",
+        "--rw=read",
+        "--rate_iops=2000",
+        "--bs=4k",
+        "--runtime=60",
+        "--time_based",
+        "--ss=iops:90%",
+        "--ss_dur=1",
+        "--ss_interval=200ms",
+        "--output-format=json",
+    ])
+    .quiet();
+    let job = &steady.json()["jobs"][0];
+    assert_eq!(job["steadystate"]["attained"], 1);
+    assert!(job["read"]["runtime"].as_u64().unwrap() < 60_000);
+    let depth = run(&[
+        "--name=d",
+        "--ioengine=null",
+        "--size=1g",
+        "--rw=read",
+        "--runtime=60",
+        "--time_based",
+        "--iodepth=16",
+        "--latency_target=10s",
+        "--latency_window=10ms",
+        "--output-format=json",
+    ])
+    .quiet();
+    assert_eq!(depth.json()["jobs"][0]["dlfs"]["latency_target_depth"], 16);
+    assert_eq!(depth.json()["jobs"][0]["dlfs"]["latency_target_met"], true);
+}
+
+#[test]
+fn options_without_effect_are_named_once_in_the_result_and_help_explains_all() {
+    let out = run(&[
+        "--name=w",
+        "--ioengine=null",
+        "--size=1m",
+        "--thread",
+        "--mem=malloc",
+        "--output-format=json",
+    ])
+    .quiet();
+    let told = out.json()["dlfs"]["warnings"][0].clone();
+    assert_eq!(told, "accepted, without effect here: thread, mem");
+    assert!(run(&["--cmdhelp"]).quiet().text().contains("random_distribution"));
+    assert!(run(&["--cmdhelp=iodepth"]).quiet().text().contains("on their way"));
+    assert!(run(&["--enghelp"]).quiet().text().contains("io_uring"));
+    assert!(run(&["--version"]).quiet().text().contains("fio-3"));
+    assert!(run(&["--help"]).quiet().text().contains("--output-format"));
+    run(&["--cmdhelp=iodeph"]).code(1).complains_of(&["iodepth"]);
+}
+
+#[test]
+fn only_reading_and_showing_the_jobs_does_no_io() {
+    let place = Place::new();
+    let file = place.write("p.fio", "[a]\nfilename=/nonexistent/x\nrw=write\nsize=1m\nbs=8k\n");
+    let name = file.to_str().unwrap();
+    run(&[name, "--parse-only"]).quiet();
+    let shown = run(&[name, "--showcmd"]).quiet();
+    assert_eq!(
+        shown.text().trim(),
+        "dlfs-bench --name='a' --filename='/nonexistent/x' --rw='write' --size='1m' --bs='8k'"
+    );
+}
