@@ -3,16 +3,16 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::nvme::identify::{IdentifyNamespace, NamespaceDescriptors, decode_namespace_list};
 use dlfs::nvme::sqe::{cns, log_page};
 use dlfs::nvme::{Cc, Csts, IdentifyController, Nqn, Property, Sgl, Sqe, Status};
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{Cpus, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
@@ -64,6 +64,51 @@ fn a_host_identifies_reads_and_keeps_alive_with_and_without_digests() {
             assert!(cqe.status().is_success(), "{}", cqe.status());
             assert!(read == bytes[slba as usize * 512..][..len as usize], "at {slba}");
         }
+    }
+}
+
+#[test]
+fn queues_go_to_the_poller_that_has_the_fewest() {
+    let (target, _) = serve(|options| options.num_pollers = 2);
+    assert_eq!(target.queues_by_poller(), [0, 0]);
+    let hosts =
+        [(); 3].map(|()| RawHost::with_queues::<2>(target.local_addr(), &nqn(), NO_DIGESTS));
+    assert_eq!(target.queues_by_poller(), [3, 3], "admin queues do not count");
+    drop(hosts);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while target.queues_by_poller() != [0, 0] {
+        assert!(Instant::now() < limit, "{:?}", target.queues_by_poller());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn pollers_that_are_bound_and_never_sleep_serve_and_stop() {
+    let cpus = Cpus::of_node(0).expect("every machine has node 0");
+    let (target, bytes) = serve(|options| {
+        (options.num_pollers, options.busy_poll, options.cpus) = (2, true, Some(cpus));
+    });
+    for _ in 0..2 {
+        let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+        let (cqe, read) = io.call(Sqe::read(0, NSID, Lba(8), 8, 4096), &[]);
+        assert!(cqe.status().is_success() && read == bytes[4096..8192]);
+    }
+    target.stop();
+}
+
+#[test]
+fn a_host_that_gives_up_its_event_requests_may_use_their_cids_again() {
+    let (target, _) = serve(|_| {});
+    let (mut admin, _) = RawHost::admin(target.local_addr(), &nqn(), NO_DIGESTS);
+    for cid in [7, 8, 9] {
+        let event = admin.capsule(&Sqe::async_event_request(cid), &[]);
+        admin.send(&event);
+    }
+    for cid in [8, 8, 7, 9] {
+        let keep_alive = admin.capsule(&Sqe::keep_alive(cid), &[]);
+        admin.send(&keep_alive);
+        let Reply::Resp(cqe) = admin.receive() else { panic!("not the answer to {cid}") };
+        assert!(cqe.cid.get() == cid && cqe.status().is_success(), "{cqe:?}");
     }
 }
 

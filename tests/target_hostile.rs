@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::nvme::sqe::{admin, fctype, feature, nvm};
-use dlfs::nvme::{ConnectData, Nqn, Property, Sgl, Sqe, Status};
+use dlfs::nvme::{Cc, ConnectData, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -382,6 +382,34 @@ fn a_host_that_reads_no_answers_is_given_up_and_holds_up_nobody() {
         assert!(Instant::now() < limit, "{:?}", siege.target.stats());
     }
     drop((_admin, io));
+    siege.end();
+}
+
+#[test]
+fn a_host_with_many_queues_that_reads_no_answers_leaves_memory_to_the_others() {
+    let mut siege = Siege::begin(|_| {});
+    let nqn = Nqn::new("nqn.2026-11.io.dlfs:stuck").unwrap();
+    let connect = |qid: u16, sqsize: u16, cntlid: u16| {
+        let mut host = siege.initialised(NONE);
+        host.hostnqn = nqn.clone();
+        let cqe = host.connect(qid, sqsize, cntlid);
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+        (host, cqe.dw0.get() as u16)
+    };
+    let (mut admin, cntlid) = connect(0, 31, ConnectData::CNTLID_DYNAMIC);
+    let enable = Sqe::property_set(0, Property::Cc, u64::from(Cc::ENABLE.0));
+    assert!(admin.call(enable, &[]).0.status().is_success());
+    assert!(admin.call(Sqe::set_num_queues(0, 8), &[]).0.status().is_success());
+    let mut queues: Vec<RawHost> = (1..=8).map(|qid| connect(qid, 127, cntlid).0).collect();
+    for queue in &mut queues {
+        // 8 times 63 MiB, of a pool of 64 MiB.
+        let read = |cid| queue.capsule(&Sqe::read(cid, NSID, Lba(0), 1024, 524_288), &[]);
+        let reads: Vec<u8> = (0..126u16).flat_map(read).collect();
+        queue.send(&reads);
+    }
+    (0..200).for_each(|_| siege.check());
+    assert_eq!(siege.target.stats().dropped, 0, "it was served beside the other, not after it");
+    drop((admin, queues));
     siege.end();
 }
 

@@ -31,8 +31,8 @@ use parking_lot::Mutex;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
-use crate::qpair::Device;
 use crate::qpair::group::Waker;
+use crate::qpair::{Cpus, Device};
 use crate::reader::{
     Batch, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, check_not_stale,
 };
@@ -101,6 +101,8 @@ pub struct LoaderOptions {
     pub deadline: Duration,
     /// Whether the poller burns a core rather than sleep.
     pub busy_poll: bool,
+    /// What the poller is bound to; the memory of samples lies near. `None`: it runs anywhere.
+    pub cpus: Option<Cpus>,
 }
 
 impl LoaderOptions {
@@ -122,6 +124,7 @@ impl LoaderOptions {
             on_error: OnError::Stop,
             deadline: Duration::from_secs(60),
             busy_poll: false,
+            cpus: None,
         }
     }
 
@@ -471,9 +474,11 @@ impl Loader {
             Batching::Chunk => self.directory.layout().chunk_size_bytes as usize,
             Batching::Sample | Batching::None => SLOT_LEN_BYTES,
         };
-        let memory = Memory::new(options.window_bytes, slot_len_bytes)?;
+        let cpus = options.cpus.as_ref();
+        let make_memory = || Memory::new(options.window_bytes, slot_len_bytes);
+        let memory = cpus.map_or_else(|| Ok(make_memory()), |cpus| cpus.run(make_memory))??;
         pump.use_pool(memory.pool());
-        Poller::start(pump, memory, driver, shared, options.copy_threads)
+        Poller::start(pump, memory, driver, shared, options.copy_threads, cpus.cloned())
     }
 }
 
@@ -515,6 +520,7 @@ impl Poller {
         driver: Box<dyn Driver>,
         shared: Arc<Shared>,
         copy_threads: Option<usize>,
+        cpus: Option<Cpus>,
     ) -> Result<Poller> {
         let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
         let (recycle, recycled) = bounded(READY_BATCHES);
@@ -530,7 +536,13 @@ impl Poller {
         };
         let thread = std::thread::Builder::new()
             .name("dlfs-poller".into())
-            .spawn(move || running.run())
+            .spawn(move || {
+                if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
+                    // They were there a moment ago, when the memory was made on them.
+                    tracing::warn!(%error, "the poller runs anywhere");
+                }
+                running.run();
+            })
             .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
         Ok(Poller {
             pid: std::process::id(),

@@ -5,6 +5,7 @@
 
 pub mod blocking;
 pub mod calls;
+mod cpus;
 mod device;
 pub mod file;
 pub mod group;
@@ -18,6 +19,7 @@ pub mod spdk;
 pub mod tcp;
 mod uring;
 
+pub use cpus::Cpus;
 pub use device::{Device, open};
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 

@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::cpus::online;
+
 /// How long to spin before sleeping, learnt from the sleeps before.
 #[derive(Debug)]
 pub(crate) struct Patience {
@@ -48,8 +50,7 @@ impl Patience {
 /// Whether the machine has one processor. What this thread is bound to does not matter: the other
 /// side, even if it is this machine's kernel, may run elsewhere.
 fn has_one_processor() -> bool {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
-    online.is_ok_and(|ranges| !ranges.contains(['-', ',']))
+    online().len() == 1
 }
 
 /// The longest spin without effect.

@@ -9,6 +9,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
+use super::hosts::HostId;
 use super::io::{Backend, Kind, Request, Tag, status_of};
 use super::stats::Counters;
 use super::subsystem::{Queue, Refusal};
@@ -37,6 +38,10 @@ pub(super) struct HostConnection {
     waiting: VecDeque<(CommandId, Request)>,
     /// Bytes of buffers that are with the device or with the host.
     held_bytes: usize,
+    /// Whose I/O queue it is, and how much it is known to hold.
+    host: Option<(HostId, usize)>,
+    /// Whether it counts as load of its poller.
+    pub(super) is_load: bool,
     async_events: Vec<CommandId>,
     opened: Instant,
     /// When sending last made progress, or had nothing to do.
@@ -79,6 +84,8 @@ impl HostConnection {
             queue: None,
             waiting: VecDeque::new(),
             held_bytes: 0,
+            host: None,
+            is_load: true,
             async_events: Vec::new(),
             opened: now,
             last_progress: now,
@@ -94,6 +101,35 @@ impl HostConnection {
 
     pub(super) fn is_connected(&self) -> bool {
         self.queue.is_some()
+    }
+
+    /// Whether it is known to be an admin queue.
+    pub(super) fn is_admin(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.qid == 0)
+    }
+
+    /// Tells the others what it holds now.
+    pub(super) fn account(&mut self, backend: &mut Backend) {
+        let holds = self.holds_bytes();
+        if let Some((host, known)) = &mut self.host
+            && *known != holds
+        {
+            backend.hosts.change(*host, *known, holds);
+            *known = holds;
+        }
+    }
+
+    /// It is being closed: what it holds is given back with it.
+    pub(super) fn leave(&mut self, backend: &mut Backend) {
+        if let Some((host, known)) = self.host.take() {
+            backend.hosts.change(host, known, 0);
+            backend.hosts.leave(host);
+        }
+    }
+
+    /// Bytes that the device or the host has.
+    fn holds_bytes(&self) -> usize {
+        self.held_bytes + self.protocol.transmit().len_bytes()
     }
 
     pub(super) fn opened(&self) -> Instant {
@@ -162,7 +198,10 @@ impl HostConnection {
         match event {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),
-                Some(queue) if queue.qid == 0 => self.begin_admin(id, &sqe, data, backend),
+                Some(queue) if queue.qid == 0 => {
+                    self.async_events.retain(|&parked| parked != id); // the host has forgotten it
+                    self.begin_admin(id, &sqe, data, backend);
+                }
                 Some(queue) if !queue.controller.is_enabled() || queue.is_orphan() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
                 }
@@ -205,7 +244,7 @@ impl HostConnection {
         id: CommandId,
         sqe: &Sqe,
         buf: &IoBuf,
-        backend: &Backend,
+        backend: &mut Backend,
         now: Instant,
     ) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
@@ -223,6 +262,9 @@ impl HostConnection {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
                 }
                 self.protocol.finish_with(id, cqe);
+                if queue.qid != 0 {
+                    self.host = Some((backend.hosts.enter(&queue.controller.hostnqn), 0));
+                }
                 self.queue = Some(queue);
             }
         }
@@ -249,6 +291,7 @@ impl HostConnection {
             Answer::Data(buf) => self.protocol.send_data(id, buf.freeze()),
             Answer::Fail(status) => self.fail(id, status.do_not_retry()),
             Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
+                self.protocol.park(id);
                 self.async_events.push(id);
             }
             Answer::Pending => self.fail(id, Status::AER_LIMIT_EXCEEDED.do_not_retry()),
@@ -290,7 +333,7 @@ impl HostConnection {
             backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
             return true;
         }
-        let holds = self.held_bytes + self.protocol.transmit().len_bytes();
+        let holds = self.holds_bytes();
         if holds > 0 && holds + len > backend.connection_bytes {
             return false;
         }
@@ -299,6 +342,11 @@ impl HostConnection {
         {
             self.protocol.send_data(id, bytes);
             return true;
+        }
+        self.account(backend);
+        let free_bytes = backend.pool.free_bytes();
+        if self.host.is_some_and(|(host, _)| !backend.hosts.may_take(host, len, free_bytes)) {
+            return false;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
         self.held_bytes += len;

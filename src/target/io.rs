@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::hosts::Hosts;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use crate::buf::{IoBuf, Pool, SharedBuf};
@@ -19,6 +20,8 @@ pub(super) struct Backend {
     /// What is to be added to the counters at the end of the turn.
     pub(super) tally: Tally,
     pub(super) pool: Pool,
+    /// Who holds how much of it.
+    pub(super) hosts: Hosts,
     /// One queue pair a namespace, in the order of the NSIDs.
     pub(super) queues: Vec<NamespaceQueue>,
     /// The most bytes that one connection may hold of the pool.

@@ -21,6 +21,7 @@
 
 mod admin;
 mod connection;
+mod hosts;
 mod io;
 mod options;
 mod poller;
@@ -79,9 +80,22 @@ impl Target {
         for number in 0..num_pollers {
             let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
             let doors = target.doors.clone();
-            let poller = Poller::new(subsystem, counters, doors, number, listener.take())?;
+            let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
+            let listener = listener.take();
+            let make = || Poller::new(subsystem, counters, doors, number, listener);
+            // Made where it will run, so that its memory lies there.
+            let poller = match &cpu {
+                None => make()?,
+                Some(cpu) => cpu.run(make)??,
+            };
             let thread = std::thread::Builder::new().name(format!("dlfs-target-{number}"));
-            target.threads.push(thread.spawn(move || poller.run())?);
+            target.threads.push(thread.spawn(move || {
+                if let Some(Err(error)) = cpu.map(|cpu| cpu.bind_this_thread()) {
+                    // It was there a moment ago, when the poller was made on it.
+                    tracing::warn!(%error, "a poller runs anywhere");
+                }
+                poller.run();
+            })?);
         }
         Ok(target)
     }
@@ -109,6 +123,11 @@ impl Target {
     /// What it has done so far.
     pub fn stats(&self) -> TargetStats {
         self.counters.read(self.subsystem.num_controllers() as u64)
+    }
+
+    /// I/O queues on each poller, with the connections that have yet to say which queue they are.
+    pub fn queues_by_poller(&self) -> Vec<usize> {
+        self.doors.iter().map(Door::load).collect()
     }
 
     /// Closes all connections, waits for what the devices still do (5 s at most) and ends the

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::nvme::Nqn;
+use crate::qpair::Cpus;
 
 /// What a [`super::Target`] offers, to whom, and within which limits.
 #[derive(Debug, Clone)]
@@ -20,9 +21,16 @@ pub struct TargetOptions {
     pub allow_any_host: bool,
     /// Lets hosts write, where the device can be written.
     pub writable: bool,
-    /// Threads that move data, each with queue pairs of its own. A connection stays on one.
+    /// Threads that move data, each with queue pairs of its own. A connection stays on one: that which
+    /// had the fewest queues when it came.
     pub num_pollers: usize,
-    /// Memory for data on their way, of each poller. One connection holds a quarter of it at most.
+    /// Whether the pollers never sleep, which costs a core each.
+    pub busy_poll: bool,
+    /// What the pollers are bound to, one processor each in turn; their memory lies near. `None`: they
+    /// run anywhere.
+    pub cpus: Option<Cpus>,
+    /// Memory for data on their way, of each poller. One connection holds a quarter of it at most, and
+    /// one host no more than it leaves free, so that no host can hold up the others.
     pub buffer_bytes: usize,
     /// The most of one command's data (MDTS), rounded down to a power of two that is no more than
     /// the devices allow and a quarter of the buffers.
@@ -51,6 +59,8 @@ impl TargetOptions {
             allow_any_host: false,
             writable: false,
             num_pollers: 1,
+            busy_poll: false,
+            cpus: None,
             buffer_bytes: 64 << 20,
             max_transfer_bytes: 1 << 20,
             max_queue_entries: 1024,

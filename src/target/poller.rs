@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
 use super::connection::{Closed, HostConnection, is_transient};
+use super::hosts::Hosts;
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, Tag};
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
@@ -29,19 +30,32 @@ pub(super) struct Door {
     inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
     waker: OwnedFd,
     stop: AtomicBool,
+    /// I/O queues, and connections that have yet to say which queue they are. Admin queues, which have
+    /// next to nothing to do, do not count.
+    load: AtomicUsize,
 }
 
 impl Door {
     pub(super) fn new() -> Result<Door> {
         let waker =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        Ok(Door { inbox: Mutex::default(), waker, stop: AtomicBool::new(false) })
+        Ok(Door {
+            inbox: Mutex::default(),
+            waker,
+            stop: AtomicBool::new(false),
+            load: AtomicUsize::new(0),
+        })
     }
 
     /// Asks the poller to end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// How much there is to do behind it.
+    pub(super) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
     }
 
     fn wake(&self) {
@@ -61,7 +75,7 @@ pub(super) struct Poller {
     listener: Option<TcpListener>,
     /// Whether accepting has been given up until the next tick, for want of file descriptors.
     accept_paused: bool,
-    /// Which poller gets the next connection.
+    /// Which of several pollers that are equally loaded gets the next connection.
     next_door: usize,
     connections: Slab<HostConnection>,
     next_generation: u32,
@@ -95,6 +109,7 @@ impl Poller {
         if let Some(listener) = &listener {
             add(listener, LISTENER)?;
         }
+        let busy_poll = subsystem.options.busy_poll;
         Ok(Poller {
             backend: make_backend(subsystem, counters)?,
             doors,
@@ -111,7 +126,7 @@ impl Poller {
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
             next_tick: Instant::now(),
-            patience: Patience::new(false),
+            patience: Patience::new(busy_poll),
         })
     }
 
@@ -226,8 +241,8 @@ impl Poller {
                 }
             };
             Counters::add(&self.backend.counters.accepted, 1);
-            let door = self.next_door % self.doors.len();
-            self.next_door = door + 1;
+            let door = self.least_loaded_door();
+            self.doors[door].load.fetch_add(1, Ordering::Relaxed);
             if door == self.number {
                 self.add(stream, peer, now);
             } else {
@@ -235,6 +250,19 @@ impl Poller {
                 self.doors[door].wake();
             }
         }
+    }
+
+    fn least_loaded_door(&mut self) -> usize {
+        let doors = self.doors.len();
+        let in_turn = (0..doors).map(|turn| (self.next_door + turn) % doors);
+        let door = in_turn.min_by_key(|&door| self.doors[door].load()).expect("there is a poller");
+        self.next_door = door + 1;
+        door
+    }
+
+    /// A connection that counted as load is gone, or is an admin queue.
+    fn relieve(&self) {
+        self.doors[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Stops or goes on listening to the listener, which would otherwise be ready all the time.
@@ -251,7 +279,7 @@ impl Poller {
         if self.connections.len() >= max && !self.drop_oldest_stranger() {
             tracing::warn!(%peer, "refused: there are {max} connections already");
             Counters::add(&self.backend.counters.dropped, 1);
-            return;
+            return self.relieve();
         }
         self.next_generation = (self.next_generation + 1) & GENERATION_MASK;
         let entry = self.connections.vacant_entry();
@@ -268,7 +296,10 @@ impl Poller {
                 Counters::add(&self.backend.counters.connections, 1);
                 self.next_tick = self.next_tick.min(now + TICK);
             }
-            Err(error) => tracing::debug!(%peer, %error, "connection lost while it was accepted"),
+            Err(error) => {
+                tracing::debug!(%peer, %error, "connection lost while it was accepted");
+                self.relieve();
+            }
         }
     }
 
@@ -294,6 +325,10 @@ impl Poller {
         }
         if let Err(closed) = result {
             return self.close(index, closed);
+        }
+        if connection.is_load && connection.is_admin() {
+            connection.is_load = false;
+            self.doors[self.number].load.fetch_sub(1, Ordering::Relaxed);
         }
         if connection.is_starved() && !self.starved.contains(&index) {
             self.starved.push(index);
@@ -345,7 +380,9 @@ impl Poller {
         for index in dirty.drain(..) {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             connection.is_dirty = false;
-            match connection.send(now) {
+            let sent = connection.send(now);
+            connection.account(&mut self.backend);
+            match sent {
                 Err(closed) => self.close(index, closed),
                 Ok(()) if connection.is_blocked => {
                     watch(&self.epoll, index, connection, EventFlags::IN | EventFlags::OUT);
@@ -392,7 +429,11 @@ impl Poller {
     }
 
     fn close(&mut self, index: usize, closed: Closed) {
-        let connection = self.connections.remove(index);
+        let mut connection = self.connections.remove(index);
+        connection.leave(&mut self.backend);
+        if connection.is_load {
+            self.relieve();
+        }
         tracing::debug!(peer = %connection.peer, ?closed, "connection closed");
         let counters = &self.backend.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
@@ -427,7 +468,8 @@ fn make_backend(subsystem: Arc<Subsystem>, counters: Arc<Counters>) -> Result<Ba
     });
     let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
     let tally = Tally::default();
-    Ok(Backend { subsystem, counters, tally, pool, queues, connection_bytes: bytes / 4 })
+    let hosts = Hosts::default();
+    Ok(Backend { subsystem, counters, tally, hosts, pool, queues, connection_bytes: bytes / 4 })
 }
 
 /// Sets up an accepted socket: no waiting, no delay, and an end when the other machine is gone.

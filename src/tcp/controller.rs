@@ -124,6 +124,8 @@ enum State {
         len: u32,
         in_capsule: bool,
     },
+    /// With the caller, for as long as it takes.
+    Parked,
     /// The data are in the capsule that is being received.
     FillingFromCapsule,
     /// The data were asked for with an R2T.
@@ -234,6 +236,17 @@ impl Connection {
         }
     }
 
+    /// Notes that a command without data will be answered at no certain time, as asynchronous event
+    /// requests are. Hosts give up on those alone: SPDK uses their CIDs again, without a word, when it
+    /// shuts a controller down. Then the new command comes out under the `id` of the old, which is
+    /// forgotten.
+    pub fn park(&mut self, id: CommandId) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        let presented = State::Presented { len: 0, in_capsule: false };
+        assert_eq!(slot.state, presented, "only a command without data is parked");
+        slot.state = State::Parked;
+    }
+
     /// Answers a command with success and these data, in one C2HData.
     pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
@@ -331,7 +344,7 @@ impl Connection {
             return Err(ProtocolError::TooManyCommands { limit: self.max_outstanding });
         }
         if !self.cids.insert(cid) {
-            return Err(ProtocolError::CidInUse { cid });
+            self.forget_parked(cid)?;
         }
         self.filling = None;
         let id = self.occupy(sqe);
@@ -347,6 +360,15 @@ impl Connection {
                 Ok(None)
             }
         }
+    }
+
+    /// The host uses the CID of an outstanding command again: right only if that was parked.
+    fn forget_parked(&mut self, cid: u16) -> Result<(), ProtocolError> {
+        let is_it = |slot: &Slot| slot.state == State::Parked && slot.sqe.cid.get() == cid;
+        let index = self.slots.iter().position(is_it).ok_or(ProtocolError::CidInUse { cid })?;
+        self.release(CommandId(index as u16));
+        self.cids.insert(cid);
+        Ok(())
     }
 
     fn occupy(&mut self, sqe: Sqe) -> CommandId {

@@ -148,6 +148,19 @@ fn a_read_is_answered_by_data_that_mean_success() {
 }
 
 #[test]
+fn a_host_may_use_the_cid_of_a_parked_command_again_and_of_no_other() {
+    let mut connection = connected(NONE);
+    let event = Sqe::async_event_request(3);
+    let events = feed(&mut connection, &capsule(&event, &[], NONE)).unwrap();
+    let parked = command_of(&events[0]);
+    connection.park(parked);
+    let events = feed(&mut connection, &capsule(&Sqe::keep_alive(3), &[], NONE)).unwrap();
+    assert_eq!((command_of(&events[0]), connection.outstanding()), (parked, 1));
+    let error = feed(&mut connection, &capsule(&event, &[], NONE)).unwrap_err();
+    assert_eq!(error, ProtocolError::CidInUse { cid: 3 });
+}
+
+#[test]
 fn padding_follows_what_the_host_asked_for() {
     for (hpda, golden) in [
         (1u8, &b"\x07\x0f\x18\x20\x24\x02\0\0"[..]),

@@ -14,6 +14,7 @@ mod export;
 mod open;
 mod order_args;
 mod out;
+mod placement_args;
 mod progress;
 mod run_stats;
 mod scratch;

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::File;
 use std::net::TcpListener;
+use std::path::Path;
 
 use common::{Place, Served, run};
 
@@ -54,6 +55,51 @@ fn serve_prints_the_address_and_a_line_for_linux() {
     assert!(said.contains("-n nqn.2026-11.io.dlfs:train"), "{said}");
     common::signal(&child, "INT");
     assert_eq!(common::wait(&mut child).code(), Some(0), "Ctrl-C is how serving ends");
+}
+
+#[test]
+fn pollers_run_on_the_processors_that_were_asked_for() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let allowed = |path: &Path| {
+        let status = std::fs::read_to_string(path.join("status")).unwrap();
+        let line = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.expect("a line of every thread").trim().to_owned()
+        };
+        (line("Name:"), line("Cpus_allowed_list:"))
+    };
+    let mine = allowed(Path::new("/proc/self")).1;
+    let first: String = mine.chars().take_while(char::is_ascii_digit).collect();
+    let served = Served::start(&image, &["--cpus", &first, "--pollers", "2", "--busy-poll"]);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
+    let threads: Vec<(String, String)> = tasks.map(|task| allowed(&task.unwrap().path())).collect();
+    for name in ["dlfs-target-0", "dlfs-target-1"] {
+        assert!(threads.contains(&(name.to_owned(), first.clone())), "{threads:?}");
+    }
+    let bound = ["--cpus", &first, "--numa", "0", "--busy-poll", "--json"];
+    let options = [&["read", &served.address], &bound[..]].concat();
+    // On a machine of several nodes the first processor may be of another than 0.
+    let node_0 = Path::new("/sys/devices/system/node/node1").exists();
+    let options = if node_0 { &options[..4] } else { &options[..] };
+    run(options).code(0);
+}
+
+#[test]
+fn processors_and_nodes_that_are_not_there_are_told_at_once() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    for command in ["serve", "read"] {
+        let refused = |options: &[&str], reason: &str| {
+            run(&[&[command, &image], options].concat())
+                .code(2)
+                .complains_of(&[options[0], reason]);
+        };
+        refused(&["--cpus", "0-1000"], "does not exist: there are 0");
+        refused(&["--cpus", "all"], "such as 0,2-5");
+        refused(&["--numa", "4000"], "NUMA node 4000 does not exist");
+    }
+    run(&["serve", &image, "--pollers", "0"]).code(2).complains_of(&["--pollers"]);
 }
 
 #[test]

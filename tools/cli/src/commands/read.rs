@@ -21,6 +21,7 @@ use crate::exit::{Failure, Outcome, about_file};
 use crate::open::{ImageArgs, engine};
 use crate::order_args::OrderArgs;
 use crate::out::Out;
+use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, Stop};
@@ -44,6 +45,8 @@ pub(crate) struct ReadArgs {
     share: ShareArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
@@ -215,6 +218,8 @@ impl ReadArgs {
             }),
             window_bytes,
             copy_threads: self.run.copy_threads.map(usize::from),
+            busy_poll: self.placement.busy_poll(),
+            cpus: self.placement.cpus()?,
             ..LoaderOptions::new(order, batch_size, self.run.epochs)
         })
     }

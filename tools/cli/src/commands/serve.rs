@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::nvme::{Address, Nqn, TcpAddress};
-use dlfs::qpair::{self, Device};
+use dlfs::qpair::{self, Cpus, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
@@ -18,6 +18,7 @@ use dlfs::{Error, ErrorKind};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
+use crate::placement_args::PlacementArgs;
 use crate::signals::Stop;
 use crate::text;
 
@@ -47,12 +48,14 @@ pub(crate) struct ServeArgs {
     /// Let hosts write
     #[arg(long)]
     writable: bool,
-    /// Threads that move data
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    threads: u16,
+    /// Threads that move data [default: one a processor of --cpus, else 1]
+    #[arg(long, value_name = "N", alias = "threads", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pollers: Option<u16>,
     /// Print where it listens as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    placement: PlacementArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
@@ -76,6 +79,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             listen.ip()
         )));
     }
+    let cpus = args.placement.cpus()?;
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let connect = args.connection.options(args.writable);
     let open = |address: &Address| qpair::open(address, &connect);
@@ -89,7 +93,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         writable: args.writable,
-        num_pollers: usize::from(args.threads),
+        num_pollers: args.pollers.map_or_else(|| cpus.as_ref().map_or(1, Cpus::len), usize::from),
+        busy_poll: args.placement.busy_poll(),
+        cpus,
         ..TargetOptions::new(nqn.clone())
     };
     let target = Target::bind(options, devices.clone())?;

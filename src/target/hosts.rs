@@ -1,0 +1,96 @@
+//! Who holds how much of a poller's memory: no host more than it leaves free.
+//!
+//! A host that stops reading its answers keeps their buffers until its time is up. So what one host may
+//! hold falls with what is free: the first such host gets half of the memory, the next a half of the
+//! rest, and something is always left for those that go on reading. Hosts are told apart by their NQN,
+//! as everywhere in the target.
+
+use crate::nvme::Nqn;
+
+/// The hosts that have I/O queues on one poller.
+#[derive(Debug, Default)]
+pub(super) struct Hosts(Vec<Host>);
+
+#[derive(Debug)]
+struct Host {
+    nqn: Nqn,
+    /// I/O queues; 0: the place is free.
+    num_queues: usize,
+    held_bytes: usize,
+}
+
+/// Names a host that has a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostId(usize);
+
+impl Hosts {
+    /// A host has one queue more.
+    pub(super) fn enter(&mut self, nqn: &Nqn) -> HostId {
+        let known = self.0.iter().position(|host| host.num_queues > 0 && host.nqn == *nqn);
+        let place = known.or_else(|| self.0.iter().position(|host| host.num_queues == 0));
+        let index = place.unwrap_or(self.0.len());
+        if known.is_none() {
+            let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
+            match self.0.get_mut(index) {
+                Some(place) => *place = host,
+                None => self.0.push(host),
+            }
+        }
+        self.0[index].num_queues += 1;
+        HostId(index)
+    }
+
+    /// A host has one queue fewer; what that held has been given back.
+    pub(super) fn leave(&mut self, host: HostId) {
+        self.0[host.0].num_queues -= 1;
+    }
+
+    /// What a queue of the host holds has changed.
+    pub(super) fn change(&mut self, host: HostId, before: usize, now: usize) {
+        let held = &mut self.0[host.0].held_bytes;
+        *held = *held + now - before;
+    }
+
+    /// Whether the host may have `len` bytes more while `free_bytes` are free.
+    pub(super) fn may_take(&self, host: HostId, len: usize, free_bytes: usize) -> bool {
+        self.0[host.0].held_bytes + len <= free_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nqn(name: &str) -> Nqn {
+        Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap()
+    }
+
+    #[test]
+    fn hosts_that_take_all_they_may_leave_something_for_the_next() {
+        let mut hosts = Hosts::default();
+        let mut free = 64 << 10;
+        for number in 0..8 {
+            let queues = [0; 3].map(|_| hosts.enter(&nqn(&number.to_string())));
+            assert_eq!(queues, [queues[0]; 3], "one host, however many queues");
+            let mut held = 0;
+            while hosts.may_take(queues[held % 3], 1, free) {
+                hosts.change(queues[held % 3], held, held + 1);
+                (held, free) = (held + 1, free - 1);
+            }
+            assert_eq!((held, free), (64 << 10 >> (number + 1), 64 << 10 >> (number + 1)));
+        }
+    }
+
+    #[test]
+    fn a_host_that_left_makes_room_and_comes_back_with_nothing() {
+        let mut hosts = Hosts::default();
+        let first = hosts.enter(&nqn("a"));
+        hosts.change(first, 0, 10);
+        assert!(!hosts.may_take(first, 1, 10));
+        hosts.change(first, 10, 0);
+        hosts.leave(first);
+        let second = hosts.enter(&nqn("b"));
+        assert_eq!(second, first, "its place is used again");
+        assert!(hosts.may_take(second, 10, 10) && hosts.enter(&nqn("a")) != second);
+    }
+}

@@ -1,0 +1,45 @@
+//! Which processors a command's pollers run on, and whether they ever sleep.
+
+use clap::Args;
+
+use dlfs::Error;
+use dlfs::qpair::Cpus;
+
+use crate::exit::Failure;
+
+/// Where pollers run. Without options they run anywhere and sleep when there is nothing to do.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Processors")]
+pub(crate) struct PlacementArgs {
+    /// Never sleep while there may be work: the lowest latency, for a whole core a poller
+    #[arg(long)]
+    busy_poll: bool,
+    /// Bind pollers to these processors, one each in turn, as 0,2-5
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
+    /// Bind pollers to the processors of this NUMA node; their memory lies there too
+    #[arg(long, value_name = "NODE")]
+    numa: Option<u32>,
+}
+
+impl PlacementArgs {
+    /// Whether pollers never sleep.
+    pub(crate) fn busy_poll(&self) -> bool {
+        self.busy_poll
+    }
+
+    /// The processors to bind pollers to, if any were asked for.
+    pub(crate) fn cpus(&self) -> Result<Option<Cpus>, Failure> {
+        let wrong = |option: &'static str| {
+            move |error: Error| Failure::Usage(format!("{option}: {}", error.report()))
+        };
+        let Some(list) = &self.cpus else {
+            return self.numa.map(Cpus::of_node).transpose().map_err(wrong("--numa"));
+        };
+        let cpus = Cpus::parse(list).map_err(wrong("--cpus"))?;
+        match self.numa {
+            None => Ok(Some(cpus)),
+            Some(node) => cpus.within_node(node).map(Some).map_err(wrong("--numa")),
+        }
+    }
+}
