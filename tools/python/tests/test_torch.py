@@ -97,6 +97,7 @@ def test_an_iterable_data_set_gives_every_sample_once(ds, source, workers, order
         multiprocessing_context="fork" if workers else None,
     )
     epochs = [check_epoch(loader, source) for _ in range(2)]
+    assert data.num_batches(workers) == sum(1 for _ in loader)
     assert epochs[0] != epochs[1], "another epoch, another order"
     data.set_epoch(0)
     if workers == 0:

@@ -208,10 +208,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             else:
                 yield batch
 
-    def __len__(self) -> int:
-        """Batches of an epoch on this rank, all workers together."""
-        info = torch.utils.data.get_worker_info()
-        return len(self._whole) if info is None else len(self._current())
+    def num_batches(self, workers: int = 0) -> int:
+        """Batches of an epoch on this rank with so many worker processes.
+
+        There is no len: it could not know the workers, each of which may end with a short batch, and a
+        trainer that believed it would leave out the last ones.
+        """
+        count = max(workers, 1)
+        return sum(len(self._make((worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the begin of `epoch`. With persistent workers it reaches them only at their start:
