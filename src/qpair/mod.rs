@@ -7,6 +7,7 @@ pub mod blocking;
 pub mod calls;
 mod cpus;
 mod device;
+mod engines;
 pub mod file;
 pub mod group;
 pub mod mem;
@@ -21,6 +22,7 @@ mod uring;
 
 pub use cpus::Cpus;
 pub use device::{Device, open};
+pub use engines::{Engine, engines};
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 
 use std::collections::VecDeque;

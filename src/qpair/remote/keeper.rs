@@ -304,6 +304,11 @@ impl<T: Transport> Charge<T> {
                 remote.give_up(self.last_words(opening, limit));
                 return false;
             }
+            if let Activity::Connecting { admin, .. } | Activity::Live { admin, .. } =
+                &mut self.activity
+            {
+                admin.give_up(&failure);
+            }
             remote.lose(failure);
             // Lets go of the old controller before the next is begun.
             self.activity = Activity::Waiting { until: now };

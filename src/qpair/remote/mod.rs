@@ -85,6 +85,9 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
 
     /// What to sleep on, if there is such a thing.
     fn wait(&self) -> Option<Wait<'_>>;
+
+    /// Called before it is dropped because of a failure, not because nobody needs it any more.
+    fn give_up(&mut self, _failure: &Failure) {}
 }
 
 /// What a turn of an admin queue brought.

@@ -25,6 +25,8 @@ pub(super) struct Admin {
     nsid: Option<Nsid>,
     stage: Stage,
     is_ready: bool,
+    /// Nothing more is to be asked of the controller.
+    is_lost: bool,
     facts: Facts,
     /// Events that were seen.
     num_events: u64,
@@ -92,6 +94,7 @@ impl remote::Admin<Spdk> for Admin {
             nsid: portal.address.nsid(),
             stage: Stage::Awaiting,
             is_ready: false,
+            is_lost: false,
             facts: Facts::default(),
             num_events: 0,
             next_poll: now,
@@ -163,6 +166,12 @@ impl remote::Admin<Spdk> for Admin {
 
     fn wait(&self) -> Option<Wait<'_>> {
         None // SPDK is polled
+    }
+
+    fn give_up(&mut self, failure: &Failure) {
+        use ErrorKind::{NotFound, Stale, Unsupported};
+        // What is wrong with a namespace is not wrong with the controller.
+        self.is_lost = ![NotFound, Stale, Unsupported].contains(&failure.kind);
     }
 }
 
@@ -245,7 +254,7 @@ impl Drop for Admin {
                 registry().orphans.extend(connecting.map(|connecting| (key, connecting)));
             }
             Stage::Up(shared) => {
-                let is_lost = shared.controller.poll_admin().is_err();
+                let is_lost = self.is_lost || shared.controller.poll_admin().is_err();
                 let is_last = shared.users.fetch_sub(1, Ordering::Relaxed) == 1;
                 if is_lost || is_last {
                     shared.controller.shut(is_lost);

@@ -3,13 +3,16 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use dlfs::nvme::{Address, Nqn};
-use dlfs::qpair::{ConnectOptions, Direct};
+use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
+
+use crate::size::parse_size;
 
 /// An image: the addresses of its namespaces, in the order in which they were written.
 #[derive(Debug, Clone)]
@@ -75,6 +78,21 @@ pub(crate) struct ConnectionArgs {
     /// files larger than half of the memory
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
     direct: DirectArg,
+    /// Memory for SPDK and its devices, where an address goes through SPDK
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
+    spdk_memory: u64,
+    /// Whether that lies in huge pages; auto: when enough are free
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
+    spdk_huge_pages: DirectArg,
+    /// This host's key for DH-HMAC-CHAP, in a file; through SPDK only
+    #[arg(long, value_name = "FILE")]
+    dhchap_key: Option<PathBuf>,
+    /// The controller's key for DH-HMAC-CHAP, in a file; through SPDK only
+    #[arg(long, value_name = "FILE")]
+    dhchap_ctrl_key: Option<PathBuf>,
+    /// The pre-shared key for TLS, in a file; through SPDK only
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
 }
 
 impl ConnectionArgs {
@@ -96,6 +114,17 @@ impl ConnectionArgs {
                 DirectArg::Off => Direct::Off,
             },
             writable,
+            spdk: SpdkOptions {
+                memory_bytes: usize::try_from(self.spdk_memory).unwrap_or(usize::MAX),
+                huge_pages: match self.spdk_huge_pages {
+                    DirectArg::Auto => None,
+                    DirectArg::On => Some(true),
+                    DirectArg::Off => Some(false),
+                },
+                dhchap_key: self.dhchap_key.clone(),
+                dhchap_ctrl_key: self.dhchap_ctrl_key.clone(),
+                tls_key: self.tls_key.clone(),
+            },
             ..ConnectOptions::default()
         }
     }
@@ -163,6 +192,16 @@ mod tests {
             "nvme-tcp://b/nqn.2026-11.io.dlfs:x",
             "--direct",
             "on",
+            "--spdk-memory",
+            "64M",
+            "--spdk-huge-pages",
+            "off",
+            "--dhchap-key",
+            "/h",
+            "--dhchap-ctrl-key",
+            "/c",
+            "--tls-key",
+            "/t",
         ]);
         let hostid: [u8; 16] = std::array::from_fn(|i| i as u8 * 0x11);
         assert_eq!(
@@ -178,6 +217,13 @@ mod tests {
                 ctrl_loss_tmo: Duration::from_secs(7),
                 paths: vec!["nvme-tcp://b/nqn.2026-11.io.dlfs:x".parse().unwrap()],
                 direct: Direct::On,
+                spdk: SpdkOptions {
+                    memory_bytes: 64 << 20,
+                    huge_pages: Some(false),
+                    dhchap_key: Some("/h".into()),
+                    dhchap_ctrl_key: Some("/c".into()),
+                    tls_key: Some("/t".into()),
+                },
                 ..ConnectOptions::default()
             }
         );

@@ -4,8 +4,10 @@ mod cat;
 mod delete;
 mod demo;
 mod discover;
+mod doctor;
 mod export;
 mod import;
+mod info;
 mod ls;
 mod purge;
 mod read;
@@ -43,6 +45,8 @@ enum Command {
     Import(import::ImportArgs),
     Serve(serve::ServeArgs),
     Discover(discover::DiscoverArgs),
+    Info(info::InfoArgs),
+    Doctor(doctor::DoctorArgs),
     Ls(ls::LsArgs),
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
@@ -65,6 +69,8 @@ impl Cli {
             Command::Import(args) => import::run(args, quiet),
             Command::Serve(args) => serve::run(args),
             Command::Discover(args) => discover::run(args),
+            Command::Info(args) => info::run(args),
+            Command::Doctor(args) => doctor::run(args),
             Command::Ls(args) => ls::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Cat(args) => cat::run(args),
@@ -85,6 +91,9 @@ An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
   a path                                           image file or block device
   nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target
   \"trtype:TCP traddr:A trsvcid:P subnqn:NQN\"       the same, as SPDK writes it
+  spdk:nvme-tcp://...                              the same, by SPDK's host
+  \"trtype:VFIOUSER traddr:DIRECTORY subnqn:NQN\"    vfio-user target of this machine, by SPDK
+  \"trtype:PCIE traddr:0000:5e:00.0\"                drive, by SPDK; RDMA as TCP with trtype:RDMA
 A comma inside a path is written %2C.
 
 Sizes take K, M, G, T (powers of 1,024) or KB, MB, GB, TB (powers of 1,000).

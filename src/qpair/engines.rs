@@ -1,0 +1,58 @@
+//! Which engines this build has, for people.
+
+/// One engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Its name, as [`super::Namespace::engine`] begins.
+    pub name: &'static str,
+    /// Whether this build has it.
+    pub compiled_in: bool,
+    /// The addresses that it reaches, or what is missing.
+    pub reaches: String,
+}
+
+/// All engines that there are.
+pub fn engines() -> Vec<Engine> {
+    let engine =
+        |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };
+    vec![
+        engine("file", "image files and block devices, by io_uring or pread"),
+        engine("tcp", "nvme-tcp:// and trtype:TCP: NVMe/TCP by this library's own host"),
+        spdk(),
+    ]
+}
+
+#[cfg(feature = "spdk")]
+fn spdk() -> Engine {
+    let transports: Vec<String> = crate::spdk::transports()
+        .into_iter()
+        .map(|trtype| match trtype {
+            "TCP" => "spdk:nvme-tcp://".to_owned(),
+            trtype => format!("trtype:{trtype}"),
+        })
+        .collect();
+    let reaches = format!("{}, by SPDK {}", transports.join(", "), crate::spdk::version());
+    Engine { name: "spdk", compiled_in: true, reaches }
+}
+
+#[cfg(not(feature = "spdk"))]
+fn spdk() -> Engine {
+    let reaches =
+        "spdk:nvme-tcp:// and trtype:PCIE|RDMA|VFIOUSER want a build with --features spdk";
+    Engine { name: "spdk", compiled_in: false, reaches: reaches.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_engine_is_named_once_and_those_that_are_missing_say_what_they_want() {
+        let found = engines();
+        let names: Vec<&str> = found.iter().map(|engine| engine.name).collect();
+        assert_eq!(names, ["file", "tcp", "spdk"]);
+        for engine in found {
+            assert_eq!(engine.compiled_in, !engine.reaches.contains("--features"), "{engine:?}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! `dlfs doctor`: what this machine has for user-level NVMe, and how to mend what is missing.
+//!
+//! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root that
+//! tests choose.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+
+/// Check huge pages, locked memory, VFIO, permissions and the IOMMU, and say how to mend each
+///
+/// Image files and nvme-tcp:// need none of it. What is missing matters for spdk: addresses: huge pages
+/// and VFIO for drives (trtype:PCIE), locked memory for RDMA.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// One line of JSON for each check
+    #[arg(long)]
+    json: bool,
+}
+
+/// One check.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    good: bool,
+    found: String,
+    /// What to do, where it is not good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mend: Option<&'static str>,
+}
+
+pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
+    let mut out = Out::new();
+    for finding in findings(&Machine::at(Path::new("/"))) {
+        if args.json {
+            out.json(&finding)?;
+            continue;
+        }
+        let mark = if finding.good { "ok  " } else { "lack" };
+        out.line(format!("{mark}  {:<14} {}", finding.check, finding.found))?;
+        if let Some(mend) = finding.mend {
+            out.line(format!("      to mend: {mend}"))?;
+        }
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// What there is to know.
+#[derive(Debug, Default)]
+struct Machine {
+    /// Huge pages of 2 MiB: all, and free ones.
+    huge_pages: (u64, u64),
+    hugetlbfs: Option<String>,
+    /// Soft limit of locked memory in bytes; `None`: none.
+    memlock_bytes: Option<u64>,
+    has_vfio: bool,
+    vfio_groups: usize,
+    /// Groups that this user may open.
+    vfio_usable: usize,
+    has_uio: bool,
+    has_noiommu: bool,
+    iommu_groups: usize,
+    /// NVMe drives by PCI address, and the driver that has each.
+    drives: Vec<(String, Option<String>)>,
+    is_root: bool,
+}
+
+impl Machine {
+    /// Reads what the kernel tells below `root`.
+    fn at(root: &Path) -> Machine {
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let number = |path: &str| read(path).trim().parse().unwrap_or(0);
+        let entries = |path: &str| -> Vec<PathBuf> {
+            let found = fs::read_dir(root.join(path)).into_iter().flatten().flatten();
+            found.map(|entry| entry.path()).collect()
+        };
+        let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
+        let groups: Vec<PathBuf> = entries("dev/vfio")
+            .into_iter()
+            .filter(|path| path.file_name().is_some_and(|name| name != "vfio"))
+            .collect();
+        let opens = |path: &PathBuf| fs::File::options().read(true).write(true).open(path).is_ok();
+        Machine {
+            huge_pages: (
+                number(&format!("{pool}/nr_hugepages")),
+                number(&format!("{pool}/free_hugepages")),
+            ),
+            hugetlbfs: hugetlbfs(&read("proc/mounts")),
+            memlock_bytes: memlock(&read("proc/self/limits")),
+            has_vfio: root.join("dev/vfio/vfio").exists(),
+            vfio_groups: groups.len(),
+            vfio_usable: groups.iter().filter(|group| opens(group)).count(),
+            has_uio: root.join("sys/module/uio_pci_generic").exists(),
+            has_noiommu: read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode").trim()
+                == "Y",
+            iommu_groups: entries("sys/kernel/iommu_groups").len(),
+            drives: drives(&entries("sys/bus/pci/devices")),
+            is_root: rustix::process::geteuid().is_root(),
+        }
+    }
+}
+
+/// Where a hugetlbfs is mounted.
+fn hugetlbfs(mounts: &str) -> Option<String> {
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mut found = fields.filter(|fields| fields.get(2) == Some(&"hugetlbfs"));
+    found.next().and_then(|fields| fields.get(1).map(|path| (*path).to_owned()))
+}
+
+/// The soft limit of `Max locked memory`.
+fn memlock(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// PCI devices of class 01 08 02, NVMe.
+fn drives(devices: &[PathBuf]) -> Vec<(String, Option<String>)> {
+    let is_nvme = |device: &&PathBuf| {
+        fs::read_to_string(device.join("class")).is_ok_and(|class| class.trim() == "0x010802")
+    };
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mut found: Vec<_> = devices
+        .iter()
+        .filter(is_nvme)
+        .filter_map(|device| {
+            let driver = fs::read_link(device.join("driver")).ok().and_then(|path| name(&path));
+            Some((name(device)?, driver))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn findings(machine: &Machine) -> Vec<Finding> {
+    let finding = |check, good, found: String, mend| Finding {
+        check,
+        good,
+        found,
+        mend: (!good).then_some(mend),
+    };
+    let (all, free) = machine.huge_pages;
+    let memlock = match machine.memlock_bytes {
+        None => "unlimited".to_owned(),
+        Some(bytes) => format!("{} KiB", bytes >> 10),
+    };
+    let usable = machine.is_root || machine.vfio_usable > 0;
+    let drives: Vec<String> = machine
+        .drives
+        .iter()
+        .map(|(address, driver)| {
+            format!("{address} ({})", driver.as_deref().unwrap_or("no driver"))
+        })
+        .collect();
+    let user_level = |driver: &Option<String>| {
+        driver.as_deref().is_some_and(|name| ["vfio-pci", "uio_pci_generic"].contains(&name))
+    };
+    vec![
+        finding(
+            "engine",
+            cfg!(feature = "spdk"),
+            if cfg!(feature = "spdk") { "SPDK is compiled in" } else { "built without SPDK" }
+                .to_owned(),
+            "build with --features spdk where SPDK is installed; needed for spdk: addresses only",
+        ),
+        finding(
+            "huge pages",
+            free >= MIN_HUGE_PAGES,
+            format!("{free} of {all} pages of 2 MiB are free"),
+            "as root: sysctl vm.nr_hugepages=512; drives need them, TCP and vfio-user go without",
+        ),
+        finding(
+            "hugetlbfs",
+            machine.hugetlbfs.is_some(),
+            machine.hugetlbfs.clone().unwrap_or_else(|| "not mounted".to_owned()),
+            "dlfs does not need it; nvmf_tgt does: mkdir -p /dev/hugepages && mount -t hugetlbfs \
+             nodev /dev/hugepages",
+        ),
+        finding(
+            "locked memory",
+            machine.memlock_bytes.is_none_or(|bytes| bytes >= MIN_MEMLOCK),
+            memlock,
+            "raise it for this user: memlock in /etc/security/limits.conf, or ulimit -l; VFIO and RDMA \
+             pin memory",
+        ),
+        finding(
+            "IOMMU",
+            machine.iommu_groups > 0 || machine.has_noiommu,
+            format!("{} groups", machine.iommu_groups),
+            "switch it on in the firmware and boot with intel_iommu=on or amd_iommu=on; without one, as \
+             root, VFIO's enable_unsafe_noiommu_mode or uio_pci_generic",
+        ),
+        finding(
+            "VFIO or uio",
+            machine.has_vfio || machine.has_uio,
+            match (machine.has_vfio, machine.has_uio) {
+                (true, _) => format!("VFIO with {} groups", machine.vfio_groups),
+                (false, true) => "uio_pci_generic".to_owned(),
+                (false, false) => "neither module is loaded".to_owned(),
+            },
+            "as root: modprobe vfio-pci",
+        ),
+        finding(
+            "permissions",
+            usable,
+            match machine.is_root {
+                true => "root".to_owned(),
+                false => format!("{} VFIO groups can be opened", machine.vfio_usable),
+            },
+            "as root: chown the group's file in /dev/vfio to this user, or run as root; needed for \
+             drives only",
+        ),
+        finding(
+            "drives",
+            machine.drives.iter().any(|(_, driver)| user_level(driver)),
+            if drives.is_empty() { "no NVMe drive on PCI".to_owned() } else { drives.join(", ") },
+            "give a drive that holds nothing to vfio-pci: driverctl set-override ADDRESS vfio-pci, or \
+             SPDK's scripts/setup.sh; the kernel lets go of it",
+        ),
+    ]
+}
+
+/// SPDK's default here: 512 MiB.
+const MIN_HUGE_PAGES: u64 = 256;
+/// What a few queues and buffers pin.
+const MIN_MEMLOCK: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_machine_with_everything_lacks_nothing_but_the_engine_it_was_built_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
+        write(root, &format!("{pool}/nr_hugepages"), "512\n");
+        write(root, &format!("{pool}/free_hugepages"), "500\n");
+        write(root, "proc/mounts", "nodev /huge hugetlbfs rw 0 0\n");
+        write(
+            root,
+            "proc/self/limits",
+            "Max locked memory         unlimited   unlimited   bytes\n",
+        );
+        write(root, "dev/vfio/vfio", "");
+        write(root, "dev/vfio/7", "");
+        write(root, "sys/kernel/iommu_groups/7/type", "");
+        write(root, "sys/bus/pci/devices/0000:5e:00.0/class", "0x010802\n");
+        let driver = root.join("sys/bus/pci/drivers/vfio-pci");
+        fs::create_dir_all(&driver).unwrap();
+        let link = root.join("sys/bus/pci/devices/0000:5e:00.0/driver");
+        std::os::unix::fs::symlink(&driver, link).unwrap();
+        let found = findings(&Machine::at(root));
+        let lacking: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
+        assert!(lacking.iter().all(|finding| finding.check == "engine"), "{lacking:?}");
+        assert!(
+            found.iter().any(|finding| finding.found == "0000:5e:00.0 (vfio-pci)"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn whatever_is_lacking_comes_with_what_to_do_about_it() {
+        let empty = tempfile::tempdir().unwrap();
+        write(
+            empty.path(),
+            "proc/self/limits",
+            "Max locked memory         65536   65536   bytes\n",
+        );
+        let found = findings(&Machine::at(empty.path()));
+        assert_eq!(found.len(), 8);
+        for finding in &found {
+            assert_eq!(finding.mend.is_some(), !finding.good, "{finding:?}");
+        }
+        let good = |check| found.iter().find(|finding| finding.check == check).unwrap().good;
+        assert!(!good("huge pages") && !good("locked memory") && !good("IOMMU") && !good("drives"));
+    }
+}
