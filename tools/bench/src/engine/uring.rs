@@ -1,11 +1,14 @@
 //! A plain io_uring: reads and writes as they come, what fio's io_uring does.
+//!
+//! As fio does, and unlike what the trait asks of an engine, it waits in the kernel when the queue is
+//! full: the job has nothing else to do then, and completions need no interrupt of its thread.
 #![allow(unsafe_code)] // hands buffers to the kernel by address
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
@@ -44,6 +47,21 @@ impl UringPair {
         if let Ok(told) = self.ring.submit_and_wait(want) {
             self.unsubmitted = self.unsubmitted.saturating_sub(told);
         }
+    }
+
+    /// Takes what has completed.
+    fn take(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let mut count = 0;
+        while count < max {
+            let Some((slot, result)) =
+                self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
+            else {
+                break;
+            };
+            done.push(self.complete(slot, result));
+            count += 1;
+        }
+        count
     }
 
     fn complete(&mut self, slot: u64, result: i32) -> Completion {
@@ -98,17 +116,15 @@ impl QueuePair for UringPair {
         if self.unsubmitted > 0 {
             self.enter(0);
         }
-        let mut count = 0;
-        while count < max {
-            let Some((slot, result)) =
-                self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
-            else {
-                break;
-            };
-            done.push(self.complete(slot, result));
-            count += 1;
+        let count = self.take(max, done);
+        if count > 0 || !self.free.is_empty() {
+            return count;
         }
-        count
+        let limit = types::Timespec::from(LONGEST_WAIT);
+        let arguments = types::SubmitArgs::new().timespec(&limit);
+        // Whatever ended the wait, the queue is looked at next; a kernel without it lets us spin.
+        let _ = self.ring.submitter().submit_with_args(1, &arguments);
+        self.take(max, done)
     }
 
     fn outstanding(&self) -> usize {
@@ -133,3 +149,6 @@ impl Drop for UringPair {
         }
     }
 }
+
+/// So that signals and the end of the run are seen.
+const LONGEST_WAIT: Duration = Duration::from_millis(20);

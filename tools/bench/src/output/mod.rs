@@ -2,12 +2,14 @@
 //!
 //! [`Writer`] owns the stream; the forms only turn [`Entry`]s into text.
 
+mod chart;
 mod entry;
 mod eta;
 mod fio_json;
 mod json;
 mod normal;
 mod numbers;
+mod report;
 mod terse;
 
 use std::fs::File;
@@ -76,6 +78,7 @@ pub(crate) struct Writer {
     global: Vec<(String, String)>,
     warnings: Vec<String>,
     file: Option<(PathBuf, File)>,
+    report: Option<(PathBuf, File)>,
     /// When the run began, in milliseconds since 1970.
     began_ms: u64,
     eta: Option<eta::EtaLine>,
@@ -93,6 +96,10 @@ impl Writer {
             Some(path) => Some((path.clone(), create(path)?)),
             None => None,
         };
+        let report = match &run.report {
+            Some(path) => Some((path.clone(), create(path)?)),
+            None => None,
+        };
         check_logs(&request.jobs)?;
         let shows = match run.eta {
             Eta::Always => true,
@@ -106,6 +113,7 @@ impl Writer {
             global: request.global.clone(),
             warnings,
             file,
+            report,
             began_ms: now.map_or(0, |since| since.as_millis() as u64),
             eta,
             next_status,
@@ -166,6 +174,15 @@ impl Writer {
         let entries = entry::together(finished.iter().map(Entry::of).collect());
         let text = self.text(&entries);
         self.write(&text)?;
+        if let Some((path, file)) = &mut self.report {
+            let head = report::Head {
+                began_ms: self.began_ms,
+                global: &self.global,
+                warnings: &self.warnings,
+            };
+            file.write_all(report::page(&head, &entries).as_bytes())
+                .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        }
         write_logs(finished, self.began_ms)?;
         if self.run.bandwidth_log {
             write_bandwidth_log(finished)?;
