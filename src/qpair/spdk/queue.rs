@@ -257,7 +257,7 @@ impl SpdkQueuePair {
         let session = Arc::clone(session);
         let mut aborted = Vec::new();
         for (mut job, status) in std::mem::take(&mut self.answers) {
-            if status.is(Status::ABORTED_SQ_DELETED) {
+            if is_unanswered(status) {
                 // SPDK says so of what had no answer when the queue was lost: the target may still do it.
                 aborted.push(job.attempt);
                 continue;
@@ -306,8 +306,7 @@ impl SpdkQueuePair {
         let unfinished: Vec<Job> = core.unfinished().collect();
         drop(core);
         if is_stuck && !self.is_tcp() {
-            let aborted = |status: &Status| status.is(Status::ABORTED_SQ_DELETED);
-            let stuck = self.answers.iter_mut().filter(|(_, status)| aborted(status));
+            let stuck = self.answers.iter_mut().filter(|(_, status)| is_unanswered(*status));
             stuck.for_each(|(job, _)| quarantine(job));
         }
         self.judge_answers();
@@ -460,6 +459,12 @@ impl Drop for SpdkQueuePair {
             self.leave_to_parent();
         }
     }
+}
+
+/// Whether SPDK made this status up for a command without an answer: over fabrics that its queue was
+/// deleted, elsewhere that it was asked to abort it, which nobody here does.
+fn is_unanswered(status: Status) -> bool {
+    status.is(Status::ABORTED_SQ_DELETED) || status.is(Status::ABORT_REQUESTED)
 }
 
 /// Keeps the memory of a command for ever that a device may still write to, and gives the I/O other.
