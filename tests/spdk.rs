@@ -361,6 +361,8 @@ fn our_target_is_read_by_spdks_programs_without_complaint() {
         tcp.trsvcid,
         tcp.subnqn.as_str()
     );
+    // Without one spdk_nvme_perf 26.01 presents an empty host NQN, which is none and is refused.
+    let trid = format!("{trid} hostnqn:nqn.2026-11.io.dlfs:spdk-host");
     let run = |program: &Path, arguments: &str| {
         let arguments = arguments.split(' ').chain(["-r", &trid]);
         let output = Command::new(program).args(arguments).output().unwrap();
