@@ -2,6 +2,8 @@
 //!
 //! Runs with `--features spdk` where SPDK is installed; the target is `nvmf_tgt`, below `SPDK_DIR` or on
 //! the path. One test at a time: targets and hosts poll, and SPDK's environment is one.
+//! Without the feature there is nothing here: `cargo test --test '*'` refuses tests that require one.
+#![cfg(feature = "spdk")]
 
 mod import_support;
 mod support;
