@@ -5,6 +5,7 @@ mod common;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{Place, Served, run};
 
@@ -72,10 +73,17 @@ fn pollers_run_on_the_processors_that_were_asked_for() {
     let mine = allowed(Path::new("/proc/self")).1;
     let first: String = mine.chars().take_while(char::is_ascii_digit).collect();
     let served = Served::start(&image, &["--cpus", &first, "--pollers", "2", "--busy-poll"]);
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
-    let threads: Vec<(String, String)> = tasks.map(|task| allowed(&task.unwrap().path())).collect();
+    let threads = || -> Vec<(String, String)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
+        tasks.map(|task| allowed(&task.unwrap().path())).collect()
+    };
+    // A thread names and binds itself once it runs, which may be after the address was printed.
+    let late = Instant::now() + Duration::from_secs(20);
     for name in ["dlfs-target-0", "dlfs-target-1"] {
-        assert!(threads.contains(&(name.to_owned(), first.clone())), "{threads:?}");
+        while !threads().contains(&(name.to_owned(), first.clone())) {
+            assert!(Instant::now() < late, "{name} is not bound to {first}: {:?}", threads());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
     let bound = ["--cpus", &first, "--numa", "0", "--busy-poll", "--json"];
     let options = [&["read", &served.address], &bound[..]].concat();
