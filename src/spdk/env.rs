@@ -4,7 +4,9 @@ use std::ffi::CString;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use spdk_sys as sys;
 
@@ -25,6 +27,22 @@ static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
 
 /// Set in a child process, where nothing of SPDK may be used.
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Held by whoever connects, detaches or keeps alive in the background: the process must not end then.
+static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
+
+/// To be held by a thread that works with controllers while nobody waits for it. Once the process is
+/// ending this never returns, because SPDK's memory goes away under the thread.
+pub fn at_work() -> ReentrantMutexGuard<'static, ()> {
+    AT_WORK.lock()
+}
+
+/// Waits at the end of the process until the background is out of SPDK, and keeps it out.
+extern "C" fn hold_at_exit() {
+    if !has_forked() {
+        std::mem::forget(AT_WORK.try_lock_for(EXIT_LIMIT));
+    }
+}
 
 /// The environment of this process, started if need be with `memory_bytes`.
 ///
@@ -142,6 +160,8 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     }
     // SAFETY: the function is `extern "C"`, does nothing but store, and lives as long as the program.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
+    // SAFETY: as above; it runs before the destructors of SPDK and DPDK, which were registered earlier.
+    unsafe { libc::atexit(hold_at_exit) };
     Ok(Environment { huge_pages, memory_bytes, pid: std::process::id() })
 }
 
@@ -154,6 +174,9 @@ fn core_mask(affinity: Option<&CpuSet>) -> CString {
     let allowed = affinity.and_then(|set| (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)));
     CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
 }
+
+/// More than detaching one controller may take.
+const EXIT_LIMIT: Duration = Duration::from_secs(15);
 
 const HUGE_LEN: usize = 2 << 20;
 /// What one controller with a few queues needs at least.

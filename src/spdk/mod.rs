@@ -10,6 +10,7 @@
 //! | an I/O queue belongs to one thread at a time | the lock of `queue.rs` |
 //! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
 //! | a device writes only into memory that it reaches | `memory.rs`, and whoever submits |
+//! | the background is out of SPDK when the process ends | `env.rs`, [`at_work`] |
 //! | callbacks come in the middle of SPDK's work | they record, and nothing else |
 //!
 //! The environment is never stopped: SPDK cannot start it a second time, and what it holds goes with
@@ -27,7 +28,7 @@ mod memory;
 mod queue;
 
 pub use controller::{Connecting, Controller, ControllerOptions, Facts, TransportId};
-pub use env::{Environment, start};
+pub use env::{Environment, at_work, start};
 pub use keys::Key;
 pub use memory::{DriverMemory, driver_memory};
 pub use queue::{Command, Core, Gone, IoQueue, Payload, Refusal};

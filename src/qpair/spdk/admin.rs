@@ -87,6 +87,7 @@ impl Registry {
 
 impl remote::Admin<Spdk> for Admin {
     fn start(now: Instant, remote: &Remote<Spdk>, portal: &Portal) -> Result<Admin, Failure> {
+        let _at_work = spdk::at_work();
         let options = options(remote).map_err(|error| failure(&error))?;
         let mut admin = Admin {
             target: portal.target.clone(),
@@ -104,6 +105,7 @@ impl remote::Admin<Spdk> for Admin {
     }
 
     fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<Turn, Failure> {
+        let _at_work = spdk::at_work();
         registry().bury();
         self.next_poll = now + CONNECT_INTERVAL;
         match &mut self.stage {
@@ -247,6 +249,7 @@ impl Admin {
 impl Drop for Admin {
     /// The session is over: for good when it was the last on the controller, or when that is lost.
     fn drop(&mut self) {
+        let _at_work = spdk::at_work();
         let key = self.key();
         match std::mem::replace(&mut self.stage, Stage::Awaiting) {
             Stage::Awaiting => {}
