@@ -223,8 +223,14 @@ fn threads_share_handles_and_children_of_forks_read_on() {
     let target = source.serve();
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/threads.c"), how);
-        // A thousand in all where it is quick, half of them while threads read.
-        let forks = if how == How::Plain { "250" } else { "3" };
+        let forks = match how {
+            // A thousand in all where it is quick, half of them while threads read.
+            How::Plain => "250",
+            // A child may find the sanitizer's allocator locked by a thread that it does not have
+            // (google/sanitizers issue 774, gcc before 14): threads alone there.
+            How::Asan => "0",
+            How::Static | How::Valgrind => "3",
+        };
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
             // A child leaves alone, and so leaks, what its parent's threads had: that is the rule.
