@@ -431,7 +431,7 @@ impl HostConnection {
         self.is_blocked = false;
         while self.wants_to_send() {
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
-            let num_slices = self.protocol.transmit().gather(&mut slices);
+            let num_slices = self.protocol.gather(&mut slices);
             // A host that is gone must be an error here, never a SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let mut control = SendAncillaryBuffer::default();

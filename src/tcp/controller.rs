@@ -4,6 +4,8 @@
 
 mod transmit;
 
+use std::io::IoSlice;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::deframer::{Deframer, Event as Wire, Pdu, Role};
@@ -298,7 +300,12 @@ impl Connection {
         &self.transmit
     }
 
-    /// Notes that the next `len` bytes of [`Connection::transmit`] are sent.
+    /// Fills `slices` with the next bytes to send; returns how many slices those are.
+    pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.transmit.gather(slices)
+    }
+
+    /// Notes that the next `len` bytes of [`Connection::gather`] are sent.
     pub fn sent(&mut self, len: usize) {
         self.transmit.sent(len);
     }

@@ -126,7 +126,7 @@ fn take_from_controller(controller: &mut controller::Connection) -> Vec<u8> {
     let mut sent = Vec::new();
     while !controller.transmit().is_empty() {
         let mut slices = [IoSlice::new(&[]); 16];
-        let used = controller.transmit().gather(&mut slices);
+        let used = controller.gather(&mut slices);
         let burst: Vec<u8> = slices[..used].iter().flat_map(|slice| slice.to_vec()).collect();
         controller.sent(burst.len());
         sent.extend(burst);

@@ -184,7 +184,7 @@ impl Target {
             self.clock.call();
             self.calls.sends += 1;
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
-            let used = self.connection.transmit().gather(&mut slices);
+            let used = self.connection.gather(&mut slices);
             let len = down.send(self.clock.at, &slices[..used]);
             if len == 0 {
                 self.is_blocked = true;

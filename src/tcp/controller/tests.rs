@@ -44,7 +44,7 @@ fn feed(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<Event>, Protoco
 
 fn drain(connection: &mut Connection) -> Vec<u8> {
     let mut slices = [IoSlice::new(&[]); 64];
-    let n = connection.transmit().gather(&mut slices);
+    let n = connection.gather(&mut slices);
     let bytes: Vec<u8> = slices[..n].iter().flat_map(|slice| slice.iter().copied()).collect();
     connection.sent(bytes.len());
     bytes

@@ -1,7 +1,8 @@
 //! What a connection still has to send: headers in one byte buffer, payload where it lies.
 //!
 //! PDUs leave in the order in which they were put. Payload is never copied: it is gathered with the
-//! headers into one vectored write, and its buffer is dropped when its last byte is sent.
+//! headers into one vectored write, and its buffer is dropped when its last byte is sent. Its digest
+//! is computed as it is gathered, a little before the kernel copies the same bytes out of the cache.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -28,7 +29,11 @@ pub struct Transmit {
 enum Item {
     /// As many bytes of `heads`.
     Heads(usize),
-    Payload(SharedBuf),
+    Payload {
+        bytes: SharedBuf,
+        /// Whether the digest, which begins the `heads` that follow, is still to be computed.
+        owes_digest: bool,
+    },
 }
 
 impl Transmit {
@@ -51,11 +56,11 @@ impl Transmit {
     ) {
         self.put_heads(|heads| form.put(heads, header));
         let Some(payload) = payload.filter(|payload| !payload.is_empty()) else { return };
-        let ddgst = form.digests.data.then(|| digest::digest(&payload));
         self.len_bytes += payload.len();
-        self.items.push_back(Item::Payload(payload));
-        if let Some(ddgst) = ddgst {
-            self.put_heads(|heads| heads.extend_from_slice(&ddgst));
+        let owes_digest = form.digests.data;
+        self.items.push_back(Item::Payload { bytes: payload, owes_digest });
+        if owes_digest {
+            self.put_heads(|heads| heads.extend_from_slice(&[0; DIGEST_LEN]));
         }
     }
 
@@ -72,19 +77,43 @@ impl Transmit {
     }
 
     /// Fills `slices` with the next bytes to send; returns how many slices those are.
-    pub fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+    pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+        let ready = self.pay_digests(slices.len());
         let mut heads_at = self.heads_sent;
         let mut skip = self.payload_sent;
-        for (slice, item) in slices.iter_mut().zip(&self.items) {
+        for (slice, item) in slices.iter_mut().zip(self.items.range(..ready)) {
             *slice = match item {
                 Item::Heads(len) => {
                     heads_at += len;
                     IoSlice::new(&self.heads[heads_at - len..heads_at])
                 }
-                Item::Payload(payload) => IoSlice::new(&payload[std::mem::take(&mut skip)..]),
+                Item::Payload { bytes, .. } => IoSlice::new(&bytes[std::mem::take(&mut skip)..]),
             };
         }
-        slices.len().min(self.items.len())
+        ready
+    }
+
+    /// Computes the digests that the first `max` items owe, up to [`DIGEST_BYTES`]; returns how many
+    /// items owe none now.
+    fn pay_digests(&mut self, max: usize) -> usize {
+        let mut heads_at = self.heads_sent;
+        let mut digested = 0;
+        let max = max.min(self.items.len());
+        for (index, item) in self.items.iter_mut().take(max).enumerate() {
+            match item {
+                Item::Heads(len) => heads_at += *len,
+                Item::Payload { bytes, owes_digest } if *owes_digest => {
+                    if digested > 0 && digested + bytes.len() > DIGEST_BYTES {
+                        return index;
+                    }
+                    digested += bytes.len();
+                    self.heads[heads_at..][..DIGEST_LEN].copy_from_slice(&digest::digest(bytes));
+                    *owes_digest = false;
+                }
+                Item::Payload { .. } => {}
+            }
+        }
+        max
     }
 
     /// Notes that the next `len` bytes are sent; drops the payload that is sent whole.
@@ -94,7 +123,7 @@ impl Transmit {
         while let Some(first) = self.items.front_mut() {
             let left = match first {
                 Item::Heads(left) => *left,
-                Item::Payload(payload) => payload.len() - self.payload_sent,
+                Item::Payload { bytes, .. } => bytes.len() - self.payload_sent,
             };
             let now = left.min(len);
             len -= now;
@@ -103,12 +132,12 @@ impl Transmit {
                     *left -= now;
                     self.heads_sent += now;
                 }
-                Item::Payload(_) => self.payload_sent += now,
+                Item::Payload { .. } => self.payload_sent += now,
             }
             if now < left {
                 break;
             }
-            if let Some(Item::Payload(_)) = self.items.pop_front() {
+            if let Some(Item::Payload { .. }) = self.items.pop_front() {
                 self.payload_sent = 0;
             }
         }
@@ -123,6 +152,13 @@ impl Transmit {
         }
     }
 }
+
+/// Bytes of a digest on the wire.
+const DIGEST_LEN: usize = 4;
+
+/// Bytes that are digested before they are sent: so few that they, and what they are copied to, stay
+/// in the second-level cache.
+const DIGEST_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
