@@ -140,6 +140,7 @@ impl Blocks {
         for _ in 0..pairs {
             group.add(device.queue_pair().expect("a queue pair"));
         }
+        group.use_pool(&pool);
         Blocks {
             group,
             pool,

@@ -11,6 +11,7 @@ mod counting_alloc;
 mod support;
 
 mod accounting;
+mod backing_off;
 mod cases;
 mod data;
 mod external;
@@ -43,7 +44,8 @@ Measures dlfs beside raw TCP, SPDK, fio, pread and memcpy, and prints a table of
 their 90 % bootstrap intervals, and one of processor time. --rows takes the rows whose name has
 one of the texts in it; --list names them all. --quick is 5 rounds instead of 15.
 --scaling prints the table of 1, 2, 4 and 8 queue pairs instead, --accounting what one sample and one
-batch cost the host: instructions, cache misses, system calls, allocations, copies.
+batch cost the host: instructions, cache misses, system calls, allocations, copies; --backing-off what
+sleeping when idle adds to the latency of the next read.
 
 The data sets are imported into --at (6 GiB when all are made) and kept for the next run. SPDK is
 looked for below SPDK_DIR and in PATH. The rows about the cost of verification need
@@ -60,6 +62,7 @@ fn main() {
             ("list", "no"),
             ("scaling", "no"),
             ("accounting", "no"),
+            ("backing-off", "no"),
             ("seed", ""),
             ("at", ""),
             ("region", "1G"),
@@ -77,6 +80,8 @@ fn main() {
             ("depth", "32"),
             ("queue-pairs", "1"),
             ("pollers", "1"),
+            ("busy-poll", "no"),
+            ("pause-us", "0"),
             ("batches", "0"),
             ("threads", "1"),
             ("epochs", "0"),
@@ -90,8 +95,10 @@ fn main() {
             rows::all().iter().for_each(|row| println!("{:<24}{}", row.id, row.title));
         }
         "" if options.is_set("accounting") => accounting::run(&options),
+        "" if options.is_set("backing-off") => backing_off::run(&options),
         "" => run(&options),
         side @ ("target" | "sender") => targets::run(side, &options),
+        "pause" => backing_off::read_with_pauses(&options),
         side => hosts::run(side, &options),
     }
 }

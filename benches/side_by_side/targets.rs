@@ -30,8 +30,8 @@ pub(crate) fn run(side: &str, options: &Options) {
             region_bytes: number("region"),
         }),
         _ => match options.text("image") {
-            "" => serve(filled(options.number("region")), number("pollers")),
-            image => serve(loaded(Path::new(image)), number("pollers")),
+            "" => serve(filled(options.number("region")), options),
+            image => serve(loaded(Path::new(image)), options),
         },
     }
 }
@@ -62,9 +62,13 @@ pub(crate) fn loaded(path: &Path) -> MemNamespace {
     device
 }
 
-fn serve(device: MemNamespace, pollers: usize) {
+fn serve(device: MemNamespace, options: &Options) {
     let nqn = "nqn.2026-11.io.dlfs:side-by-side".parse().expect("a valid name");
-    let options = TargetOptions { num_pollers: pollers, ..TargetOptions::new(nqn) };
+    let options = TargetOptions {
+        num_pollers: options.number("pollers") as usize,
+        busy_poll: options.is_set("busy-poll"),
+        ..TargetOptions::new(nqn)
+    };
     let target = Target::bind(options, vec![Arc::new(device.read_only())]).expect("a free port");
     println!("{}", target.address(Nsid(1)));
     loop {
