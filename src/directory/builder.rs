@@ -7,7 +7,7 @@ use crate::directory::deleted::Bits;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, TreeEntry};
-use crate::directory::{Directory, Facts};
+use crate::directory::{Directory, Facts, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
@@ -190,6 +190,47 @@ impl DirectoryBuilder {
         Ok(())
     }
 
+    /// Adds files that lie one behind the other from the begin of `cell` on, each at a multiple of
+    /// 4,096, with name, length and label: the chunk of a folder, which has no header.
+    ///
+    /// # Errors
+    /// There would be too many samples.
+    pub fn add_files<'a>(
+        &mut self,
+        cell: u64,
+        files: impl ExactSizeIterator<Item = (&'a [u8], u32, Option<i64>)> + Clone,
+    ) -> Result<(), FormatError> {
+        let part = Part { first: 0, count: 0, seed: 0, window: 0 };
+        self.grow_part(part, files.len() as u64, 0)?;
+        let first_slot = self.next_slot().0;
+        let mut walk = Walk::new(self.layout.pack);
+        let end = files.clone().fold(0, |_, (_, len, _)| walk.step(len) + u64::from(len));
+        self.chunks.push(RawChunk {
+            first_slot: first_slot.into(),
+            cell: cell.into(),
+            generation: 1.into(),
+            sequence: (self.chunks.len() as u64).into(),
+            pages: (end.div_ceil(PAGE) as u32).into(),
+            data_page: 0.into(),
+            namespace: 0.into(),
+        });
+        let mut walk = Walk::new(self.layout.pack);
+        for (id, (name, len, label)) in (first_slot..).zip(files) {
+            self.push(&mut walk, NewSample { id, len, crc: 0, label, name, deleted: false });
+        }
+        Ok(())
+    }
+
+    /// As [`DirectoryBuilder::finish`], for files whose checksums are learned when they are read.
+    ///
+    /// # Errors
+    /// As [`DirectoryBuilder::finish`].
+    pub fn finish_unread(self, time_ns: u64) -> Result<Directory, FormatError> {
+        let directory = self.finish(Generation(1), time_ns)?;
+        let learned = Some(Learned::new(directory.num_samples()).into());
+        Ok(Directory { learned, ..directory })
+    }
+
     /// Marks ids as deleted, in runs of (first, length).
     pub fn delete(&mut self, runs: &[(u64, u64)]) {
         self.deleted.extend_from_slice(runs);
@@ -263,6 +304,7 @@ impl DirectoryBuilder {
             deleted_ids: deleted_ids.finish(),
             deleted_slots: deleted_slots.finish(),
             labels,
+            learned: None,
             names: names.into(),
             names_on_media: Vec::new(),
             head_crc32c: None,

@@ -39,6 +39,7 @@ mod columns;
 pub mod commit;
 mod deleted;
 mod labels;
+mod learned;
 mod listing;
 mod names;
 pub mod rebuild;
@@ -51,6 +52,7 @@ pub use builder::DirectoryBuilder;
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
 pub use labels::Labels;
+pub use learned::Learned;
 pub use listing::{Entry, EntryKind};
 pub use snapshot::SnapshotWriter;
 
@@ -79,6 +81,8 @@ pub struct Directory {
     deleted_ids: DeletedSet,
     deleted_slots: DeletedSet,
     labels: Option<Labels>,
+    /// The checksums, where they are not written down anywhere.
+    learned: Option<Arc<Learned>>,
     names: OnceLock<Names>,
     /// Where the names lie in the snapshot, while they are not loaded.
     names_on_media: Vec<crate::format::snapshot::Section>,
@@ -309,6 +313,11 @@ impl Directory {
         self.labels.as_ref()
     }
 
+    /// The checksums that are learned at first read; `None` where all of them are on media.
+    pub fn learned(&self) -> Option<&Arc<Learned>> {
+        self.learned.as_ref()
+    }
+
     /// Names of the classes: a label is an index into it. Empty where labels are numbers.
     pub fn classes(&self) -> &[Vec<u8>] {
         &self.facts.classes
@@ -401,7 +410,8 @@ impl Directory {
     pub fn memory_bytes(&self) -> Memory {
         let (names, name_order) = self.names.get().map_or((0, 0), Names::memory_bytes);
         Memory {
-            lengths_and_checksums: self.num_samples() * 8,
+            lengths_and_checksums: self.num_samples() * 8
+                + self.learned.as_ref().map_or(0, |learned| learned.memory_bytes()),
             checkpoints: self.columns.checkpoint_bytes(),
             chunks: self.columns.chunk_bytes(),
             tree: self.tree.memory_bytes(),

@@ -69,6 +69,7 @@ impl Directory {
             placements: parts.into_iter().map(Placement::new).collect(),
             facts: facts.into(),
             record_run: head.record,
+            learned: None,
             columns,
             tree,
             deleted_ids,

@@ -13,6 +13,9 @@ pub enum Pack {
     Aligned,
     /// Each sample begins where the one before it ends.
     Tight,
+    /// Each sample begins at a multiple of 4,096. Never on media: so lie the files of a folder that is
+    /// read without an import.
+    Paged,
 }
 
 impl Pack {
@@ -22,6 +25,7 @@ impl Pack {
     pub fn place(self, at: u64, len: u32) -> u64 {
         match self {
             Pack::Tight => at,
+            Pack::Paged => (at + BLOCK - 1) & !(BLOCK - 1),
             Pack::Aligned => {
                 let within = at & (BLOCK - 1);
                 let touched = within + u64::from(len);
@@ -38,6 +42,7 @@ impl Pack {
         match self {
             Pack::Aligned => 0,
             Pack::Tight => 1,
+            Pack::Paged => 2, // which no reader takes
         }
     }
 
@@ -85,6 +90,7 @@ mod tests {
                 prop_assert!(blocks(at) > blocks(start));
             }
             prop_assert_eq!(Pack::Tight.place(at, len), at);
+            prop_assert_eq!(Pack::Paged.place(at, len), at.next_multiple_of(BLOCK));
         }
     }
 }

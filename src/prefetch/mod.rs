@@ -420,6 +420,7 @@ impl Loader {
         let options = &self.options;
         let batching = options.batching()?;
         let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
+        pump.learn(&self.directory);
         let geometry = pump.geometry();
         let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
         let residency = Arc::new(Residency::new(match batching {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::file::{FileNamespace, FileOptions};
+use super::folder::FolderNamespace;
 use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,6 +56,7 @@ pub trait Device: Send + Sync {
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
     match address {
+        Address::Path(path) if path.is_dir() => Ok(Arc::new(FolderNamespace::open(path)?)),
         Address::Path(path) => {
             let options = FileOptions { direct, writable, ..FileOptions::default() };
             Ok(Arc::new(FileNamespace::open(path, options)?))

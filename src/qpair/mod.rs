@@ -9,6 +9,7 @@ mod cpus;
 mod device;
 mod engines;
 pub mod file;
+pub mod folder;
 pub mod group;
 pub mod mem;
 mod options;
@@ -93,6 +94,9 @@ pub enum IoError {
     /// The operating system failed it.
     #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
+    /// A file of a folder namespace is not the one that was listed: named here.
+    #[error("{0} has changed since the folder was listed")]
+    Changed(String),
     /// The call is not whole blocks, or goes past the end, or is too large: the caller's mistake.
     #[error("{0}")]
     Invalid(&'static str),
@@ -162,6 +166,7 @@ impl IoError {
             IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
             IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
             IoError::Os(_) => ErrorKind::Io,
+            IoError::Changed(_) => ErrorKind::Stale,
             IoError::Invalid(_) => ErrorKind::InvalidArgument,
         };
         Error::new(kind, "an I/O failed").target(namespace.address.clone()).lba(slba).source(self)

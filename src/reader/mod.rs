@@ -291,6 +291,7 @@ impl Reader {
         if let Some(max) = self.options.max_outstanding {
             pump.limit_outstanding(max);
         }
+        pump.learn(&self.directory);
         pump.use_pool(&self.pool);
         self.geometry = pump.geometry();
         self.pump = Some(pump);

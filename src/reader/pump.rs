@@ -5,12 +5,14 @@
 //! from the same place. The first failure that stays is final.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use slab::Slab;
 
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::checksum::{crc32c, crc32c_append};
+use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Status;
 use crate::qpair::group::{PollGroup, Waker};
@@ -78,6 +80,8 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     spare: Vec<Vec<Window>>,
     stats: ReadStats,
+    /// Where the data set has no checksums of its own: those that reads have found.
+    learned: Option<Arc<Learned>>,
 }
 
 /// The queue pairs of one namespace, used in turn.
@@ -113,7 +117,7 @@ impl Pump {
     /// # Errors
     /// Those of [`Device::queue_pair`].
     pub(crate) fn new(
-        devices: &[std::sync::Arc<dyn Device>],
+        devices: &[Arc<dyn Device>],
         pairs_each: usize,
         busy_poll: bool,
     ) -> Result<Pump> {
@@ -147,12 +151,18 @@ impl Pump {
             finished: VecDeque::new(),
             spare: Vec::new(),
             stats: ReadStats::default(),
+            learned: None,
         })
     }
 
     /// Tells the engines of the pool that runs come from.
     pub(crate) fn use_pool(&mut self, pool: &Pool) {
         self.group.use_pool(pool);
+    }
+
+    /// Holds samples to the checksums that `directory` learns, if it is of those that do.
+    pub(crate) fn learn(&mut self, directory: &Directory) {
+        self.learned = directory.learned().cloned();
     }
 
     /// Allows at most `max` commands at a time over all queue pairs; 1 is a plain synchronous reader.
@@ -303,7 +313,7 @@ impl Pump {
         job.windows[part].buf = Some(completion.buf);
         let abandoned = job.abandoned;
         let again = match completion.result {
-            Ok(()) => !abandoned && !job.verify_part(part),
+            Ok(()) => !abandoned && !job.verify_part(part, self.learned.as_deref()),
             Err(error) => {
                 let again = !abandoned && job.windows[part].repeats == 0 && may_help(&error);
                 if !again {
@@ -338,7 +348,7 @@ impl Pump {
             return;
         }
         if job.crossing {
-            let repeat = job.verify_crossing();
+            let repeat = job.verify_crossing(self.learned.as_deref());
             if !repeat.is_empty() {
                 job.waiting = repeat.len();
                 for part in repeat {
@@ -375,7 +385,7 @@ impl Pump {
 
 impl Job {
     /// Verifies the samples that end in `part`; `false` when the part should be read again.
-    fn verify_part(&mut self, part: usize) -> bool {
+    fn verify_part(&mut self, part: usize, learned: Option<&Learned>) -> bool {
         #[cfg(feature = "unverified")]
         if super::unverified::is_set() {
             return true;
@@ -394,19 +404,19 @@ impl Job {
                 continue;
             };
             let found = crc32c(bytes);
-            if found == sample.crc32c || sample.len_bytes == 0 {
+            if is_right(sample, found, learned) || sample.len_bytes == 0 {
                 continue;
             }
             if self.windows[part].repeats == 0 {
                 return false;
             }
-            self.failures.push((index, corrupt(sample, found)));
+            self.failures.push((index, corrupt(sample, found, learned)));
         }
         true
     }
 
     /// Verifies the samples that lie in several parts; returns the parts to read again.
-    fn verify_crossing(&mut self) -> Vec<usize> {
+    fn verify_crossing(&mut self, learned: Option<&Learned>) -> Vec<usize> {
         let mut wrong = Vec::new();
         let mut repeat = Vec::new();
         for (index, sample) in self.fetch.samples.iter().enumerate() {
@@ -415,8 +425,8 @@ impl Job {
                 continue;
             }
             let found = self.checksum(sample);
-            if found != sample.crc32c {
-                wrong.push((index, corrupt(sample, found)));
+            if !is_right(sample, found, learned) {
+                wrong.push((index, corrupt(sample, found, learned)));
                 repeat.extend(parts.filter(|&part| self.windows[part].repeats == 0));
             }
         }
@@ -464,6 +474,15 @@ impl Job {
     }
 }
 
+/// Whether `found` is the sample's checksum. Where the directory has none, it learns it.
+#[inline]
+fn is_right(sample: &Placed, found: u32, learned: Option<&Learned>) -> bool {
+    match learned {
+        None => found == sample.crc32c,
+        Some(learned) => learned.accepts(sample.id, found),
+    }
+}
+
 /// Whether reading the same place again may end better.
 fn may_help(error: &IoError) -> bool {
     match error {
@@ -474,8 +493,9 @@ fn may_help(error: &IoError) -> bool {
     }
 }
 
-fn corrupt(sample: &Placed, found: u32) -> Error {
-    let expected = sample.crc32c;
+fn corrupt(sample: &Placed, found: u32, learned: Option<&Learned>) -> Error {
+    let learned = learned.and_then(|learned| learned.get(sample.id));
+    let expected = learned.unwrap_or(sample.crc32c);
     Error::new(
         ErrorKind::Corrupt,
         format!("the sample's checksum is {found:08x}, the directory expects {expected:08x}"),
@@ -489,6 +509,7 @@ pub(crate) fn io_error(error: &IoError, namespace: &Namespace) -> Error {
         IoError::Status(status) if is_media_error(status) => ErrorKind::Corrupt,
         IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
         IoError::Disconnected(_) => ErrorKind::Disconnected,
+        IoError::Changed(_) => ErrorKind::Stale,
         IoError::Invalid(_) => ErrorKind::InvalidArgument,
         IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
         _ => ErrorKind::Io,

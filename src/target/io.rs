@@ -181,6 +181,7 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
         IoError::Os(libc::EROFS | libc::EPERM | libc::EBADF) if kind != Kind::Read => {
             Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()
         }
+        IoError::Changed(_) => fault,
         IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
         IoError::Os(_) => fault,
     }

@@ -4,6 +4,7 @@
 //! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::loader`]
 //! make what reads samples from it. `verify` reads everything there is and says what is damaged.
 
+mod folder;
 mod open;
 mod verify;
 

@@ -10,11 +10,12 @@ use crate::format::open::{Opened, judge};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::nvme::Address;
 use crate::qpair::blocking::Blocking;
+use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::{read_copies, read_range};
 use crate::units::ALIGN_BYTES;
 
-use super::Image;
+use super::{Image, folder};
 
 /// How an image is opened.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +27,8 @@ pub struct OpenOptions {
 }
 
 impl Image {
-    /// Opens the image that lies on `addresses`, given in any order.
+    /// Opens the image that lies on `addresses`, given in any order; a plain folder is an image too,
+    /// whose checksums are learned when its files are read for the first time.
     ///
     /// # Errors
     /// Those of connecting. `NotFound`: no image lies there. `InvalidArgument`: the namespaces are not
@@ -34,6 +36,11 @@ impl Image {
     /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot is
     /// of another generation.
     pub fn open(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
+        if let [Address::Path(path)] = addresses
+            && path.is_dir()
+        {
+            return folder::image_of(Arc::new(FolderNamespace::open(path)?));
+        }
         let mut devices = Vec::with_capacity(addresses.len());
         for address in addresses {
             devices.push(qpair::open(address, &connect_options(address, addresses, options))?);

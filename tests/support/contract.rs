@@ -30,6 +30,43 @@ pub fn check(writable: Arc<dyn Device>, read_only: Arc<dyn Device>) {
     refuses_writes_when_read_only(&*writable, &*read_only);
 }
 
+/// The part of the suite that an engine without a writable side can run: its bytes are what they are.
+pub fn check_read_only(device: Arc<dyn Device>) {
+    describes_itself(&*device);
+    completes_each_io_exactly_once_with_its_own_buffer(&*device);
+    respects_its_depth_and_the_callers_max(&*device);
+    refuses_what_cannot_be_and_goes_on(&*device);
+    moves_to_another_thread_with_io_outstanding(&*device);
+    gives_memory_back_when_dropped_with_io_outstanding(&*device);
+    assert!(device.namespace().read_only);
+    let len = device.namespace().block_len_bytes as usize;
+    let write = Io { op: IoOp::Write, ..read(0, len) };
+    assert!(Driver::new(&*device).run(vec![write])[0].1.result.is_err(), "it took a write");
+    reads_the_same_bytes_at_any_alignment_on_several_threads(&device);
+}
+
+fn reads_the_same_bytes_at_any_alignment_on_several_threads(device: &Arc<dyn Device>) {
+    let model = Model::new(&**device);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let model = &model;
+            scope.spawn(move || {
+                let mut random = Random::new(200 + thread);
+                let mut pair = Driver::new(&**device);
+                let ranges = (0..200).map(|_| model.range(&mut random));
+                let misaligned = |(slba, len): (u64, usize)| {
+                    let skip = [0, 1, 8, 512][slba as usize % 4];
+                    Io { buf: IoBuf::zeroed(skip + len).split_off(skip), ..read(slba, 0) }
+                };
+                for (io, completion) in pair.run(ranges.map(misaligned).collect()) {
+                    assert_eq!(completion.result, Ok(()), "{io:?}");
+                    assert!(model.equals(io.slba, &completion.buf), "{io:?}");
+                }
+            });
+        }
+    });
+}
+
 fn describes_itself(device: &dyn Device) {
     let namespace = device.namespace();
     let block_len = namespace.block_len_bytes;

@@ -300,3 +300,19 @@ fn a_state_that_cannot_be_kept_is_known_before_the_work() {
     let ran = run(&["read", &place.arg("train.dlfs"), "--state", &place.arg("no/such/folder")]);
     ran.code(1).complains_of(&["cannot write the state", "no/such/folder"]);
 }
+
+#[test]
+fn a_plain_folder_is_described_and_read_without_an_import() {
+    let place = Place::with_image();
+    let folder = place.arg("source");
+    let stat = run(&["stat", &folder, "--json"]).code(0).json();
+    assert_eq!((&stat["samples"], &stat["checksums_learned"]), (&300.into(), &0.into()));
+    let stat = run(&["stat", &folder]).code(0);
+    assert!(stat.text().contains("0 of 300 known"), "{}", stat.text());
+    let (image, batch) = (place.arg("train.dlfs"), ["--seed", "7", "--order", "global", "--json"]);
+    let read = |what: &String| {
+        let json = run(&[&["read", what, "--epochs", "2"], &batch[..]].concat()).code(0).json();
+        (json["samples"].clone(), json["bytes"].clone(), json["order_crc32c"].clone())
+    };
+    assert_eq!(read(&folder), read(&image), "ids are those of the import");
+}

@@ -66,6 +66,8 @@ struct ImageFacts {
     fields: Vec<String>,
     classes: u64,
     labels: bool,
+    /// Of a folder without import: checksums learned so far; null where all are on the image.
+    checksums_learned: Option<u64>,
     namespaces: Vec<NamespaceFacts>,
     directory: DirectoryFacts,
 }
@@ -115,6 +117,7 @@ impl ImageFacts {
             fields: directory.fields().iter().map(|field| safe_name(field)).collect(),
             classes: directory.classes().len() as u64,
             labels: directory.labels().is_some(),
+            checksums_learned: directory.learned().map(|learned| learned.count()),
             namespaces: namespaces
                 .map(|(device, superblock)| {
                     let namespace = device.namespace();
@@ -156,6 +159,12 @@ impl ImageFacts {
         }
         let labels = if self.labels { "a label each" } else { "no labels" };
         out.line(format!("classes      {}; {labels}", text::count(self.classes)))?;
+        if let Some(learned) = self.checksums_learned {
+            let (learned, samples) = (text::count(learned), text::count(self.samples));
+            out.line(format!(
+                "checksums    {learned} of {samples} known: a folder's are learned at first read"
+            ))?;
+        }
         for namespace in &self.namespaces {
             out.line(format!("namespace    {}", namespace.address))?;
             out.line(format!(

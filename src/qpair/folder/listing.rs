@@ -1,0 +1,225 @@
+//! What lies in a folder, in the one order that everybody computes, and at which address each file is.
+//!
+//! The order is that of torchvision's ImageFolder: class folders by name, within a class folder by
+//! folder in the order of their paths, within a folder by name; files outside class folders last.
+//! Links to files are followed, links to folders are not: a tree has no end otherwise.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// One file of a folder, and the address of its first byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderFile {
+    /// Its path beneath the folder.
+    pub name: Vec<u8>,
+    /// Rank of its class folder among the class folders by name; `None` outside of them.
+    pub class: Option<u32>,
+    /// Its length.
+    pub len_bytes: u64,
+    /// Where it begins on the namespace: a multiple of 4,096.
+    pub offset_bytes: u64,
+    /// What must not change while it is read.
+    pub(super) stamp: Stamp,
+}
+
+impl FolderFile {
+    /// When its bytes were last changed, in ns since 1970; 0 before that.
+    pub fn modified_ns(&self) -> u64 {
+        let seconds = u64::try_from(self.stamp.modified_s).unwrap_or(0);
+        seconds.saturating_mul(1_000_000_000).saturating_add(self.stamp.modified_ns.unsigned_abs())
+    }
+}
+
+/// Tells whether a file is still the one that was listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    len_bytes: u64,
+    modified_s: i64,
+    modified_ns: i64,
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &std::fs::Metadata) -> Stamp {
+        Stamp {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            len_bytes: metadata.len(),
+            modified_s: metadata.mtime(),
+            modified_ns: metadata.mtime_nsec(),
+        }
+    }
+}
+
+/// The files of a folder in their order, and what follows from all of them.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) files: Vec<FolderFile>,
+    /// Names of the class folders, in their order.
+    pub(super) classes: Vec<Vec<u8>>,
+    /// End of the last file, and so the length of the namespace.
+    pub(super) len_bytes: u64,
+    /// Hash of names, lengths and times: another listing has another one.
+    pub(super) identity: [u8; 16],
+}
+
+impl Listing {
+    /// Lists `root`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: as the operating system says, of the folder that cannot be read.
+    pub(super) fn of(root: &Path) -> Result<Listing> {
+        let mut found = Found::default();
+        found.folder(root, b"", None)?;
+        found.classes.sort_unstable();
+        let class_of = |top: &[u8]| found.classes.binary_search_by(|class| class[..].cmp(top)).ok();
+        let mut files = Vec::with_capacity(found.files.len());
+        for (folder, name, stamp) in found.files {
+            let top = folder.split(|byte| *byte == b'/').next().unwrap_or_default();
+            let class = class_of(top).map(|class| class as u32);
+            files.push((class.unwrap_or(u32::MAX), folder, name, stamp));
+        }
+        files.sort_unstable_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
+        let mut listing =
+            Listing { files: Vec::new(), classes: found.classes, len_bytes: 0, identity: [0; 16] };
+        listing.place(files);
+        Ok(listing)
+    }
+
+    /// Gives each file its address.
+    fn place(&mut self, files: Vec<(u32, Vec<u8>, Vec<u8>, Stamp)>) {
+        let mut hash = Xxh3::new();
+        let mut addresses = Addresses::default();
+        for (class, folder, name, stamp) in files {
+            let name = [folder, name].concat();
+            for number in [name.len() as u64, stamp.len_bytes, stamp.inode] {
+                hash.update(&number.to_le_bytes());
+            }
+            hash.update(&stamp.modified_s.to_le_bytes());
+            hash.update(&stamp.modified_ns.to_le_bytes());
+            hash.update(&name);
+            self.files.push(FolderFile {
+                name,
+                class: (class != u32::MAX).then_some(class),
+                len_bytes: stamp.len_bytes,
+                offset_bytes: addresses.next(stamp.len_bytes),
+                stamp,
+            });
+        }
+        self.len_bytes = addresses.end.next_multiple_of(FOLDER_CELL_BYTES);
+        self.identity = hash.digest128().to_le_bytes();
+    }
+}
+
+/// Hands out addresses: one file behind the other at multiples of 4,096, none across the end of a cell
+/// but those that are longer than one, which have whole cells to themselves. Cell 0 stays empty.
+#[derive(Debug)]
+struct Addresses {
+    end: u64,
+    /// The cell of the last file, and how many begin in it.
+    cell: u64,
+    in_cell: u32,
+}
+
+impl Default for Addresses {
+    fn default() -> Addresses {
+        Addresses { end: FOLDER_CELL_BYTES, cell: 0, in_cell: 0 }
+    }
+}
+
+impl Addresses {
+    fn next(&mut self, len_bytes: u64) -> u64 {
+        let len = len_bytes.next_multiple_of(ALIGN);
+        if self.end / FOLDER_CELL_BYTES == self.cell {
+            let crosses = self.end % FOLDER_CELL_BYTES + len > FOLDER_CELL_BYTES;
+            if crosses || self.in_cell == MAX_FILES_OF_CELL {
+                self.end = (self.cell + 1) * FOLDER_CELL_BYTES;
+            }
+        }
+        let cell = self.end / FOLDER_CELL_BYTES;
+        self.in_cell = if cell == self.cell { self.in_cell + 1 } else { 1 };
+        self.cell = cell;
+        let at = self.end;
+        self.end += len;
+        if len > FOLDER_CELL_BYTES {
+            self.end = self.end.next_multiple_of(FOLDER_CELL_BYTES);
+        }
+        at
+    }
+}
+
+/// What a walk has come across.
+#[derive(Default)]
+struct Found {
+    /// Folder (with a slash at its end, or empty), name and stamp.
+    files: Vec<(Vec<u8>, Vec<u8>, Stamp)>,
+    classes: Vec<Vec<u8>>,
+}
+
+impl Found {
+    fn folder(&mut self, path: &Path, beneath: &[u8], class: Option<()>) -> Result<()> {
+        let failed = |error: std::io::Error| Error::from(error).path(path);
+        for entry in std::fs::read_dir(path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().as_bytes().to_vec();
+            let kind = entry.file_type().map_err(failed)?;
+            if kind.is_dir() {
+                if class.is_none() {
+                    self.classes.push(name.clone());
+                }
+                self.folder(&entry.path(), &[beneath, &name, b"/"].concat(), Some(()))?;
+                continue;
+            }
+            let metadata = match std::fs::metadata(entry.path()) {
+                Ok(metadata) if metadata.is_file() => metadata,
+                _ => {
+                    tracing::warn!(path = %entry.path().display(), "left out: it is no file");
+                    continue;
+                }
+            };
+            if metadata.len() > u64::from(u32::MAX) {
+                let text = "a file of 4 GiB or more is too long for a sample";
+                return Err(Error::new(ErrorKind::Unsupported, text).path(entry.path()));
+            }
+            self.files.push((beneath.to_vec(), name, Stamp::of(&metadata)));
+        }
+        Ok(())
+    }
+}
+
+/// Files of a cell lie in one chunk of the directory made from the listing.
+pub const FOLDER_CELL_BYTES: u64 = 4 << 20;
+
+/// A chunk has at most so many samples (`format`).
+const MAX_FILES_OF_CELL: u32 = 65_535;
+
+const ALIGN: u64 = crate::units::ALIGN_BYTES as u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_follow_each_other_at_multiples_of_4096_and_none_but_long_ones_crosses_a_cell() {
+        let mut addresses = Addresses::default();
+        let cell = FOLDER_CELL_BYTES;
+        let mut next = |len| addresses.next(len);
+        let first = [next(1), next(4096), next(4097), next(0), next(1)];
+        assert_eq!(first, [0, 4096, 8192, 16384, 16384].map(|at| cell + at));
+        assert_eq!(next(cell - 20_480), cell + 20_480, "ends with the cell");
+        assert_eq!(next(cell - 1), 2 * cell);
+        assert_eq!(next(cell + 1), 3 * cell, "has two cells alone");
+        assert_eq!(
+            [next(0), next(cell + 5)],
+            [5 * cell, 6 * cell],
+            "alone, also without the empty"
+        );
+        assert_eq!([next(5), next(cell)], [8 * cell, 9 * cell]);
+    }
+}

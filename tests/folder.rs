@@ -1,0 +1,169 @@
+//! A plain folder read without an import: addresses, directory, checksums, and files that change.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use dlfs::ErrorKind;
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::folder::FolderNamespace;
+use dlfs::qpair::{ConnectOptions, Device, open};
+use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::{Nsid, SampleId};
+use dlfs::volume::{Image, OpenOptions, VerifyOptions};
+use support::contract;
+use support::random::Random;
+
+/// Files of all kinds of lengths in two class folders and none, in the order of ids.
+fn tree() -> (tempfile::TempDir, Vec<(String, Vec<u8>)>) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random::new(7);
+    let lens = [0, 1, 4095, 4096, 4097, 70_000, 300_001, 3 << 20, (4 << 20) + 9, 12_288, 5, 0];
+    let mut files = Vec::new();
+    for class in ["a", "a/sub", "a.b", "zebra"] {
+        fs::create_dir_all(folder.path().join(class)).unwrap();
+        for (index, len) in lens.iter().enumerate() {
+            files.push((format!("{class}/{index:02}"), *len));
+        }
+    }
+    files.push(("README".to_owned(), 33));
+    let files: Vec<(String, Vec<u8>)> = files
+        .into_iter()
+        .map(|(name, len)| {
+            let mut bytes = vec![0; len];
+            random.fill(&mut bytes);
+            fs::write(folder.path().join(&name), &bytes).unwrap();
+            (name, bytes)
+        })
+        .collect();
+    (folder, files)
+}
+
+fn open_image(path: &Path) -> Image {
+    Image::open(&[Address::from_path(path)], &OpenOptions::default()).unwrap()
+}
+
+#[test]
+fn a_folder_keeps_the_contract_of_a_read_only_engine() {
+    let (folder, _) = tree();
+    contract::check_read_only(Arc::new(FolderNamespace::open(folder.path()).unwrap()));
+}
+
+#[test]
+fn files_lie_at_multiples_of_4096_in_the_order_of_names_with_zeroes_behind_them() {
+    let (folder, files) = tree();
+    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    let mut io = Blocking::new(namespace.queue_pair().unwrap()).unwrap();
+    let mut end = 0;
+    assert_eq!(namespace.files().len(), files.len());
+    for (file, (name, bytes)) in namespace.files().iter().zip(&files) {
+        assert_eq!(file.name, name.as_bytes());
+        assert!(file.offset_bytes.is_multiple_of(4096) && file.offset_bytes >= end, "{name}");
+        let gap = io.read(end, (file.offset_bytes - end).min(1 << 20) as usize).unwrap();
+        assert!(gap.iter().all(|&byte| byte == 0), "before {name}");
+        assert!(io.read(file.offset_bytes, bytes.len()).unwrap()[..] == bytes[..], "{name}");
+        end = file.offset_bytes + file.len_bytes;
+    }
+    assert_eq!(namespace.classes(), [&b"a"[..], b"a.b", b"zebra"]);
+}
+
+#[test]
+fn a_folder_has_a_directory_without_an_import_and_every_front_reads_it() {
+    let (folder, files) = tree();
+    let image = open_image(folder.path());
+    let directory = image.directory();
+    assert_eq!(directory.num_live(), files.len() as u64);
+    assert_eq!(directory.learned().unwrap().count(), 0);
+    let mut reader = image.reader(ReaderOptions::default()).unwrap();
+    let ids: Vec<SampleId> = (0..files.len() as u64).map(SampleId).collect();
+    let mut batch = Batch::new();
+    for _ in 0..2 {
+        reader.read_batch(&ids, &mut batch).unwrap();
+        for (index, (name, bytes)) in files.iter().enumerate() {
+            assert!(batch.bytes(index)[..] == bytes[..], "{name}");
+            assert_eq!(image.lookup(name.as_bytes()).unwrap(), ids[index]);
+        }
+    }
+    assert_eq!(directory.label(ids[0]), Some(0));
+    assert_eq!(directory.label(*ids.last().unwrap()), None);
+    assert_eq!(directory.learned().unwrap().count(), files.len() as u64);
+    let report = image.verify(&VerifyOptions::default(), &mut |_| ()).unwrap();
+    assert!(report.damages.is_empty(), "{:?}", report.damages);
+    for kind in [
+        OrderKind::Global,
+        OrderKind::Grouped { lanes: 2, group: 2 },
+        OrderKind::Sequential { by: SequentialBy::Slot },
+    ] {
+        let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 5, 2);
+        let mut loader = image.loader(options).unwrap();
+        let mut seen = vec![0; files.len()];
+        while let Some(batch) = loader.next() {
+            let batch = batch.unwrap();
+            for (index, id) in batch.ids().enumerate() {
+                assert!(batch.bytes(index)[..] == files[id.0 as usize].1[..]);
+                seen[id.0 as usize] += 1;
+            }
+        }
+        assert!(seen.iter().all(|&count| count == 2), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_target_serves_a_folder_as_it_serves_any_namespace() {
+    let (folder, files) = tree();
+    let namespace = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+    let options = TargetOptions::new("nqn.2026-11.io.dlfs:folder".parse().unwrap());
+    let target = Target::bind(options, vec![namespace.clone()]).unwrap();
+    let remote = open(&target.address(Nsid(1)), &ConnectOptions::default()).unwrap();
+    let mut io = Blocking::new(remote.queue_pair().unwrap()).unwrap();
+    for (file, (name, bytes)) in namespace.files().iter().zip(&files) {
+        assert!(io.read(file.offset_bytes, bytes.len()).unwrap()[..] == bytes[..], "{name}");
+    }
+}
+
+#[test]
+fn files_that_change_grow_shrink_or_vanish_after_the_listing_are_a_stale_folder() {
+    let change: [(&str, fn(&Path)); 4] = [
+        ("same length", |path| fs::write(path, vec![1; 70_000]).unwrap()),
+        ("longer", |path| fs::write(path, vec![1; 70_001]).unwrap()),
+        ("shorter", |path| fs::write(path, vec![1; 10]).unwrap()),
+        ("gone", |path| fs::remove_file(path).unwrap()),
+    ];
+    for (what, change) in change {
+        let (folder, files) = tree();
+        let image = open_image(folder.path());
+        let mut reader = image.reader(ReaderOptions::default()).unwrap();
+        let id = image.lookup(b"a/05").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20)); // a time stamp of its own
+        change(&folder.path().join("a/05"));
+        let error = reader.read_batch(&[id], &mut Batch::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Stale, "{what}: {error:?}");
+        assert!(error.report().contains("a/05"), "{what}: {}", error.report());
+        let mut batch = Batch::new();
+        reader.read_batch(&[SampleId(id.0 + 1)], &mut batch).unwrap();
+        assert!(batch.bytes(0)[..] == files[id.0 as usize + 1].1[..], "others are read as before");
+    }
+}
+
+#[test]
+fn another_listing_is_another_image_and_the_same_one_is_the_same() {
+    let (folder, _) = tree();
+    let first = open_image(folder.path()).directory().uuid();
+    assert_eq!(open_image(folder.path()).directory().uuid(), first);
+    fs::write(folder.path().join("a/05"), b"other").unwrap();
+    assert_ne!(open_image(folder.path()).directory().uuid(), first);
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_and_an_empty_one() {
+    let error = Image::open(&[Address::from_path("/nonexistent/folder")], &OpenOptions::default());
+    assert_eq!(error.err().unwrap().kind(), ErrorKind::NotFound);
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(open_image(folder.path()).directory().num_live(), 0);
+}
