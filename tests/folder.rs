@@ -129,13 +129,14 @@ fn a_target_serves_a_folder_as_it_serves_any_namespace() {
 
 #[test]
 fn files_that_change_grow_shrink_or_vanish_after_the_listing_are_a_stale_folder() {
-    let change: [(&str, fn(&Path)); 4] = [
+    type Change = fn(&Path);
+    let changes: [(&str, Change); 4] = [
         ("same length", |path| fs::write(path, vec![1; 70_000]).unwrap()),
         ("longer", |path| fs::write(path, vec![1; 70_001]).unwrap()),
         ("shorter", |path| fs::write(path, vec![1; 10]).unwrap()),
         ("gone", |path| fs::remove_file(path).unwrap()),
     ];
-    for (what, change) in change {
+    for (what, change) in changes {
         let (folder, files) = tree();
         let image = open_image(folder.path());
         let mut reader = image.reader(ReaderOptions::default()).unwrap();
