@@ -139,11 +139,23 @@
 // The id of a folder in dlfs_list.
 #define DLFS_FOLDER UINT64_MAX
 
+// Fill the buffer from the namespace.
+#define DLFS_NS_READ 0
+
+// Write the buffer to the namespace.
+#define DLFS_NS_WRITE 1
+
+// Make all completed writes durable; `offset` and `len` are 0, `buffer` only names the I/O.
+#define DLFS_NS_FLUSH 2
+
 // An open sample. Never looked into: a handle.
 typedef struct dlfs_file dlfs_file;
 
 // A mounted data set. Never looked into: a handle.
 typedef struct dlfs_fs dlfs_fs;
+
+// An open namespace with its queue pair. Never looked into: a handle.
+typedef struct dlfs_ns dlfs_ns;
 
 // A sequence of batches. Never looked into: a handle.
 typedef struct dlfs_seq dlfs_seq;
@@ -389,6 +401,42 @@ typedef struct {
     uint64_t stall_ns;
 } dlfs_stats_t;
 
+// What a namespace is. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_ns_info_t).
+    size_t size;
+    // Its length in bytes.
+    uint64_t len;
+    // Bytes of a logical block: offsets and lengths of I/Os are multiples of it.
+    uint32_t block_len;
+    // The most bytes that one I/O may carry.
+    uint32_t max_transfer;
+    // The most I/Os that may be on their way at a time.
+    uint32_t queue_depth;
+    // 1: writes are refused.
+    uint32_t read_only;
+} dlfs_ns_info_t;
+
+// One I/O of dlfs_ns_submit.
+typedef struct {
+    // DLFS_NS_READ, _WRITE or _FLUSH.
+    uint32_t op;
+    // The buffer, from 0; the namespace's own until the I/O is done.
+    uint32_t buffer;
+    // First byte in the namespace: a multiple of `block_len`.
+    uint64_t offset;
+    // Bytes from the start of the buffer: a multiple of `block_len`, at most `buffer_len`.
+    uint64_t len;
+} dlfs_ns_io;
+
+// An I/O that is done.
+typedef struct {
+    // Its buffer.
+    uint32_t buffer;
+    // DLFS_OK: every byte was moved. Otherwise an error, and a buffer that was read into says nothing.
+    int status;
+} dlfs_ns_done;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -556,6 +604,51 @@ int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 
 // Says what a sequence has done. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
+
+// Opens the namespace at `address` (a path, an NVMe/TCP address, or what else the build knows), makes a
+// queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.
+//
+// With no buffers, only dlfs_ns_info can be asked. `writable` is 0 or 1. `options` may be NULL; what
+// is said there of connections, `direct`, `busy_poll` and `should_stop` holds, the rest means nothing
+// here. Any thread; takes at most the connect timeout.
+int dlfs_ns_open(const char *address,
+                 const dlfs_mount_options *options,
+                 uint32_t writable,
+                 uint32_t num_buffers,
+                 uint32_t buffer_len,
+                 dlfs_ns **ns);
+
+// Says what the namespace is. No I/O. Any thread.
+int dlfs_ns_info(const dlfs_ns *ns, dlfs_ns_info_t *info);
+
+// The memory of buffer `index`, or NULL where there is no such buffer, or no such handle.
+//
+// Buffers lie one behind the other, the first at a multiple of 4,096; they stay where they are until
+// dlfs_ns_close. While an I/O has one, it is not for the caller. Any thread.
+void *dlfs_ns_buffer(const dlfs_ns *ns,
+                     uint32_t index);
+
+// Takes I/Os from the front of `ios` while there is room, and returns how many: from 0 to `num`.
+//
+// An I/O that was taken is done once and then told by dlfs_ns_poll, whatever becomes of the target.
+// One that cannot be, say with a buffer that is on its way, ends the call: it fails with
+// DLFS_E_INVALID when that is the first, else those before it are taken. One thread at a time:
+// another gets DLFS_E_BUSY. A child of a fork may only close the handle.
+int64_t dlfs_ns_submit(const dlfs_ns *ns, const dlfs_ns_io *ios, size_t num);
+
+// Moves I/Os forward and tells of up to `max` that are done; returns how many. Where there are none,
+// waits for one, but not when nothing is on its way, and not longer than `wait_ms`.
+//
+// Of an I/O that has failed dlfs_last_error has the text, of several that of the last. To be called
+// again and again while I/Os are on their way. Threads and forks as for dlfs_ns_submit.
+int64_t dlfs_ns_poll(const dlfs_ns *ns,
+                     dlfs_ns_done *done,
+                     size_t max,
+                     uint32_t wait_ms);
+
+// Closes the handle; its buffers are no more. What is on its way is waited for, at most as long as the
+// connection may be lost. Any thread, while no other is in a call with it.
+int dlfs_ns_close(dlfs_ns *ns);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -114,7 +114,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> Failure {
     Failure::new(DLFS_E_INTERNAL, format!("a mistake of the library: {text}"))
 }
 
-fn remember(text: &str) {
+pub(crate) fn remember(text: &str) {
     let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
     let text = CString::new(bytes).expect("zero bytes were taken out");
     // A thread that is ending may have no text any more; then nobody can ask for it either.

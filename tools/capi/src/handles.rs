@@ -12,6 +12,7 @@ use crate::batch::Held;
 use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure};
 use crate::file::File;
 use crate::mount::Mount;
+use crate::namespace::Queue;
 use crate::sequence::Sequence;
 
 /// What a handle can stand for. A clone is another reference to the same.
@@ -21,6 +22,7 @@ pub(crate) enum Object {
     File(Arc<File>),
     Sequence(Arc<Sequence>),
     Batch(Arc<Held>),
+    Queue(Arc<Queue>),
 }
 
 /// One kind of object, and what its handle is called.
@@ -47,6 +49,7 @@ kind!(Mount, Mount, "mounted data set");
 kind!(File, File, "file");
 kind!(Sequence, Sequence, "sequence");
 kind!(Held, Batch, "batch");
+kind!(Queue, Queue, "namespace");
 
 /// A new handle for `object`.
 pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {

@@ -20,6 +20,7 @@ pub mod file;
 mod handles;
 pub mod mount;
 pub mod names;
+pub mod namespace;
 pub mod options;
 pub mod read_batch;
 pub mod sequence;

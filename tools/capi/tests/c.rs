@@ -259,6 +259,33 @@ fn a_target_that_goes_away_is_an_error_in_time() {
 }
 
 #[test]
+fn blocks_of_a_namespace_are_written_and_read_without_a_data_set() {
+    let Some(prefix) = prefix() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (file, served) = (folder.path().join("blocks"), folder.path().join("served"));
+    for path in [&file, &served] {
+        fs::write(path, vec![0; 1 << 20]).unwrap();
+    }
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let device = qpair::open(&Address::from_path(served), &connect).unwrap();
+    let nqn = "nqn.2026-11.io.dlfs:blocks".parse().unwrap();
+    let options = TargetOptions {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        writable: true,
+        ..TargetOptions::new(nqn)
+    };
+    let target = Target::bind(options, vec![device]).unwrap();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/blocks.c"), how);
+        for address in [file.to_str().unwrap(), &target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            // A child leaves alone, and so leaks, what its parent's queue pair had.
+            run(program.command(&[address]).env("VALGRIND_OPTS", "--leak-check=no"));
+        }
+    }
+}
+
+#[test]
 fn a_damaged_sample_costs_what_the_caller_says() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

@@ -3,8 +3,18 @@
 use std::path::Path;
 
 /// In the order in which the header has them.
-const SOURCES: [&str; 9] =
-    ["error", "batch", "options", "mount", "names", "file", "read_batch", "sequence", "stats"];
+const SOURCES: [&str; 10] = [
+    "error",
+    "batch",
+    "options",
+    "mount",
+    "names",
+    "file",
+    "read_batch",
+    "sequence",
+    "stats",
+    "namespace",
+];
 
 #[test]
 fn the_header_is_what_cbindgen_makes_of_the_sources() {

@@ -1,0 +1,418 @@
+//! Blocks of a namespace, without a data set: one queue pair and its buffers. For tools that measure or
+//! copy whole namespaces; samples are read by the other parts.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions, process_id};
+use dlfs::job::Watch;
+use dlfs::nvme::Address;
+use dlfs::qpair::group::PollGroup;
+use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};
+use dlfs::units::Lba;
+
+use crate::error::{
+    DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
+};
+use crate::handles;
+use crate::options::{MountOptions, Stop, unknown};
+use crate::structs::{Struct, array, check_out, give, put, take_or, text};
+
+/// Fill the buffer from the namespace.
+pub const DLFS_NS_READ: u32 = 0;
+/// Write the buffer to the namespace.
+pub const DLFS_NS_WRITE: u32 = 1;
+/// Make all completed writes durable; `offset` and `len` are 0, `buffer` only names the I/O.
+pub const DLFS_NS_FLUSH: u32 = 2;
+
+/// An open namespace with its queue pair. Never looked into: a handle.
+pub struct Ns(());
+
+/// What a namespace is. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct NsInfo {
+    /// sizeof(dlfs_ns_info_t).
+    pub size: usize,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Bytes of a logical block: offsets and lengths of I/Os are multiples of it.
+    pub block_len: u32,
+    /// The most bytes that one I/O may carry.
+    pub max_transfer: u32,
+    /// The most I/Os that may be on their way at a time.
+    pub queue_depth: u32,
+    /// 1: writes are refused.
+    pub read_only: u32,
+}
+// SAFETY: numbers alone, the size first.
+unsafe impl Struct for NsInfo {
+    const NAME: &str = "dlfs_ns_info_t";
+}
+
+/// One I/O of dlfs_ns_submit.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct NsIo {
+    /// DLFS_NS_READ, _WRITE or _FLUSH.
+    pub op: u32,
+    /// The buffer, from 0; the namespace's own until the I/O is done.
+    pub buffer: u32,
+    /// First byte in the namespace: a multiple of `block_len`.
+    pub offset: u64,
+    /// Bytes from the start of the buffer: a multiple of `block_len`, at most `buffer_len`.
+    pub len: u64,
+}
+
+/// An I/O that is done.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct NsDone {
+    /// Its buffer.
+    pub buffer: u32,
+    /// DLFS_OK: every byte was moved. Otherwise an error, and a buffer that was read into says nothing.
+    pub status: c_int,
+}
+
+/// What a namespace handle stands for.
+pub(crate) struct Queue {
+    /// Whoever made the queue pair: a child of it may not use it.
+    pid: u32,
+    namespace: Namespace,
+    buffers: Buffers,
+    stop: Stop,
+    /// Dropped by hand: a child of a fork leaves its parent's alone.
+    work: ManuallyDrop<Mutex<Work>>,
+}
+
+/// Where the buffers lie; they are handed out by address and never move.
+struct Buffers {
+    start: usize,
+    count: u32,
+    len: usize,
+}
+
+/// What one thread at a time works on. Nothing is allocated once it is made.
+struct Work {
+    group: PollGroup,
+    /// Buffers that are not on their way.
+    free: Vec<Option<IoBuf>>,
+    /// Of those that are: the end, which the I/O has no use for, and where it goes.
+    busy: Vec<(IoBuf, Lba)>,
+    pending: VecDeque<Io>,
+    done: Vec<(usize, Completion)>,
+    _pool: Option<Pool>,
+}
+
+/// Opens the namespace at `address` (a path, an NVMe/TCP address, or what else the build knows), makes a
+/// queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.
+///
+/// With no buffers, only dlfs_ns_info can be asked. `writable` is 0 or 1. `options` may be NULL; what
+/// is said there of connections, `direct`, `busy_poll` and `should_stop` holds, the rest means nothing
+/// here. Any thread; takes at most the connect timeout.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_open(
+    address: *const c_char,
+    options: *const MountOptions,
+    writable: u32,
+    num_buffers: u32,
+    buffer_len: u32,
+    ns: *mut *mut Ns,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            put(ns, std::ptr::null_mut(), "ns")?;
+            let given = take_or(options, MountOptions::default())?;
+            let mut connect = given.options()?.open.connect;
+            connect.writable = match writable {
+                0 | 1 => writable == 1,
+                other => return Err(unknown("writable", other)),
+            };
+            let named = OsStr::from_bytes(text(address, "address")?);
+            let list = Address::parse_list_os(named).map_err(dlfs::Error::from)?;
+            let [address] = &list[..] else {
+                return Err(Failure::invalid(format!("{} addresses, not one", list.len())));
+            };
+            let device = qpair::open(address, &connect)?;
+            let mut group = PollGroup::new()?;
+            group.set_busy_poll(given.busy_poll == 1);
+            group.add(device.queue_pair()?);
+            let queue = Queue::new(group, num_buffers, buffer_len as usize, given.stop())?;
+            put(ns, handles::insert(queue)?.cast::<Ns>(), "ns")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Says what the namespace is. No I/O. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter.
+        unsafe { check_out(info)? };
+        let queue = queue_of(ns)?;
+        let namespace = &queue.namespace;
+        let value = NsInfo {
+            size: 0,
+            len: namespace.len_bytes(),
+            block_len: namespace.block_len_bytes,
+            max_transfer: namespace.max_transfer_bytes,
+            queue_depth: namespace.queue_depth.into(),
+            read_only: namespace.read_only.into(),
+        };
+        // SAFETY: as above.
+        unsafe { give(info, value)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// The memory of buffer `index`, or NULL where there is no such buffer, or no such handle.
+///
+/// Buffers lie one behind the other, the first at a multiple of 4,096; they stay where they are until
+/// dlfs_ns_close. While an I/O has one, it is not for the caller. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
+    let address = guard_long(|| {
+        let queue = queue_of(ns)?;
+        let buffers = &queue.buffers;
+        if index >= buffers.count {
+            let text = format!("there is no buffer {index}, there are {}", buffers.count);
+            return Err(Failure::invalid(text));
+        }
+        Ok((buffers.start + index as usize * buffers.len) as i64) // addresses have 47 bits
+    });
+    match usize::try_from(address) {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address),
+        Err(_) => std::ptr::null_mut(),
+    }
+}
+
+/// Takes I/Os from the front of `ios` while there is room, and returns how many: from 0 to `num`.
+///
+/// An I/O that was taken is done once and then told by dlfs_ns_poll, whatever becomes of the target.
+/// One that cannot be, say with a buffer that is on its way, ends the call: it fails with
+/// DLFS_E_INVALID when that is the first, else those before it are taken. One thread at a time:
+/// another gets DLFS_E_BUSY. A child of a fork may only close the handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: usize) -> i64 {
+    guard_long(|| {
+        // SAFETY: the caller's promise, see the chapter.
+        let ios = unsafe { array(ios, num, "ios")? };
+        let queue = queue_of(ns)?;
+        let mut work = queue.work()?;
+        for (count, io) in ios.iter().enumerate() {
+            match work.make(&queue, io) {
+                Ok(io) => work.pending.push_back(io),
+                Err(failure) if count == 0 => return Err(failure),
+                Err(_) => break,
+            }
+        }
+        Ok(work.submit() as i64)
+    })
+}
+
+/// Moves I/Os forward and tells of up to `max` that are done; returns how many. Where there are none,
+/// waits for one, but not when nothing is on its way, and not longer than `wait_ms`.
+///
+/// Of an I/O that has failed dlfs_last_error has the text, of several that of the last. To be called
+/// again and again while I/Os are on their way. Threads and forks as for dlfs_ns_submit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_poll(
+    ns: *const Ns,
+    done: *mut NsDone,
+    max: usize,
+    wait_ms: u32,
+) -> i64 {
+    guard_long(|| {
+        if max > 0 && (done.is_null() || !done.is_aligned()) {
+            return Err(Failure::invalid("done is NULL or not aligned"));
+        }
+        let queue = queue_of(ns)?;
+        let mut work = queue.work()?;
+        work.wait(max, wait_ms, &mut queue.stop.clone())?;
+        let mut ended = std::mem::take(&mut work.done);
+        let count = ended.len();
+        for (place, (_, completion)) in ended.drain(..).enumerate() {
+            let told = work.end(completion, &queue.namespace);
+            // SAFETY: `wait` brings `max` at most, and the caller promises room for as many.
+            unsafe { done.add(place).write(told) };
+        }
+        work.done = ended; // empty, with its memory
+        Ok(count as i64)
+    })
+}
+
+/// Closes the handle; its buffers are no more. What is on its way is waited for, at most as long as the
+/// connection may be lost. Any thread, while no other is in a call with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
+    guard(|| handles::remove::<Queue>(ns.cast::<c_void>()).map(|_| DLFS_OK))
+}
+
+fn queue_of(ns: *const Ns) -> Result<std::sync::Arc<Queue>, Failure> {
+    handles::get(ns.cast())
+}
+
+impl Queue {
+    fn new(mut group: PollGroup, count: u32, len: usize, stop: Stop) -> Result<Queue, Failure> {
+        let namespace = group.pair(0).namespace().clone();
+        let block_len = namespace.block_len_bytes as usize;
+        if count > 0 && (len == 0 || !len.is_multiple_of(block_len)) {
+            let text = format!("buffer_len is {len}, which is not blocks of {block_len} bytes");
+            return Err(Failure::invalid(text));
+        }
+        if count > namespace.queue_depth.into() {
+            let most = namespace.queue_depth;
+            let text = format!("{count} buffers, but the queue takes {most} I/Os at a time");
+            return Err(Failure::invalid(text));
+        }
+        let mut memory = IoBuf::empty();
+        let mut pool = None;
+        if count > 0 {
+            let bytes = len * count as usize; // below 2^16 times 2^32
+            let slot_len_bytes = bytes.next_multiple_of(4096);
+            let options =
+                PoolOptions { bytes: slot_len_bytes, slot_len_bytes, huge_pages: HugePages::Auto };
+            let made = Pool::new(options)?;
+            group.use_pool(&made);
+            memory = made.take(bytes).unwrap_or_default(); // a new pool has its one slot free
+            pool = Some(made);
+        }
+        let start = memory.as_mut_ptr().expose_provenance();
+        let mut free = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let rest = memory.split_off(len);
+            free.push(Some(std::mem::replace(&mut memory, rest)));
+        }
+        let busy = (0..count).map(|_| (IoBuf::empty(), Lba(0))).collect();
+        let (pending, done) =
+            (VecDeque::with_capacity(count as usize), Vec::with_capacity(count as usize));
+        let work = Mutex::new(Work { group, free, busy, pending, done, _pool: pool });
+        let work = ManuallyDrop::new(work);
+        let buffers = Buffers { start, count, len };
+        Ok(Queue { pid: process_id(), namespace, buffers, stop, work })
+    }
+
+    fn work(&self) -> Result<MutexGuard<'_, Work>, Failure> {
+        if self.pid != process_id() {
+            let text = "the namespace was opened before a fork: the child opens it again";
+            return Err(Failure::invalid(text));
+        }
+        match self.work.try_lock() {
+            Ok(work) => Ok(work),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Err(Failure::new(DLFS_E_BUSY, "another thread is in a call with this namespace"))
+            }
+        }
+    }
+}
+
+impl Work {
+    /// The library's I/O for the caller's; takes the buffer.
+    fn make(&mut self, queue: &Queue, io: &NsIo) -> Result<Io, Failure> {
+        let op = match io.op {
+            DLFS_NS_READ => IoOp::Read,
+            DLFS_NS_WRITE => IoOp::Write,
+            DLFS_NS_FLUSH => IoOp::Flush,
+            other => return Err(unknown("op", other)),
+        };
+        let index = io.buffer as usize;
+        let Some(place) = self.free.get_mut(index) else {
+            let (index, count) = (io.buffer, queue.buffers.count);
+            return Err(Failure::invalid(format!("there is no buffer {index}, there are {count}")));
+        };
+        let block_len = u64::from(queue.namespace.block_len_bytes);
+        if !io.offset.is_multiple_of(block_len) || io.len > queue.buffers.len as u64 {
+            let text = format!(
+                "{} bytes at offset {}: blocks have {block_len} bytes, buffers {}",
+                io.len, io.offset, queue.buffers.len
+            );
+            return Err(Failure::invalid(text));
+        }
+        let Some(mut buf) = place.take() else {
+            return Err(Failure::invalid(format!("buffer {index} is on its way already")));
+        };
+        let (len, slba) = match op {
+            IoOp::Flush => (0, Lba(0)),
+            _ => (io.len as usize, Lba(io.offset / block_len)),
+        };
+        self.busy[index] = (buf.split_off(len), slba);
+        Ok(Io { op, slba, buf, tag: index as u64 })
+    }
+
+    /// Hands over what was made; what there was no room for gives its buffer back.
+    fn submit(&mut self) -> usize {
+        let taken = self.group.submit(0, &mut self.pending);
+        while let Some(io) = self.pending.pop_front() {
+            self.restore(io.tag, io.buf);
+        }
+        taken
+    }
+
+    /// Polls until there is something to tell, or it is time to go back.
+    fn wait(&mut self, max: usize, wait_ms: u32, stop: &mut Stop) -> Result<(), Failure> {
+        let now = Instant::now();
+        let until = now + Duration::from_millis(wait_ms.into());
+        let mut asked = now;
+        let mut now = now;
+        loop {
+            let room = max.saturating_sub(self.done.len());
+            self.group.poll(now, room, &mut self.done);
+            if !self.done.is_empty() || max == 0 || self.group.outstanding() == 0 {
+                return Ok(());
+            }
+            now = Instant::now();
+            if now >= until {
+                return Ok(());
+            }
+            if now - asked >= ASK_EVERY {
+                asked = now;
+                if !stop.goes_on() {
+                    return Err(Failure::new(DLFS_E_INTERRUPTED, "should_stop ended the call"));
+                }
+            }
+            self.group.wait(until.min(asked + ASK_EVERY));
+        }
+    }
+
+    fn end(&mut self, completion: Completion, namespace: &Namespace) -> NsDone {
+        let Completion { tag, buf, result } = completion;
+        let slba = self.restore(tag, buf);
+        let status = match result {
+            Ok(()) => DLFS_OK,
+            Err(error) => {
+                let error = error.at(namespace, slba);
+                remember(&error.report());
+                code_of(&error)
+            }
+        };
+        NsDone { buffer: tag as u32, status }
+    }
+
+    /// The buffer is the caller's again; says where its I/O went.
+    fn restore(&mut self, tag: u64, mut buf: IoBuf) -> Lba {
+        let index = tag as usize; // a tag is a buffer's number
+        let (rest, slba) = std::mem::replace(&mut self.busy[index], (IoBuf::empty(), Lba(0)));
+        buf.unsplit(rest).expect("the two parts of one buffer");
+        self.free[index] = Some(buf);
+        slba
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.pid == process_id() {
+            // SAFETY: dropped here alone, and nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.work) };
+        }
+    }
+}
+
+/// How often a wait asks whether it should go on.
+const ASK_EVERY: Duration = Duration::from_millis(100);
