@@ -125,6 +125,17 @@ impl IoBuf {
         Ok(())
     }
 
+    /// As [`IoBuf::unsplit`]; where other memory has taken the place of a window, which a lost device may
+    /// still write to, both are copied into new memory.
+    pub fn rejoin(&mut self, other: IoBuf) {
+        if let Err(other) = self.unsplit(other) {
+            let mut whole = IoBuf::zeroed(self.len + other.len);
+            whole[..self.len].copy_from_slice(self);
+            whole[self.len..].copy_from_slice(&other);
+            *self = whole;
+        }
+    }
+
     /// Whether it lies in memory of a device driver's, which its devices reach: see [`PageSource`].
     pub fn is_of_driver(&self) -> bool {
         self.run.as_ref().is_some_and(Run::is_of_driver)

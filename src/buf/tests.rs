@@ -9,6 +9,23 @@ fn small_pool(num_slots: usize) -> Pool {
 }
 
 #[test]
+fn windows_are_joined_again_also_when_one_was_replaced() {
+    for replace in [false, true] {
+        let mut first = IoBuf::zeroed(3000);
+        let mut second = first.split_off(1000);
+        (first.fill(1), second.fill(2));
+        let start = first.as_ptr();
+        if replace {
+            second = IoBuf::zeroed(2000);
+            second.fill(2);
+        }
+        first.rejoin(second);
+        assert!(first[..1000].iter().all(|&b| b == 1) && first[1000..].iter().all(|&b| b == 2));
+        assert_eq!((first.len(), first.as_ptr() == start), (3000, !replace));
+    }
+}
+
+#[test]
 fn an_empty_buffer_owns_nothing_and_splits_into_nothing() {
     let mut empty = IoBuf::empty();
     assert!(empty.split_off(0).is_empty() && IoBuf::zeroed(0).is_empty());

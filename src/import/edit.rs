@@ -348,8 +348,8 @@ impl<'a> Purge<'a> {
         let body = buf.split_off(range.start);
         self.edit.lease.check()?;
         let body = self.channel.write(run.namespace, layout.offset_of(run.cell)?, body)?;
-        buf.unsplit(body).expect("the body was split off here");
-        buf.unsplit(tail).expect("the tail was split off behind the body");
+        buf.rejoin(body);
+        buf.rejoin(tail);
         self.buf = buf;
         self.sequence += 1;
         Ok(())

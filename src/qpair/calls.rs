@@ -277,8 +277,7 @@ fn outside(namespace: &Namespace, what: &str, offset_bytes: u64, len: usize) -> 
 fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
     let mut whole = IoBuf::empty();
     for piece in pieces {
-        let piece = piece.expect("each piece completed without an error");
-        whole.unsplit(piece).expect("a completion returns the buffer of its I/O");
+        whole.rejoin(piece.expect("each piece completed without an error"));
     }
     whole
 }

@@ -184,8 +184,9 @@ pub trait QueuePair: Send {
     /// starts with the next [`QueuePair::poll`] at the latest: poll once before sleeping.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
-    /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer;
-    /// returns how many. Also does what time asks for: deadlines, reconnecting.
+    /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer, or with
+    /// other memory as long where a device that was lost may still write to that; returns how many.
+    /// Also does what time asks for: deadlines, reconnecting.
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
 
     /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares

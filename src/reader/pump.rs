@@ -468,7 +468,7 @@ impl Job {
         let mut windows = self.windows.iter_mut().filter_map(|window| window.buf.take());
         let mut run = windows.next().unwrap_or_else(IoBuf::empty);
         for window in windows {
-            run.unsplit(window).expect("windows of one run, joined in their order");
+            run.rejoin(window);
         }
         run.freeze()
     }
