@@ -211,7 +211,7 @@ impl Controller {
         // SAFETY: attached until `shut` takes the pointer, under the lock that is held here.
         let code = unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(controller.as_ptr()) };
         if code < 0 {
-            return lost(format!("the controller is lost{}", log::reason()));
+            return lost("the controller is lost".into());
         }
         Ok(())
     }
@@ -221,9 +221,19 @@ impl Controller {
         self.events.count.load(Ordering::Relaxed)
     }
 
-    /// Whether it was shut.
-    pub fn is_shut(&self) -> bool {
+    /// Whether it was shut or has been given up.
+    pub fn is_over(&self) -> bool {
         self.events.is_over.load(Ordering::Acquire)
+    }
+
+    /// Gives it up: no new queue, and its queues end without asking it, which could take for ever where
+    /// it does not answer. It is still to be shut.
+    pub fn fail(&self) {
+        self.events.is_over.store(true, Ordering::Release);
+        if let Some(controller) = *self.raw() {
+            // SAFETY: attached until `shut` takes the pointer, under the lock that is held here.
+            unsafe { sys::spdk_nvme_ctrlr_fail(controller.as_ptr()) };
+        }
     }
 
     /// What it says of itself and of namespace `nsid`, or of its first active one.
@@ -272,8 +282,8 @@ impl Controller {
         is_fabric: bool,
     ) -> Result<Arc<IoQueue<T>>> {
         let raw = self.raw();
-        let shut = || Error::new(ErrorKind::Disconnected, "the controller was given up");
-        let controller = raw.ok_or_else(shut)?;
+        let given_up = || Error::new(ErrorKind::Disconnected, "the controller was given up");
+        let controller = raw.filter(|_| !self.is_over()).ok_or_else(given_up)?;
         log::forget();
         // SAFETY: attached while the lock is held, and the queue is on the list that `shut` goes through
         // before the lock is let go.

@@ -21,6 +21,9 @@ unsafe impl Send for Key {}
 unsafe impl Sync for Key {}
 
 impl Key {
+    /// What SPDK wants of a file.
+    pub const FILES: &str = "the file must be this user's, with mode 0600, and hold a key";
+
     /// Reads the key in the file at `path`, in the form that nvme-cli prints. The environment runs.
     ///
     /// # Errors
@@ -33,13 +36,12 @@ impl Key {
         });
         let refused = || {
             let message = format!("SPDK does not take the key file{}", log::reason());
-            Error::new(ErrorKind::InvalidArgument, message)
-                .path(path)
-                .hint("the file must be yours, with mode 0600, and named by its whole path")
+            Error::new(ErrorKind::InvalidArgument, message).path(path).hint(Key::FILES)
         };
         let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| refused());
         let name = text(format!("dlfs {}", path.display()).as_bytes())?;
-        let path = text(path.as_os_str().as_bytes())?;
+        let whole = std::path::absolute(path).map_err(|_| refused())?;
+        let path = text(whole.as_os_str().as_bytes())?;
         log::forget();
         // SAFETY: NUL-terminated strings that are copied. A second add of a name fails and changes nothing.
         unsafe { sys::spdk_keyring_file_add_key(name.as_ptr(), path.as_ptr()) };

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 
 use spdk_sys as sys;
 
-/// The last line that SPDK logged as an error.
-static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
+/// The first line that SPDK logged as an error since something was tried: what comes after it follows
+/// from it.
+static FIRST_ERROR: Mutex<String> = Mutex::new(String::new());
 
 /// Takes SPDK's log over.
 pub(super) fn install() {
@@ -16,15 +17,15 @@ pub(super) fn install() {
 
 /// Forgets what was logged, before something is tried.
 pub(super) fn forget() {
-    if let Ok(mut last) = LAST_ERROR.lock() {
-        last.clear();
+    if let Ok(mut first) = FIRST_ERROR.lock() {
+        first.clear();
     }
 }
 
-/// What SPDK said last about an error, to be put behind a message: `: reason`, or nothing.
+/// What SPDK said about an error, to be put behind a message: `: reason`, or nothing.
 pub(super) fn reason() -> String {
-    match LAST_ERROR.lock() {
-        Ok(last) if !last.is_empty() => format!(": {last}"),
+    match FIRST_ERROR.lock() {
+        Ok(first) if !first.is_empty() => format!(": {first}"),
         _ => String::new(),
     }
 }
@@ -65,12 +66,16 @@ unsafe extern "C" fn record(
 }
 
 fn keep(level: c_int, text: &str) {
+    // Host, subsystem and address stand in front; whoever reports the error names them.
+    let text =
+        text.strip_prefix('[').and_then(|t| t.split_once("] ")).map_or(text, |(_, said)| said);
     if level == sys::spdk_log_level::SPDK_LOG_ERROR.0 {
         tracing::debug!("SPDK: {text}");
         // Logging may come from within anything: better no line than a wait.
-        if let Ok(mut last) = LAST_ERROR.try_lock() {
-            last.clear();
-            last.push_str(text);
+        if let Ok(mut first) = FIRST_ERROR.try_lock()
+            && first.is_empty()
+        {
+            first.push_str(text);
         }
     } else {
         tracing::trace!("SPDK: {text}");

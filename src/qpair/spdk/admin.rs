@@ -88,7 +88,7 @@ impl Registry {
 impl remote::Admin<Spdk> for Admin {
     fn start(now: Instant, remote: &Remote<Spdk>, portal: &Portal) -> Result<Admin, Failure> {
         let _at_work = spdk::at_work();
-        let options = options(remote).map_err(|error| failure(&error))?;
+        let options = options(remote).map_err(|error| failure(&error).hint(Key::FILES))?;
         let mut admin = Admin {
             target: portal.target.clone(),
             options,
@@ -188,7 +188,7 @@ impl Admin {
         let mut registry = registry();
         match registry.entries.iter().find(|entry| entry.key == key) {
             Some(Entry { shared: Some(shared), terms: theirs, .. }) if *theirs == terms => {
-                if !shared.controller.is_shut() {
+                if !shared.controller.is_over() {
                     shared.users.fetch_add(1, Ordering::Relaxed);
                     self.stage = Stage::Up(Arc::clone(shared));
                 }

@@ -158,7 +158,7 @@ impl SpdkQueuePair {
                 Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
                 Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
             };
-            self.close(&reason, false);
+            self.close(&reason, true);
         }
     }
 
@@ -202,7 +202,7 @@ impl SpdkQueuePair {
         drop(core);
         if polled.is_err() {
             let message = "an I/O queue could not be connected";
-            return self.fail_session(Failure::new(ErrorKind::Disconnected, message), false);
+            return self.fail_session(Failure::new(ErrorKind::Disconnected, message));
         }
         if is_connected {
             let (queue, session) = (Arc::clone(queue), Arc::clone(session));
@@ -212,7 +212,7 @@ impl SpdkQueuePair {
             self.state = State::Joined { queue, session };
         } else if self.now >= *deadline {
             let message = "connecting an I/O queue took too long";
-            self.fail_session(Failure::new(ErrorKind::TimedOut, message), false);
+            self.fail_session(Failure::new(ErrorKind::TimedOut, message));
         }
     }
 
@@ -241,12 +241,12 @@ impl SpdkQueuePair {
         }
         if polled.is_err() {
             let message = "the connection of an I/O queue is lost";
-            self.fail_session(Failure::new(ErrorKind::Disconnected, message), false);
+            self.fail_session(Failure::new(ErrorKind::Disconnected, message));
         } else if self.now.saturating_duration_since(self.progress)
             >= self.remote.options.io_timeout
         {
             let message = format!("no answer for {:?}", self.remote.options.io_timeout);
-            self.fail_session(Failure::new(ErrorKind::TimedOut, message), true);
+            self.fail_session(Failure::new(ErrorKind::TimedOut, message));
         }
         count
     }
@@ -278,41 +278,64 @@ impl SpdkQueuePair {
         self.backlog.recover(aborted.into_iter(), self.remote.durability(), reason);
     }
 
-    /// Leaves the session and has it replaced. `is_stuck`: the device may still write into buffers.
-    fn fail_session(&mut self, failure: Failure, is_stuck: bool) {
+    /// Leaves the session and has it replaced: what is wrong with one queue is wrong with the controller.
+    fn fail_session(&mut self, failure: Failure) {
         let session = match &self.state {
             State::Joining { session, .. } | State::Joined { session, .. } => Arc::clone(session),
             State::Down { .. } | State::Dead { .. } => return,
         };
         let failure = failure.at(format_args!("I/O queue on {}", session.portal));
-        self.close(&failure.message, is_stuck);
+        session.joint.fail();
+        self.close(&failure.message, true);
         self.remote.request_reset(session.number, failure.clone());
         self.backlog.note(failure);
     }
 
-    /// Gives the queue up. What had ended is kept, what had not is issued again or has failed.
-    fn close(&mut self, reason: &str, is_stuck: bool) {
-        let down = State::Down { retry_at: self.now };
-        let queue = match &self.state {
-            State::Joining { queue, .. } | State::Joined { queue, .. } => Arc::clone(queue),
-            State::Down { .. } | State::Dead { .. } => return,
+    /// Gives the queue up. What had ended is kept, what had not is issued again or has failed. `is_lost`:
+    /// the controller does not answer, or has been given up.
+    fn close(&mut self, reason: &str, is_lost: bool) {
+        self.end_joining();
+        let (State::Joining { queue, .. } | State::Joined { queue, .. }) = &self.state else {
+            return;
         };
+        let queue = Arc::clone(queue);
         self.backlog.set_down(self.now);
+        let begun = Instant::now();
         let mut core = queue.lock();
         core.end();
+        // A controller that had to be waited for this long has not deleted the queue.
+        let is_lost = is_lost || begun.elapsed() >= self.remote.options.io_timeout;
         let answers = &mut self.answers;
         // It says that the queue is gone, which it is.
         let _ = core.poll(usize::MAX, |job, status| answers.push((job, status)));
-        let unfinished: Vec<Job> = core.unfinished().collect();
+        let mut unfinished: Vec<Job> = core.unfinished().collect();
         drop(core);
-        if is_stuck && !self.is_tcp() {
+        if is_lost && !self.is_fabric() {
+            // A device that has not deleted the queue may write yet; with a connection that went too.
             let stuck = self.answers.iter_mut().filter(|(_, status)| is_unanswered(*status));
-            stuck.for_each(|(job, _)| quarantine(job));
+            stuck.map(|(job, _)| job).chain(&mut unfinished).for_each(quarantine);
         }
         self.judge_answers();
         let unfinished = unfinished.into_iter().map(|job| job.attempt);
         self.backlog.recover(unfinished, self.remote.durability(), reason);
-        self.state = down;
+        self.state = State::Down { retry_at: self.now };
+    }
+
+    /// Waits for a device's queue that is on its way up: SPDK, asked to end it, would do so without a
+    /// limit. After its time the controller is given up.
+    fn end_joining(&self) {
+        let State::Joining { queue, session, deadline } = &self.state else { return };
+        while !self.is_fabric() {
+            let mut core = queue.lock();
+            if core.poll(0, |_, _| {}).is_err() || core.is_connected() {
+                return;
+            }
+            drop(core);
+            if Instant::now() >= *deadline {
+                return session.joint.fail();
+            }
+            std::thread::sleep(JOIN_NAP);
+        }
     }
 
     /// Gives I/Os that wait to SPDK.
@@ -337,7 +360,8 @@ impl SpdkQueuePair {
                 IoOp::Write => Command::Write(io.slba, num_blocks),
                 IoOp::Flush => Command::Flush,
             };
-            let job = if needs_dma && !io.buf.is_of_driver() && command != Command::Flush {
+            let reached = io.buf.is_of_driver() && io.buf.as_ptr().addr().is_multiple_of(PRP_ALIGN);
+            let job = if needs_dma && !reached && command != Command::Flush {
                 match self.bounce(attempt) {
                     Ok(job) => job,
                     Err(attempt) => {
@@ -482,6 +506,9 @@ const JOIN_NAP: Duration = Duration::from_micros(200);
 
 /// The longest sleep of a poller while I/Os are outstanding.
 const IDLE_NAP: Duration = Duration::from_micros(50);
+
+/// What the address of a buffer is a multiple of, for a device that moves bytes by itself (PRP).
+const PRP_ALIGN: usize = 4;
 
 /// Memory for copies of I/Os whose own memory the device does not reach.
 const BOUNCE_BYTES: usize = 4 << 20;
