@@ -5,10 +5,20 @@
 //! Without the feature there is nothing here: `cargo test --test '*'` refuses tests that require one.
 #![cfg(feature = "spdk")]
 
+#[path = "spdk/failures.rs"]
+mod failures;
 mod import_support;
+#[path = "spdk/keys.rs"]
+mod keys;
+#[path = "spdk/own_process.rs"]
+mod own_process;
+#[path = "spdk/refusals.rs"]
+mod refusals;
 mod support;
+#[path = "spdk/system_calls.rs"]
+mod system_calls;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -25,10 +35,9 @@ use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use import_support::{contents, options, paths, tree};
 use parking_lot::{Mutex, MutexGuard};
-use serde_json::json;
 use support::contract::{self, read};
 use support::fork::in_child;
-use support::nvmf_tgt::{NQN, NvmfTgt, program};
+use support::nvmf_tgt::{NvmfTgt, program};
 use support::random::Random;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -129,121 +138,6 @@ fn an_image_imported_through_one_engine_is_read_through_each_other() {
 }
 
 #[test]
-fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
-    let Some((_alone, mut target)) = target(8) else { return };
-    for address in both(&target) {
-        let device = open(&address, &impatient(20)).unwrap();
-        let mut pair = device.queue_pair().unwrap();
-        let mut pending: VecDeque<Io> = (0..40).map(|n| read(n, 65536)).collect();
-        pair.submit(&mut pending);
-        target.kill();
-        let (started, mut done) = (Instant::now(), Vec::new());
-        while started.elapsed() < Duration::from_millis(300) {
-            pair.poll(Instant::now(), 64, &mut done);
-        }
-        target.restart(8);
-        while done.len() < 40 {
-            pair.submit(&mut pending);
-            pair.poll(Instant::now(), 64, &mut done);
-            assert!(started.elapsed() < Duration::from_secs(40), "{} of 40", done.len());
-        }
-        assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
-        drop((pair, device));
-
-        let device = open(&address, &impatient(2)).unwrap();
-        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
-        target.kill();
-        let started = Instant::now();
-        let error = io.read(0, 4096).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
-        assert!(started.elapsed() < Duration::from_secs(30), "{error:?}");
-        drop((io, device));
-        target.restart(8);
-    }
-}
-
-#[test]
-fn a_target_that_hangs_is_given_up_in_time_and_used_again_when_it_goes_on() {
-    let Some((_alone, target)) = target(8) else { return };
-    for address in both(&target) {
-        let device = open(&address, &impatient(30)).unwrap();
-        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
-        io.read(0, 65536).unwrap();
-        target.freeze(true);
-        io.set_deadline(Duration::from_secs(3));
-        let error = io.read(0, 65536).unwrap_err();
-        let kinds = [ErrorKind::TimedOut, ErrorKind::Disconnected];
-        assert!(kinds.contains(&error.kind()), "{error:?}");
-        target.freeze(false);
-        io.set_deadline(Duration::from_secs(40));
-        io.read(0, 65536).unwrap();
-    }
-}
-
-#[test]
-fn a_controller_that_throws_the_host_out_is_connected_to_again() {
-    let Some((_alone, target)) = target(8) else { return };
-    let device = open(&target.spdk_tcp(), &impatient(20)).unwrap();
-    let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
-    io.write_at(0, &[7; 4096]).unwrap();
-    let port = target.port().to_string();
-    let address =
-        json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port});
-    let listener = json!({"nqn": NQN, "listen_address": address});
-    target.call("nvmf_subsystem_remove_listener", listener.clone());
-    target.call("nvmf_subsystem_add_listener", listener);
-    assert!(io.read(0, 4096).unwrap().iter().all(|&byte| byte == 7));
-}
-
-#[test]
-fn a_namespace_that_is_removed_is_an_error_and_not_a_hang() {
-    let Some((_alone, target)) = target(8) else { return };
-    for address in both(&target) {
-        let device = open(&address, &impatient(2)).unwrap();
-        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
-        io.read(0, 4096).unwrap();
-        target.call("nvmf_subsystem_remove_ns", json!({"nqn": NQN, "nsid": 1}));
-        let started = Instant::now();
-        let error = io.read(0, 4096).unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(40), "{error:?}");
-        assert_ne!(error.kind(), ErrorKind::TimedOut, "{error:?}");
-        drop((io, device));
-        let absent = open(&address, &impatient(2)).err().expect("there is none");
-        assert_eq!(absent.kind(), ErrorKind::NotFound, "{absent:?}");
-        let namespace = json!({"bdev_name": "Malloc0", "nsid": 1});
-        target.call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}));
-    }
-}
-
-#[test]
-fn what_is_not_there_is_refused_in_time_with_the_reason() {
-    let Some((_alone, target)) = target(8) else { return };
-    let port = target.port();
-    let cases = [
-        "spdk:nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x".to_owned(),
-        format!("spdk:nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:nothing"),
-        format!("{}?ns=7", target.spdk_tcp()),
-        "trtype:VFIOUSER traddr:/nonexistent/dlfs".to_owned(),
-        "trtype:RDMA traddr:127.0.0.1 subnqn:nqn.2026-11.io.dlfs:x".to_owned(),
-        "trtype:PCIE traddr:0000:ff:1f.7".to_owned(),
-    ];
-    for case in cases {
-        let started = Instant::now();
-        let error = open(&case.parse().unwrap(), &impatient(2)).err().expect("nothing is there");
-        println!("{case}: {error:?}");
-        assert!(started.elapsed() < Duration::from_secs(12), "{case}: {error:?}");
-        let text = error.report();
-        assert!(
-            text.contains(case.trim_start_matches("spdk:").split(' ').next().unwrap()),
-            "{text}"
-        );
-    }
-    // It goes on after all of that.
-    let device = open(&target.spdk_tcp(), &impatient(2)).unwrap();
-    Blocking::new(device.queue_pair().unwrap()).unwrap().read(0, 4096).unwrap();
-}
-
-#[test]
 fn everything_may_be_dropped_in_any_order() {
     let Some((_alone, target)) = target(8) else { return };
     for address in both(&target) {
@@ -311,78 +205,60 @@ fn a_child_process_gets_errors_and_its_parent_goes_on() {
     }
 }
 
+/// What SPDK's programs say of its own target they may say of ours: that a connection was closed, when
+/// they have closed it.
 #[test]
-fn too_little_memory_and_missing_huge_pages_are_said_before_anything_starts() {
-    // SPDK starts once a process, so each of these has one.
-    let this = "too_little_memory_and_missing_huge_pages_are_said_before_anything_starts";
-    let Some(case) = std::env::var("DLFS_TEST_SPDK").ok() else {
-        let _alone = ONE_AT_A_TIME.lock();
-        for case in ["memory", "huge pages"] {
-            let child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", this, "--nocapture"])
-                .env("DLFS_TEST_SPDK", case)
-                .output()
-                .unwrap();
-            assert!(child.status.success(), "{case}: {child:?}");
-        }
-        return;
-    };
-    let mut options = impatient(2);
-    match case.as_str() {
-        "memory" => options.spdk.memory_bytes = 1 << 20,
-        "huge pages" => {
-            options.spdk.huge_pages = Some(true);
-            options.spdk.memory_bytes = 1 << 40;
-        }
-        other => panic!("no case {other}"),
-    }
-    let address = "spdk:nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x".parse().unwrap();
-    let error = open(&address, &options).err().expect("nothing listens there");
-    let expected = match case.as_str() {
-        "memory" => ErrorKind::InvalidArgument,
-        _ => ErrorKind::OutOfMemory,
-    };
-    assert_eq!(error.kind(), expected, "{error:?}");
-}
-
-#[test]
-fn our_target_is_read_by_spdks_programs_without_complaint() {
-    let _alone = ONE_AT_A_TIME.lock();
+fn our_target_is_read_by_spdks_programs_with_no_complaint_that_its_own_would_not_get() {
     let programs = (program("spdk_nvme_perf"), program("spdk_nvme_identify"));
     let (Some(perf), Some(identify)) = programs else {
         println!("SKIPPED: spdk_nvme_perf and spdk_nvme_identify are not there");
         return;
     };
+    let Some((_alone, spdks)) = target(8) else { return };
     let disk = MemNamespace::new(8 << 20, 4096).unwrap();
-    let target = TargetOptions::new("nqn.2026-11.io.dlfs:ours".parse().unwrap());
-    let target = Target::bind(target, vec![Arc::new(disk)]).unwrap();
-    let Address::Tcp(tcp) = target.address(Nsid(1)) else { panic!("a TCP address") };
-    let trid = format!(
-        "trtype:TCP adrfam:IPv4 traddr:{} trsvcid:{} subnqn:{}",
-        tcp.traddr,
-        tcp.trsvcid,
-        tcp.subnqn.as_str()
-    );
-    // Without one spdk_nvme_perf 26.01 presents an empty host NQN, which is none and is refused.
-    let trid = format!("{trid} hostnqn:nqn.2026-11.io.dlfs:spdk-host");
-    let run = |program: &Path, arguments: &str| {
-        let arguments = arguments.split(' ').chain(["-r", &trid]);
-        let output = Command::new(program).args(arguments).output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, error) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{out}\n{error}");
-        // It says that every time it disconnects, from SPDK's own target too.
-        let complaints = error.lines().filter(|line| line.contains("*ERROR*"));
-        let complaints: Vec<&str> =
-            complaints.filter(|line| !line.contains("Bad file descriptor")).collect();
-        assert!(complaints.is_empty(), "{complaints:?}");
-        out
-    };
-    let shared = "--no-huge -s 128";
-    for digests in ["", " -H -I"] {
-        let load = format!("{shared} -c 0x1 -q 8 -o 4096 -w randread -t 1{digests}");
-        assert!(run(&perf, &load).contains("Total"), "no figures");
+    let ours = TargetOptions::new("nqn.2026-11.io.dlfs:ours".parse().unwrap());
+    let ours = Target::bind(ours, vec![Arc::new(disk)]).unwrap();
+    let mut usual = BTreeSet::new();
+    for (address, is_ours) in [(spdks.tcp(), false), (ours.address(Nsid(1)), true)] {
+        let shared = "--no-huge -s 128";
+        let load = format!("{shared} -c 0x1 -q 8 -o 4096 -w randread -t 1");
+        let mut complaints = BTreeSet::new();
+        for digests in ["", " -H -I"] {
+            let (out, errors) = run(&perf, &format!("{load}{digests}"), &address);
+            assert!(out.contains("Total"), "no figures: {out}");
+            complaints.extend(errors);
+        }
+        let (described, errors) = run(&identify, shared, &address);
+        assert!(described.contains("Namespace ID:1"), "{described}");
+        complaints.extend(errors);
+        if is_ours {
+            let unusual: Vec<&String> = complaints.difference(&usual).collect();
+            assert!(unusual.is_empty(), "{unusual:?}, and usual are {usual:?}");
+        } else {
+            usual = complaints;
+        }
     }
-    let described = run(&identify, shared);
-    assert!(described.contains("Namespace ID:1"), "{described}");
+}
+
+/// What a program of SPDK's prints when it is let loose on a target, and what it complains of, without
+/// names and addresses.
+fn run(program: &Path, arguments: &str, address: &Address) -> (String, BTreeSet<String>) {
+    let Address::Tcp(tcp) = address else { panic!("a TCP address") };
+    let (traddr, trsvcid, subnqn) = (&tcp.traddr, tcp.trsvcid, tcp.subnqn.as_str());
+    // Without a host NQN spdk_nvme_perf 26.01 presents an empty one, which is none and is refused.
+    let trid = format!(
+        "trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{subnqn} \
+         hostnqn:nqn.2026-11.io.dlfs:spdk-host"
+    );
+    let arguments = arguments.split(' ').chain(["-r", &trid]);
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{error}");
+    let complaint = |line: &str| {
+        let said = line.split_once("*ERROR*: ")?.1;
+        Some(said.rsplit_once(']').map_or(said, |(_, said)| said).trim().to_owned())
+    };
+    let complaints = error.lines().chain(out.lines()).filter_map(complaint).collect();
+    (out, complaints)
 }

@@ -190,12 +190,16 @@ fn refuses_what_cannot_be_and_goes_on(device: &dyn Device) {
 fn takes_memory_of_any_alignment(device: &dyn Device) {
     let block_len = device.namespace().block_len_bytes as usize;
     let mut pair = Driver::new(device);
-    for offset in [1, 8, 512] {
-        let mut buf = IoBuf::zeroed(offset + 2 * block_len).split_off(offset);
+    // A pool may lie in memory that the device reaches, a buffer of its own does not.
+    let pool = PoolOptions { bytes: 64 << 10, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+    let pool = Pool::new(pool).unwrap();
+    let takes: [&dyn Fn(usize) -> IoBuf; 2] = [&IoBuf::zeroed, &|len| pool.take(len).unwrap()];
+    for (take, offset) in takes.into_iter().flat_map(|take| [1, 8, 512].map(|at| (take, at))) {
+        let mut buf = take(offset + 2 * block_len).split_off(offset);
         buf.fill(offset as u8);
         let write = Io { op: IoOp::Write, slba: Lba(1), buf, tag: 0 };
         assert_eq!(pair.run(vec![write])[0].1.result, Ok(()));
-        let buf = IoBuf::zeroed(offset + 2 * block_len).split_off(offset);
+        let buf = take(offset + 2 * block_len).split_off(offset);
         let (_, found) = pair.run(vec![Io { buf, ..read(1, 0) }]).remove(0);
         assert_eq!(found.result, Ok(()));
         assert!(found.buf.iter().all(|&byte| byte == offset as u8));

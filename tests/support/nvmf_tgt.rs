@@ -119,6 +119,24 @@ impl NvmfTgt {
     pub fn port(&self) -> u16 {
         self.port
     }
+
+    /// From now on [`NvmfTgt::tcp`] is spoken in TLS.
+    pub fn listen_with_tls(&self) {
+        let [address, _] = listen_addresses(self.folder.path(), self.port);
+        let listener = json!({"nqn": NQN, "listen_address": address});
+        self.call("nvmf_subsystem_remove_listener", listener.clone());
+        let listener = json!({"nqn": NQN, "listen_address": address, "secure_channel": true});
+        self.call("nvmf_subsystem_add_listener", listener);
+    }
+
+    /// Closes both of its listeners and opens them again: every controller is reset.
+    pub fn throw_all_out(&self) {
+        for address in listen_addresses(self.folder.path(), self.port) {
+            let listener = json!({"nqn": NQN, "listen_address": address});
+            self.call("nvmf_subsystem_remove_listener", listener.clone());
+            self.call("nvmf_subsystem_add_listener", listener);
+        }
+    }
 }
 
 impl Drop for NvmfTgt {
@@ -146,10 +164,18 @@ fn spawn(program: &Path, folder: &Path, mib: u64) -> Child {
         .unwrap()
 }
 
+/// Where it listens: over TCP and over vfio-user.
+fn listen_addresses(folder: &Path, port: u16) -> [Value; 2] {
+    let vfu = folder.join("vfu");
+    [
+        json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string()}),
+        json!({"trtype": "VFIOUSER", "traddr": vfu.display().to_string(), "trsvcid": "0"}),
+    ]
+}
+
 /// A small target: pools of 128 MiB beside the disk.
 fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
     let method = |method: &str, params: Value| json!({"method": method, "params": params});
-    let vfu = folder.join("vfu").display().to_string();
     let iobuf = json!({"small_pool_count": 1024, "large_pool_count": 128});
     let bdev = json!({
         "bdev_io_pool_size": 2048, "bdev_io_cache_size": 64,
@@ -164,13 +190,8 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
         "uuid": "11223344-5566-7788-99aa-bbccddeeff00",
     });
     let tcp = json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8});
-    let listen = |trtype: &str, traddr: &str, trsvcid: &str| {
-        let mut address = json!({"trtype": trtype, "traddr": traddr, "trsvcid": trsvcid});
-        if trtype == "TCP" {
-            address["adrfam"] = json!("IPv4");
-        }
-        json!({"nqn": NQN, "listen_address": address})
-    };
+    let [tcp_listener, vfio_user_listener] = listen_addresses(folder, port)
+        .map(|address| json!({"nqn": NQN, "listen_address": address}));
     json!({"subsystems": [
         {"subsystem": "iobuf", "config": [method("iobuf_set_options", iobuf)]},
         {"subsystem": "accel", "config": [method("accel_set_options", accel)]},
@@ -187,8 +208,8 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
             method("nvmf_subsystem_add_ns", json!({
                 "nqn": NQN, "namespace": {"bdev_name": "Malloc0", "nsid": 1},
             })),
-            method("nvmf_subsystem_add_listener", listen("TCP", "127.0.0.1", &port.to_string())),
-            method("nvmf_subsystem_add_listener", listen("VFIOUSER", &vfu, "0")),
+            method("nvmf_subsystem_add_listener", tcp_listener),
+            method("nvmf_subsystem_add_listener", vfio_user_listener),
         ]},
     ]})
 }
