@@ -13,7 +13,8 @@ fn windows_are_joined_again_also_when_one_was_replaced() {
     for replace in [false, true] {
         let mut first = IoBuf::zeroed(3000);
         let mut second = first.split_off(1000);
-        (first.fill(1), second.fill(2));
+        first.fill(1);
+        second.fill(2);
         let start = first.as_ptr();
         if replace {
             second = IoBuf::zeroed(2000);
