@@ -57,7 +57,8 @@ mod spdk {
             MODULES.iter().map(|name| config.probe(name)).collect();
         probed.map_err(|error| {
             let lines = error.to_string();
-            let says = |line: &&str| ["was not found", "No package", "could not"].iter().any(|word| line.contains(word));
+            let complaints = ["was not found", "No package", "could not"];
+            let says = |line: &&str| complaints.iter().any(|words| line.contains(words));
             let first = lines.lines().find(says).unwrap_or("it was not found");
             format!(
                 "feature `spdk` needs an installed SPDK, 24.09 or later, with static libraries. Looked for the \
