@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Runs job files in fio and in dlfs-bench, by turns, and prints one table.
 
-  compare.py BENCH FILE [--rounds N] [--runtime S] [--size SIZE] [--direct 0|1] JOBFILE...
+  compare.py BENCH FILE [--image IMAGE] [--rounds N] [--runtime S] [--size SIZE] [--direct 0|1] JOBFILE...
 
-BENCH is the program dlfs-bench, FILE the plain file that both work on. Rounds are interleaved; each cell
-is the median. Also runs the null engine at depth 32 in both, for the tools' own cost.
+BENCH is the program dlfs-bench, FILE the plain file that both work on, IMAGE the data set of job files
+that are not for fio. Rounds are interleaved, and who begins changes with each; each cell is the median.
+Without job files: the null engine at depth 32, for the tools' own cost, and psync and io_uring on the
+disk (O_DIRECT) and on cached pages, with the range of the ratio over the rounds.
 """
 
 import argparse
@@ -34,46 +36,63 @@ def figures(job):
     return found["iops"], found["lat_ns"]["mean"] / 1e3, p99 / 1e3, cpu_ns
 
 
+def engines(args):
+    """Name and arguments of each run that compares the tools' own engines."""
+    base = ["--name=x", "--bs=4k", "--rw=randread", "--time_based", f"--runtime={args.runtime}"]
+    runs = [("null, depth 32", [*base, "--ioengine=null", "--size=64g", "--iodepth=32"])]
+    base += [f"--filename={args.file}", f"--size={args.size}"]
+    for engine, depth in (("psync", 1), ("io_uring", 1), ("io_uring", 32)):
+        for direct, kind in ((args.direct, "disk"), ("0", "cached")):
+            more = [f"--ioengine={engine}", f"--iodepth={depth}", f"--direct={direct}"]
+            more += ["--invalidate=0", "--pre_read=1"] if kind == "cached" else []
+            runs.append((f"{engine}, depth {depth}, {kind}", [*base, *more]))
+    return runs
+
+
+def line(label, fio, ours):
+    """One row; `fio` is empty where it cannot run the job."""
+    medians = [[statistics.median(column) for column in zip(*rounds)] if rounds else None for rounds in (fio, ours)]
+    ratio = "not for fio"
+    if fio:
+        ratios = sorted(b[0] / a[0] for a, b in zip(fio, ours))
+        ratio = f"{medians[1][0] / medians[0][0]:.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    forms = ("{:,.0f}", "{:,.2f}", "{:,.2f}", "{:,.0f}")
+    cells = [[form.format(found[at]) if found else "" for found in medians] for at, form in enumerate(forms)]
+    flat = [*cells[0], ratio, *cells[1], *cells[2], *cells[3]]
+    print(f"| {label} | {' | '.join(flat)} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bench")
     parser.add_argument("file")
     parser.add_argument("jobs", nargs="*")
+    parser.add_argument("--image", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runtime", default="2")
     parser.add_argument("--size", default="256m")
     parser.add_argument("--direct", default="1")
     args = parser.parse_args()
     environment = {
-        "BENCH_FILE": args.file, "BENCH_SIZE": args.size, "BENCH_RUNTIME": args.runtime,
+        "BENCH_FILE": args.file, "BENCH_SIZE": args.size, "BENCH_RUNTIME": args.runtime, "BENCH_IMAGE": args.image,
         "BENCH_DIRECT": args.direct, "BENCH_LOGS": os.path.dirname(args.file) or ".",
     }
-    null = ["--name=null", "--ioengine=null", "--size=64g", "--rw=randread", "--bs=4k", "--iodepth=32",
-            "--time_based", f"--runtime={args.runtime}"]
-    base = ["--bs=4k", f"--filename={args.file}", f"--size={args.size}", "--rw=randread", "--time_based",
-            f"--runtime={args.runtime}"]
-    runs = [("null, depth 32", null)]
-    for engine, depth in (("psync", 1), ("io_uring", 32)):
-        for direct, kind in ((args.direct, "disk"), ("0", "cached")):
-            name = f"{engine}, depth {depth}, {kind}"
-            more = [f"--ioengine={engine}", f"--iodepth={depth}", f"--direct={direct}"]
-            more += ["--invalidate=0", "--pre_read=1"] if kind == "cached" else []
-            runs.append((name, ["--name=x", *base, *more]))
-    runs += [(os.path.basename(job), [job]) for job in args.jobs]
+    runs = [(os.path.basename(job), [job]) for job in args.jobs] or engines(args)
     print("| job | fio IOPS | dlfs-bench IOPS | ratio | fio mean us | ours | fio p99 us | ours | "
           "fio CPU ns an I/O | ours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, arguments in runs:
+        programs = ["fio", args.bench]
+        if args.jobs and "Not for fio" in open(arguments[0], encoding="utf-8").read():
+            programs = [args.bench]
         found = {}
-        for _ in range(args.rounds):
-            for program in ("fio", args.bench):
+        for number in range(args.rounds):
+            for program in programs[:: 1 if number % 2 == 0 else -1]:
                 for job in run(program, arguments, environment):
-                    found.setdefault((program, job["jobname"]), []).append(figures(job))
-        for program, job in [key for key in found if key[0] == "fio"]:
-            a, b = ([statistics.median(column) for column in zip(*found[key, job])] for key in ("fio", args.bench))
-            label = name if len({key[1] for key in found}) == 1 else f"{name}: {job}"
-            print(f"| {label} | {a[0]:,.0f} | {b[0]:,.0f} | {b[0] / a[0]:.2f} | {a[1]:.2f} | {b[1]:.2f} "
-                  f"| {a[2]:.2f} | {b[2]:.2f} | {a[3]:.0f} | {b[3]:.0f} |", flush=True)
+                    found.setdefault(job["jobname"], {}).setdefault(program, []).append(figures(job))
+        for job, rounds in found.items():
+            label = name if len(found) == 1 else f"{name}: {job}"
+            line(label, rounds.get("fio", []), rounds[args.bench])
 
 
 if __name__ == "__main__":

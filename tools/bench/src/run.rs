@@ -11,14 +11,16 @@ use std::sync::{Arc, Barrier, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::Cpus;
+
 use crate::engine::Targets;
 use crate::options::Job;
 use crate::options::command_line::Request;
 use crate::output::Writer;
 use crate::samples;
 use crate::signals::Signals;
-use crate::stats::Stats;
-use crate::worker::{Outcome, Shared, Worker, setup};
+use crate::worker::{Outcome, Shared, Snapshot, Worker, setup};
 use crate::workload::random::Random;
 use crate::workload::steady::{Steady, Totals};
 
@@ -71,7 +73,9 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
         let shared = Arc::new(job.clone());
         for number in 0..job.numjobs {
             let (job, thread) = (Arc::clone(&shared), tasks.len() + 1);
-            tasks.push(Task { job, index, number, thread, group, stage });
+            let task = Task { job, index, number, thread, group, stage };
+            cpus_of(&task).map_err(wrong)?;
+            tasks.push(task);
         }
     }
     if tasks.len() as u64 > request.run.max_jobs {
@@ -224,16 +228,17 @@ impl Manager {
         images: &mut HashMap<usize, dlfs::volume::Image>,
     ) -> Result<Work, String> {
         let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
-        let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task));
+        let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task)?);
         let seed = setup::seed_of(&job, task.index as u64, number);
         let delay = delay_of(&job, seed);
         let begin = move |stop: &AtomicBool| {
-            pin(&cpus);
+            pin(cpus.as_ref());
             gate.wait();
             sleep(delay, stop);
         };
         if job.pattern.samples {
-            let options = samples::loader_options(&job, number)?;
+            let cpus = cpus_of(task)?;
+            let options = LoaderOptions { cpus, ..samples::loader_options(&job, number)? };
             let image = match image {
                 Some(image) => image,
                 None => samples::open(&job)?,
@@ -338,13 +343,16 @@ impl Manager {
     }
 
     /// The figures so far of what runs: asked for, and waited for a moment.
-    fn snapshots(&self) -> Vec<(Task, Stats)> {
+    fn snapshots(&self) -> Vec<(Task, Snapshot)> {
         for running in &self.running {
             running.shared.want_snapshot.store(true, Ordering::Relaxed);
         }
         let until = Instant::now() + SNAPSHOT_WAIT;
-        let asked = |running: &&Running| running.shared.want_snapshot.load(Ordering::Relaxed);
-        while Instant::now() < until && self.running.iter().any(|running| asked(&running)) {
+        let owes = |running: &Running| {
+            running.shared.want_snapshot.load(Ordering::Acquire)
+                && !running.shared.ended.load(Ordering::Relaxed)
+        };
+        while Instant::now() < until && self.running.iter().any(owes) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let taken = self.running.iter().filter_map(|running| {
@@ -375,22 +383,19 @@ fn sleep(time: Duration, stop: &AtomicBool) {
     }
 }
 
-fn cpus_of(task: &Task) -> Vec<usize> {
-    let cpus = &task.job.cpus_allowed;
-    match task.job.cpus_split && !cpus.is_empty() {
-        true => vec![cpus[task.number as usize % cpus.len()]],
-        false => cpus.clone(),
-    }
+/// Where the threads of `task` shall run.
+fn cpus_of(task: &Task) -> Result<Option<Cpus>, String> {
+    let Some(list) = &task.job.cpus_allowed else { return Ok(None) };
+    let cpus = Cpus::parse(list).map_err(|error| format!("cpus_allowed: {}", error.report()))?;
+    let split = task.job.cpus_split;
+    Ok(Some(if split { cpus.nth(task.number as usize) } else { cpus }))
 }
 
-/// Where it is refused, the thread runs elsewhere: the figures are none the less its own.
-fn pin(cpus: &[usize]) {
-    if !cpus.is_empty() {
-        let mut set = rustix::thread::CpuSet::new();
-        cpus.iter().for_each(|&cpu| set.set(cpu));
-        if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-            eprintln!("dlfs-bench: cannot run on processors {cpus:?}: {error}");
-        }
+/// It was asked before whether they may be used; where they are taken away meanwhile, the thread runs
+/// elsewhere, and the figures are none the less its own.
+fn pin(cpus: Option<&Cpus>) {
+    if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
+        eprintln!("dlfs-bench: {}", error.report());
     }
 }
 
@@ -409,4 +414,6 @@ fn execute(job: &Job, command: Option<&str>, when: &str) -> Result<(), String> {
 }
 
 const TICK: Duration = Duration::from_millis(20);
-const SNAPSHOT_WAIT: Duration = Duration::from_millis(200);
+/// A thread answers with its next turn; on a busy machine, or while a batch is waited for, that takes
+/// its time.
+const SNAPSHOT_WAIT: Duration = Duration::from_secs(2);

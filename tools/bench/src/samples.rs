@@ -96,7 +96,8 @@ pub(crate) fn open(job: &Job) -> Result<Image, String> {
         .iter()
         .flat_map(|name| name.split(',').map(str::to_owned).collect::<Vec<_>>())
         .collect();
-    let addresses = names.iter().map(|name| address_of(name)).collect::<Result<Vec<_>, _>>()?;
+    let addresses =
+        names.iter().map(|name| address_of(job, name)).collect::<Result<Vec<_>, _>>()?;
     let options = OpenOptions { connect: connect_options(job, false)?, snapshot: None };
     Image::open(&addresses, &options).map_err(|error| error.report())
 }
@@ -136,6 +137,7 @@ pub(crate) fn loader_options(job: &Job, number: u64) -> Result<LoaderOptions, St
             _ => None,
         },
         window_bytes,
+        busy_poll: job.busy_poll,
         ..LoaderOptions::new(order, samples.batch_size as usize, epochs)
     })
 }
@@ -156,6 +158,7 @@ pub(crate) fn run(
 }
 
 /// A run under way.
+#[derive(Clone)]
 struct Run<'a> {
     job: &'a Job,
     shared: &'a Shared,
@@ -247,15 +250,26 @@ impl Run<'_> {
         self.shared.ios[0].store(reads.ios, Ordering::Relaxed);
         self.shared.bytes[0].store(reads.bytes, Ordering::Relaxed);
         self.shared.lat_ns.store(reads.lat.sum(), Ordering::Relaxed);
+        let shared = self.shared;
+        shared.tell(|| {
+            let mut so_far = self.clone();
+            so_far.count();
+            (so_far.stats, Some(so_far.figures))
+        });
     }
 
-    fn finish(mut self, error: Option<dlfs::Error>) -> Outcome {
+    /// Brings the figures up to this moment.
+    fn count(&mut self) {
         let time = self.begin.elapsed();
         self.figures.seconds = time.as_secs_f64();
         self.figures.cpu_s = self.process_cpu.used(0.0).total_s();
         self.stats.cpu = self.cpu.used(time.as_secs_f64());
         self.stats.verified = self.figures.verified;
         self.stats.set_runtime((time.as_millis() as u64).max(1));
+    }
+
+    fn finish(mut self, error: Option<dlfs::Error>) -> Outcome {
+        self.count();
         let errno = error.as_ref().map_or(0, |error| match error.kind() {
             dlfs::ErrorKind::Corrupt => libc::EILSEQ,
             dlfs::ErrorKind::Disconnected => libc::ENOTCONN,

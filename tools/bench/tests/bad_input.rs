@@ -103,7 +103,9 @@ fn values_out_of_range_and_wrong_names_are_refused() {
         ("steadystate=iops:5%", "steadystate_duration"),
         ("latency_target=5ms", "latency_window"),
         ("include nothing.inc", "nothing.inc"),
-        ("cpus_allowed=x", "whole number"),
+        ("cpus_allowed=x", "no list of processors"),
+        ("cpus=0-1000", "does not exist"),
+        ("read_iolog=x", "not offered"),
         ("rwmixread=101", "0 to 100"),
     ] {
         refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[word]);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Place, bench, end_of, finish, run};
+use common::{Place, bench, end_of, finish, run, signal};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
@@ -88,6 +88,30 @@ fn ranks_share_an_epoch_and_computing_counts_as_utilisation() {
 }
 
 #[test]
+fn figures_of_samples_so_far_are_printed_on_request_and_the_run_goes_on() {
+    let place = Place::new();
+    let image = image(&place);
+    let mut command = bench();
+    command.args(["--name=s", "--rw=samples", "--batch_size=10", "--thinktime=2ms"]);
+    command.args(["--time_based", "--runtime=60", "--cpus=0", "--output-format=json"]);
+    command.arg(format!("--filename={}", image.display()));
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    for asked in ["USR1", "INT"] {
+        std::thread::sleep(Duration::from_millis(1000));
+        signal(&child, asked);
+    }
+    let out = end_of(child).code(128);
+    let documents =
+        serde_json::Deserializer::from_slice(&out.stdout).into_iter::<serde_json::Value>();
+    let samples: Vec<u64> = documents
+        .map(|all| all.unwrap()["jobs"][0]["dlfs"]["samples"]["verified"].as_u64().unwrap())
+        .collect();
+    assert_eq!(samples.len(), 2, "{samples:?}");
+    assert!(samples[0] > 0 && samples[1] > samples[0], "{samples:?}");
+}
+
+#[test]
 fn a_file_that_is_no_image_is_refused() {
     let place = Place::new();
     let file = place.path("x");
@@ -133,6 +157,16 @@ fn a_remote_namespace_is_written_verified_and_read() {
     );
     let out = run(&["--name=t", &spdk, "--rw=randread", "--bs=4k", "--output-format=json"]).quiet();
     assert_eq!(out.json()["jobs"][0]["read"]["io_bytes"], 8 << 20);
+    // The same namespace by SPDK's host, where the build has it.
+    for filename in [spdk, format!("--filename=spdk:{name}")] {
+        let more = ["--ioengine=spdk", "--rw=randread", "--bs=4k", "--output-format=json"];
+        let out = run(&[&["--name=t", &filename], &more[..]].concat());
+        if cfg!(feature = "spdk") {
+            assert_eq!(out.quiet().json()["jobs"][0]["read"]["io_bytes"], 8 << 20);
+        } else {
+            out.code(1).complains_of(&["cannot use SPDK", "--features spdk"]);
+        }
+    }
     let deep = format!("--filename={name}");
     let deep = run(&["--name=t", &deep, "--rw=randread", "--iodepth=500", "--queue_size=128"]);
     deep.code(1).complains_of(&["127", "500", "queue_size"]);

@@ -218,3 +218,47 @@ fn only_reading_and_showing_the_jobs_does_no_io() {
         "dlfs-bench --name='a' --filename='/nonexistent/x' --rw='write' --size='1m' --bs='8k'"
     );
 }
+
+#[test]
+fn jobs_run_on_the_processors_that_are_named_and_may_poll_without_a_pause() {
+    let out = run(&[
+        "--name=p",
+        "--ioengine=null",
+        "--size=1m",
+        "--cpus=0",
+        "--busy-poll",
+        "--output-format=json",
+    ]);
+    let place = Place::new();
+    assert_eq!(out.quiet().json()["jobs"][0]["read"]["io_bytes"], 1 << 20);
+    // The thread that runs the job is asked where it may run, by way of what the kernel says of it.
+    let mut command = bench();
+    command.current_dir(place.folder()).args([
+        "--name=bound",
+        "--ioengine=null",
+        "--size=1g",
+        "--rw=read",
+        "--rate_iops=100",
+        "--time_based",
+        "--runtime=20",
+        "--cpus_allowed=0",
+        "--busy_poll=1",
+    ]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let bound = |id: u32| {
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).ok()?;
+        let threads = tasks.filter_map(|task| Some(task.ok()?.path()));
+        let mut status = threads.filter_map(|path| fs::read_to_string(path.join("status")).ok());
+        let status = status.find(|status| status.starts_with("Name:\tbench-1\n"))?;
+        let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:"))?;
+        line.ends_with("\t0").then_some(())
+    };
+    let begin = std::time::Instant::now();
+    while bound(child.id()).is_none() {
+        assert!(begin.elapsed().as_secs() < 15, "its thread is not bound to processor 0");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    common::signal(&child, "INT");
+    common::end_of(child).code(128);
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlfs::nvme::Address;
+use dlfs::nvme::{Address, SpdkAddress};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, QueuePair};
 
@@ -148,7 +148,10 @@ pub(crate) fn split_names(text: &str) -> Vec<String> {
                 rest = &after[1..];
                 continue;
             }
-            ':' if !is_address(&format!("{name}:")) || is_address(&unescaped(after)) => {
+            // `spdk:` stands before another address, and is none by itself.
+            ':' if !is_address(&format!("{name}:"))
+                || (name.trim() != "spdk" && is_address(&unescaped(after))) =>
+            {
                 names.push(std::mem::take(&mut name));
             }
             c => name.push(c),
@@ -173,7 +176,7 @@ fn is_address(name: &str) -> bool {
 fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
     let address = match job.engine {
         Engine::Null | Engine::Mem | Engine::Psync | Engine::IoUring => return Ok(job.engine),
-        _ => address_of(name)?,
+        _ => address_of(job, name)?,
     };
     let found = match address {
         Address::Path(_) => Engine::File,
@@ -189,8 +192,9 @@ fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
     }
 }
 
-/// An address as dlfs writes it, or as SPDK's fio plug-in does: `trtype=TCP traddr=... ns=1`.
-pub(crate) fn address_of(name: &str) -> Result<Address, String> {
+/// An address as dlfs writes it, or as SPDK's fio plug-in does: `trtype=TCP traddr=... ns=1`. What both
+/// hosts can reach goes through SPDK where `ioengine=spdk` asks for that.
+pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = match name.trim_start().starts_with("trtype=") {
         true => name
             .split_whitespace()
@@ -199,7 +203,11 @@ pub(crate) fn address_of(name: &str) -> Result<Address, String> {
             .join(" "),
         false => name.to_owned(),
     };
-    text.parse().map_err(|error| format!("{name}: {error}"))
+    let address = text.parse().map_err(|error| format!("{name}: {error}"))?;
+    Ok(match (job.engine, address) {
+        (Engine::Spdk, Address::Tcp(address)) => Address::Spdk(SpdkAddress::Tcp(address)),
+        (_, address) => address,
+    })
 }
 
 /// How the library connects for `job`.
@@ -272,7 +280,7 @@ fn block_len(job: &Job) -> u64 {
 }
 
 fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
-    let address = address_of(&name)?;
+    let address = address_of(job, &name)?;
     let device = qpair::open(&address, &connect_options(job, writable)?);
     let device = device.map_err(|error| error.report())?;
     if writable && device.namespace().read_only {
@@ -393,6 +401,7 @@ mod tests {
         assert_eq!(split_names(url), [url]);
         assert_eq!(split_names(&url.replace(':', "\\:")), [url]);
         assert_eq!(split_names(&format!("{url}:{url}")), [url, url]);
+        assert_eq!(split_names(&format!("spdk:{url}:{url}")), [&format!("spdk:{url}"), url]);
         assert_eq!(split_names("trtype:TCP traddr:1.2.3.4 subnqn:nqn.2026-11.io.dlfs:x").len(), 1);
     }
 
@@ -400,7 +409,7 @@ mod tests {
     fn spdk_s_form_of_an_address_is_read() {
         let name =
             "trtype=TCP adrfam=IPv4 traddr=1.2.3.4 trsvcid=4420 subnqn=nqn.2026-11.io.dlfs:x ns=1";
-        match address_of(name).unwrap() {
+        match address_of(&Job::default(), name).unwrap() {
             Address::Tcp(address) => assert_eq!(address.traddr, "1.2.3.4"),
             other => panic!("{other:?}"),
         }

@@ -235,8 +235,10 @@ pub(crate) struct Job {
     pub(crate) exitall_on_error: bool,
     pub(crate) exec_prerun: Option<String>,
     pub(crate) exec_postrun: Option<String>,
-    pub(crate) cpus_allowed: Vec<usize>,
+    /// Processors as `0,2-5`, and whether equal jobs take one each.
+    pub(crate) cpus_allowed: Option<String>,
     pub(crate) cpus_split: bool,
+    pub(crate) busy_poll: bool,
 
     pub(crate) verify: Verify,
     pub(crate) verify_pattern: Vec<u8>,
@@ -393,8 +395,9 @@ impl Default for Job {
             exitall_on_error: false,
             exec_prerun: None,
             exec_postrun: None,
-            cpus_allowed: Vec::new(),
+            cpus_allowed: None,
             cpus_split: false,
+            busy_poll: false,
             verify: Verify::None,
             verify_pattern: Vec::new(),
             verify_interval: 0,

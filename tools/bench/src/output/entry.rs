@@ -6,6 +6,7 @@ use crate::options::Job;
 use crate::run::{Finished, Task};
 use crate::samples::SampleFigures;
 use crate::stats::Stats;
+use crate::worker::Snapshot;
 use crate::workload::steady::Steady;
 
 /// One entry of the result.
@@ -37,13 +38,12 @@ impl Entry {
             elapsed_s: finished.elapsed_s.max(1),
             found_depth: outcome.found_depth,
             steady: finished.steady.clone(),
-            samples: outcome.samples,
-            ..Entry::of_running(&finished.task, outcome.stats.clone())
+            ..Entry::of_running(&finished.task, (outcome.stats.clone(), outcome.samples))
         }
     }
 
     /// Of a job that still runs.
-    pub(crate) fn of_running(task: &Task, mut stats: Stats) -> Entry {
+    pub(crate) fn of_running(task: &Task, (mut stats, samples): Snapshot) -> Entry {
         if task.job.unified {
             stats.unify();
         }
@@ -59,7 +59,7 @@ impl Entry {
             stats,
             found_depth: None,
             steady: None,
-            samples: None,
+            samples,
         }
     }
 

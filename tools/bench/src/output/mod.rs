@@ -20,8 +20,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::options::Job;
 use crate::options::command_line::{Eta, Format, Request, RunOptions};
 use crate::run::{Finished, Running, Task};
-use crate::stats::Stats;
 use crate::stats::log::{Kind, Log};
+use crate::worker::Snapshot;
 
 pub(crate) use entry::Entry;
 
@@ -157,10 +157,11 @@ impl Writer {
     pub(crate) fn interim(
         &mut self,
         finished: &[Finished],
-        running: Vec<(Task, Stats)>,
+        running: Vec<(Task, Snapshot)>,
     ) -> Result<(), String> {
         let mut entries: Vec<Entry> = finished.iter().map(Entry::of).collect();
-        entries.extend(running.into_iter().map(|(task, stats)| Entry::of_running(&task, stats)));
+        entries
+            .extend(running.into_iter().map(|(task, figures)| Entry::of_running(&task, figures)));
         entries.sort_by_key(|entry| entry.thread);
         let text = self.text(&entry::together(entries));
         self.write(&text)

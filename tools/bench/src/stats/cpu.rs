@@ -44,6 +44,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 /// Counters of a thread, or of the process, at one moment.
 ///
 /// The CPU clock is exact; its split into user mode and kernel follows the ticks of `/proc`.
+#[derive(Clone)]
 pub(crate) struct CpuClock {
     total_s: f64,
     stat: [u64; 4],

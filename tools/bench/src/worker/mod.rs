@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     /// The figures so far are wanted.
     pub(crate) want_snapshot: AtomicBool,
-    pub(crate) snapshot: Mutex<Option<Box<Stats>>>,
+    pub(crate) snapshot: Mutex<Option<Box<Snapshot>>>,
     /// Totals of both directions, brought up to date every turn.
     pub(crate) ios: [AtomicU64; 2],
     pub(crate) bytes: [AtomicU64; 2],
@@ -44,6 +44,20 @@ pub(crate) struct Shared {
     /// Bytes that the job will move, if that is known.
     pub(crate) goal_bytes: AtomicU64,
     pub(crate) ended: AtomicBool,
+}
+
+/// The figures so far, and those of samples where there are any.
+pub(crate) type Snapshot = (Stats, Option<crate::samples::SampleFigures>);
+
+impl Shared {
+    /// Hands over the figures so far when they are wanted.
+    pub(crate) fn tell(&self, figures: impl FnOnce() -> Snapshot) {
+        if self.want_snapshot.load(Ordering::Relaxed) {
+            let told = Some(Box::new(figures()));
+            *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = told;
+            self.want_snapshot.store(false, Ordering::Release);
+        }
+    }
 }
 
 /// What a job's thread leaves behind.
@@ -455,7 +469,7 @@ impl Worker {
 
     /// Looks again for a moment, then sleeps until something has come or time asks for something.
     fn wait_for_completions(&mut self, wait_until: u64) {
-        if self.lanes.len() > 1 {
+        if self.lanes.len() > 1 || self.job.busy_poll {
             return self.read_clock(); // one descriptor cannot stand for all
         }
         if self.idle_since_ns() < SPIN_NS {
@@ -586,13 +600,11 @@ impl Worker {
         }
         let lat_ns = self.stats.directions.iter().map(|direction| direction.lat.sum()).sum();
         self.shared.lat_ns.store(lat_ns, Ordering::Relaxed);
-        if self.shared.want_snapshot.load(Ordering::Relaxed) {
-            self.shared.want_snapshot.store(false, Ordering::Relaxed);
+        self.shared.tell(|| {
             let mut stats = self.stats.clone();
             stats.set_runtime(self.elapsed_ms());
-            let mut snapshot = self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
-            *snapshot = Some(Box::new(stats));
-        }
+            (stats, None)
+        });
     }
 }
 

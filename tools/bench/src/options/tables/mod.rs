@@ -25,6 +25,7 @@ pub(crate) const TABLES: &[(&str, &[Opt])] = &[
     ("Logs", measure::LOGS),
     ("Measurement", measure::MEASUREMENT),
     ("Accepted, without effect here", none::NONE),
+    ("Refused", none::REFUSED),
 ];
 
 type Setter = fn(&mut super::Job, &str) -> Result<(), String>;

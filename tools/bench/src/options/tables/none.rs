@@ -1,12 +1,40 @@
-//! Options of fio that are accepted and do nothing here.
+//! Options of fio that are accepted and do nothing here, and those that are refused.
 //!
-//! Each says why, so that a reader of the help knows what is lost: mostly nothing.
+//! Each says why, so that a reader of the help knows what is lost: mostly nothing. Refused is what would
+//! let a job measure something else than it says.
 
 use super::super::table::{Opt, Set};
 
 const fn none(name: &'static str, aliases: &'static [&'static str], help: &'static str) -> Opt {
     Opt { name, aliases, value: "[ANY]", help, set: Set::Nothing }
 }
+
+const fn refused(name: &'static str, help: &'static str) -> Opt {
+    let set =
+        Set::To(|_, _| Err("not offered here, and the job would be another without it".into()));
+    Opt { name, aliases: &[], value: "[ANY]", help, set }
+}
+
+pub(super) const REFUSED: &[Opt] = &[
+    refused("profile", "Job files say what is run."),
+    refused("read_iolog", "Traces are not replayed."),
+    refused("read_iolog_chunked", "Traces are not replayed."),
+    refused("write_iolog", "Traces are not written."),
+    refused("merge_blktrace_file", "Traces are not replayed."),
+    refused("replay_redirect", "Traces are not replayed."),
+    refused("replay_no_stall", "Traces are not replayed."),
+    refused("replay_scale", "Traces are not replayed."),
+    refused("replay_align", "Traces are not replayed."),
+    refused("replay_skip", "Traces are not replayed."),
+    refused("replay_time_scale", "Traces are not replayed."),
+    refused("trim_percentage", "Nothing is trimmed."),
+    refused("trim_backlog", "Nothing is trimmed."),
+    refused("trim_backlog_batch", "Nothing is trimmed."),
+    refused("trim_verify_zero", "Nothing is trimmed."),
+    refused("zonesize", "Devices without zones are assumed."),
+    refused("zonerange", "Devices without zones are assumed."),
+    refused("zoneskip", "Devices without zones are assumed."),
+];
 
 pub(super) const NONE: &[Opt] = &[
     none("thread", &[], "Jobs are always threads."),
@@ -73,6 +101,8 @@ pub(super) const NONE: &[Opt] = &[
         "What is written does not repeat, but for zero_buffers and buffer_pattern.",
     ),
     none("dedupe_mode", &[], "See dedupe_percentage."),
+    none("dedupe_global", &[], "See dedupe_percentage."),
+    none("dedupe_working_set_percentage", &[], "See dedupe_percentage."),
     none(
         "buffer_compress_chunk",
         &[],
@@ -84,14 +114,27 @@ pub(super) const NONE: &[Opt] = &[
     none("log_entries", &[], "Logs grow as needed."),
     none("log_prio", &[], "No I/O priority is set."),
     none("log_compression", &[], "Logs are plain text."),
+    none("log_compression_cpus", &[], "Logs are plain text."),
+    none("log_alternate_epoch_clock_id", &[], "log_unix_epoch is offered."),
     none("log_store_compressed", &[], "Logs are plain text."),
     none("log_alternate_epoch", &[], "log_unix_epoch is offered."),
     none("significant_figures", &[], "Text shows four figures."),
     none("disk_util", &[], "The utilisation of disks is not looked up."),
     none("block_error_percentiles", &[], "Errors are counted only."),
     none("zonemode", &[], "Devices without zones are assumed."),
+    none("zonecapacity", &[], "Devices without zones are assumed."),
+    none("read_beyond_wp", &[], "Devices without zones are assumed."),
+    none("max_open_zones", &[], "Devices without zones are assumed."),
+    none("job_max_open_zones", &[], "Devices without zones are assumed."),
+    none("ignore_zone_limits", &[], "Devices without zones are assumed."),
+    none("zone_reset_threshold", &[], "Devices without zones are assumed."),
+    none("zone_reset_frequency", &[], "Devices without zones are assumed."),
     none("flow", &[], "Jobs do not wait for each other's progress."),
+    none("flow_id", &[], "Jobs do not wait for each other's progress."),
+    none("flow_sleep", &[], "Jobs do not wait for each other's progress."),
     none("cgroup", &[], "Start the whole program in a group."),
+    none("cgroup_weight", &[], "Start the whole program in a group."),
+    none("cgroup_nodelete", &[], "Start the whole program in a group."),
     none("uid", &[], "Start the whole program as that user."),
     none("gid", &[], "Start the whole program as that group."),
     none("registerfiles", &[], "Files are not registered with the ring."),

@@ -141,17 +141,18 @@ pub(super) const JOB: &[Opt] = &[
     ),
     opt(
         "cpus_allowed",
-        &[],
+        &["cpus"],
         "LIST",
-        "Processors that the job's threads may use: 0-2,5.",
+        "Processors that the job's threads may use, those that read ahead for rw=samples included: 0-2,5.",
         |j, v| {
-            j.cpus_allowed = cpu_list(v)?;
+            j.cpus_allowed = Some(v.replace(':', ","));
             Ok(())
         },
     ),
     opt("cpumask", &[], "N", "As cpus_allowed, as a bit mask.", |j, v| {
         let mask = integer(v)?;
-        j.cpus_allowed = (0..64).filter(|bit| mask >> bit & 1 == 1).collect();
+        let cpus = (0..64).filter(|bit| mask >> bit & 1 == 1).map(|cpu: u64| cpu.to_string());
+        j.cpus_allowed = Some(cpus.collect::<Vec<_>>().join(","));
         Ok(())
     }),
     opt(
@@ -161,6 +162,16 @@ pub(super) const JOB: &[Opt] = &[
         "Whether equal jobs share the processors or have one each.",
         |j, v| {
             j.cpus_split = choice(v, &[("shared", false), ("split", true)])?;
+            Ok(())
+        },
+    ),
+    opt(
+        "busy_poll",
+        &["busy-poll"],
+        "BOOL",
+        "Never sleep while I/Os are on their way: the lowest latency, at the price of a whole core.",
+        |j, v| {
+            j.busy_poll = boolean(v)?;
             Ok(())
         },
     ),
@@ -309,13 +320,4 @@ pub(super) const TARGET: &[Opt] = &[
 pub(super) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(word, _)| *word == text.trim());
     found.map(|(_, value)| *value).ok_or_else(|| format!("'{text}' is not one of them"))
-}
-
-fn cpu_list(text: &str) -> Result<Vec<usize>, String> {
-    let mut cpus = Vec::new();
-    for part in text.split([',', ':']) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        cpus.extend(within(first, 0, 1023)? as usize..=within(last, 0, 1023)? as usize);
-    }
-    if cpus.is_empty() { Err("no processor is named".to_owned()) } else { Ok(cpus) }
 }
