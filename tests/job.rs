@@ -487,6 +487,67 @@ fn closing_a_loader_ends_the_waits_of_other_threads() {
     });
 }
 
+/// A data set whose target was replaced by a listener that never answers: the kernel accepts, nobody
+/// speaks.
+fn silenced(source: &Source) -> (Dataset, std::net::TcpListener) {
+    let target = source.serve();
+    let dataset = source.open_remote(&target);
+    let address = target.address(Nsid(1)).to_string();
+    target.stop();
+    let from = address.find("127.0.0.1:").unwrap();
+    let to = from + address[from..].find('/').unwrap();
+    (dataset, std::net::TcpListener::bind(&address[from..to]).unwrap())
+}
+
+#[test]
+fn a_loader_that_does_not_get_connected_is_late_at_the_deadline_of_the_call() {
+    let source = Source::new(17);
+    let (dataset, _listener) = silenced(&source);
+    let deadline = Duration::from_millis(100);
+    let loader = LoaderOptions { deadline, ..options(GLOBAL, 5, 1) };
+    let loader = dataset.loader(loader).unwrap();
+    // Each call has its own deadline; the connection that the first one began is not begun anew.
+    for _ in 0..3 {
+        let error = loader.next(&mut ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+        assert!(error.to_string().contains("127.0.0.1"), "{error}");
+    }
+    loader.set_epoch(0).unwrap();
+}
+
+#[test]
+fn a_loader_may_be_closed_and_moved_while_it_is_being_connected() {
+    let source = Source::new(18);
+    let (dataset, _listener) = silenced(&source);
+    let loader = dataset.loader(options(GLOBAL, 5, 9)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| loader.next(&mut ()));
+        loader.set_epoch(3).unwrap();
+        assert_eq!((loader.epoch(), loader.stats().batches), (3, 0));
+        loader.close();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "{error:?}");
+    });
+    assert_eq!(loader.next(&mut ()).unwrap_err().kind(), ErrorKind::Interrupted);
+}
+
+#[test]
+fn a_loader_that_was_closed_reads_no_further_and_keeps_its_place_and_figures() {
+    let source = Source::new(19);
+    let dataset = source.open();
+    let loader = dataset.loader(options(GLOBAL, 5, 1000)).unwrap();
+    let batch = loader.next(&mut ()).unwrap().unwrap();
+    let state = loader.state();
+    loader.close();
+    loader.close();
+    let done = loader.stats();
+    assert_eq!((done.batches, done.samples), (1, 5));
+    assert_eq!(loader.state(), state);
+    assert_eq!(loader.next(&mut ()).unwrap_err().kind(), ErrorKind::Interrupted);
+    assert_eq!(loader.stats(), done, "nothing was read since");
+    source.assert_right(&batch);
+}
+
 #[test]
 fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
     let source = Source::new(16);

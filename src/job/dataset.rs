@@ -15,6 +15,7 @@ use crate::volume::{Image, OpenOptions};
 use super::background::in_background;
 use super::loader::Loader;
 use super::per_process::PerProcess;
+use super::stats;
 
 /// How a [`Dataset`] is opened and read by id.
 #[derive(Debug, Clone, Default)]
@@ -90,7 +91,7 @@ impl Dataset {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (addresses, open) = (addresses.to_vec(), options.open.clone());
-        let image = in_background(watch, move || Image::open(&addresses, &open))?;
+        let image = in_background(watch, None, move || Image::open(&addresses, &open))?;
         Ok(Dataset::from_image(image, options.read.clone()))
     }
 
@@ -155,7 +156,7 @@ impl Dataset {
             return Ok(());
         }
         let image = self.0.image.clone();
-        in_background(watch, move || image.load_names())
+        in_background(watch, None, move || image.load_names())
     }
 
     /// The sample called `name`.
@@ -279,27 +280,18 @@ impl Dataset {
             Some(reader) => reader,
             None => {
                 let (image, options) = (self.0.image.clone(), self.0.options.clone());
-                in_background(watch, move || image.reader(options))?
+                let deadline = Some(options.deadline);
+                in_background(watch, deadline, move || image.reader(options))?
             }
         };
         let before = reader.stats();
         let result = work(&mut reader, watch);
-        readers.add(before, reader.stats());
+        stats::add_difference(&mut readers.stats.lock(), before, reader.stats());
         let mut idle = readers.idle.lock();
         if idle.len() < MAX_IDLE_READERS {
             idle.push(reader);
         }
         result
-    }
-}
-
-impl Readers {
-    fn add(&self, before: ReadStats, after: ReadStats) {
-        let mut stats = self.stats.lock();
-        stats.commands += after.commands - before.commands;
-        stats.bytes += after.bytes - before.bytes;
-        stats.repeated += after.repeated - before.repeated;
-        stats.verified += after.verified - before.verified;
     }
 }
 

@@ -11,10 +11,11 @@ use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken};
 use crate::reader::{Batch, TICK, Watch, interrupted};
 use crate::units::Epoch;
 
-use super::background::in_background;
+use super::background::Background;
 use super::dataset::Dataset;
 use super::per_process::PerProcess;
 use super::sampler::{Share, check};
+use super::stats;
 
 /// Batches along an order, read ahead by threads of the library from the first one asked for.
 ///
@@ -34,10 +35,9 @@ pub struct Loader {
 #[derive(Default)]
 struct Running {
     loader: Option<prefetch::Loader>,
-    /// A thread is at it, without the lock.
-    is_starting: bool,
-    /// How often the run was moved: what was started before that is of no use.
-    moves: u64,
+    /// The loader while it connects. Given up when the run is moved, not when a call ends: the next
+    /// call goes on waiting for the same one.
+    starting: Option<Background<prefetch::Loader>>,
     /// What earlier loaders of this run did.
     past: LoaderStats,
 }
@@ -79,11 +79,9 @@ impl Loader {
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
-            if self.closed.load(Ordering::Acquire) {
-                return Err(Error::new(ErrorKind::Interrupted, "the loader was closed"));
-            }
+            self.check_open()?;
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.try_next(batch, left.min(TICK), watch)? {
+            match self.try_next(batch, left.min(TICK))? {
                 Taken::Batch => return Ok(true),
                 Taken::End => return Ok(false),
                 Taken::Later if left == Duration::ZERO => return Err(self.late()),
@@ -140,7 +138,7 @@ impl Loader {
     pub fn stats(&self) -> LoaderStats {
         let running = self.running.get().lock();
         let now = running.loader.as_ref().map(prefetch::Loader::stats);
-        add(running.past, now.unwrap_or_default())
+        stats::sum(running.past, now.unwrap_or_default())
     }
 
     /// How it works.
@@ -153,9 +151,12 @@ impl Loader {
         &self.dataset
     }
 
-    /// Ends waits of other threads, and every later one, with `Interrupted`. Batches stay valid.
+    /// Ends waits of other threads, and every later one, with `Interrupted`, and reads no further.
+    /// Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        let ended = self.running.get().lock().end();
+        drop(ended); // without the lock
     }
 
     fn go_to(&self, state: State) -> Result<()> {
@@ -170,9 +171,7 @@ impl Loader {
         let mut running = self.running.get().lock();
         let failed = running.loader.as_ref().is_some_and(prefetch::Loader::has_failed);
         if position != self.position.load(Ordering::Acquire) || failed {
-            let past = running.loader.take().map(|loader| loader.stats());
-            running.past = add(running.past, past.unwrap_or_default());
-            running.moves += 1;
+            drop(running.end());
             self.position.store(position, Ordering::Release);
         }
         Ok(())
@@ -180,10 +179,12 @@ impl Loader {
 
     /// Takes a batch if one is ready within `limit`; starts the loader if there is none yet.
     ///
-    /// The watch is never asked while the lock is held: it may wait for a thread that wants the lock.
-    fn try_next(&self, batch: &mut Batch, limit: Duration, watch: &mut dyn Watch) -> Result<Taken> {
+    /// The lock is held for no longer than `limit`, and no watch is asked meanwhile: it may wait for a
+    /// thread that wants the lock.
+    fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
         let lock = self.running.get();
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(Taken::Later) };
+        self.check_open()?; // again: nothing may be started behind what `close` has ended
         if let Some(loader) = &mut running.loader {
             let taken = loader.next_within(batch, limit)?;
             if taken == Taken::Batch {
@@ -191,29 +192,29 @@ impl Loader {
             }
             return Ok(taken);
         }
-        if running.is_starting {
-            drop(running);
-            std::thread::sleep(limit.min(START_POLL));
-            return Ok(Taken::Later);
-        }
-        running.is_starting = true;
-        let moves = running.moves;
-        drop(running);
-        let started = self.start(watch);
-        let mut running = lock.lock();
-        running.is_starting = false;
-        let loader = started?;
-        if running.moves == moves {
-            running.loader = Some(loader);
+        let starting = match running.starting.take() {
+            Some(starting) => starting,
+            None => self.start()?,
+        };
+        match starting.wait(limit)? {
+            Some(loader) => running.loader = Some(loader),
+            None => running.starting = Some(starting),
         }
         Ok(Taken::Later)
     }
 
     /// A loader of this process, from where the run stands.
-    fn start(&self, watch: &mut dyn Watch) -> Result<prefetch::Loader> {
+    fn start(&self) -> Result<Background<prefetch::Loader>> {
         let image = self.dataset.image().clone();
         let options = LoaderOptions { resume: Some(self.state()), ..self.options.clone() };
-        in_background(watch, move || image.loader(options))
+        Background::start(move || image.loader(options))
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(Error::new(ErrorKind::Interrupted, "the loader was closed")),
+            false => Ok(()),
+        }
     }
 
     fn late(&self) -> Error {
@@ -222,6 +223,17 @@ impl Loader {
         Error::new(ErrorKind::TimedOut, text)
             .target(devices.first().map_or_else(String::new, |d| d.namespace().address))
             .hint("see whether the target is up; raise the deadline if it is merely slow")
+    }
+}
+
+impl Running {
+    /// Gives up the loader, also one that still connects; what it did stays counted.
+    fn end(&mut self) -> Option<prefetch::Loader> {
+        self.starting = None;
+        let loader = self.loader.take();
+        let done = loader.as_ref().map(prefetch::Loader::stats);
+        self.past = stats::sum(self.past, done.unwrap_or_default());
+        loader
     }
 }
 
@@ -252,24 +264,5 @@ fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
 
-/// How long a thread sleeps while another starts the loader: about what starting takes.
-const START_POLL: Duration = Duration::from_millis(2);
-
 const CONSUMED_BITS: u32 = 40;
 const EPOCH_BITS: u32 = 64 - CONSUMED_BITS;
-
-fn add(a: LoaderStats, b: LoaderStats) -> LoaderStats {
-    let mut sum = a;
-    sum.read.commands += b.read.commands;
-    sum.read.bytes += b.read.bytes;
-    sum.read.repeated += b.read.repeated;
-    sum.read.verified += b.read.verified;
-    sum.batches += b.batches;
-    sum.samples += b.samples;
-    sum.sample_bytes += b.sample_bytes;
-    sum.skipped += b.skipped;
-    sum.copied_bytes += b.copied_bytes;
-    sum.over_window += b.over_window;
-    sum.stall_s += b.stall_s;
-    sum
-}

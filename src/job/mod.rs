@@ -40,6 +40,7 @@ mod loader;
 mod per_process;
 mod sampler;
 mod state_file;
+mod stats;
 
 pub use crate::reader::Watch;
 pub use dataset::{Dataset, OnError, Options, Read, Wanted};

@@ -1,0 +1,29 @@
+//! Sums of what readers and loaders that followed each other, or worked side by side, have done.
+
+use crate::prefetch::LoaderStats;
+use crate::reader::ReadStats;
+
+/// What two loaders did together.
+pub(super) fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
+    let mut read = a.read;
+    add_difference(&mut read, ReadStats::default(), b.read);
+    LoaderStats {
+        read,
+        batches: a.batches + b.batches,
+        samples: a.samples + b.samples,
+        sample_bytes: a.sample_bytes + b.sample_bytes,
+        skipped: a.skipped + b.skipped,
+        copied_bytes: a.copied_bytes + b.copied_bytes,
+        over_window: a.over_window + b.over_window,
+        stall_s: a.stall_s + b.stall_s,
+    }
+}
+
+/// Adds to `total` what one reader did between `before` and `after`.
+pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
+    let ReadStats { commands, bytes, repeated, verified } = after;
+    total.commands += commands - before.commands;
+    total.bytes += bytes - before.bytes;
+    total.repeated += repeated - before.repeated;
+    total.verified += verified - before.verified;
+}
