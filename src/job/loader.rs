@@ -38,6 +38,8 @@ struct Running {
     /// The loader while it connects. Given up when the run is moved, not when a call ends: the next
     /// call goes on waiting for the same one.
     starting: Option<Background<prefetch::Loader>>,
+    /// The loader of before the run was moved, in whose memory the next one goes on.
+    previous: Option<prefetch::Loader>,
     /// What earlier loaders of this run did.
     past: LoaderStats,
 }
@@ -155,8 +157,10 @@ impl Loader {
     /// Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let ended = self.running.get().lock().end();
-        drop(ended); // without the lock
+        let mut running = self.running.get().lock();
+        let ended = (running.end(), running.previous.take());
+        drop(running);
+        drop(ended); // without the lock: their threads end in it
     }
 
     fn go_to(&self, state: State) -> Result<()> {
@@ -171,7 +175,7 @@ impl Loader {
         let mut running = self.running.get().lock();
         let failed = running.loader.as_ref().is_some_and(prefetch::Loader::has_failed);
         if position != self.position.load(Ordering::Acquire) || failed {
-            drop(running.end());
+            running.previous = running.end().or(running.previous.take());
             self.position.store(position, Ordering::Release);
         }
         Ok(())
@@ -194,7 +198,7 @@ impl Loader {
         }
         let starting = match running.starting.take() {
             Some(starting) => starting,
-            None => self.start()?,
+            None => self.start(running.previous.take())?,
         };
         match starting.wait(limit)? {
             Some(loader) => running.loader = Some(loader),
@@ -204,9 +208,12 @@ impl Loader {
     }
 
     /// A loader of this process, from where the run stands.
-    fn start(&self) -> Result<Background<prefetch::Loader>> {
-        let image = self.dataset.image().clone();
-        let options = LoaderOptions { resume: Some(self.state()), ..self.options.clone() };
+    fn start(&self, previous: Option<prefetch::Loader>) -> Result<Background<prefetch::Loader>> {
+        let (image, state) = (self.dataset.image().clone(), self.state());
+        if let Some(previous) = previous {
+            return Background::start(move || previous.begin_anew(state));
+        }
+        let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
         Background::start(move || image.loader(options))
     }
 

@@ -27,7 +27,12 @@ impl Memory {
             slot_len_bytes: slot_len_bytes.min(window_bytes),
             huge_pages: HugePages::Auto,
         })?;
-        Ok(Memory { pool, starving: false, warned: false, over_window: 0, exhausted: false })
+        Ok(Memory::of_pool(pool))
+    }
+
+    /// A window that is there.
+    pub(super) fn of_pool(pool: Pool) -> Memory {
+        Memory { pool, starving: false, warned: false, over_window: 0, exhausted: false }
     }
 
     /// A run of `len` bytes, or `None` until some come back.

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
+use crate::buf::Pool;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
@@ -202,6 +203,7 @@ pub struct Loader {
 struct Poller {
     pid: u32,
     thread: Option<JoinHandle<()>>,
+    window: Pool,
     shared: Arc<Shared>,
     ready: Vec<Receiver<Result<Delivery>>>,
     next: usize,
@@ -254,6 +256,26 @@ impl Loader {
         devices: Vec<Arc<dyn Device>>,
         options: LoaderOptions,
     ) -> Result<Loader> {
+        Loader::in_window(directory, devices, options, None)
+    }
+
+    /// A loader that goes on from `state` with the same options, in the memory of this one: to map and
+    /// to zero a window of the default size takes as long as to read it full.
+    ///
+    /// # Errors
+    /// As [`Loader::new`].
+    pub(crate) fn begin_anew(mut self, state: State) -> Result<Loader> {
+        let window = self.poller.take().and_then(|poller| poller.end());
+        let options = LoaderOptions { resume: Some(state), ..self.options };
+        Loader::in_window(self.directory, self.devices, options, window)
+    }
+
+    fn in_window(
+        directory: Arc<Directory>,
+        devices: Vec<Arc<dyn Device>>,
+        options: LoaderOptions,
+        window: Option<Pool>,
+    ) -> Result<Loader> {
         let start = Stream::start_state(&directory, &options)?;
         let mut loader = Loader {
             directory,
@@ -264,7 +286,7 @@ impl Loader {
             failed: None,
             stats: LoaderStats::default(),
         };
-        loader.poller = Some(loader.start()?);
+        loader.poller = Some(loader.start(window)?);
         Ok(loader)
     }
 
@@ -411,12 +433,13 @@ impl Loader {
             // Its thread does not exist here, and its memory may be locked for ever.
             std::mem::forget(self.poller.take());
             self.options.resume = Some(self.state.clone());
-            self.poller = Some(self.start()?);
+            self.poller = Some(self.start(None)?);
         }
         Ok(())
     }
 
-    fn start(&self) -> Result<Poller> {
+    /// `window` is one of a loader with the same options, or made here.
+    fn start(&self, window: Option<Pool>) -> Result<Poller> {
         let options = &self.options;
         let batching = options.batching()?;
         let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
@@ -476,8 +499,14 @@ impl Loader {
             Batching::Sample | Batching::None => SLOT_LEN_BYTES,
         };
         let cpus = options.cpus.as_ref();
-        let make_memory = || Memory::new(options.window_bytes, slot_len_bytes);
-        let memory = cpus.map_or_else(|| Ok(make_memory()), |cpus| cpus.run(make_memory))??;
+        let make_memory = || match window {
+            Some(window) => Ok(Memory::of_pool(window)),
+            None => Memory::new(options.window_bytes, slot_len_bytes),
+        };
+        let memory = match cpus {
+            None => make_memory()?,
+            Some(cpus) => cpus.run(make_memory)??,
+        };
         pump.use_pool(memory.pool());
         Poller::start(pump, memory, driver, shared, options.copy_threads, cpus.cloned())
     }
@@ -525,7 +554,7 @@ impl Poller {
     ) -> Result<Poller> {
         let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
         let (recycle, recycled) = bounded(READY_BATCHES);
-        let waker = pump.waker();
+        let (waker, window) = (pump.waker(), memory.pool().clone());
         let running = Running {
             pump,
             memory,
@@ -548,12 +577,18 @@ impl Poller {
         Ok(Poller {
             pid: std::process::id(),
             thread: Some(thread),
+            window,
             shared,
             ready,
             next: 0,
             recycle,
             waker,
         })
+    }
+
+    /// Ends it; its window may be used again, unless it is that of a forked process's parent.
+    fn end(self) -> Option<Pool> {
+        (self.pid == std::process::id()).then(|| self.window.clone())
     }
 
     /// Drops the batch's memory, and offers its vectors for use again.
