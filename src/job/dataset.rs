@@ -1,5 +1,6 @@
 //! An open data set: what is in it, without I/O, and reading samples by id or name.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -187,6 +188,24 @@ impl Dataset {
         len.ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such sample").sample(id))
     }
 
+    /// The ids of what is wanted; [`NOBODY`] where no sample has the name.
+    ///
+    /// # Errors
+    /// As [`Dataset::load_names`].
+    pub fn ids_of<'a>(
+        &self,
+        wanted: Wanted<'a>,
+        watch: &mut dyn Watch,
+    ) -> Result<Cow<'a, [SampleId]>> {
+        let names = match wanted {
+            Wanted::Ids(ids) => return Ok(ids.into()),
+            Wanted::Names(names) => names,
+        };
+        self.load_names(watch)?;
+        let found = names.iter().map(|name| Ok(self.directory().lookup(name)?.unwrap_or(NOBODY)));
+        found.collect()
+    }
+
     /// Reads samples on the calling thread, which polls until all have arrived.
     ///
     /// # Errors
@@ -199,15 +218,7 @@ impl Dataset {
         on_error: OnError,
         watch: &mut dyn Watch,
     ) -> Result<Read> {
-        let found;
-        let ids = match wanted {
-            Wanted::Ids(ids) => ids,
-            Wanted::Names(names) => {
-                self.load_names(watch)?;
-                found = self.ids_of(names)?;
-                &found
-            }
-        };
+        let ids = &*self.ids_of(wanted, watch)?;
         if on_error == OnError::Raise
             && let Some(index) = ids.iter().position(|&id| !self.directory().is_live(id))
         {
@@ -245,11 +256,6 @@ impl Dataset {
     /// `Stale`: a state of another generation.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
         Loader::new(self.clone(), options)
-    }
-
-    fn ids_of(&self, names: &[&[u8]]) -> Result<Vec<SampleId>> {
-        let found = names.iter().map(|name| Ok(self.directory().lookup(name)?.unwrap_or(NOBODY)));
-        found.collect()
     }
 
     /// Why there is nothing at position `index` of what is wanted.
@@ -302,7 +308,7 @@ impl std::fmt::Debug for Dataset {
 }
 
 /// No sample has this id: there are at most 2^40.
-const NOBODY: SampleId = SampleId(u64::MAX);
+pub const NOBODY: SampleId = SampleId(u64::MAX);
 
 /// Readers kept for the next call; each has queue pairs and a window of memory.
 const MAX_IDLE_READERS: usize = 16;

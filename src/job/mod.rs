@@ -43,7 +43,7 @@ mod state_file;
 mod stats;
 
 pub use crate::reader::Watch;
-pub use dataset::{Dataset, OnError, Options, Read, Wanted};
+pub use dataset::{Dataset, NOBODY, OnError, Options, Read, Wanted};
 pub use loader::Loader;
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};

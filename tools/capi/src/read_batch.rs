@@ -87,29 +87,20 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         DLFS_ON_ERROR_SKIP | DLFS_ON_ERROR_KEEP => false,
         other => return Err(unknown("on_error", other)),
     };
-    let mut names = Vec::new();
+    let (mut given, mut names) = (Vec::new(), Vec::new());
     // SAFETY: the caller's promise.
     unsafe {
-        if !request.names.is_null() {
+        if request.names.is_null() {
+            let ids: &[u64] = array(request.ids, request.count, "ids")?;
+            given.extend(ids.iter().map(|&id| SampleId(id)));
+        } else {
             for &name in array(request.names, request.count, "names")? {
                 names.push(text(name, "a name")?);
             }
-            mount.dataset.load_names(&mut mount.stop.clone())?;
         }
     }
-    let ids: Vec<SampleId> = match request.names.is_null() {
-        // SAFETY: the caller's promise.
-        true => unsafe { array(request.ids, request.count, "ids")? }
-            .iter()
-            .map(|&id| SampleId(id))
-            .collect(),
-        false => {
-            let directory = mount.dataset.directory();
-            let ids = names.iter().map(|name| directory.lookup(name));
-            let ids: Result<Vec<_>, _> = ids.map(|id| Ok(id?.unwrap_or(NOBODY))).collect();
-            ids.map_err(|error: dlfs::format::FormatError| dlfs::Error::from(error))?
-        }
-    };
+    let wanted = if request.names.is_null() { Wanted::Ids(&given) } else { Wanted::Names(&names) };
+    let ids = mount.dataset.ids_of(wanted, &mut mount.stop.clone())?;
     let fields = mount.dataset.fields().len();
     let mut sink = Sink {
         stop: mount.stop,
@@ -119,7 +110,6 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         fields,
     };
     let on_error = if raise { OnError::Raise } else { OnError::Blank };
-    let wanted = if names.is_empty() { Wanted::Ids(&ids) } else { Wanted::Names(&names) };
     let read = mount.dataset.read(wanted, on_error, &mut sink)?;
     let mut failures = read.failures.iter().peekable();
     let mut items = Vec::with_capacity(ids.len());
@@ -245,6 +235,3 @@ impl Sink {
         }
     }
 }
-
-/// No sample has this id.
-const NOBODY: SampleId = SampleId(u64::MAX);

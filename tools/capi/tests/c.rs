@@ -350,18 +350,21 @@ fn the_examples_do_what_they_say() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let bytes: usize = (0..180).map(|id| id * 37 % 5000).sum();
+    let target = source.serve();
     for how in How::all() {
         let epoch = Program::build(prefix, &here().join("examples/epoch.c"), how);
-        let state = source.path("run.json");
-        let out = epoch.run(&[&source.address(), "50", "2", state.to_str().unwrap()]);
-        let line = format!("180 samples, {bytes} bytes, labels add up to 180");
-        assert_eq!(out.matches(&line).count(), 2, "{out}");
-        let again = epoch.run(&[&source.address(), "50", "2", state.to_str().unwrap()]);
-        assert_eq!(again, "", "the state says that all is read");
-        fs::remove_file(state).unwrap();
         let files = Program::build(prefix, &here().join("examples/files.c"), how);
-        let out = files.run(&[&source.address(), "class1"]);
-        assert!(out.starts_with("class1/0000 has 2220 bytes\n60 samples, "), "{out}");
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            let state = source.path("run.json");
+            let out = epoch.run(&[&address, "50", "2", state.to_str().unwrap()]);
+            let line = format!("180 samples, {bytes} bytes, labels add up to 180");
+            assert_eq!(out.matches(&line).count(), 2, "{out}");
+            let again = epoch.run(&[&address, "50", "2", state.to_str().unwrap()]);
+            assert_eq!(again, "", "the state says that all is read");
+            fs::remove_file(state).unwrap();
+            let out = files.run(&[&address, "class1"]);
+            assert!(out.starts_with("class1/0000 has 2220 bytes\n60 samples, "), "{out}");
+        }
     }
 }
 
