@@ -16,7 +16,7 @@ use crate::error::{raise, raise_index, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
 use crate::options::open_options;
 use crate::watch::{detached, try_detached};
-use crate::{names, numpy};
+use crate::{log, names, numpy};
 
 /// An open data set: a sequence of samples. `dlfs.open` makes it.
 ///
@@ -42,6 +42,7 @@ impl Dataset {
         let py = address.py();
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let (parsed, options) = (addresses(address)?, open_options(&given)?);
+        log::install(py)?;
         let dataset = detached(py, |watch| job::Dataset::open(&parsed, &options, watch))?;
         let address = address.clone().unbind();
         Ok(Dataset { dataset: RwLock::new(Some(dataset)), address, options: given.unbind() })
@@ -151,8 +152,8 @@ impl Dataset {
         names::tuple(py, self.dataset(py)?.classes())
     }
 
-    /// Names of the fields of a sample, in the order of Batch.field; one empty name where samples are
-    /// not divided.
+    /// Names of the fields of a sample, in the order of Batch.field; empty where samples are not divided,
+    /// and field 0 is the whole sample then.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.fields())

@@ -1,7 +1,7 @@
 //! The native half of the Python package `dlfs`. Thin: what it does, the library does.
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`; `batch.rs`, `dataset.rs` and
-//! `loader.rs` are the classes; `error.rs` makes exceptions. The Python half lies beside, in
+//! `loader.rs` are the classes; `error.rs` makes exceptions, `log.rs` hands warnings to `logging`. The Python half lies beside, in
 //! `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
@@ -9,6 +9,7 @@ mod dataset;
 mod error;
 mod ffi;
 mod loader;
+mod log;
 mod names;
 mod numpy;
 mod options;
@@ -36,6 +37,12 @@ mod _dlfs {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("NO_LABEL", super::batch::NO_LABEL)
+    }
+
+    /// Hands what the library has warned of to `logging`. Every call does that too.
+    #[pyfunction]
+    fn flush_log(py: Python<'_>) -> PyResult<()> {
+        super::log::hand_over(py)
     }
 
     /// Runs the command `dlfs` with `arguments`, the program's name first; returns its exit code.

@@ -12,6 +12,7 @@ use pyo3::types::{PyDict, PyString};
 use crate::batch::{Absent, Batch};
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
+use crate::log;
 use crate::options::loader_options;
 use crate::watch::detached;
 
@@ -118,9 +119,9 @@ impl Loader {
         Ok(dict)
     }
 
-    /// Ends waits of other threads, and stops reading. Batches stay valid.
-    fn close(&self) {
-        self.loader.close();
+    /// Ends waits of other threads, and reads no further. Batches stay valid.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.loader.close());
     }
 
     /// The data set.
@@ -161,6 +162,7 @@ impl Epoch {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
+        log::hand_over(py)?;
         let loader = &self.loader.get().loader;
         if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
             return Ok(None);

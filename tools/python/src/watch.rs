@@ -5,6 +5,7 @@ use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use crate::error::raise;
+use crate::log;
 
 /// Ends a wait when a Python signal handler raises.
 #[derive(Default)]
@@ -15,7 +16,10 @@ pub(crate) struct Signals {
 impl Watch for Signals {
     fn goes_on(&mut self) -> bool {
         // None: the interpreter is ending, and nobody waits for the answer any more.
-        let checked = Python::try_attach(|py| py.check_signals());
+        let checked = Python::try_attach(|py| {
+            py.check_signals()?;
+            log::hand_over(py)
+        });
         match checked {
             Some(Ok(())) => true,
             Some(Err(error)) => {
@@ -40,6 +44,7 @@ pub(crate) fn try_detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
 ) -> PyResult<Result<T, Error>> {
+    log::hand_over(py)?; // before the work, of which nothing may be lost
     let mut signals = Signals::default();
     let result = py.detach(|| work(&mut signals));
     match (result, signals.raised) {

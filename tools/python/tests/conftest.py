@@ -101,6 +101,16 @@ def address(request, image):
     return image if request.param == "file" else request.getfixturevalue("served")
 
 
+def damaged(image, tmp_path, source, id):
+    """A copy of the image in which one sample is not what it was."""
+    data = bytearray(open(image, "rb").read())
+    at = data.find(source.contents[id])
+    assert at > 0
+    data[at] ^= 1
+    (tmp_path / "damaged.dlfs").write_bytes(data)
+    return tmp_path / "damaged.dlfs"
+
+
 @pytest.fixture
 def ds(image):
     with dlfs.open(image) as dataset:

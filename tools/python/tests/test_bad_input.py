@@ -2,13 +2,12 @@
 
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import dlfs
-from conftest import command, target, wait_until
+from conftest import command, damaged, target, wait_until
 
 
 @pytest.mark.parametrize(
@@ -136,16 +135,6 @@ def test_out_that_is_too_small_or_of_another_type(ds, source):
             ds.read_batch([1], out=out)
 
 
-def damaged(image, tmp_path, source, id):
-    """A copy of the image in which one sample is not what it was."""
-    data = bytearray(open(image, "rb").read())
-    at = data.find(source.contents[id])
-    assert at > 0
-    data[at] ^= 1
-    (tmp_path / "damaged.dlfs").write_bytes(data)
-    return tmp_path / "damaged.dlfs"
-
-
 def test_damage_is_never_handed_out(image, source, tmp_path):
     id = next(i for i in range(len(source)) if len(source.contents[i]) > 4000)
     with dlfs.open(damaged(image, tmp_path, source, id)) as ds:
@@ -186,14 +175,13 @@ def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
         first = next(batches)
         child.kill()
         child.wait()
-        began = time.monotonic()
-        with pytest.raises((dlfs.Disconnected, dlfs.Refused, dlfs.TimedOut)) as error:
+        # The connection's end, long before the deadlines of calls.
+        with pytest.raises((dlfs.Disconnected, dlfs.Refused)) as error:
             for _ in batches:
                 pass
-        assert time.monotonic() - began < 30
         assert address.split("/")[2] in str(error.value), "it says which target"
         assert len(bytes(first[0])) == len(first[0]), "what was read stays"
-        with pytest.raises((dlfs.Disconnected, dlfs.Refused, dlfs.TimedOut)):
+        with pytest.raises((dlfs.Disconnected, dlfs.Refused)):
             ds[0]
         ds.close()
 
@@ -222,13 +210,31 @@ def test_a_frozen_target_ends_a_read_at_its_deadline(image):
         loader = dlfs.Loader(ds, 4, deadline=1.0)
         child.send_signal(signal.SIGSTOP)
         for wait in (lambda: ds[0], lambda: next(iter(loader))):
-            began = time.monotonic()
             with pytest.raises(dlfs.TimedOut):
                 wait()
-            assert time.monotonic() - began < 20
         child.send_signal(signal.SIGCONT)
         assert len(next(iter(loader))) == 4, "after it was late, a loader goes on"
         ds.close()
+
+
+def test_a_loader_may_be_closed_while_it_connects(image):
+    with target(image) as (child, address):
+        loader = dlfs.Loader(dlfs.open(address), 4)
+        child.send_signal(signal.SIGSTOP)
+        raised = []
+
+        def wait():
+            try:
+                next(iter(loader))
+            except dlfs.Error as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        loader.close()
+        thread.join(50)  # less than a call may take
+        assert not thread.is_alive() and "closed" in raised[0]
+        child.send_signal(signal.SIGCONT)
 
 
 def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):

@@ -1,0 +1,143 @@
+//! What the library warns of, handed to Python's `logging` by the next call that comes.
+//!
+//! A thread of the library must never wait for the interpreter, which may be waiting for that thread. So
+//! it only leaves its text here, and threads of Python fetch it: at the begin of each call, at every tick
+//! of one that waits, and when the interpreter ends.
+
+use std::collections::VecDeque;
+use std::fmt::{Debug, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, TryLockError};
+
+use pyo3::prelude::*;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+/// From now on warnings go to the logger "dlfs", unless the program has another place for them.
+pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
+    static INSTALLED: Once = Once::new();
+    if INSTALLED.is_completed() {
+        return Ok(());
+    }
+    // In this order: `logging` ends after what was registered behind it.
+    py.import("logging")?;
+    let last = py.import("dlfs._dlfs")?.getattr("flush_log")?;
+    py.import("atexit")?.call_method1("register", (last,))?;
+    // An error says that a subscriber is there already.
+    INSTALLED.call_once(|| drop(tracing::subscriber::set_global_default(Collector)));
+    Ok(())
+}
+
+/// Gives what was left to `logging`.
+///
+/// # Errors
+/// Whatever a signal handler raises meanwhile.
+pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
+    if !SOME.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    SOME.store(false, Ordering::Release);
+    let logger = py.import("logging")?.call_method1("getLogger", ("dlfs",))?;
+    while let Some(record) = with_records(VecDeque::pop_front).flatten() {
+        if record.pid == std::process::id() {
+            logger.call_method1("log", (record.level, "%s", record.text))?;
+        }
+    }
+    Ok(())
+}
+
+struct Record {
+    /// Who left it: a forked child does not repeat its parent.
+    pid: u32,
+    level: u8,
+    text: String,
+}
+
+/// The newest records that nobody has fetched.
+static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
+
+/// Whether there are any.
+static SOME: AtomicBool = AtomicBool::new(false);
+
+/// `None` where the lock does not come free: a fork may have left it locked, and then warnings are lost,
+/// not the process.
+fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
+    for _ in 0..PATIENCE {
+        match RECORDS.try_lock() {
+            Ok(mut records) => return Some(work(&mut records)),
+            Err(TryLockError::Poisoned(records)) => return Some(work(&mut records.into_inner())),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    None
+}
+
+/// Takes events of the library, of no more than a few a second; there are no spans in it.
+struct Collector;
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= Level::INFO
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let level = match *event.metadata().level() {
+            Level::ERROR => 40,
+            Level::WARN => 30,
+            _ => 20,
+        };
+        let mut text = Text::default();
+        event.record(&mut text);
+        let record = Record { pid: std::process::id(), level, text: text.whole() };
+        with_records(|records| {
+            if records.len() == MAX_RECORDS {
+                records.pop_front();
+            }
+            records.push_back(record);
+        });
+        SOME.store(true, Ordering::Release);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// The sentence of an event, and its fields behind it in brackets.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Text {
+    fn whole(self) -> String {
+        match &*self.fields {
+            "" => self.message,
+            fields => format!("{} ({fields})", self.message),
+        }
+    }
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let written = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            let comma = if self.fields.is_empty() { "" } else { ", " };
+            write!(self.fields, "{comma}{}: {value:?}", field.name())
+        };
+        written.expect("a String takes everything");
+    }
+}
+
+/// More are forgotten, the oldest first.
+const MAX_RECORDS: usize = 256;
+
+/// How often a lock that is held for a few instructions is tried.
+const PATIENCE: usize = 1000;
