@@ -99,9 +99,52 @@ def test_an_iterable_data_set_gives_every_sample_once(ds, source, workers, order
     epochs = [check_epoch(loader, source) for _ in range(2)]
     assert data.num_batches(workers) == sum(1 for _ in loader)
     assert epochs[0] != epochs[1], "another epoch, another order"
-    data.set_epoch(0)
-    if workers == 0:
-        assert check_epoch(loader, source) == epochs[0]
+
+
+@pytest.mark.parametrize(
+    "method, persistent", [(None, False), ("fork", False), ("fork", True), ("spawn", True)]
+)
+def test_set_epoch_reaches_workers_that_stay_and_those_that_come(ds, method, persistent):
+    data = dlfs.torch.IterableDataset(ds, 32, seed=3, transform=ids_and_epoch)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=2 if method else 0, persistent_workers=persistent,
+        multiprocessing_context=method,
+    )
+
+    def epoch(number):
+        data.set_epoch(number)
+        found = list(loader)
+        assert {epoch for _, epoch in found} == {number}
+        return sorted(found)
+
+    seen = [epoch(number) for number in (0, 1, 5, 1)]
+    assert seen[1] == seen[3] and seen[0] != seen[1] != seen[2]
+    for found in seen:
+        assert sorted(id for ids, _ in found for id in ids) == list(range(len(ds)))
+    with pytest.raises(dlfs.InvalidArgument):
+        data.set_epoch(-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_reaches_workers_that_stay(ds, workers):
+    whole = dlfs.Loader(ds, 32, seed=3)
+    whole.set_epoch(4)
+    front = [id for batch in itertools.islice(whole, 5) for id in batch.ids.tolist()]
+    data = dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_and_epoch)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=workers, persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
+    assert len(list(loader)) == data.num_batches(workers), "the workers are there"
+    data.load_state_dict(whole.state_dict())
+    data.set_epoch(4)  # as a training loop does: it must not lose the place
+    rest = [id for ids, _ in loader for id in ids]
+    assert sorted(front + rest) == list(range(len(ds)))
+    assert {epoch for _, epoch in loader} == {5}, "and on to the next"
+
+
+def ids_and_epoch(batch):
+    return batch.ids.tolist(), batch.epoch
 
 
 def test_a_transform_makes_what_a_batch_becomes(ds, source):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 import torch.utils.data
 
-from . import Batch, IndexOutOfRange, Loader, Order
+from . import Batch, IndexOutOfRange, InvalidArgument, Loader, Order
 from . import Dataset as _Dataset
 from ._dlfs import Sampler as _Ids
 
@@ -149,8 +149,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     An item is transform(batch), `batch` a dlfs.Batch; without a transform it is the Batch itself, or a
     TensorBatch where a worker process has to send it. `options` are those of dlfs.Loader. With N
-    workers each takes every N-th sample of this rank's share. set_epoch, state_dict and
-    load_state_dict are those of the Loader; a state of N workers goes on with N workers.
+    workers each takes every N-th sample of this rank's share.
+
+    set_epoch, state_dict and load_state_dict are those of the Loader, and reach worker processes at
+    their next epoch, also persistent ones. Without set_epoch persistent workers, and a DataLoader
+    without workers, go from one epoch to the next; workers that are started anew for each epoch begin
+    with the same one each time. What workers have read is theirs to tell: StatefulDataLoader asks them.
     """
 
     def __init__(
@@ -170,8 +174,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._place = (rank, world_size)
         self._loader: Loader | None = None
         self._share = (0, 1)
+        # What a StatefulDataLoader has given this worker.
         self._state: Mapping[str, Any] | None = None
-        self._epoch: int | None = None
+        # How often the run was moved from outside, to which epoch, and behind how many samples of it:
+        # in shared memory, where workers look at the begin of each epoch.
+        self._moves = _share(torch.zeros(3, dtype=torch.int64))
+        self._followed = 0
+        self._resumed: int | None = None
         self._whole = self._make((0, 1))  # refuses what cannot be now, not in a worker
 
     def _make(self, share: tuple[int, int]) -> Loader:
@@ -189,17 +198,20 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         share = (0, 1) if info is None else (info.id, info.num_workers)
         if self._loader is None or share != self._share:
             self._loader = self._whole if share == (0, 1) else self._make(share)
-            self._share = share
+            self._share, self._followed = share, 0
+        moves, epoch, consumed = self._moves.tolist()
         if self._state is not None:
             self._loader.load_state_dict(self._state)
             self._state = None
-        if self._epoch is not None:
-            self._loader.set_epoch(self._epoch)
-            self._epoch = None
+        elif moves != self._followed:
+            place = {"epoch": epoch, "consumed": consumed}
+            self._loader.load_state_dict({**self._loader.state_dict(), **place})
+        self._followed = moves
         return self._loader
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._current()
+        self._resumed = None
         for batch in loader:
             if self.transform is not None:
                 yield self.transform(batch)
@@ -218,9 +230,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return sum(len(self._make((worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the begin of `epoch`. With persistent workers it reaches them only at their start:
-        they go through one epoch after the other by themselves."""
-        self._epoch = epoch
+        """Goes to the begin of `epoch` at the next iteration, in worker processes too. Right after
+        load_state_dict, the epoch of the state goes on where the state says."""
+        if epoch != self._resumed:
+            self._move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this process stands."""
@@ -229,10 +242,25 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` says, at the next iteration. Raises what Loader.load_state_dict does."""
         self._whole.load_state_dict(state)
-        self._state, self._epoch = dict(state), None
+        if torch.utils.data.get_worker_info() is not None:
+            self._state = dict(state)  # this worker's own
+            return
+        place = self._whole.state_dict()
+        self._move(place["epoch"], place["consumed"])
+        self._resumed = place["epoch"]
+
+    def _move(self, epoch: int, consumed: int) -> None:
+        if epoch < 0:
+            raise InvalidArgument(f"there is no epoch {epoch}")
+        self._moves.copy_(torch.tensor([int(self._moves[0]) + 1, epoch, consumed]))
+        self._resumed = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loader": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _share(self._moves)  # a plain copy, as of pickle alone, has workers of its own
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -335,6 +363,10 @@ class Sampler(torch.utils.data.Sampler[int]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As BatchSampler.load_state_dict."""
         self._batches.load_state_dict(state)
+
+
+# torch has no types for it.
+_share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
