@@ -21,11 +21,16 @@ HERE = Path(__file__).resolve().parent
 STUBS = HERE.parent.parent.parent / "benches" / "peers" / "mkstubs.py"
 TORCH = ["torch==2.15.0", "torchdata==0.11.0"]
 CUDA = ["nvidia-cuda-runtime<13.3", "nvidia-cuda-cupti", "nvidia-cufile"]
+# They too would bring torch's libraries along; what else they need is in requirements.txt. Together 3 MB.
+TRAINERS = [
+    "lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3",
+    "torchmetrics==1.9.0", "accelerate==1.15.0",
+]
 
 
 def main():
     folder = Path(sys.argv[1])
-    state = hashlib.sha256((HERE / "requirements.txt").read_bytes() + repr((TORCH, CUDA)).encode())
+    state = hashlib.sha256((HERE / "requirements.txt").read_bytes() + repr((TORCH, CUDA, TRAINERS)).encode())
     done = folder / "done"
     if done.exists() and done.read_text() == state.hexdigest():
         return
@@ -41,7 +46,7 @@ def install_torch(folder):
     if not all(shutil.which(program) for program in ("gcc", "objdump")):
         print("torch is left out: link stubs need gcc and objdump", flush=True)
         return
-    pip(folder, "--no-deps", *TORCH, *CUDA)
+    pip(folder, "--no-deps", *TORCH, *CUDA, *TRAINERS)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout

@@ -114,6 +114,14 @@ def test_deleted_samples_leave_ids_and_indices_apart(source, tmp_path):
             ds.read_batch([1])
 
 
+def test_a_sample_that_is_not_divided_is_its_field_0(ds, source):
+    assert ds.fields == ()
+    batch = ds.read_batch([3, 5])
+    assert [bytes(view) for view in batch.field(0)] == [source.contents[3], source.contents[5]]
+    with pytest.raises(dlfs.NotFound):
+        batch.field(1)
+
+
 def test_fields_of_a_sample_are_read_at_once(tmp_path):
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for i in range(8):

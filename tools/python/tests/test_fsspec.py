@@ -98,3 +98,46 @@ def test_pandas_and_pyarrow_read_through_it(tmp_path):
     assert found.equals(table)
     fs = fsspec.filesystem("dlfs", **options)
     assert dataset.dataset("part", filesystem=fs, format="parquet").count_rows() == 300
+
+
+def test_hf_datasets_reads_through_it(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="HF datasets is not installed")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    from conftest import command
+
+    (tmp_path / "src" / "part").mkdir(parents=True)
+    for part in range(3):
+        table = pandas.DataFrame({"x": range(100 * part, 100 * part + 100)})
+        table.to_parquet(tmp_path / "src" / "part" / f"{part}.parquet")
+    command("import", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
+    given = {
+        "data_files": "dlfs://part/*.parquet", "split": "train",
+        "storage_options": {"address": str(tmp_path / "t.dlfs")},
+    }
+    stream = datasets.load_dataset("parquet", streaming=True, **given)
+    assert [row["x"] for row in stream] == list(range(300))
+    loaded = datasets.load_dataset("parquet", cache_dir=str(tmp_path / "cache"), **given)
+    assert loaded["x"][:] == list(range(300))
+
+
+def test_webdataset_reads_shards_through_it(tmp_path):
+    wds = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    import io
+    import tarfile
+
+    from conftest import command
+
+    (tmp_path / "src").mkdir()
+    for shard in range(2):
+        with tarfile.open(tmp_path / "src" / f"train-{shard:03}.tar", "w") as tar:
+            for i in range(8):
+                data = f"caption {shard} {i}".encode()
+                member = tarfile.TarInfo(f"{i:03}.txt")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    command("import", "--from", "folder", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
+    fs = fsspec.filesystem("dlfs", address=str(tmp_path / "t.dlfs"))
+    wds.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=8192, **_: fs.open(url, mode)
+    urls = ["dlfs://train-000.tar", "dlfs://train-001.tar"]
+    found = [sample["txt"].decode() for sample in wds.WebDataset(urls, shardshuffle=False)]
+    assert found == [f"caption {shard} {i}" for shard in range(2) for i in range(8)]

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from conftest import wait_until
+
 README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
 NEEDS = ("torch", "PIL", "fsspec")
 
@@ -22,6 +24,11 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def accepts(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
@@ -40,6 +47,8 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch):
             elif code.rstrip().endswith("&"):
                 command = ["bash", "-c", "exec " + code.rstrip()[:-1]]
                 background.append(subprocess.Popen(command, env={**os.environ, "PATH": path}))
+                # A reader takes longer to the next block than a target to its port; a test does not.
+                wait_until(lambda: accepts(int(port)), "the target's start")
             else:
                 subprocess.run(
                     ["bash", "-ec", code], check=True, timeout=60, env={**os.environ, "PATH": path}

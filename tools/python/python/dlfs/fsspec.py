@@ -1,9 +1,11 @@
-"""dlfs for fsspec: the read-only file system dlfs://, by which pandas, pyarrow, HF datasets read.
+"""dlfs for fsspec: the read-only file system dlfs://, by which pandas, pyarrow and others read.
 
     fs = fsspec.filesystem("dlfs", address="nvme-tcp://10.0.0.2/nqn.2026-11.io.dlfs:train")
     fs.ls("n01440764")
     fs.cat(["n01440764/1.jpg", "n01440764/2.jpg"])              # one batch read
     pandas.read_parquet("dlfs://table.parquet", storage_options={"address": "table.dlfs"})
+    datasets.load_dataset("parquet", data_files="dlfs://part/*.parquet", storage_options=...)
+    webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
 Paths are names of samples; `address` and the other options are those of dlfs.open.
 """
