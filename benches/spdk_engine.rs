@@ -1,85 +1,202 @@
-//! The engine by SPDK against the least C loop over the same SPDK calls, and our host against SPDK's, on
-//! SPDK's target.
+//! SPDK beside dlfs, all on SPDK's target or read by SPDK's programs: the engine by SPDK against the least C
+//! loop over the same SPDK calls, our TCP host against that loop, our target against SPDK's.
 //!
 //! ```text
-//! SPDK_DIR=... cargo bench --features spdk --bench spdk_engine [-- ROUNDS [SECONDS]]
+//! SPDK_DIR=... cargo bench --features spdk --bench spdk_engine [-- ROUNDS [SECONDS [ROWS]]]
 //! ```
-//! The target has processor 0, the reader processor 1. Each row's sides run in turn, ROUNDS times (5) for
-//! SECONDS (2) each, and the medians are compared. Other work on the machine makes all of it worthless.
+//! Targets have processor 0, readers processor 1; a target that nobody reads from sleeps. Each row's sides run
+//! in turn, ROUNDS times (5) for SECONDS (1) each, every other round the other way round. A row is the median
+//! of the rounds' ratios with its 90 % bootstrap interval. ROWS: parts of names, with commas. Other work on
+//! the machine makes all of it worthless.
 
 #[path = "../tests/support/nvmf_tgt.rs"]
 #[allow(dead_code, unreachable_pub)] // what the tests need beside
 mod nvmf_tgt;
+#[path = "side_by_side/stats.rs"]
+#[allow(dead_code)] // what side_by_side needs beside
+mod stats;
 
 use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::buf::{HugePages, Pool, PoolOptions};
 use dlfs::nvme::{Address, SpdkAddress};
-use dlfs::qpair::{ConnectOptions, Io, IoOp, open};
-use dlfs::units::Lba;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{ConnectOptions, Device, Io, IoOp, open};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::{Lba, Nsid};
 use nvmf_tgt::{NQN, NvmfTgt};
+use stats::{Estimate, estimate, median};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    if let [side, address, io_bytes, depth, seconds] = &arguments[..]
-        && side == "--side"
-    {
-        let number = |text: &String| text.parse::<usize>().expect("a number");
-        println!(
-            "{:.0}",
-            reads_a_second(address, number(io_bytes), number(depth), number(seconds) as u64)
-        );
-        return;
-    }
-    let number = |at: usize, default: usize| {
-        arguments.get(at).map_or(default, |text| text.parse().expect("a number"))
-    };
-    compare(number(0, 5), number(1, 2));
-}
-
-fn compare(rounds: usize, seconds: usize) {
-    let Some(target) = NvmfTgt::start(256, 4096) else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let c_loop = compile(folder.path());
-    let ours = std::env::current_exe().expect("this program");
-    let this = |address: &Address| vec!["--side".to_owned(), address.to_string()];
-    println!("{:<34} {:>10} {:>10} {:>6}", "reads a second", "ours", "theirs", "ratio");
-    let rows = [
-        ("engine / C loop, vfio-user", target.vfio_user(), target.vfio_user()),
-        ("engine / C loop, TCP", target.spdk_tcp(), target.spdk_tcp()),
-        ("our TCP host / C loop, TCP", target.tcp(), target.spdk_tcp()),
-    ];
-    for (name, mine, theirs) in &rows {
-        for (io_bytes, depth) in [(4096, 1), (4096, 32), (4096, 127), (131_072, 8), (131_072, 32)] {
-            let (mut one, mut two) = (Vec::new(), Vec::new());
-            let shape = [io_bytes.to_string(), depth.to_string(), seconds.to_string()];
-            for _ in 0..rounds {
-                one.push(run(&ours, this(mine), &shape));
-                two.push(run(&c_loop, vec![trid(theirs)], &shape));
-            }
-            let (one, two) = (median(one), median(two));
-            let row = format!("{name}, {} KiB, {depth}", io_bytes >> 10);
-            println!("{row:<34} {one:>10.0} {two:>10.0} {:>6.2}", one / two);
+    let number = |text: &String| text.parse::<usize>().expect("a number");
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--serve"] => serve(),
+        ["--side", address, ..] => {
+            let [io_bytes, depth, seconds] = [2, 3, 4].map(|at| number(&arguments[at]));
+            println!("{:.0}", reads_a_second(address, io_bytes, depth, seconds as u64));
+        }
+        _ => {
+            let at = |at: usize, default| arguments.get(at).map_or(default, number);
+            let rows = arguments.get(2).map_or("", String::as_str);
+            compare(at(0, 5), at(1, 1), rows);
         }
     }
 }
 
-/// What a program prints, on processor 1.
-fn run(program: &Path, mut arguments: Vec<String>, shape: &[String]) -> f64 {
-    arguments.extend_from_slice(shape);
-    let output = Command::new("taskset").args(["-c", "1"]).arg(program).args(arguments).output();
-    let output = output.expect("taskset runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last = text.lines().last().and_then(|line| line.parse().ok());
-    last.unwrap_or_else(|| panic!("{output:?}"))
+/// Who reads from what.
+enum Side {
+    /// This program, through the engine that the address chooses.
+    Ours(Address),
+    /// The C loop over SPDK.
+    Loop(Address),
+    /// `spdk_nvme_perf`.
+    Perf(Address),
 }
 
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+fn compare(rounds: usize, seconds: usize, wanted: &str) {
+    let Some(spdks) = NvmfTgt::start_as_shipped(REGION_MIB, 4096) else { return };
+    spdks.freeze(true);
+    let (ours, at_ours) = our_target();
+    let programs = Programs {
+        this: std::env::current_exe().expect("this program"),
+        c_loop: compile(),
+        perf: nvmf_tgt::program("spdk_nvme_perf").expect("it is installed beside nvmf_tgt"),
+    };
+    let (tcp, by_spdk, vfio_user) = (spdks.tcp(), spdks.spdk_tcp(), spdks.vfio_user());
+    let shapes = [(4096, 1), (4096, 32), (4096, 128), (131_072, 8), (131_072, 32)];
+    let rows = [
+        ("engine vfio-user", Side::Ours(vfio_user.clone()), Side::Loop(vfio_user)),
+        ("engine TCP", Side::Ours(by_spdk.clone()), Side::Loop(by_spdk.clone())),
+        ("our TCP host", Side::Ours(tcp.clone()), Side::Loop(by_spdk)),
+        ("our target", Side::Perf(at_ours), Side::Perf(tcp)),
+    ];
+    println!("reads a second, {rounds} rounds of {seconds} s; the other: SPDK");
+    println!(
+        "| {:<33} | {:>9} | {:>9} | {:>5} | {:<12} |",
+        "", "dlfs", "the other", "ratio", "90 %"
+    );
+    println!("|{:-<35}|{:->11}|{:->11}|{:->7}|{:-<14}|", "", "", "", "", "");
+    for (name, mine, theirs) in &rows {
+        for (io_bytes, depth) in shapes {
+            let name = format!("{name}, {} KiB, depth {depth}", io_bytes >> 10);
+            if !wanted.split(',').any(|part| name.contains(part)) {
+                continue;
+            }
+            let (mut one, mut two) = (Vec::new(), Vec::new());
+            for round in 0..rounds {
+                let shape = [io_bytes.to_string(), depth.to_string(), seconds.to_string()];
+                let mut first = || one.push(programs.run(mine, &spdks, &shape));
+                let mut second = || two.push(programs.run(theirs, &spdks, &shape));
+                if round % 2 == 0 {
+                    (first(), second());
+                } else {
+                    (second(), first());
+                }
+            }
+            let ratios: Vec<f64> = one.iter().zip(&two).map(|(one, two)| one / two).collect();
+            let Estimate { median: ratio, low, high } = estimate(&ratios, 1).expect("rounds");
+            let (one, two) = (median(one), median(two));
+            println!(
+                "| {name:<33} | {one:>9.0} | {two:>9.0} | {ratio:>5.2} | {low:.2} to {high:.2} |"
+            );
+        }
+    }
+    spdks.freeze(false);
+    drop(ours);
+}
+
+/// Where the programs are.
+struct Programs {
+    this: PathBuf,
+    c_loop: PathBuf,
+    perf: PathBuf,
+}
+
+impl Programs {
+    /// Reads a second by one side, on processor 1; SPDK's target is awake if it is the one.
+    fn run(&self, side: &Side, spdks: &NvmfTgt, shape: &[String; 3]) -> f64 {
+        let [io_bytes, depth, seconds] = shape;
+        let mut command = Command::new("taskset");
+        command.args(["-c", "1"]);
+        let address = match side {
+            Side::Ours(address) => {
+                command.arg(&self.this).arg("--side").arg(address.to_string()).args(shape);
+                address
+            }
+            Side::Loop(address) => {
+                command.arg(&self.c_loop).arg(trid(address)).args(shape);
+                address
+            }
+            Side::Perf(address) => {
+                command.arg(&self.perf).args(["-c", "0x2", "--no-huge", "-s", "256"]);
+                command.args(["-w", "randread", "-q", depth, "-o", io_bytes, "-t", seconds]);
+                command.arg("-r").arg(trid(address) + " hostnqn:nqn.2026-11.io.dlfs:bench");
+                address
+            }
+        };
+        let is_spdks = address.to_string().contains(NQN);
+        if is_spdks {
+            spdks.freeze(false);
+        }
+        let output = command.output().expect("taskset runs");
+        if is_spdks {
+            spdks.freeze(true);
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let figure = match side {
+            // Total   : IOPS MiB/s average min max
+            Side::Perf(_) => text.lines().find_map(|line| {
+                let rest = line.trim().strip_prefix("Total")?.trim_start_matches([' ', ':']);
+                rest.split_whitespace().next()?.parse().ok()
+            }),
+            _ => text.lines().last().and_then(|line| line.parse().ok()),
+        };
+        figure.unwrap_or_else(|| panic!("{command:?}: {output:?}"))
+    }
+}
+
+/// Our target as a process of its own on processor 0, ended on drop.
+struct OurTarget(Child);
+
+impl Drop for OurTarget {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // it may have ended
+        let _ = self.0.wait();
+    }
+}
+
+fn our_target() -> (OurTarget, Address) {
+    let this = std::env::current_exe().expect("this program");
+    let mut command = Command::new("taskset");
+    command.args(["-c", "0"]).arg(this).arg("--serve").stdout(Stdio::piped());
+    let mut child = OurTarget(command.spawn().expect("taskset runs"));
+    let mut line = String::new();
+    let stdout = child.0.stdout.take().expect("piped");
+    BufReader::new(stdout).read_line(&mut line).expect("it says where it listens");
+    (child, line.trim().parse().expect("an address"))
+}
+
+/// Serves memory every page of which has been written: pages that never were are all one page, which every
+/// cache holds.
+fn serve() {
+    let device = MemNamespace::new(REGION_MIB << 20, 4096).expect("memory");
+    let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
+    for mib in 0..REGION_MIB {
+        io.write_at(mib << 20, &[mib as u8; 1 << 20]).expect("a write to memory");
+    }
+    let options = TargetOptions::new("nqn.2026-11.io.dlfs:ours".parse().expect("a name"));
+    let target = Target::bind(options, vec![Arc::new(device.read_only())]).expect("a free port");
+    println!("{}", target.address(Nsid(1)));
+    loop {
+        std::thread::park();
+    }
 }
 
 /// An address as SPDK writes it.
@@ -90,16 +207,22 @@ fn trid(address: &Address) -> String {
         }
         Address::Spdk(SpdkAddress::Tcp(tcp)) => {
             let (traddr, trsvcid) = (&tcp.traddr, tcp.trsvcid);
-            format!("trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{NQN}")
+            let subnqn = tcp.subnqn.as_str();
+            format!("trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{subnqn}")
         }
-        other => panic!("{other} has no C loop"),
+        Address::Tcp(tcp) => trid(&Address::Spdk(SpdkAddress::Tcp(tcp.clone()))),
+        other => panic!("SPDK's host is not asked to reach {other}"),
     }
 }
 
-/// The C loop, linked as `vendor/spdk-sys` links.
-fn compile(folder: &Path) -> PathBuf {
-    let program = folder.join("spdk_loop");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/spdk_loop.c");
+/// The C loop beside this program, linked as `vendor/spdk-sys` links; made when its source is newer.
+fn compile() -> PathBuf {
+    let program = std::env::current_exe().expect("this program").with_file_name("spdk_loop");
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/spdk_loop.c"));
+    let made = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
+    if made(&program).is_some_and(|at| Some(at) > made(source)) {
+        return program;
+    }
     let script = "\
         export PKG_CONFIG_PATH=\"${SPDK_DIR:+$SPDK_DIR/lib/pkgconfig:}$PKG_CONFIG_PATH\"; \
         whole=; rest=; \
@@ -150,3 +273,6 @@ fn reads_a_second(address: &str, io_bytes: usize, depth: usize, seconds: u64) ->
     }
     count as f64 / begin.elapsed().as_secs_f64()
 }
+
+/// Each target's memory.
+const REGION_MIB: u64 = 256;

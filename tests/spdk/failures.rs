@@ -31,7 +31,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         while started.elapsed() < Duration::from_millis(300) {
             pair.poll(Instant::now(), 64, &mut done);
         }
-        target.restart(8);
+        target.restart();
         while done.len() < 40 {
             pair.submit(&mut pending);
             pair.poll(Instant::now(), 64, &mut done);
@@ -48,7 +48,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
         assert!(started.elapsed() < Duration::from_secs(30), "{error:?}");
         drop((io, device));
-        target.restart(8);
+        target.restart();
     }
 }
 

@@ -15,6 +15,7 @@ pub struct NvmfTgt {
     child: Child,
     folder: tempfile::TempDir,
     port: u16,
+    memory_mib: u64,
 }
 
 /// The program `name` of SPDK's, below `SPDK_DIR` or on the path.
@@ -28,6 +29,15 @@ pub fn program(name: &str) -> Option<PathBuf> {
 impl NvmfTgt {
     /// A target with one namespace of `mib` MiB; says why when there is no such program.
     pub fn start(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
+        NvmfTgt::start_with(mib, block_len_bytes, true)
+    }
+
+    /// As [`NvmfTgt::start`], with pools as large as they are when nobody asks: a gigabyte beside the disk.
+    pub fn start_as_shipped(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
+        NvmfTgt::start_with(mib, block_len_bytes, false)
+    }
+
+    fn start_with(mib: u64, block_len_bytes: u64, is_small: bool) -> Option<NvmfTgt> {
         let Some(program) = program("nvmf_tgt") else {
             println!("SKIPPED: nvmf_tgt is neither below SPDK_DIR nor on the path");
             return None;
@@ -35,9 +45,11 @@ impl NvmfTgt {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         std::fs::create_dir(folder.path().join("vfu")).unwrap();
-        let config = config(folder.path(), port, mib, block_len_bytes);
+        let config = config(folder.path(), port, mib, block_len_bytes, is_small);
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        let mut target = NvmfTgt { child: spawn(&program, folder.path(), mib), folder, port };
+        let memory_mib = mib + if is_small { 128 } else { 1024 };
+        let child = spawn(&program, folder.path(), memory_mib);
+        let mut target = NvmfTgt { child, folder, port, memory_mib };
         target.wait_ready();
         Some(target)
     }
@@ -49,10 +61,10 @@ impl NvmfTgt {
     }
 
     /// Starts it again after [`NvmfTgt::kill`], with an empty disk of the same identity.
-    pub fn restart(&mut self, mib: u64) {
+    pub fn restart(&mut self) {
         let _ = std::fs::remove_dir_all(self.folder.path().join("vfu")); // what the dead one left
         std::fs::create_dir(self.folder.path().join("vfu")).unwrap();
-        self.child = spawn(&program("nvmf_tgt").unwrap(), self.folder.path(), mib);
+        self.child = spawn(&program("nvmf_tgt").unwrap(), self.folder.path(), self.memory_mib);
         self.wait_ready();
     }
 
@@ -146,12 +158,12 @@ impl Drop for NvmfTgt {
     }
 }
 
-fn spawn(program: &Path, folder: &Path, mib: u64) -> Child {
+fn spawn(program: &Path, folder: &Path, memory_mib: u64) -> Child {
     let log = std::fs::File::create(folder.join("log")).unwrap();
     Command::new(program)
         .current_dir(folder) // where a core file may lie
         .args(["-m", "0x1", "--no-huge", "-u", "--msg-mempool-size", "4095", "-s"])
-        .arg((mib + 128).to_string())
+        .arg(memory_mib.to_string())
         .arg("--disable-cpumask-locks")
         .arg("-r")
         .arg(folder.join("rpc"))
@@ -173,8 +185,8 @@ fn listen_addresses(folder: &Path, port: u16) -> [Value; 2] {
     ]
 }
 
-/// A small target: pools of 128 MiB beside the disk.
-fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
+/// What it is told to do. A small target has pools of 128 MiB beside the disk.
+fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bool) -> Value {
     let method = |method: &str, params: Value| json!({"method": method, "params": params});
     let iobuf = json!({"small_pool_count": 1024, "large_pool_count": 128});
     let bdev = json!({
@@ -189,16 +201,23 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
         "name": "Malloc0", "num_blocks": (mib << 20) / block_len_bytes, "block_size": block_len_bytes,
         "uuid": "11223344-5566-7788-99aa-bbccddeeff00",
     });
-    let tcp = json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8});
+    let tcp = match is_small {
+        true => json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8}),
+        // As deep as vfio-user's.
+        false => json!({"trtype": "TCP", "max_queue_depth": 256}),
+    };
     let [tcp_listener, vfio_user_listener] = listen_addresses(folder, port)
         .map(|address| json!({"nqn": NQN, "listen_address": address}));
-    json!({"subsystems": [
-        {"subsystem": "iobuf", "config": [method("iobuf_set_options", iobuf)]},
-        {"subsystem": "accel", "config": [method("accel_set_options", accel)]},
-        {"subsystem": "bdev", "config": [
-            method("bdev_set_options", bdev),
-            method("bdev_malloc_create", disk),
-        ]},
+    let make_disk = method("bdev_malloc_create", disk);
+    let pools = match is_small {
+        true => vec![
+            json!({"subsystem": "iobuf", "config": [method("iobuf_set_options", iobuf)]}),
+            json!({"subsystem": "accel", "config": [method("accel_set_options", accel)]}),
+            json!({"subsystem": "bdev", "config": [method("bdev_set_options", bdev), make_disk]}),
+        ],
+        false => vec![json!({"subsystem": "bdev", "config": [make_disk]})],
+    };
+    let nvmf = json!(
         {"subsystem": "nvmf", "config": [
             method("nvmf_create_transport", tcp),
             method("nvmf_create_transport", json!({"trtype": "VFIOUSER"})),
@@ -210,8 +229,10 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64) -> Value {
             })),
             method("nvmf_subsystem_add_listener", tcp_listener),
             method("nvmf_subsystem_add_listener", vfio_user_listener),
-        ]},
-    ]})
+        ]}
+    );
+    let subsystems: Vec<Value> = pools.into_iter().chain([nvmf]).collect();
+    json!({"subsystems": subsystems})
 }
 
 /// The subsystem of the target.
