@@ -197,28 +197,15 @@ impl<T: Payload> Core<T> {
         let code = unsafe {
             let slot: *mut c_void =
                 (&raw mut (*self.board.as_ptr()).slots[usize::from(number)]).cast();
+            let done: sys::spdk_nvme_cmd_cb = Some(completed);
             match command {
-                Command::Read(lba, blocks) => sys::spdk_nvme_ns_cmd_read(
-                    ns,
-                    raw,
-                    buf,
-                    lba.0,
-                    blocks,
-                    Some(completed),
-                    slot,
-                    0,
-                ),
-                Command::Write(lba, blocks) => sys::spdk_nvme_ns_cmd_write(
-                    ns,
-                    raw,
-                    buf,
-                    lba.0,
-                    blocks,
-                    Some(completed),
-                    slot,
-                    0,
-                ),
-                Command::Flush => sys::spdk_nvme_ns_cmd_flush(ns, raw, Some(completed), slot),
+                Command::Read(Lba(lba), count) => {
+                    sys::spdk_nvme_ns_cmd_read(ns, raw, buf, lba, count, done, slot, 0)
+                }
+                Command::Write(Lba(lba), count) => {
+                    sys::spdk_nvme_ns_cmd_write(ns, raw, buf, lba, count, done, slot, 0)
+                }
+                Command::Flush => sys::spdk_nvme_ns_cmd_flush(ns, raw, done, slot),
             }
         };
         if code == 0 {

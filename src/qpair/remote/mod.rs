@@ -328,6 +328,15 @@ impl<T: Transport> Remote<T> {
         }
     }
 
+    /// Why session `number` is no longer the one to use; `None`: it is.
+    pub(in crate::qpair) fn why_over(&self, number: u64) -> Option<String> {
+        let reason = || match self.phase() {
+            Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
+            Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
+        };
+        (number != self.live()).then(reason)
+    }
+
     /// Asks the keeper to replace session `number`, which does not work for a queue pair.
     pub(in crate::qpair) fn request_reset(&self, number: u64, reason: Failure) {
         if !self.is_ours() {

@@ -161,11 +161,7 @@ impl TcpQueuePair {
             State::Joining { session, .. } | State::Joined { session, .. } => session,
             State::Down { .. } | State::Dead { .. } => return,
         };
-        if session.number != self.remote.live() {
-            let reason = match self.remote.phase() {
-                Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
-                Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
-            };
+        if let Some(reason) = self.remote.why_over(session.number) {
             self.close(&reason);
         }
     }
