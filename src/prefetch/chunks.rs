@@ -18,7 +18,7 @@ use crate::reader::{Batch, Fetch, Fetched, Geometry, Place, Pump, plan_chunk};
 use super::memory::Memory;
 use super::residency::Residency;
 use super::stream::{Head, Stream};
-use super::{Delivery, Driver, OnError};
+use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Drives one read a chunk.
 pub(super) struct ChunkDriver {
@@ -31,9 +31,13 @@ pub(super) struct ChunkDriver {
     /// By chunk number: its place in `residents`, or `NONE`.
     place_of: Vec<u32>,
     planned: VecDeque<Planned>,
+    /// So many of `planned`, from the front, have all their chunks requested.
+    requested: usize,
     /// Number of `planned[0]`.
     first: u64,
     spare: Vec<Fetch>,
+    /// A chunk that is planned and waits for memory.
+    unstarted: Option<(u32, Fetch)>,
     spare_picks: Vec<Vec<Pick>>,
     recycled: Vec<Batch>,
 }
@@ -84,8 +88,10 @@ impl ChunkDriver {
             residents: Slab::new(),
             place_of,
             planned: VecDeque::new(),
+            requested: 0,
             first: 1,
             spare: Vec::new(),
+            unstarted: None,
             spare_picks: Vec::new(),
             recycled: Vec::new(),
         }
@@ -134,8 +140,7 @@ impl ChunkDriver {
     ) -> Option<u32> {
         let lane = self.stream.lane_of(group);
         self.close_groups_before(lane, group, epoch);
-        let mut fetch = self.spare.pop().unwrap_or_default();
-        plan_chunk(self.directory.samples_in_chunk(chunk), &self.geometry, &mut fetch);
+        let fetch = self.plan(chunk);
         let run = loop {
             // Rather than exceed the window, give up a chunk that nobody has planned for just now.
             let must = first && memory.is_starving();
@@ -143,8 +148,7 @@ impl ChunkDriver {
                 break run;
             }
             if !(must && self.evict_unpinned()) {
-                fetch.clear();
-                self.spare.push(fetch);
+                self.unstarted = Some((chunk, fetch));
                 return None;
             }
         };
@@ -168,6 +172,18 @@ impl ChunkDriver {
         self.place_of[chunk as usize] = place as u32;
         pump.start(place as u64, fetch, run);
         Some(place as u32)
+    }
+
+    /// The plan of `chunk`: made now, or when it was asked for before and there was no memory.
+    fn plan(&mut self, chunk: u32) -> Fetch {
+        let mut fetch = match self.unstarted.take() {
+            Some((planned, fetch)) if planned == chunk => return fetch,
+            Some((_, other)) => other,
+            None => self.spare.pop().unwrap_or_default(),
+        };
+        fetch.clear();
+        plan_chunk(self.directory.samples_in_chunk(chunk), &self.geometry, &mut fetch);
+        fetch
     }
 
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
@@ -223,6 +239,7 @@ impl ChunkDriver {
         self.first += 1;
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, planned.head.epoch);
+        batch.reserve(planned.picks.len());
         let mut error = None;
         let mut skipped = 0;
         for pick in &planned.picks {
@@ -278,24 +295,25 @@ impl Resident {
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         let mut moved = false;
-        for age in 0..self.planned.len() {
-            let before = self.planned[age].requested;
-            let all = self.request(age, pump, memory);
-            moved |= self.planned[age].requested != before;
-            if !all {
+        loop {
+            while self.requested < self.planned.len() {
+                let age = self.requested;
+                let before = self.planned[age].requested;
+                let all = self.request(age, pump, memory);
+                moved |= self.planned[age].requested != before;
+                if !all {
+                    return Ok(moved);
+                }
+                self.requested += 1;
+            }
+            if self.planned.len() == MAX_PLANNED {
                 return Ok(moved);
             }
-        }
-        while self.planned.len() < MAX_PLANNED {
             let mut picks = self.spare_picks.pop().unwrap_or_default();
-            let Some(head) = self.stream.next_picks(&mut picks)? else { break };
+            let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(moved) };
             self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
             moved = true;
-            if !self.request(self.planned.len() - 1, pump, memory) {
-                break;
-            }
         }
-        Ok(moved)
     }
 
     fn finished(&mut self, fetched: Fetched) {
@@ -315,6 +333,7 @@ impl Driver for ChunkDriver {
             return None;
         }
         let planned = self.planned.pop_front()?;
+        self.requested = self.requested.saturating_sub(1);
         Some(self.assemble(planned))
     }
 
@@ -333,6 +352,3 @@ const NONE: u32 = u32::MAX;
 
 /// Batches planned ahead at most: a plan costs 8 bytes a sample, and memory stops planning first.
 const MAX_PLANNED: usize = 4096;
-
-/// Emptied batches kept for use again.
-const MAX_RECYCLED: usize = 64;

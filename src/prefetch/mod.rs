@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
-use crate::buf::Pool;
+use crate::buf::{Pool, process_id};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
@@ -428,7 +428,7 @@ impl Loader {
     /// A child of a fork has no poller: it leaves the parent's alone and starts its own where the
     /// parent stood.
     fn notice_fork(&mut self) -> Result<()> {
-        let forked = self.poller.as_ref().is_some_and(|p| p.pid != std::process::id());
+        let forked = self.poller.as_ref().is_some_and(|p| p.pid != process_id());
         if forked {
             // Its thread does not exist here, and its memory may be locked for ever.
             std::mem::forget(self.poller.take());
@@ -553,7 +553,7 @@ impl Poller {
         cpus: Option<Cpus>,
     ) -> Result<Poller> {
         let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
-        let (recycle, recycled) = bounded(READY_BATCHES);
+        let (recycle, recycled) = bounded(MAX_RECYCLED);
         let (waker, window) = (pump.waker(), memory.pool().clone());
         let running = Running {
             pump,
@@ -575,7 +575,7 @@ impl Poller {
             })
             .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
         Ok(Poller {
-            pid: std::process::id(),
+            pid: process_id(),
             thread: Some(thread),
             window,
             shared,
@@ -588,7 +588,7 @@ impl Poller {
 
     /// Ends it; its window may be used again, unless it is that of a forked process's parent.
     fn end(self) -> Option<Pool> {
-        (self.pid == std::process::id()).then(|| self.window.clone())
+        (self.pid == process_id()).then(|| self.window.clone())
     }
 
     /// Drops the batch's memory, and offers its vectors for use again.
@@ -613,7 +613,7 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
+        if self.pid != process_id() {
             // Nothing of it runs in this process.
             std::mem::forget(self.thread.take());
             return;
@@ -659,9 +659,6 @@ impl Running {
             self.driver.finished(fetched);
             moved = true;
         }
-        while let Ok(batch) = self.recycled.try_recv() {
-            self.driver.recycle(batch);
-        }
         match self.hand_over() {
             Handed::Over => return Turn::Over,
             Handed::Some => moved = true,
@@ -681,19 +678,34 @@ impl Running {
         }
     }
 
+    /// Takes the emptied batches back, so that the next ones are made of them.
+    fn take_back(&mut self) {
+        while let Ok(batch) = self.recycled.try_recv() {
+            self.driver.recycle(batch);
+        }
+    }
+
     /// Passes on the batches that are complete, as far as there is room.
     fn hand_over(&mut self) -> Handed {
         let mut handed = Handed::Nothing;
         loop {
+            self.take_back();
             let Some(next) = self.held.take().or_else(|| self.driver.next_ready()) else { break };
             let last = next.is_err();
             self.publish();
             // It waits no more, though it may wake late: until then nothing is read for it outside
             // the window. Said before the batch goes, since its next wait says the opposite.
-            self.shared.waiting.store(false, Ordering::Release);
+            let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
             match self.copiers.pass_on(next) {
                 Ok(()) if last => return Handed::Over,
-                Ok(()) => handed = Handed::Some,
+                Ok(()) => {
+                    if awaited {
+                        // Where both have one processor: the consumer gets it before this thread
+                        // fills more memory, and gives back what is still in the caches.
+                        std::thread::yield_now();
+                    }
+                    handed = Handed::Some;
+                }
                 Err(TrySendError::Full(next)) => {
                     self.held = Some(next);
                     break;
@@ -715,6 +727,9 @@ impl Running {
         let told = self.shared.blocked.swap(blocked, Ordering::AcqRel);
         if blocked && !told {
             return; // what the consumer did before it could see this is found by one more turn
+        }
+        if blocked {
+            std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
         }
         self.pump.wait(Instant::now() + REST);
     }
@@ -743,3 +758,7 @@ const LEAD_ROOM_CHUNKS: u64 = 8;
 
 /// Batches ready at most, whatever the memory.
 const READY_BATCHES: usize = 64;
+
+/// Emptied batches kept for use again: as many as can be under way and ready at a time, and those in
+/// both threads' hands.
+const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;

@@ -15,7 +15,7 @@ use crate::units::{SampleId, Slot};
 
 use super::memory::Memory;
 use super::stream::{Head, Stream};
-use super::{Delivery, Driver, OnError};
+use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Drives one read plan a batch.
 pub(super) struct SampleDriver {
@@ -193,7 +193,7 @@ impl Driver for SampleDriver {
     }
 
     fn recycle(&mut self, batch: Batch) {
-        if self.recycled.len() < self.max_under_way {
+        if self.recycled.len() < MAX_RECYCLED {
             self.recycled.push(batch);
         }
     }

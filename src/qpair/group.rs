@@ -140,12 +140,17 @@ impl PollGroup {
     fn sleep(&self, limit: Duration) {
         self.wake.asleep.store(true, Ordering::SeqCst);
         if !self.wake.woken.swap(false, Ordering::SeqCst) {
-            let mut fds: Vec<PollFd<'_>> =
-                self.pairs.iter().filter_map(|p| poll_fd(&**p)).collect();
-            fds.push(PollFd::from_borrowed_fd(self.wake.event.as_fd(), PollFlags::IN));
             let limit = Timespec::try_from(limit).ok(); // beyond i64 seconds: no limit
+            let event = || PollFd::from_borrowed_fd(self.wake.event.as_fd(), PollFlags::IN);
+            let pairs = self.pairs.iter().filter_map(|pair| poll_fd(&**pair));
             // An error is a signal, or no memory for the call: the caller polls, and waits again.
-            let _ = poll(&mut fds, limit.as_ref());
+            let _ = if self.pairs.len() < FEW {
+                let mut fds: [PollFd<'_>; FEW] = std::array::from_fn(|_| event());
+                let used = fds[1..].iter_mut().zip(pairs).map(|(fd, pair)| *fd = pair).count();
+                poll(&mut fds[..=used], limit.as_ref())
+            } else {
+                poll(&mut pairs.chain([event()]).collect::<Vec<_>>(), limit.as_ref())
+            };
         }
         self.wake.asleep.store(false, Ordering::SeqCst);
         self.wake.drain();
@@ -205,6 +210,9 @@ impl Wake {
         self.woken.swap(false, Ordering::SeqCst);
     }
 }
+
+/// Descriptors that are waited on without an allocation.
+const FEW: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -218,6 +218,11 @@ impl Batch {
         self.samples.resize(count, nowhere);
     }
 
+    /// Makes room for `count` samples that `push` will add.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        self.samples.reserve(count);
+    }
+
     pub(crate) fn place(&mut self, index: usize, place: Place) {
         self.samples[index] = place;
     }

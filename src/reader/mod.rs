@@ -21,7 +21,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, process_id};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
@@ -103,7 +103,7 @@ impl Reader {
             directory,
             devices,
             pump: None,
-            pid: std::process::id(),
+            pid: process_id(),
             pool,
             geometry: Vec::new(),
             options,
@@ -276,7 +276,7 @@ impl Reader {
 
     /// A child of a fork must not touch its parent's queue pairs: it opens its own.
     fn notice_fork(&mut self) -> Result<()> {
-        let pid = std::process::id();
+        let pid = process_id();
         if self.pump.is_some() && pid == self.pid {
             return Ok(());
         }

@@ -533,5 +533,6 @@ fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) ->
 const MAX_TRANSFER_BYTES: u32 = 256 << 10;
 
 /// Bytes asked for at a time on each queue pair, where the depth allows more: what 100 Gb/s bring in
-/// a millisecond. More would only use memory that no cache holds.
-const ENOUGH_BYTES: usize = 16 << 20;
+/// a third of a millisecond. More would only use memory that no cache holds: samples of 110 KiB in
+/// global order over loopback, 4.8 GB/s with 16 MiB and 5.4 with 4.
+const ENOUGH_BYTES: usize = 4 << 20;

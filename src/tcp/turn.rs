@@ -3,8 +3,9 @@
 //! The pumps that have sockets ([`crate::qpair`], [`crate::target`]) and the simulated link of
 //! `tests/netsim` go by the same figures, so that a change of one of them shows there.
 
-/// Bytes that a host receives in one turn before others have theirs.
-pub const HOST_RECEIVE_BYTES: usize = 2 << 20;
+/// Bytes that a host receives in one turn before others have theirs, and before what came is looked
+/// at: little enough that checksums are taken while the second-level cache holds the bytes.
+pub const HOST_RECEIVE_BYTES: usize = 256 << 10;
 
 /// Slices in one receive of a host: a payload and the header before it are two.
 pub const HOST_RECEIVE_SLICES: usize = 128;
