@@ -117,6 +117,7 @@ def child(cfg):
     cls = registry.load(cfg["peer"])
     meta = json.load(open(cfg["manifest"]))
     peer = cls(meta, cfg["src"], cfg["out"])
+    peer.mode = cfg["mode"]
     t1 = time.perf_counter()
     peer.setup(cfg["batch"], cfg["workers"])
     t2 = time.perf_counter()
@@ -518,7 +519,7 @@ def main():
                     d = make_data.fmt_dir(a.root, profile, p)
                     cfg = dict(peer=n, workers=w, batch=BATCH[profile], src=os.path.join(a.root, profile, "src"),
                                out=d, manifest=os.path.join(a.root, profile, "manifest.json"),
-                               epochs=2 if mode == "warm" and not a.check_all else 1,
+                               mode=mode, epochs=2 if mode == "warm" and not a.check_all else 1,
                                seed=1000 * rep + 17, check_all=a.check_all, log=a.log)
                     for attempt in range(a.retries + 1):
                         def before_go():            # the child is up, and waits

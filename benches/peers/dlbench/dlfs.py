@@ -16,7 +16,7 @@ import os, subprocess, sys
 if os.fork(): os._exit(0)
 os.setsid()
 target = subprocess.Popen([sys.executable, "-m", "dlfs", "serve", sys.argv[1], "--json",
-                           "--listen", "127.0.0.1:0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+                           "--listen", "127.0.0.1:0", "--direct", sys.argv[2]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 line = target.stdout.readline().decode().strip()
 print(target.pid, line, flush=True)
 os.close(1)
@@ -43,13 +43,17 @@ class _Dlfs(Peer):
         image = os.path.join(self.out, "image.dlfs")
         self.target, self.next_epoch = None, 0
         address = self.serve(image) if self.far else image
-        # O_DIRECT for a cold disk would go past the page cache that "warm" is about.
-        self.ds = dlfs.open(address, direct="off")
+        # Warm is about the page cache, cold about the disk: as "auto" chooses for data larger than half of
+        # the memory, which is not here.
+        self.ds = dlfs.open(address, direct=self.direct())
         self.loader = dlfs.Loader(self.ds, batch_size, self.order, seed=1)
+
+    def direct(self):
+        return "on" if self.mode == "cold" else "off"
 
     def serve(self, image):
         """Starts a target that is no descendant of this process: its CPU time is shown apart."""
-        self.keeper = subprocess.Popen([sys.executable, "-c", KEEPER, image], text=True,
+        self.keeper = subprocess.Popen([sys.executable, "-c", KEEPER, image, self.direct()], text=True,
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         pid, line = self.keeper.stdout.readline().split(" ", 1)
         self.target = int(pid)
