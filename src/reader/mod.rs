@@ -1,7 +1,7 @@
 //! Turns a batch of samples into few large reads, and the reads into verified bytes.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` drives the same parts along an
-//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll, verify) and
+//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll), `job` (verify) and
 //! `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
 //!
 //! Invariants: bytes that a batch shows have had their checksum compared; a run of memory has one
@@ -10,6 +10,7 @@
 //! Read `pump.rs` first.
 
 mod batch;
+mod job;
 mod plan;
 mod pump;
 mod range;
