@@ -22,7 +22,19 @@ pub(super) struct Job {
     pub(super) unread: Vec<(usize, Error)>,
     /// Some samples cross a part's end and are verified when all parts are in.
     pub(super) crossing: bool,
+    /// The sample that goes on in the part behind the last one that came.
+    pub(super) carried: Option<Carried>,
     pub(super) abandoned: bool,
+}
+
+/// A sample that crosses a part's end, as far as its checksum is taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Carried {
+    /// Index into `fetch.samples`.
+    sample: usize,
+    /// Where in the run the checksum ends.
+    run_offset: usize,
+    crc32c: u32,
 }
 
 /// One part's memory while it is here, and how often it was asked for.
@@ -31,6 +43,8 @@ pub(super) struct Window {
     pub(super) buf: Option<IoBuf>,
     pub(super) repeats: u8,
     pub(super) failed: bool,
+    /// The sample that ends here and began in a part before, when its checksum was right.
+    pub(super) verified_across: Option<usize>,
 }
 
 impl Job {
@@ -47,10 +61,11 @@ impl Job {
         let inside = self.fetch.samples[first..].iter().take_while(|s| s.run_offset < end);
         // A sample that begins before this part and reaches into it makes the job `crossing` too:
         // the part that it begins in says so.
+        let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
             let start = sample.run_offset - at.run_offset;
             let Some(bytes) = bytes.get(start..start + sample.len_bytes as usize) else {
-                self.crossing = true;
+                crossing = Some(index);
                 continue;
             };
             let found = crc32c(bytes);
@@ -62,7 +77,34 @@ impl Job {
             }
             self.failures.push((index, corrupt(sample, found, learned)));
         }
+        self.crossing |= crossing.is_some();
+        self.carry(part, crossing, learned);
         true
+    }
+
+    /// Goes on with the checksum of the sample that reaches into `part`, and begins that of the one
+    /// which reaches out of it, while a cache holds the bytes. Parts that come in another order leave
+    /// it to [`Job::verify_crossing`].
+    fn carry(&mut self, part: usize, crossing: Option<usize>, learned: Option<&Learned>) {
+        let at = self.fetch.parts[part];
+        let end = at.run_offset + at.len_bytes;
+        let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");
+        let begun = crossing.map(|sample| {
+            let start = self.fetch.samples[sample].run_offset - at.run_offset;
+            Carried { sample, run_offset: end, crc32c: crc32c(&bytes[start..]) }
+        });
+        if let Some(carried) = self.carried.take_if(|carried| carried.run_offset == at.run_offset) {
+            let sample = &self.fetch.samples[carried.sample];
+            let sample_end = sample.run_offset + sample.len_bytes as usize;
+            let reach = sample_end.min(end) - at.run_offset;
+            let crc32c = crc32c_append(carried.crc32c, &bytes[..reach]);
+            if sample_end > end {
+                self.carried = Some(Carried { run_offset: end, crc32c, ..carried });
+            } else if is_right(sample, crc32c, learned) {
+                self.windows[part].verified_across = Some(carried.sample);
+            }
+        }
+        self.carried = begun.or(self.carried);
     }
 
     /// Verifies the samples that lie in several parts; returns the parts to read again.
@@ -74,6 +116,9 @@ impl Job {
             if parts.len() < 2 || parts.clone().any(|part| self.windows[part].failed) {
                 continue;
             }
+            if self.windows[parts.end - 1].verified_across == Some(index) {
+                continue;
+            }
             let found = self.checksum(sample);
             if !is_right(sample, found, learned) {
                 wrong.push((index, corrupt(sample, found, learned)));
@@ -83,6 +128,10 @@ impl Job {
         // Only when nothing is left to try again is a wrong checksum final.
         if repeat.is_empty() {
             self.failures.append(&mut wrong);
+        } else {
+            // What is read again may hold parts of samples that were right.
+            self.carried = None;
+            self.windows.iter_mut().for_each(|window| window.verified_across = None);
         }
         repeat.sort_unstable();
         repeat.dedup();
@@ -141,4 +190,105 @@ fn corrupt(sample: &Placed, found: u32, learned: Option<&Learned>) -> Error {
         format!("the sample's checksum is {found:08x}, the directory expects {expected:08x}"),
     )
     .hint("run `dlfs verify` on the image to list everything that is damaged")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Part;
+    use super::*;
+    use crate::units::SampleId;
+
+    const PART_LEN: usize = 100;
+
+    /// A job of parts of 100 bytes, all of them here, and samples of these lengths side by side.
+    fn job(num_parts: usize, lens: &[u32]) -> Job {
+        let bytes: Vec<u8> = (0..num_parts * PART_LEN).map(|i| (i * 31 % 251) as u8).collect();
+        let parts = (0..num_parts).map(|part| Part {
+            namespace: 0,
+            offset_bytes: 0,
+            run_offset: part * PART_LEN,
+            len_bytes: PART_LEN,
+        });
+        let mut run_offset = 0;
+        let samples = lens.iter().zip(0..).map(|(&len_bytes, index)| {
+            let crc32c = crc32c(&bytes[run_offset..run_offset + len_bytes as usize]);
+            run_offset += len_bytes as usize;
+            let start = run_offset - len_bytes as usize;
+            Placed { id: SampleId(7), index, run_offset: start, len_bytes, crc32c }
+        });
+        let samples = samples.collect();
+        let windows = bytes
+            .chunks(PART_LEN)
+            .map(|part| Window { buf: Some(copy(part)), ..Window::default() });
+        Job {
+            token: 0,
+            fetch: Fetch { parts: parts.collect(), samples, len_bytes: bytes.len() },
+            windows: windows.collect(),
+            waiting: 0,
+            failures: Vec::new(),
+            unread: Vec::new(),
+            crossing: false,
+            carried: None,
+            abandoned: false,
+        }
+    }
+
+    fn copy(bytes: &[u8]) -> IoBuf {
+        let mut buf = IoBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    fn flip(job: &mut Job, part: usize, byte: usize) {
+        job.windows[part].buf.as_mut().expect("all are here")[byte] ^= 1;
+    }
+
+    /// Samples 0 (parts 0 to 2), 1 (inside part 2), 2 (parts 2 and 3).
+    const LENS: [u32; 3] = [230, 20, 90];
+
+    #[test]
+    fn crossing_samples_are_verified_as_their_parts_come_in_and_not_again() {
+        let mut job = job(4, &LENS);
+        assert!((0..4).all(|part| job.verify_part(part, None)) && job.crossing);
+        let across: Vec<_> = job.windows.iter().map(|window| window.verified_across).collect();
+        assert_eq!(across, [None, None, Some(0), Some(2)]);
+        flip(&mut job, 1, 5); // after it was looked at: seen only by looking again
+        assert!(job.verify_crossing(None).is_empty() && job.failures.is_empty());
+    }
+
+    #[test]
+    fn parts_in_any_order_are_verified_all_the_same() {
+        for order in [[3, 2, 1, 0], [0, 2, 1, 3], [2, 3, 0, 1], [1, 0, 3, 2]] {
+            for wrong in [None, Some(0), Some(1), Some(2), Some(3)] {
+                let mut job = job(4, &LENS);
+                wrong.into_iter().for_each(|part| flip(&mut job, part, 28));
+                assert!(
+                    order.iter().all(|&part| job.verify_part(part, None)),
+                    "no byte 28 is inside"
+                );
+                let repeat = job.verify_crossing(None);
+                let expected: &[usize] = match wrong {
+                    None => &[],
+                    Some(3) => &[2, 3],
+                    Some(_) => &[0, 1, 2],
+                };
+                assert_eq!(repeat, expected, "{order:?}, {wrong:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_right_is_verified_again_when_a_part_of_it_is_read_again() {
+        let mut job = job(4, &LENS);
+        flip(&mut job, 3, 0); // of sample 2, which shares part 2 with sample 0
+        assert!((0..4).all(|part| job.verify_part(part, None)));
+        assert_eq!(job.verify_crossing(None), [2, 3]);
+        flip(&mut job, 3, 0);
+        flip(&mut job, 2, 0); // the second read of part 2 damages sample 0
+        for part in [2, 3] {
+            job.windows[part].repeats = 1;
+            assert!(job.verify_part(part, None));
+        }
+        assert_eq!(job.verify_crossing(None), [0, 1], "the parts of sample 0 that were read once");
+    }
 }

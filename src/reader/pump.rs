@@ -185,6 +185,7 @@ impl Pump {
             failures: Vec::new(),
             unread: Vec::new(),
             crossing: false,
+            carried: None,
             abandoned: false,
         };
         self.wanted += 1;
