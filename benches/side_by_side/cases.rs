@@ -133,6 +133,8 @@ fn local(cases: &mut Vec<Case>) {
         sample_pair(cases, &format!("cached-{order}"), "cached", small, &arguments, false);
     }
     cases.push(host("pread", "cached", small, &words("--side pread")));
+    let pieces = words("--side pread-pieces --window 128M");
+    cases.push(host("pread-pieces", "cached", small, &pieces));
     let memory = words("--side memory --order global --batch 256 --window 32M");
     sample_pair(cases, "memory-global", "memory", large, &memory, true);
     let copy = host("memcpy-crc32c", "memory", large, &words("--side memcpy --window 32M"));

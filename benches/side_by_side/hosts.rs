@@ -42,6 +42,7 @@ pub(crate) fn run(side: &str, options: &Options) {
         "memory" => read_samples(options, &memory_image(options)),
         "memcpy" => copy_and_check(options),
         "pread" => pread_samples(options),
+        "pread-pieces" => pread_pieces(options),
         "files" => read_files(options),
         "first-batch" => first_batch(options),
         "account" => account(options),
@@ -342,6 +343,30 @@ fn pread_samples(options: &Options) {
     slices(|| {
         each_place(&places, WARM, &mut read);
         measured(|| each_place(&places, limit(options), &mut read));
+    });
+}
+
+/// Pieces of 256 KiB in a shuffled order into a ring of the window's size, nothing checked: what it
+/// costs by itself to bring so many bytes from the page cache into so much memory.
+fn pread_pieces(options: &Options) {
+    const PIECE_LEN: usize = 256 << 10;
+    let file = File::open(options.text("address")).expect("an image that was imported");
+    let len = file.metadata().expect("its length").len();
+    let mut places: Vec<(u64, usize)> =
+        (0..len / PIECE_LEN as u64).map(|piece| (piece * PIECE_LEN as u64, PIECE_LEN)).collect();
+    Random(7).shuffle(&mut places);
+    let mut ring = buffer(options.number("window") as usize);
+    let mut at = 0;
+    let mut read = |offset, len| {
+        file.read_exact_at(&mut ring[at..at + len], offset).expect("a piece");
+        at = (at + len) % ring.len();
+    };
+    slices(|| {
+        each_place(&places, WARM, &mut read);
+        measured(|| {
+            let done = each_place(&places, limit(options), &mut read);
+            Done { ops: done.bytes / 4096, ..done }
+        });
     });
 }
 

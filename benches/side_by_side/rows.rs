@@ -304,6 +304,14 @@ pub(crate) fn all() -> Vec<Row> {
             AtMost(0.60),
         ),
         ratio(
+            "cached-pieces",
+            "page cache, grouped, CPU / pread of 256 KiB pieces into 128 MiB",
+            "cached-grouped",
+            "pread-pieces",
+            HostCpuPerMillion,
+            Shown,
+        ),
+        ratio(
             "cached-global",
             "page cache, global, CPU / pread loop",
             "cached-global",
