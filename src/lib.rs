@@ -32,6 +32,7 @@
 //! there is no system call, lock, allocation or log line for a sample, only for a burst or a batch.
 
 pub mod buf;
+pub mod cache;
 pub mod checksum;
 pub mod directory;
 pub mod error;
@@ -49,6 +50,7 @@ pub mod reader;
 pub mod spdk;
 pub mod target;
 pub mod tcp;
+pub mod tier;
 pub mod units;
 pub mod volume;
 

@@ -32,15 +32,16 @@ const LAYERS: &[(&str, &str)] = &[
     ("plan", "directory error format order permutation tier units"),
     ("reader", "buf checksum directory error format nvme order plan qpair tier units"),
     ("prefetch", "buf directory error format nvme order plan qpair reader tier units"),
+    ("cache", "buf checksum error format plan qpair tier units"),
     ("import", "buf checksum directory error format nvme permutation qpair units"),
     ("target", "buf error nvme qpair tcp units"),
     (
         "volume",
-        "buf directory error format import nvme order plan prefetch qpair reader target tier units",
+        "buf cache directory error format import nvme order plan prefetch qpair reader target tier units",
     ),
     (
         "job",
-        "buf directory error format import nvme order plan prefetch qpair reader target tier units \
+        "buf cache directory error format import nvme order plan prefetch qpair reader target tier units \
          volume",
     ),
 ];

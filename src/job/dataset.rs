@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::cache::{Cache, CacheStats};
 use crate::directory::{Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
@@ -247,6 +248,11 @@ impl Dataset {
     /// What reads by id have moved so far, in this process.
     pub fn stats(&self) -> ReadStats {
         *self.0.readers.get().stats.lock()
+    }
+
+    /// What tiers served and copied so far; `None` without tiers.
+    pub fn tier_stats(&self) -> Option<CacheStats> {
+        self.image().tiers().map(Cache::stats)
     }
 
     /// Batches along an order, read ahead from the first one that is asked for.

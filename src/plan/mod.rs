@@ -24,6 +24,7 @@
 //! Read `access.rs`, `placement.rs` and `holders.rs`, in that order; `model.rs` stands alone.
 
 mod access;
+mod by_unit;
 mod error;
 mod frequency;
 mod holders;
@@ -33,6 +34,7 @@ mod placement;
 mod timeline;
 
 pub use access::{Accesses, Lengths, Run};
+pub use by_unit::ByUnit;
 pub use error::PlanError;
 pub use frequency::{Frequencies, Ratio, expected_readers_above};
 pub use holders::{Holder, HolderMap, Placement};

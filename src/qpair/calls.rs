@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::group::PollGroup;
+use super::group::{PollGroup, Waker};
 use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
 use crate::buf::IoBuf;
 use crate::error::{Error, ErrorKind, Result};
@@ -120,6 +120,20 @@ impl Calls {
         Ok(self.begin(pair, IoOp::Write, slba, buf))
     }
 
+    /// Begins to read whole blocks, at least one, into `buf`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks. All else is told when it is taken.
+    pub fn begin_read(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
+        let slba = self.block_of(pair, offset_bytes, &buf)?;
+        Ok(self.begin(pair, IoOp::Read, slba, buf))
+    }
+
+    /// Ends a wait from another thread.
+    pub fn waker(&self) -> Waker {
+        self.group.waker()
+    }
+
     /// Makes all writes that have been taken durable.
     ///
     /// # Errors
@@ -179,6 +193,11 @@ impl Calls {
             Some((piece, error)) => Err(error.at(namespace, lba_of(namespace, call.slba, piece))),
             None => Ok(join(call.pieces)),
         })
+    }
+
+    /// Waits until a turn may bring something, a [`Waker`] calls, or `until` has come.
+    pub fn wait_until(&mut self, until: Instant) {
+        self.group.wait(until);
     }
 
     /// Waits until a turn may bring something, or a call has lasted too long.

@@ -24,6 +24,7 @@ use super::patience::Patience;
 use super::{Completion, Io, QueuePair};
 use crate::buf::Pool;
 use crate::error::Result;
+use crate::units::Lba;
 
 /// Queue pairs that one thread polls together. See the module for the loop around it.
 pub struct PollGroup {
@@ -81,6 +82,11 @@ impl PollGroup {
     /// `add` never returned this index.
     pub fn submit(&mut self, index: usize, pending: &mut VecDeque<Io>) -> usize {
         self.pairs[index].submit(pending)
+    }
+
+    /// As [`QueuePair::distrust`], for pair `index`.
+    pub fn distrust(&mut self, index: usize, slba: Lba, len_bytes: usize) {
+        self.pairs[index].distrust(slba, len_bytes);
     }
 
     /// Tells every pair of the pool that most buffers come from, see [`QueuePair::use_pool`].
@@ -220,7 +226,6 @@ mod tests {
     use crate::buf::IoBuf;
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::{Device, IoOp, Namespace, Wait};
-    use crate::units::Lba;
 
     fn read(tag: u64) -> Io {
         Io { op: IoOp::Read, slba: Lba(tag), buf: IoBuf::zeroed(512), tag }

@@ -196,6 +196,9 @@ pub trait QueuePair: Send {
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
 
+    /// What was read there was wrong: where there is another copy, the next read is of that.
+    fn distrust(&mut self, _slba: Lba, _len_bytes: usize) {}
+
     /// The bytes of a read where they lie, in place of a copy of them: `len_bytes` from `slba`, whole
     /// blocks within the namespace.
     ///

@@ -317,6 +317,10 @@ impl Pump {
     fn repeat(&mut self, key: usize, part: usize) {
         self.jobs[key].windows[part].repeats += 1;
         self.stats.repeated += 1;
+        let at = self.jobs[key].fetch.parts[part];
+        let lane = &self.namespaces[usize::from(at.namespace)];
+        let slba = Lba(at.offset_bytes / u64::from(lane.namespace.block_len_bytes));
+        self.group.distrust(lane.pairs[0], slba, at.len_bytes);
         self.enqueue(key, part);
     }
 

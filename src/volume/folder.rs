@@ -37,6 +37,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         devices: vec![folder],
         superblocks: vec![superblock],
         directory: Arc::new(directory),
+        cache: None,
     })
 }
 

@@ -6,10 +6,12 @@
 
 mod folder;
 mod open;
+mod tiers;
 mod verify;
 
 use std::sync::Arc;
 
+use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -28,12 +30,20 @@ pub struct Image {
     devices: Vec<Arc<dyn Device>>,
     superblocks: Vec<Superblock>,
     directory: Arc<Directory>,
+    /// What the devices are read through, if there are tiers.
+    cache: Option<Arc<Cache>>,
 }
 
 impl Image {
     /// The namespaces, in the order of the image.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    /// The same image on other devices with the same bytes, for benches and tests: in the same order.
+    #[must_use]
+    pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
+        Image { devices, cache: None, ..self }
     }
 
     /// The superblock of each namespace, of the generation that was opened.
@@ -80,6 +90,7 @@ impl Image {
     /// # Errors
     /// Those of [`Loader::new`].
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
+        self.plan_tiers(&options)?;
         Loader::new(Arc::clone(&self.directory), self.devices.clone(), options)
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::cache::TierOptions;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
@@ -24,6 +25,8 @@ pub struct OpenOptions {
     pub connect: ConnectOptions,
     /// A saved snapshot of the directory, to be used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
+    /// What is kept nearer than the namespaces are.
+    pub tiers: TierOptions,
 }
 
 impl Image {
@@ -39,7 +42,8 @@ impl Image {
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {
-            return folder::image_of(Arc::new(FolderNamespace::open(path)?));
+            let folder = Arc::new(FolderNamespace::open(path)?);
+            return folder::image_of(folder)?.with_tiers(&options.tiers);
         }
         let mut devices = Vec::with_capacity(addresses.len());
         for address in addresses {
@@ -66,7 +70,9 @@ impl Image {
                 directory
             }
         };
-        Ok(Image { devices, superblocks: opened.superblocks, directory: Arc::new(directory) })
+        let superblocks = opened.superblocks;
+        Image { devices, superblocks, directory: Arc::new(directory), cache: None }
+            .with_tiers(&options.tiers)
     }
 }
 

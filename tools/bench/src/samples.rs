@@ -98,7 +98,7 @@ pub(crate) fn open(job: &Job) -> Result<Image, String> {
         .collect();
     let addresses =
         names.iter().map(|name| address_of(job, name)).collect::<Result<Vec<_>, _>>()?;
-    let options = OpenOptions { connect: connect_options(job, false)?, snapshot: None };
+    let options = OpenOptions { connect: connect_options(job, false)?, ..OpenOptions::default() };
     Image::open(&addresses, &options).map_err(|error| error.report())
 }
 

@@ -21,6 +21,7 @@ mod scratch;
 mod signals;
 mod size;
 mod text;
+mod tier_args;
 
 use std::ffi::OsString;
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use dlfs::Error;
+use dlfs::cache::TierOptions;
 use dlfs::volume::{Image, OpenOptions};
 
 use crate::args::{ConnectionArgs, ImageAddress};
@@ -28,9 +29,20 @@ impl ImageArgs {
     /// # Errors
     /// Those of [`Image::open`].
     pub(crate) fn open(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
-        let options =
-            OpenOptions { connect: connection.options(false), snapshot: self.snapshot.clone() };
-        Image::open(&self.image.0, &options)
+        self.open_with_tiers(connection, TierOptions::default())
+    }
+
+    /// Opens it for reading through `tiers`.
+    ///
+    /// # Errors
+    /// Those of [`Image::open`].
+    pub(crate) fn open_with_tiers(
+        &self,
+        connection: &ConnectionArgs,
+        tiers: TierOptions,
+    ) -> Result<Image, Error> {
+        let (connect, snapshot) = (connection.options(false), self.snapshot.clone());
+        Image::open(&self.image.0, &OpenOptions { connect, snapshot, tiers })
     }
 
     /// Opens it for reading, and reads the samples' names too.

@@ -316,3 +316,35 @@ fn a_plain_folder_is_described_and_read_without_an_import() {
     };
     assert_eq!(read(&folder), read(&image), "ids are those of the import");
 }
+
+#[test]
+fn tiers_change_where_samples_come_from_and_nothing_else() {
+    let place = Place::with_image();
+    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    fs::create_dir(&cache).unwrap();
+    let read = |more: &[&str]| {
+        let fixed = ["read", &image, "--epochs", "3", "--order", "global", "--json"];
+        run(&[&fixed, more].concat()).code(0).json()
+    };
+    let plain = read(&[]);
+    assert!(plain["tiers"].is_null());
+    let file = format!("file:{cache}:64M");
+    for policy in ["none", "first-touch", "clairvoyant"] {
+        let json = read(&["--tier", "ram:200K", "--tier", &file, "--policy", policy]);
+        assert_eq!(json["order_crc32c"], plain["order_crc32c"], "{policy}");
+        assert_eq!(json["bytes"], plain["bytes"], "{policy}");
+        let tiers = json["tiers"]["tiers"].as_array();
+        assert_eq!(tiers.map(Vec::len), (policy != "none").then_some(2), "{json}");
+    }
+    let toml = place.arg("tiers.toml");
+    let tiers = ["--tier", "ram:1M", "--tier", &file, "--threads", "1", "-o", &toml];
+    run(&[&["probe", &image], &tiers[..]].concat()).code(0);
+    let json = read(&["--tiers", &toml]);
+    assert_eq!(json["order_crc32c"], plain["order_crc32c"]);
+    let json = read(&["--tiers", "auto", "--tier", "ram:8M"]);
+    assert_eq!(json["tiers"]["tiers"][0]["name"], format!("ram:{}", 8 << 20), "{json}");
+    run(&["read", &image, "--tier", "ram:4X"]).code(2).complains_of(&["ram:4X"]);
+    run(&["read", &image, "--tier", "file:/nonexistent:4M"]).code(1).complains_of(&["nonexistent"]);
+    fs::write(place.path("bad.toml"), "[[tier]]\nbackend = \"tape\"").unwrap();
+    run(&["read", &image, "--tiers", &place.arg("bad.toml")]).code(1).complains_of(&["bad.toml"]);
+}

@@ -9,6 +9,7 @@ mod export;
 mod import;
 mod info;
 mod ls;
+mod probe;
 mod purge;
 mod read;
 mod rebuild;
@@ -55,6 +56,7 @@ enum Command {
     Read(read::ReadArgs),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
     Delete(delete::DeleteArgs),
+    Probe(probe::ProbeArgs),
     Purge(purge::PurgeArgs),
     Rebuild(rebuild::RebuildArgs),
     Snapshot(snapshot::SnapshotArgs),
@@ -79,6 +81,7 @@ impl Cli {
             Command::Read(args) => read::run(args, quiet),
             Command::ShuffleReport(args) => shuffle_report::run(args),
             Command::Delete(args) => delete::run(args),
+            Command::Probe(args) => probe::run(args),
             Command::Purge(args) => purge::run(args, quiet),
             Command::Rebuild(args) => rebuild::run(args, quiet),
             Command::Snapshot(args) => snapshot::run(args),
@@ -88,7 +91,7 @@ impl Cli {
 
 const EXIT_CODES: &str = "\
 An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
-  a path                                           image file or block device
+  a path                                           image file, block device, or a plain folder
   nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target
   \"trtype:TCP traddr:A trsvcid:P subnqn:NQN\"       the same, as SPDK writes it
   spdk:nvme-tcp://...                              the same, by SPDK's host

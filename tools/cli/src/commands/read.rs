@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::Error;
+use dlfs::cache::{Cache, CacheStats};
 use dlfs::job::{Dataset, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
@@ -27,6 +28,7 @@ use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, Stop};
 use crate::size::parse_size;
 use crate::text;
+use crate::tier_args::TierArgs;
 
 /// Read epochs as a training job would, and report
 ///
@@ -45,6 +47,8 @@ pub(crate) struct ReadArgs {
     share: ShareArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    tiers: TierArgs,
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
@@ -118,7 +122,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let keeper = Keeper::of(&args.run);
     let last_resort = keeper.clone();
     let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
-    let image = args.image.open(&args.connection)?;
+    let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
@@ -272,6 +276,8 @@ struct JsonReport<'a> {
     commands: u64,
     read_bytes: u64,
     engine: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tiers: Option<CacheStats>,
 }
 
 fn print_report(
@@ -281,10 +287,11 @@ fn print_report(
     stats: &LoaderStats,
 ) -> Result<(), Failure> {
     let engine = engine(image);
+    let tiers = image.tiers().map(Cache::stats);
     let mut out = Out::new();
     if args.run.json {
         let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
-        out.json(&JsonReport { report, commands, read_bytes, engine: &engine })?;
+        out.json(&JsonReport { report, commands, read_bytes, engine: &engine, tiers })?;
         return out.flush();
     }
     let samples = out.bold(&text::counted(report.samples, "sample"));
@@ -303,12 +310,51 @@ fn print_report(
         text::count(stats.read.commands),
         text::bytes(stats.read.bytes)
     ))?;
+    for line in tiers.iter().flat_map(tier_lines) {
+        out.line(line)?;
+    }
     out.line(format!("  order      CRC32C {:08x}; every sample verified", report.order_crc32c))?;
     out.flush()
+}
+
+/// What each tier and the origin brought.
+fn tier_lines(stats: &CacheStats) -> Vec<String> {
+    let mut lines = Vec::new();
+    for tier in &stats.tiers {
+        let mut line = format!(
+            "  tier       {}: {} hits, {}; {} copied, {} of {} used",
+            tier.name,
+            text::count(tier.hits),
+            text::bytes(tier.hit_bytes),
+            text::bytes(tier.fill_bytes),
+            text::bytes(tier.used_bytes),
+            text::bytes(tier.capacity_bytes)
+        );
+        for (count, what) in
+            [(tier.restored, "found again"), (tier.damaged, "damaged and refetched")]
+        {
+            if count > 0 {
+                line.push_str(&format!(", {} {what}", text::count(count)));
+            }
+        }
+        if tier.is_off {
+            line.push_str(", switched off");
+        }
+        lines.push(line);
+    }
+    let origin = stats.origin;
+    lines.push(format!(
+        "  origin     {} reads, {}; and {} by copying",
+        text::count(origin.reads),
+        text::bytes(origin.bytes),
+        text::bytes(origin.copier_bytes)
+    ));
+    lines
 }
 
 const EXAMPLES: &str = "\
 Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
+  dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -1,0 +1,88 @@
+//! A device that gives its bytes at a fixed rate, whoever asks: all its queue pairs share one link.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dlfs::qpair::{Completion, Device, Io, Namespace, QueuePair};
+
+/// The device behind the link.
+pub(crate) struct Throttled {
+    inner: Arc<dyn Device>,
+    link: Arc<Link>,
+}
+
+struct Link {
+    bytes_per_s: u64,
+    /// When it has sent all that it was given so far.
+    free_at: Mutex<Instant>,
+}
+
+impl Throttled {
+    /// `inner`, at `bytes_per_s`.
+    pub(crate) fn new(inner: Arc<dyn Device>, bytes_per_s: u64) -> Throttled {
+        let free_at = Mutex::new(Instant::now());
+        Throttled { inner, link: Arc::new(Link { bytes_per_s, free_at }) }
+    }
+}
+
+impl Device for Throttled {
+    fn namespace(&self) -> Namespace {
+        self.inner.namespace()
+    }
+
+    fn queue_pair(&self) -> dlfs::Result<Box<dyn QueuePair>> {
+        let inner = self.inner.queue_pair()?;
+        Ok(Box::new(Pair {
+            inner,
+            link: Arc::clone(&self.link),
+            held: VecDeque::new(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct Pair {
+    inner: Box<dyn QueuePair>,
+    link: Arc<Link>,
+    /// Completions with the time at which the link has brought them.
+    held: VecDeque<(Instant, Completion)>,
+    done: Vec<Completion>,
+}
+
+impl QueuePair for Pair {
+    fn namespace(&self) -> &Namespace {
+        self.inner.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        if self.outstanding() >= usize::from(self.namespace().queue_depth) {
+            return 0;
+        }
+        self.inner.submit(pending)
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.inner.poll(now, usize::MAX, &mut self.done);
+        for completion in self.done.drain(..) {
+            let time = completion.buf.len() as f64 / self.link.bytes_per_s as f64;
+            let mut free_at = self.link.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+            *free_at = (*free_at).max(now) + Duration::from_secs_f64(time);
+            self.held.push_back((*free_at, completion));
+        }
+        let mut count = 0;
+        while count < max && self.held.front().is_some_and(|(at, _)| *at <= now) {
+            done.extend(self.held.pop_front().map(|(_, completion)| completion));
+            count += 1;
+        }
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.inner.outstanding() + self.held.len()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.held.front().map(|(at, _)| *at)
+    }
+}

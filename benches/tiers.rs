@@ -1,0 +1,232 @@
+//! What tiers bring: a throttled origin against the bound that no cache can beat, Monarch's counts of
+//! opens, bytes and reads, and what tiers cost where they bring nothing.
+//!
+//! `cargo bench --bench tiers`. Compute is emulated by sleeping, and the origin's rate by holding
+//! completions back, so the figures hold on any machine that moves 1 GB/s in memory.
+
+#[path = "support/throttle.rs"]
+mod throttle;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::cache::{Cache, TierOptions};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::folder::FolderNamespace;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::reader::Batch;
+use dlfs::tier::Policy;
+use dlfs::volume::{Image, OpenOptions};
+
+use throttle::Throttled;
+
+fn main() -> dlfs::Result<()> {
+    let place = tempfile::tempdir()?;
+    throttled(place.path())?;
+    small_files()?;
+    large_files()?;
+    in_memory(place.path())
+}
+
+/// Data of twice the tier at 100 MB/s, five epochs, three speeds of compute.
+fn throttled(place: &std::path::Path) -> dlfs::Result<()> {
+    let folder = place.join("data");
+    make_files(&folder, FILES, FILE_BYTES)?;
+    println!(
+        "origin 100 MB/s, {FILES} samples of {FILE_BYTES} bytes, tier of half, {EPOCHS} epochs"
+    );
+    println!("| compute MB/s | policy | seconds | bound s | over | of none |");
+    println!("|---|---|---|---|---|---|");
+    let total = (FILES * FILE_BYTES) as f64;
+    for compute in [80.0, 125.0, 200.0] {
+        let epoch = |bytes: f64| (total / (compute * 1e6)).max(bytes / 100e6);
+        let bound = epoch(total) + (EPOCHS - 1) as f64 * epoch(total / 2.0);
+        let none = run(&folder, Policy::None, compute)?;
+        for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
+            let took = if policy == Policy::None { none } else { run(&folder, policy, compute)? };
+            let (over, times) = (took / bound - 1.0, none / took);
+            let over = over * 100.0;
+            println!(
+                "| {compute} | {policy:?} | {took:.2} | {bound:.2} | {over:+.1} % | {times:.2} |"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Seconds of a training run over the files behind a throttle.
+fn run(folder: &std::path::Path, policy: Policy, compute_mb_s: f64) -> dlfs::Result<f64> {
+    let image = Image::open(&[Address::from_path(folder)], &OpenOptions::default())?;
+    // The same bytes in memory: the throttle alone says how fast they come.
+    let device = in_memory_copy(&image.devices()[0])?;
+    let throttled: Arc<dyn Device> = Arc::new(Throttled::new(device, 100_000_000));
+    let quota = FILES / 2 * FILE_BYTES;
+    let tiers = TierOptions {
+        tiers: vec![format!("ram:{quota}").parse()?],
+        policy,
+        ..TierOptions::default()
+    };
+    let image = image.with_devices(vec![throttled]).with_tiers(&tiers)?;
+    let order = OrderSpec { kind: OrderKind::Global, seed: 5 };
+    let options = LoaderOptions { window_bytes: 32 << 20, ..LoaderOptions::new(order, 16, EPOCHS) };
+    let mut loader = image.loader(options)?;
+    let began = Instant::now();
+    let (mut batch, mut busy_until) = (Batch::new(), began);
+    while loader.next_into(&mut batch)? {
+        let time = Duration::from_secs_f64(batch.len_bytes() as f64 / (compute_mb_s * 1e6));
+        busy_until = busy_until.max(Instant::now()) + time;
+        std::thread::sleep(busy_until.saturating_duration_since(Instant::now()));
+    }
+    Ok(began.elapsed().as_secs_f64())
+}
+
+fn in_memory_copy(origin: &Arc<dyn Device>) -> dlfs::Result<Arc<dyn Device>> {
+    let len = origin.namespace().len_bytes();
+    let copy = MemNamespace::new(len, 4096)?;
+    let mut from = Blocking::new(origin.queue_pair()?)?;
+    let mut to = Blocking::new(copy.queue_pair()?)?;
+    for at in (0..len).step_by(1 << 20) {
+        let bytes = from.read(at, (len - at).min(1 << 20) as usize)?;
+        to.write_at(at, &bytes)?;
+    }
+    Ok(Arc::new(copy.read_only()))
+}
+
+/// A folder of equal small files, 55 % of them kept, three epochs: opens and bytes of the origin.
+fn small_files() -> dlfs::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (count, len) = (4_000, 16_384);
+    make_files(folder.path(), count, len)?;
+    let mut found = Vec::new();
+    for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
+        let origin = Arc::new(FolderNamespace::open(folder.path())?);
+        let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default())?;
+        let quota = count * 55 / 100 * len;
+        let tiers = vec![format!("ram:{quota}").parse()?];
+        let tiers = TierOptions { tiers, policy, ..TierOptions::default() };
+        let devices: Vec<Arc<dyn Device>> = vec![origin.clone()];
+        let image = image.with_devices(devices).with_tiers(&tiers)?;
+        for epoch in 0..3 {
+            let order = OrderSpec { kind: OrderKind::Global, seed: epoch };
+            let mut loader = image.loader(LoaderOptions::new(order, 32, 1))?;
+            let mut batch = Batch::new();
+            while loader.next_into(&mut batch)? {}
+            settle(image.tiers());
+        }
+        found.push((policy, origin.stats()));
+    }
+    println!("\n{count} files of {len} bytes, tier 55 %, 3 epochs (limit 36.7 %)");
+    println!("| policy | opens | bytes | opens fewer | bytes fewer |");
+    println!("|---|---|---|---|---|");
+    let none = found[0].1;
+    for (policy, stats) in found {
+        let fewer = |now: u64, before: u64| (1.0 - now as f64 / before as f64) * 100.0;
+        let (opens, bytes) = (fewer(stats.opens, none.opens), fewer(stats.bytes, none.bytes));
+        println!(
+            "| {policy:?} | {} | {} | {opens:.1} % | {bytes:.1} % |",
+            stats.opens, stats.bytes
+        );
+    }
+    Ok(())
+}
+
+/// Files of 128 MiB read from begin to end in pieces of 256 KiB, 55 % kept, three epochs: reads.
+fn large_files() -> dlfs::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (count, len, piece) = (9_u64, 128 << 20, 256 << 10);
+    for file in 0..count {
+        let path = folder.path().join(format!("part-{file:05}.tfrecord"));
+        std::fs::File::create(path)?.set_len(len)?; // holes: read as fast as zeroes can be
+    }
+    let mut reads = Vec::new();
+    for policy in [Policy::None, Policy::FirstTouch] {
+        let origin = Arc::new(FolderNamespace::open(folder.path())?);
+        let offsets: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();
+        let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default())?;
+        let tier = format!("ram:{}", 5 * len); // 5 of 9 files: 55.6 %
+        let tiers = TierOptions { tiers: vec![tier.parse()?], policy, ..TierOptions::default() };
+        let devices: Vec<Arc<dyn Device>> = vec![origin.clone()];
+        let image = image.with_devices(devices).with_tiers(&tiers)?;
+        let mut io = Blocking::new(image.devices()[0].queue_pair()?)?;
+        for epoch in 0..3 {
+            for at in 0..count {
+                let file = offsets[((at * 5 + epoch) % count) as usize];
+                for skip in (0..len).step_by(piece) {
+                    drop(io.read(file + skip, piece)?);
+                    std::thread::sleep(Duration::from_micros(100)); // what decoding would take
+                }
+            }
+            settle(image.tiers());
+        }
+        reads.push(origin.stats().reads);
+    }
+    let fewer = (1.0 - reads[1] as f64 / reads[0] as f64) * 100.0;
+    println!("\n{count} files of 128 MiB in pieces of 256 KiB, tier 55 %, 3 epochs");
+    println!("origin reads: none {}, first-touch {}: {fewer:.1} % fewer", reads[0], reads[1]);
+    Ok(())
+}
+
+/// Everything in memory, with and without a tier in front of it: alternating, medians.
+fn in_memory(place: &std::path::Path) -> dlfs::Result<()> {
+    let image = Image::open(&[Address::from_path(place.join("data"))], &OpenOptions::default())?;
+    let device = in_memory_copy(&image.devices()[0])?;
+    let plain = image.clone().with_devices(vec![Arc::clone(&device)]);
+    let tiers = TierOptions { tiers: vec!["ram:1G".parse()?], ..TierOptions::default() };
+    let tiered = image.with_devices(vec![device]).with_tiers(&tiers)?;
+    for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 }] {
+        let mut ratios = Vec::new();
+        for round in 0..9 {
+            let speed = |image: &Image| -> dlfs::Result<f64> {
+                let options = LoaderOptions::new(OrderSpec { kind, seed: round }, 64, 6);
+                let mut loader = image.loader(options)?;
+                let (mut batch, mut bytes, began) = (Batch::new(), 0, Instant::now());
+                while loader.next_into(&mut batch)? {
+                    bytes += batch.len_bytes();
+                }
+                Ok(bytes as f64 / began.elapsed().as_secs_f64())
+            };
+            let (with, without) = (speed(&tiered)?, speed(&plain)?);
+            settle(tiered.tiers());
+            if round > 0 {
+                ratios.push(with / without); // the first one fills the tier
+            }
+        }
+        ratios.sort_by(f64::total_cmp);
+        let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
+        let median = ratios[ratios.len() / 2];
+        println!(
+            "\nall in memory, {kind:?}: with tiers / without {median:.3} ({least:.3} to {most:.3})"
+        );
+    }
+    Ok(())
+}
+
+fn settle(tiers: Option<&Cache>) {
+    while tiers.is_some_and(|tiers| !tiers.is_settled()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn make_files(folder: &std::path::Path, count: u64, len: u64) -> dlfs::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut word = 88_172_645_463_325_252_u64;
+    for file in 0..count {
+        let mut bytes = vec![0; len as usize];
+        for bytes in bytes.chunks_mut(8) {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
+        }
+        std::fs::write(folder.join(format!("{file:06}")), bytes)?;
+    }
+    Ok(())
+}
+
+const FILES: u64 = 1_000;
+const FILE_BYTES: u64 = 110_592; // 27 blocks: about an image of ImageNet
+const EPOCHS: u64 = 5;

@@ -1,0 +1,217 @@
+//! An environment in TOML: tiers with HDMLP's notions (capacity, threads, bandwidth tables), and the
+//! origin's own table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit it.
+
+use serde::{Deserialize, Serialize};
+
+use super::options::{TierKind, TierOptions, TierSpec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{Curve, Rate, Stage};
+use crate::tier::Policy;
+use crate::units::parse_size;
+
+/// Tiers and how fast they are.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// `none`, `first-touch` or `clairvoyant`; `None`: the program decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// The most that copying takes from the origin, as a size a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_bandwidth: Option<String>,
+    /// Aggregate reads of the origin by clients; empty where it was not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub origin: Vec<Point>,
+    /// The tiers, fastest first.
+    #[serde(default, rename = "tier")]
+    pub tiers: Vec<TierTable>,
+}
+
+/// One entry of a bandwidth table.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Threads, or clients of the origin.
+    pub threads: u32,
+    /// What all of them get together, in 10^6 bytes a second.
+    pub mb_per_s: f64,
+}
+
+/// One tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierTable {
+    /// `memory` or `filesystem`, HDMLP's names of its backends.
+    pub backend: String,
+    /// Where a `filesystem` tier lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What it may keep, as a size: `20G`.
+    pub capacity: String,
+    /// Threads that fetch into it, in the performance model.
+    #[serde(default = "two")]
+    pub threads: u32,
+    /// Aggregate reads by threads.
+    pub read: Vec<Point>,
+    /// Aggregate writes by threads; as the reads where they are not given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub write: Vec<Point>,
+}
+
+impl Environment {
+    /// Reads it from TOML.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no TOML, an unknown key or backend, a size that is none, a table that is
+    /// empty or unsorted, or a rate of nothing or less. The message says where.
+    pub fn parse(text: &str) -> Result<Environment> {
+        let environment: Environment =
+            toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        environment.options()?;
+        environment.stages()?;
+        Ok(environment)
+    }
+
+    /// As TOML.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("tables of numbers and texts")
+    }
+
+    /// How its tiers are used.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, as [`Environment::parse`].
+    pub fn options(&self) -> Result<TierOptions> {
+        let policy = self.policy.as_deref().map(str::parse::<Policy>).transpose();
+        let policy = policy.map_err(|error| refuse(error.to_string()))?;
+        let bandwidth = self.copy_bandwidth.as_deref().map(parse_size).transpose();
+        let options = TierOptions {
+            tiers: self.tiers.iter().map(TierTable::spec).collect::<Result<_>>()?,
+            policy: policy.unwrap_or_default(),
+            bandwidth_bytes_per_s: bandwidth
+                .map_err(|why| refuse(format!("copy_bandwidth: {why}")))?,
+            ..TierOptions::default()
+        };
+        options.check()?;
+        Ok(options)
+    }
+
+    /// The tiers as stages of the performance model, and the origin's table.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a table that is empty or unsorted, or a rate of nothing or less.
+    pub fn stages(&self) -> Result<(Vec<Stage>, Option<Curve>)> {
+        let mut stages = Vec::new();
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let read = curve(&format!("tier {number}, read"), &tier.read)?;
+            let write = match tier.write.is_empty() {
+                true => read.clone(),
+                false => curve(&format!("tier {number}, write"), &tier.write)?,
+            };
+            if tier.threads == 0 {
+                return Err(refuse(format!("tier {number} has no thread")));
+            }
+            stages.push(Stage { threads: tier.threads, read, write });
+        }
+        let origin =
+            (!self.origin.is_empty()).then(|| curve("origin", &self.origin)).transpose()?;
+        Ok((stages, origin))
+    }
+}
+
+impl TierTable {
+    fn spec(&self) -> Result<TierSpec> {
+        let quota_bytes = parse_size(&self.capacity)
+            .map_err(|why| refuse(format!("capacity '{}': {why}", self.capacity)))?;
+        let kind = match (self.backend.as_str(), &self.path) {
+            ("memory", None) => TierKind::Ram,
+            ("filesystem", Some(path)) => TierKind::File(path.into()),
+            ("memory", Some(_)) => return Err(refuse("a tier in memory has no path".to_owned())),
+            ("filesystem", None) => {
+                return Err(refuse("a tier in a file system needs a path".to_owned()));
+            }
+            (other, _) => {
+                return Err(refuse(format!("backend '{other}' is neither memory nor filesystem")));
+            }
+        };
+        Ok(TierSpec { kind, quota_bytes })
+    }
+}
+
+fn curve(what: &str, points: &[Point]) -> Result<Curve> {
+    let mut list = Vec::with_capacity(points.len());
+    for point in points {
+        if !(point.mb_per_s.is_finite() && point.mb_per_s > 0.0) {
+            let rate = point.mb_per_s;
+            return Err(refuse(format!("the table of {what} has a rate of {rate} MB/s")));
+        }
+        list.push((point.threads, Rate((point.mb_per_s * 1e6).min(1e18) as u64)));
+    }
+    Ok(Curve::new(what, list)?)
+}
+
+fn refuse(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text).hint("dlfs probe writes such a file")
+}
+
+fn two() -> u32 {
+    2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        policy = "clairvoyant"
+        origin = [{ threads = 1, mb_per_s = 66 }, { threads = 2, mb_per_s = 86 }]
+        [[tier]]
+        backend = "memory"
+        capacity = "2G"
+        threads = 2
+        read = [{ threads = 1, mb_per_s = 16550 }, { threads = 2, mb_per_s = 21164 }]
+        [[tier]]
+        backend = "filesystem"
+        path = "/fast/cache"
+        capacity = "20G"
+        read = [{ threads = 1, mb_per_s = 192.5 }]
+        write = [{ threads = 1, mb_per_s = 90 }]
+    "#;
+
+    #[test]
+    fn hdmlps_notions_read_from_toml_and_write_back() {
+        let environment = Environment::parse(TEXT).unwrap();
+        let options = environment.options().unwrap();
+        assert_eq!(options.policy, Policy::Clairvoyant);
+        let tiers: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
+        assert_eq!(tiers, ["ram:2147483648", "file:/fast/cache:21474836480"]);
+        let (stages, origin) = environment.stages().unwrap();
+        assert_eq!(stages[0].read_of_thread(), Rate(10_582_000_000));
+        assert_eq!(stages[1].write.at(7), Rate::mb_per_s(90));
+        assert_eq!(origin.unwrap().at(2), Rate::mb_per_s(86));
+        assert_eq!(Environment::parse(&environment.to_toml()).unwrap(), environment);
+    }
+
+    #[test]
+    fn tables_and_values_that_cannot_be_are_refused_by_name() {
+        let refuse = |from: &str, to: &str, word: &str| {
+            assert!(TEXT.contains(from), "{from}");
+            let error = Environment::parse(&TEXT.replacen(from, to, 1)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(word), "{to}: {error}");
+        };
+        refuse("[{ threads = 1, mb_per_s = 192.5 }]", "[]", "tier 1, read is empty");
+        refuse("threads = 2, mb_per_s = 21164", "threads = 1, mb_per_s = 5", "not sorted");
+        refuse("192.5", "-192.5", "-192.5 MB/s");
+        refuse("192.5", "nan", "NaN MB/s");
+        refuse("mb_per_s = 66", "mb_per_s = 0", "origin");
+        refuse("\"20G\"", "\"20X\"", "20X");
+        refuse("\"20G\"", "\"0\"", "no room");
+        refuse("\"filesystem\"", "\"tape\"", "tape");
+        refuse("path = \"/fast/cache\"", "", "needs a path");
+        refuse("\"clairvoyant\"", "\"psychic\"", "psychic");
+        refuse("threads = 2\n", "threads = 0\n", "no thread");
+        refuse("capacity = \"2G\"", "capacity = \"2G\"\ncolour = 1", "colour");
+        refuse("policy =", "policy", "TOML");
+    }
+}

@@ -1,0 +1,105 @@
+//! Where the copies of a tier lie: opened, locked, and told apart from those of another data set.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Identity;
+use super::options::{TierKind, TierSpec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::qpair::Device;
+use crate::qpair::blocking::Blocking;
+use crate::qpair::file::{FileNamespace, FileOptions};
+use crate::qpair::mem::MemNamespace;
+use crate::tier::{Index, Kept, PAGE_BYTES, Units};
+
+/// One tier's storage.
+pub(super) struct Media {
+    /// As the user named it.
+    pub(super) name: String,
+    pub(super) device: Arc<dyn Device>,
+    /// Where copies begin.
+    pub(super) data_offset: u64,
+    /// Pages of copies.
+    pub(super) capacity_pages: u64,
+    /// What it remembers across a restart; none in memory.
+    pub(super) index: Option<Mutex<Index>>,
+}
+
+impl Media {
+    /// Opens a tier, and says which copies it may still have.
+    pub(super) fn open(
+        number: u8,
+        spec: &TierSpec,
+        identity: Identity,
+        units: &Units,
+    ) -> Result<(Media, Vec<Kept>)> {
+        let (media, kept) = match &spec.kind {
+            TierKind::Ram => (in_memory(spec, units)?, Vec::new()),
+            TierKind::File(path) => in_file(path, spec, identity, units)?,
+        };
+        let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).min();
+        if smallest.is_some_and(|pages| pages > media.capacity_pages) {
+            tracing::warn!(tier = number, name = %media.name, "too small for any sample: it stays empty");
+        }
+        Ok((media, kept))
+    }
+}
+
+fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
+    // No more than there is to keep: memory is taken at once.
+    let all: u64 = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum();
+    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all);
+    let len_bytes = (capacity_pages * PAGE_BYTES).max(PAGE_BYTES);
+    let device = MemNamespace::new(len_bytes, PAGE_BYTES as u32).map_err(|error| {
+        error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
+    })?;
+    let name = spec.to_string();
+    Ok(Media { name, device: Arc::new(device), data_offset: 0, capacity_pages, index: None })
+}
+
+fn in_file(
+    path: &Path,
+    spec: &TierSpec,
+    identity: Identity,
+    units: &Units,
+) -> Result<(Media, Vec<Kept>)> {
+    let name = spec.to_string();
+    let data_offset = Index::len_bytes(units.len());
+    let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
+    let Some(room) = quota.checked_sub(data_offset).filter(|&room| room > 0) else {
+        let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
+        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+    };
+    let named =
+        |error: Error| error.hint(format!("see the tier {name}; each process needs its own"));
+    let device = open_file(path, quota).map_err(named)?;
+    let mut io = Blocking::new(device.queue_pair()?)?;
+    let old = io.read(0, data_offset as usize)?;
+    let (index, kept) = match Index::parse(&old, identity.uuid, identity.generation, units) {
+        Ok(found) => found,
+        Err(why) => {
+            tracing::debug!(tier = %name, "begins empty: {why}");
+            let index = Index::new(identity.uuid, identity.generation, units);
+            io.write_at(0, index.bytes())?;
+            (index, Vec::new())
+        }
+    };
+    let capacity_pages = room / PAGE_BYTES;
+    let index = Some(Mutex::new(index));
+    Ok((Media { name, device, data_offset, capacity_pages, index }, kept))
+}
+
+/// Opens the tier's file for this process alone, and makes it as long as the quota.
+fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        Error::from(error).path(path).hint("make the folder of a tier before it is used")
+    })?;
+    let path = if metadata.is_dir() { path.join(FILE_NAME) } else { path.to_owned() };
+    let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
+    Ok(Arc::new(FileNamespace::open(path, options)?))
+}
+
+/// The one file of a tier in a folder.
+const FILE_NAME: &str = "tier.dlfs";

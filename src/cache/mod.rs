@@ -1,0 +1,261 @@
+//! Tiers at work: devices in front of an origin that serve what is copied and copy what is worth it.
+//!
+//! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device of its own. A read
+//! through such a device is served from where its bytes are now: from the copy in a tier, from the
+//! origin, or piece by piece from both. What came from the origin and is to be kept goes on to the
+//! *copier*, a thread of its own, which gathers whole units, fetches what is missing of them, writes
+//! them to their tier and only then says that they are there. So a reader never waits for a copy, and
+//! everything above a queue pair (readers, loaders, targets, every language) has tiers for free.
+//!
+//! Nothing here is believed: the reader compares every sample with the directory's checksum, and a
+//! copy that does not agree is reported through [`QueuePair::distrust`](crate::qpair::QueuePair),
+//! counted, and read from the origin and written anew. A tier that fails is a miss; one that cannot
+//! be written is switched off with one warning.
+//!
+//! What is decided, and what is only moved: quota, admission and places are `tier`'s. A child of a fork
+//! reads the copies that there were, and copies nothing.
+//!
+//! Read `pair.rs` first, then `copier.rs`, then `media.rs`.
+
+mod assembly;
+mod config;
+mod copier;
+mod media;
+mod options;
+mod pair;
+mod probe;
+mod stats;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam::channel::Sender;
+use parking_lot::Mutex;
+
+use crate::buf::process_id;
+use crate::error::{Error, Result};
+use crate::format::Uuid;
+use crate::qpair::Device;
+use crate::qpair::group::Waker;
+use crate::tier::{Ledger, Place, Places, Policy, State, Units};
+use crate::units::Generation;
+
+pub use config::{Environment, Point, TierTable};
+pub use options::{TierKind, TierOptions, TierSpec};
+pub use probe::{Probe, probe};
+pub use stats::{CacheStats, OriginStats, TierStats};
+
+use copier::{Copier, Job};
+use media::Media;
+use stats::Counters;
+
+/// The tiers of one data set in one process. When it is dropped its devices read on, and nothing more
+/// is copied.
+pub struct Cache {
+    shared: Arc<Shared>,
+    devices: Vec<Arc<dyn Device>>,
+    thread: Option<JoinHandle<()>>,
+    policy: Policy,
+}
+
+/// What all queue pairs and the copier look at.
+struct Shared {
+    pid: u32,
+    units: Units,
+    places: Places,
+    ledger: Mutex<Ledger>,
+    media: Vec<Media>,
+    origins: Vec<Arc<dyn Device>>,
+    counters: Counters,
+    jobs: Sender<Job>,
+    waker: Waker,
+    /// Bytes on their way to the copier.
+    queued_bytes: AtomicUsize,
+    /// Reads of the origin that somebody waits for.
+    demand: AtomicUsize,
+    stop: AtomicBool,
+}
+
+/// What the copies are of.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    /// The image.
+    pub uuid: Uuid,
+    /// Its generation.
+    pub generation: Generation,
+}
+
+impl Cache {
+    /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` were cut from.
+    ///
+    /// Copies that an earlier run left in a local tier are used again once their checksums have been
+    /// compared, in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: a tier's path is missing or cannot be written. `Busy`: another process
+    /// uses it. `InvalidArgument`: more tiers than there may be, or one too small for its own index.
+    /// `OutOfMemory`: for a tier in memory.
+    pub fn new(
+        origins: &[Arc<dyn Device>],
+        units: Units,
+        identity: Identity,
+        options: &TierOptions,
+    ) -> Result<Cache> {
+        options.check()?;
+        let mut media = Vec::new();
+        let mut to_check = Vec::new();
+        for (number, spec) in (0..).zip(&options.tiers) {
+            let (opened, kept) = Media::open(number, spec, identity, &units)?;
+            media.push(opened);
+            to_check.extend(kept.into_iter().map(|kept| (number, kept)));
+        }
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
+        let places = Places::new(units.len());
+        to_check.retain(|(tier, kept)| {
+            let place = Place { tier: *tier, page: kept.page };
+            let end = kept.page + u64::from(units.get(kept.unit).pages);
+            let fits = end <= ledger.capacity(*tier) && places.reserve(kept.unit, place);
+            if fits {
+                ledger.restore(*tier, end);
+            }
+            fits
+        });
+        let counters = Counters::new(media.len());
+        let (jobs, received) = crossbeam::channel::unbounded();
+        let calls = Copier::calls()?;
+        let shared = Arc::new(Shared {
+            pid: process_id(),
+            units,
+            places,
+            ledger: Mutex::new(ledger),
+            media,
+            origins: origins.to_vec(),
+            counters,
+            jobs,
+            waker: calls.waker(),
+            queued_bytes: AtomicUsize::new(0),
+            demand: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let bandwidth = options.bandwidth_bytes_per_s;
+        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
+        let thread = std::thread::Builder::new()
+            .name("dlfs-tiers".into())
+            .spawn(move || copier.run())
+            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        let devices = pair::devices(&shared);
+        Ok(Cache { shared, devices, thread: Some(thread), policy: options.policy })
+    }
+
+    /// The namespaces of the data set, with the tiers in front of them.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// What decides which units are kept.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The units that are kept or not.
+    pub fn units(&self) -> &Units {
+        &self.shared.units
+    }
+
+    /// Pages that each tier may keep, fastest first.
+    pub fn capacities(&self) -> Vec<u64> {
+        self.shared.media.iter().map(|media| media.capacity_pages).collect()
+    }
+
+    /// Keeps what a plan says: units with their tiers, in the order in which they are to be fetched.
+    /// What was copied before stays.
+    pub fn set_plan(&self, planned: &[(u32, u8)]) {
+        let mut by_unit = vec![Ledger::NOT_PLANNED; self.shared.units.len() as usize];
+        planned.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        self.shared.ledger.lock().set_plan(by_unit);
+        let order = planned.iter().map(|&(unit, _)| unit).collect();
+        self.shared.tell(Job::Plan(order));
+    }
+
+    /// What was served from where and what was copied, so far.
+    pub fn stats(&self) -> CacheStats {
+        self.shared.counters.read(&self.shared.media, &self.shared.ledger.lock())
+    }
+
+    /// Whether nothing is being copied or checked, nor waits for it. For tests and benches.
+    pub fn is_settled(&self) -> bool {
+        self.shared.counters.is_settled()
+    }
+}
+
+impl Shared {
+    /// Only the process that opened the tiers copies: a child of a fork has no copier.
+    fn is_at_home(&self) -> bool {
+        self.pid == process_id()
+    }
+
+    fn tell(&self, job: Job) {
+        self.counters.unsettle(1);
+        // Nobody listens any more only when everything ends.
+        let _ = self.jobs.send(job);
+        self.waker.wake();
+    }
+
+    /// Reserves room for a unit that was read, if it is to be kept; whether its bytes are wanted now.
+    fn wants(&self, unit: u32) -> bool {
+        match self.places.state(unit) {
+            State::Copied(_) => false,
+            State::Reserved(_) => true,
+            State::Absent => self.reserve(unit),
+        }
+    }
+
+    fn reserve(&self, unit: u32) -> bool {
+        let mut ledger = self.ledger.lock();
+        if self.places.state(unit) != State::Absent {
+            return true;
+        }
+        let together = self.units.together_with(unit);
+        let pages = together.clone().map(|unit| u64::from(self.units.get(unit).pages)).sum();
+        let Some(place) = ledger.reserve(together.start, pages) else { return false };
+        let mut page = place.page;
+        for unit in together.clone() {
+            self.places.reserve(unit, Place { tier: place.tier, page });
+            page += u64::from(self.units.get(unit).pages);
+        }
+        drop(ledger);
+        self.tell(Job::Begin(together));
+        true
+    }
+
+    /// No more copies in `tier`; says so once.
+    fn switch_off(&self, tier: u8, why: &dyn std::fmt::Display) {
+        if self.ledger.lock().switch_off(tier) {
+            let tier = &self.media[usize::from(tier)].name;
+            tracing::warn!(%tier, "the tier takes no more copies: {why}");
+        }
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let thread = self.thread.take();
+        if !self.shared.is_at_home() {
+            std::mem::forget(thread); // it does not run in this process
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.waker.wake();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the copier panicked");
+        }
+    }
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,139 @@
+//! What the user says of tiers, on a command line or in a program.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::tier::{Policy, Stop};
+use crate::units::parse_size;
+
+/// How tiers are used.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TierOptions {
+    /// The tiers, fastest first; without any, the origin is read as if there were no such thing.
+    pub tiers: Vec<TierSpec>,
+    /// Which samples are kept.
+    pub policy: Policy,
+    /// When first-touch stops to look for room.
+    pub stop: Stop,
+    /// The most that the copier takes from the origin for itself, in bytes a second; `None`: no limit.
+    pub bandwidth_bytes_per_s: Option<u64>,
+}
+
+/// One tier: what it is and how much it may keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierSpec {
+    /// Where copies lie.
+    pub kind: TierKind,
+    /// The most that it may keep, its index included.
+    pub quota_bytes: u64,
+}
+
+/// Where the copies of a tier lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TierKind {
+    /// In this process's memory.
+    Ram,
+    /// In a file within this folder, or on this block device or in this file itself.
+    File(PathBuf),
+}
+
+impl TierOptions {
+    /// Whether there is anything to do.
+    pub fn is_active(&self) -> bool {
+        !self.tiers.is_empty() && self.policy != Policy::None
+    }
+
+    /// Whether they can be.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: more tiers than a place can name, a tier without room, or two in one place.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if self.tiers.len() > MAX_TIERS {
+            return refuse(format!("{} tiers, more than {MAX_TIERS}", self.tiers.len()));
+        }
+        for (index, tier) in self.tiers.iter().enumerate() {
+            if tier.quota_bytes == 0 {
+                return refuse(format!("the tier {tier} has no room"));
+            }
+            let is_file = matches!(tier.kind, TierKind::File(_));
+            if is_file && self.tiers[..index].iter().any(|other| other.kind == tier.kind) {
+                return refuse(format!("two tiers in one place: {tier}"));
+            }
+        }
+        match self.bandwidth_bytes_per_s {
+            Some(0) => refuse("a copier of 0 bytes a second never ends".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for TierSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            TierKind::Ram => write!(f, "ram:{}", self.quota_bytes),
+            TierKind::File(path) => write!(f, "file:{}:{}", path.display(), self.quota_bytes),
+        }
+    }
+}
+
+impl FromStr for TierSpec {
+    type Err = Error;
+
+    /// Reads `ram:SIZE` or `file:PATH:SIZE`.
+    fn from_str(text: &str) -> Result<TierSpec> {
+        let refuse = |why: &str| {
+            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is no tier: {why}"))
+                .hint("ram:4G, or file:/fast/cache:20G for a folder, file or block device")
+        };
+        let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));
+        if let Some(rest) = text.strip_prefix("ram:") {
+            return Ok(TierSpec { kind: TierKind::Ram, quota_bytes: size(rest)? });
+        }
+        let rest = text.strip_prefix("file:").ok_or_else(|| refuse("neither ram: nor file:"))?;
+        let (path, quota) = rest.rsplit_once(':').ok_or_else(|| refuse("no size"))?;
+        if path.is_empty() {
+            return Err(refuse("no path"));
+        }
+        Ok(TierSpec { kind: TierKind::File(path.into()), quota_bytes: size(quota)? })
+    }
+}
+
+/// What a place can name.
+const MAX_TIERS: usize = 15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_read_from_their_text_and_anything_else_is_refused_with_examples() {
+        let tier: TierSpec = "ram:4G".parse().unwrap();
+        assert_eq!(tier, TierSpec { kind: TierKind::Ram, quota_bytes: 4 << 30 });
+        let tier: TierSpec = "file:/a:b:20M".parse().unwrap();
+        let kind = TierKind::File("/a:b".into());
+        assert_eq!(tier, TierSpec { kind, quota_bytes: 20 << 20 });
+        assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
+        for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G"] {
+            let error = text.parse::<TierSpec>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.report().contains("ram:4G"), "{text}: {}", error.report());
+        }
+    }
+
+    #[test]
+    fn tiers_that_cannot_be_are_refused_by_name() {
+        let refuse = |tiers: &[&str], bandwidth_bytes_per_s| {
+            let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
+            let options = TierOptions { tiers, bandwidth_bytes_per_s, ..TierOptions::default() };
+            options.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refuse(&["ram:1M", "ram:2M", "file:/a:1M"], Some(1)), "");
+        assert!(refuse(&["ram:0"], None).contains("ram:0"));
+        assert!(refuse(&["file:/a:1M", "file:/a:2M"], None).contains("/a"));
+        assert!(refuse(&["ram:1M"; 16], None).contains("16 tiers"));
+        assert!(refuse(&[], Some(0)).contains("0 bytes"));
+    }
+}

@@ -1,0 +1,384 @@
+//! A namespace with tiers in front of it: each read is cut where copies begin and end.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::Shared;
+use super::copier::Job;
+use crate::buf::{IoBuf, Pool};
+use crate::error::Result;
+use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use crate::tier::PAGE_BYTES;
+use crate::units::Lba;
+
+/// One for each origin.
+pub(super) fn devices(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
+    let device = |number| -> Arc<dyn Device> {
+        Arc::new(TieredDevice { shared: Arc::clone(shared), number })
+    };
+    (0..shared.origins.len() as u16).map(device).collect()
+}
+
+struct TieredDevice {
+    shared: Arc<Shared>,
+    number: u16,
+}
+
+impl TieredDevice {
+    /// The origin's namespace in blocks of a page, so that whole blocks are whole pages of a copy.
+    fn describe(&self, origin: Namespace) -> Namespace {
+        let tiers = self.shared.media.iter().map(|media| media.device.namespace());
+        let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(u32::MAX);
+        Namespace {
+            num_blocks: origin.len_bytes() / PAGE_BYTES,
+            block_len_bytes: PAGE_BYTES as u32,
+            max_transfer_bytes: origin.max_transfer_bytes.min(most),
+            read_only: true,
+            engine: format!("tiers over {}", origin.engine),
+            ..origin
+        }
+    }
+}
+
+impl Device for TieredDevice {
+    fn namespace(&self) -> Namespace {
+        self.describe(self.shared.origins[usize::from(self.number)].namespace())
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let origin = self.shared.origins[usize::from(self.number)].queue_pair()?;
+        let namespace = self.describe(origin.namespace().clone());
+        let mut ways = vec![Way::to(origin)];
+        for media in &self.shared.media {
+            ways.push(Way::to(media.device.queue_pair()?));
+        }
+        Ok(Box::new(TieredPair {
+            shared: Arc::clone(&self.shared),
+            number: self.number,
+            namespace,
+            ways,
+            reads: Slab::new(),
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            cuts: Vec::new(),
+            polled: Instant::now(),
+        }))
+    }
+}
+
+/// A read that was taken: what is missing of it, and the pieces that have come.
+struct Read {
+    tag: u64,
+    pieces: Vec<Piece>,
+    missing: usize,
+    failed: Option<IoError>,
+}
+
+struct Piece {
+    /// First byte on the namespace.
+    start: u64,
+    len: usize,
+    /// Which of the ways it takes: 0 is the origin, 1 the first tier.
+    way: usize,
+    began: Instant,
+    buf: Option<IoBuf>,
+    /// Units that are to be kept, of which these bytes are.
+    wanted: Vec<u32>,
+}
+
+/// Bytes that come from one place.
+struct Cut {
+    range: Range<u64>,
+    way: usize,
+    /// First byte at that place.
+    at: u64,
+}
+
+/// A queue pair beneath, and what it has no room for yet.
+struct Way {
+    pair: Box<dyn QueuePair>,
+    block_len: u64,
+    pending: VecDeque<Io>,
+}
+
+impl Way {
+    fn to(pair: Box<dyn QueuePair>) -> Way {
+        let block_len = u64::from(pair.namespace().block_len_bytes);
+        Way { pair, block_len, pending: VecDeque::new() }
+    }
+
+    fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {
+        let slba = Lba(offset / self.block_len);
+        self.pending.push_back(Io { op: IoOp::Read, slba, buf, tag });
+    }
+
+    fn submit(&mut self) {
+        if !self.pending.is_empty() {
+            self.pair.submit(&mut self.pending);
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.pending.is_empty() || self.pair.outstanding() > 0
+    }
+}
+
+struct TieredPair {
+    shared: Arc<Shared>,
+    number: u16,
+    namespace: Namespace,
+    ways: Vec<Way>,
+    reads: Slab<Read>,
+    ready: VecDeque<Completion>,
+    scratch: Vec<Completion>,
+    cuts: Vec<Cut>,
+    polled: Instant,
+}
+
+impl TieredPair {
+    fn take(&mut self, io: Io, now: Instant) {
+        let checked = self.namespace.check(&io);
+        if checked.is_err() || io.op != IoOp::Read {
+            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+            return;
+        }
+        let start = io.slba.0 * PAGE_BYTES;
+        let range = start..start + io.buf.len() as u64;
+        let mut cuts = std::mem::take(&mut self.cuts);
+        self.cut(&range, &mut cuts);
+        let read = Read {
+            tag: io.tag,
+            pieces: Vec::with_capacity(cuts.len()),
+            missing: cuts.len(),
+            failed: None,
+        };
+        let key = self.reads.insert(read);
+        let mut rest = io.buf;
+        for (number, cut) in cuts.drain(..).enumerate() {
+            let len = (cut.range.end - cut.range.start) as usize;
+            let behind = rest.split_off(len);
+            let buf = std::mem::replace(&mut rest, behind);
+            let wanted = if cut.way == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
+            let piece =
+                Piece { start: cut.range.start, len, way: cut.way, began: now, buf: None, wanted };
+            self.reads[key].pieces.push(piece);
+            self.ways[cut.way].push(cut.at, buf, (key as u64) << 32 | number as u64);
+        }
+        self.cuts = cuts;
+    }
+
+    /// Where the bytes of `range` are now, in order.
+    fn cut(&self, range: &Range<u64>, cuts: &mut Vec<Cut>) {
+        let shared = &*self.shared;
+        let mut at = range.start;
+        for unit in shared.units.within(self.number, range) {
+            let Some(place) = shared.places.copy_of(unit) else { continue };
+            let unit = shared.units.get(unit);
+            let (from, to) = (unit.start_bytes().max(at), unit.end_bytes().min(range.end));
+            if from >= to {
+                continue; // its bytes come with the copy before it
+            }
+            if from > at {
+                cuts.push(Cut { range: at..from, way: 0, at });
+            }
+            let data = shared.media[usize::from(place.tier)].data_offset;
+            let offset = data + place.page * PAGE_BYTES + (from - unit.start_bytes());
+            let way = usize::from(place.tier) + 1;
+            match cuts.last_mut() {
+                Some(last) if last.way == way && last.at + (from - last.range.start) == offset => {
+                    last.range.end = to;
+                }
+                _ => cuts.push(Cut { range: from..to, way, at: offset }),
+            }
+            at = to;
+        }
+        if at < range.end {
+            cuts.push(Cut { range: at..range.end, way: 0, at });
+        }
+    }
+
+    /// Notes that `range` is read from the origin; returns the units whose copies want the bytes.
+    fn begin_origin(&self, range: &Range<u64>) -> Vec<u32> {
+        let shared = &*self.shared;
+        shared.demand.fetch_add(1, Ordering::AcqRel);
+        if !shared.is_at_home() {
+            return Vec::new();
+        }
+        let within = shared.units.within(self.number, range);
+        let touched = within.filter(|&unit| shared.units.is_touched(self.number, unit, range));
+        let wanted: Vec<u32> = touched.filter(|&unit| shared.wants(unit)).collect();
+        wanted.iter().for_each(|&unit| shared.tell(Job::Expect(unit)));
+        wanted
+    }
+
+    fn complete(&mut self, way: usize, completion: Completion, now: Instant) {
+        let key = (completion.tag >> 32) as usize;
+        let number = (completion.tag & u64::from(u32::MAX)) as usize;
+        let piece = &mut self.reads[key].pieces[number];
+        let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
+        let took = now.saturating_duration_since(piece.began);
+        let wanted = std::mem::take(&mut piece.wanted);
+        match (&completion.result, way) {
+            (Ok(()), 0) => {
+                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                self.shared.counters.origin_read(len, took);
+                self.pass_on(&wanted, range.start, &completion.buf);
+            }
+            (Ok(()), tier) => self.shared.counters.hit(tier as u8 - 1, len, took),
+            (Err(error), 0) => {
+                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                wanted.iter().for_each(|&unit| self.shared.tell(Job::Gone(unit)));
+                self.reads[key].failed.get_or_insert(error.clone());
+            }
+            (Err(_), _) => {
+                // A copy that cannot be read is no copy: the origin still has the bytes.
+                self.forget_copies(&range);
+                let wanted = self.begin_origin(&range);
+                let piece = &mut self.reads[key].pieces[number];
+                (piece.way, piece.wanted) = (0, wanted);
+                self.ways[0].push(range.start, completion.buf, completion.tag);
+                return;
+            }
+        }
+        let read = &mut self.reads[key];
+        read.pieces[number].buf = Some(completion.buf);
+        read.missing -= 1;
+        if read.missing == 0 {
+            let read = self.reads.remove(key);
+            self.ready.push_back(read.finish());
+        }
+    }
+
+    /// Gives the copier what came from the origin and is to be kept, while it can take more.
+    fn pass_on(&self, wanted: &[u32], start: u64, bytes: &[u8]) {
+        let shared = &*self.shared;
+        for &unit in wanted {
+            let place = shared.units.get(unit);
+            let from = place.start_bytes().max(start);
+            let to = place.end_bytes().min(start + bytes.len() as u64);
+            let len = (to - from) as usize;
+            if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
+                shared.tell(Job::Gone(unit));
+                continue;
+            }
+            let skip = (from - start) as usize;
+            let bytes = bytes[skip..skip + len].to_vec();
+            shared.tell(Job::Piece { unit, offset: (from - place.start_bytes()) as usize, bytes });
+        }
+    }
+
+    fn forget_copies(&self, range: &Range<u64>) {
+        let shared = &*self.shared;
+        for unit in shared.units.within(self.number, range) {
+            let Some(place) = shared.places.copy_of(unit) else { continue };
+            if shared.places.distrust(unit) {
+                shared.counters.damaged(place.tier);
+                if shared.is_at_home() {
+                    shared.tell(Job::Begin(unit..unit + 1));
+                }
+            }
+        }
+    }
+}
+
+impl Read {
+    fn finish(self) -> Completion {
+        let mut buf = IoBuf::empty();
+        for piece in self.pieces {
+            let piece = piece.buf.expect("none is missing");
+            buf.unsplit(piece).expect("a completion returns the buffer of its I/O");
+        }
+        Completion { tag: self.tag, buf, result: self.failed.map_or(Ok(()), Err) }
+    }
+}
+
+impl QueuePair for TieredPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
+        let count = room.min(pending.len());
+        let now = Instant::now();
+        for io in pending.drain(..count) {
+            self.take(io, now);
+        }
+        self.ways.iter_mut().for_each(Way::submit);
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.polled = now;
+        for way in 0..self.ways.len() {
+            self.ways[way].submit();
+            let mut scratch = std::mem::take(&mut self.scratch);
+            self.ways[way].pair.poll(now, max, &mut scratch);
+            for completion in scratch.drain(..) {
+                self.complete(way, completion, now);
+            }
+            self.scratch = scratch;
+        }
+        self.ways[0].submit(); // what a tier did not have
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.ways.iter_mut().for_each(|way| way.pair.use_pool(pool));
+    }
+
+    fn outstanding(&self) -> usize {
+        self.reads.len() + self.ready.len()
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        let start = slba.0 * PAGE_BYTES;
+        self.forget_copies(&(start..start + len_bytes as u64));
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        let mut busy = self.ways.iter().filter(|way| way.is_busy());
+        match (busy.next(), busy.next()) {
+            (None, _) => self.ways[0].pair.wait_fd(),
+            (Some(only), None) => only.pair.wait_fd(),
+            _ => None, // there is no sleeping on two: see `next_timeout`
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let beneath = self.ways.iter().filter_map(|way| way.pair.next_timeout()).min();
+        let busy = self.ways.iter().filter(|way| way.is_busy()).count();
+        let soon = (busy > 1 || !self.ready.is_empty()).then(|| self.polled + SEVERAL_WAYS_POLL);
+        beneath.into_iter().chain(soon).min()
+    }
+}
+
+impl Drop for TieredPair {
+    fn drop(&mut self) {
+        let shared = &*self.shared;
+        if !shared.is_at_home() {
+            return;
+        }
+        for (_, read) in &self.reads {
+            for piece in read.pieces.iter().filter(|piece| piece.way == 0 && piece.buf.is_none()) {
+                shared.demand.fetch_sub(1, Ordering::AcqRel);
+                piece.wanted.iter().for_each(|&unit| shared.tell(Job::Gone(unit)));
+            }
+        }
+    }
+}
+
+/// What may wait for the copier; more is read from the origin again, later.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+
+/// How long nothing is looked at while reads are under way in two places: no longer than a read of a
+/// local drive takes.
+const SEVERAL_WAYS_POLL: Duration = Duration::from_micros(100);

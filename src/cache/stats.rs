@@ -1,0 +1,176 @@
+//! What tiers did, counted without locks.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::media::Media;
+use crate::tier::{Ledger, PAGE_BYTES};
+
+/// What was served from where and what was copied.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CacheStats {
+    /// By tier, fastest first.
+    pub tiers: Vec<TierStats>,
+    /// What was read from the origin.
+    pub origin: OriginStats,
+}
+
+/// What one tier did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TierStats {
+    /// As the user named it.
+    pub name: String,
+    /// What it may keep, its index not counted.
+    pub capacity_bytes: u64,
+    /// What is reserved of that.
+    pub used_bytes: u64,
+    /// Reads, or pieces of reads, that it served.
+    pub hits: u64,
+    /// Bytes of those.
+    pub hit_bytes: u64,
+    /// Time from submission to completion, summed over those.
+    pub hit_s: f64,
+    /// Units copied into it.
+    pub fills: u64,
+    /// Bytes of those.
+    pub fill_bytes: u64,
+    /// Time that writing them took, summed.
+    pub fill_s: f64,
+    /// Units of an earlier run that were checked and are used again.
+    pub restored: u64,
+    /// Copies that were damaged, cut off or unreadable: each was a miss, and is written anew.
+    pub damaged: u64,
+    /// Whether it takes no more copies, since one could not be written.
+    pub is_off: bool,
+}
+
+/// What was read from the origin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct OriginStats {
+    /// Reads that somebody waited for.
+    pub reads: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Time from submission to completion, summed over those.
+    pub read_s: f64,
+    /// Reads by the copier for itself.
+    pub copier_reads: u64,
+    /// Bytes of those.
+    pub copier_bytes: u64,
+}
+
+/// The counters behind it.
+pub(super) struct Counters {
+    tiers: Vec<TierCounters>,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    read_ns: AtomicU64,
+    copier_reads: AtomicU64,
+    copier_bytes: AtomicU64,
+    /// Units reserved, or to be checked, and not yet decided.
+    unsettled: AtomicI64,
+}
+
+#[derive(Default)]
+struct TierCounters {
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    hit_ns: AtomicU64,
+    fills: AtomicU64,
+    fill_bytes: AtomicU64,
+    fill_ns: AtomicU64,
+    restored: AtomicU64,
+    damaged: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn new(num_tiers: usize) -> Counters {
+        let tiers = (0..num_tiers).map(|_| TierCounters::default()).collect();
+        let (reads, bytes, read_ns) = Default::default();
+        let (copier_reads, copier_bytes, unsettled) = Default::default();
+        Counters { tiers, reads, bytes, read_ns, copier_reads, copier_bytes, unsettled }
+    }
+
+    pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
+        let tier = &self.tiers[usize::from(tier)];
+        add(&tier.hits, 1);
+        add(&tier.hit_bytes, len as u64);
+        add(&tier.hit_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn origin_read(&self, len: usize, took: Duration) {
+        add(&self.reads, 1);
+        add(&self.bytes, len as u64);
+        add(&self.read_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn copier_read(&self, reads: u64, len: usize) {
+        add(&self.copier_reads, reads);
+        add(&self.copier_bytes, len as u64);
+    }
+
+    pub(super) fn filled(&self, tier: u8, len: usize, took: Duration) {
+        let tier = &self.tiers[usize::from(tier)];
+        add(&tier.fills, 1);
+        add(&tier.fill_bytes, len as u64);
+        add(&tier.fill_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn restored(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].restored, 1);
+    }
+
+    pub(super) fn damaged(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].damaged, 1);
+    }
+
+    /// `by` more units wait for the copier, or fewer.
+    pub(super) fn unsettle(&self, by: i64) {
+        self.unsettled.fetch_add(by, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled.load(Ordering::Acquire) <= 0
+    }
+
+    pub(super) fn read(&self, media: &[Media], ledger: &Ledger) -> CacheStats {
+        let tier = |(number, (counters, media)): (u8, (&TierCounters, &Media))| TierStats {
+            name: media.name.clone(),
+            capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
+            used_bytes: ledger.used(number) * PAGE_BYTES,
+            hits: load(&counters.hits),
+            hit_bytes: load(&counters.hit_bytes),
+            hit_s: seconds(&counters.hit_ns),
+            fills: load(&counters.fills),
+            fill_bytes: load(&counters.fill_bytes),
+            fill_s: seconds(&counters.fill_ns),
+            restored: load(&counters.restored),
+            damaged: load(&counters.damaged),
+            is_off: ledger.is_off(number),
+        };
+        CacheStats {
+            tiers: (0..).zip(self.tiers.iter().zip(media)).map(tier).collect(),
+            origin: OriginStats {
+                reads: load(&self.reads),
+                bytes: load(&self.bytes),
+                read_s: seconds(&self.read_ns),
+                copier_reads: load(&self.copier_reads),
+                copier_bytes: load(&self.copier_bytes),
+            },
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn seconds(counter: &AtomicU64) -> f64 {
+    Duration::from_nanos(load(counter)).as_secs_f64()
+}

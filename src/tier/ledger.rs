@@ -1,0 +1,216 @@
+//! Quota and admission: what is reserved where, before a byte is copied.
+
+use std::str::FromStr;
+
+use super::Place;
+
+/// Which units are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// None: every read goes to the origin.
+    None,
+    /// Those that are read first, while there is room.
+    #[default]
+    FirstTouch,
+    /// Those that the plan of the run names.
+    Clairvoyant,
+}
+
+/// The name of no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no policy: none, first-touch or clairvoyant")]
+pub struct NotAPolicy(String);
+
+impl FromStr for Policy {
+    type Err = NotAPolicy;
+
+    fn from_str(text: &str) -> Result<Policy, NotAPolicy> {
+        match text {
+            "none" => Ok(Policy::None),
+            "first-touch" => Ok(Policy::FirstTouch),
+            "clairvoyant" => Ok(Policy::Clairvoyant),
+            _ => Err(NotAPolicy(text.to_owned())),
+        }
+    }
+}
+
+/// When `first-touch` stops to look for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Stop {
+    /// Never: a smaller unit may fit where a larger one did not.
+    #[default]
+    Never,
+    /// For good, when the first unit fits in no tier: Monarch's own rule.
+    AtFirstFailure,
+}
+
+/// Room in all tiers, and who gets it. All that it counts is pages.
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    tiers: Vec<Room>,
+    policy: Policy,
+    stop: Stop,
+    is_stable: bool,
+    /// For each unit, the tier that the plan keeps it in.
+    planned: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    capacity: u64,
+    used: u64,
+    is_off: bool,
+}
+
+impl Ledger {
+    /// Empty tiers of these capacities in pages, fastest first.
+    pub fn new(policy: Policy, stop: Stop, capacities: &[u64]) -> Ledger {
+        let room = |&capacity| Room { capacity, used: 0, is_off: false };
+        let tiers = capacities.iter().map(room).collect();
+        Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
+    }
+
+    /// What decides.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Keeps what `planned` says from now on: a tier for each unit, or [`Ledger::NOT_PLANNED`].
+    pub fn set_plan(&mut self, planned: Vec<u8>) {
+        self.planned = planned;
+    }
+
+    /// A unit that the plan keeps nowhere.
+    pub const NOT_PLANNED: u8 = u8::MAX;
+
+    /// Takes what was found in tier `tier` after a restart: everything up to page `end`.
+    pub fn restore(&mut self, tier: u8, end: u64) {
+        let room = &mut self.tiers[usize::from(tier)];
+        room.used = room.used.max(end.min(room.capacity));
+    }
+
+    /// Reserves `pages` for unit `unit` (or the first of those kept together), if the policy wants it
+    /// and there is room. What is reserved stays so: nothing is evicted.
+    pub fn reserve(&mut self, unit: u32, pages: u64) -> Option<Place> {
+        match self.policy {
+            Policy::None => None,
+            Policy::FirstTouch => {
+                if self.is_stable {
+                    return None;
+                }
+                let tier = self.tiers.iter().position(|room| room.fits(pages));
+                if tier.is_none() && self.stop == Stop::AtFirstFailure {
+                    self.is_stable = true;
+                }
+                self.take(tier?, pages)
+            }
+            Policy::Clairvoyant => {
+                let tier = usize::from(*self.planned.get(unit as usize)?);
+                let fits = self.tiers.get(tier).is_some_and(|room| room.fits(pages));
+                if fits { self.take(tier, pages) } else { None }
+            }
+        }
+    }
+
+    /// No more room is given out in `tier`; `false` when that was so before.
+    pub fn switch_off(&mut self, tier: u8) -> bool {
+        !std::mem::replace(&mut self.tiers[usize::from(tier)].is_off, true)
+    }
+
+    /// Pages of `tier` that are reserved.
+    pub fn used(&self, tier: u8) -> u64 {
+        self.tiers[usize::from(tier)].used
+    }
+
+    /// Whether no more room is given out in `tier`.
+    pub fn is_off(&self, tier: u8) -> bool {
+        self.tiers[usize::from(tier)].is_off
+    }
+
+    /// Pages that `tier` may keep.
+    pub fn capacity(&self, tier: u8) -> u64 {
+        self.tiers[usize::from(tier)].capacity
+    }
+
+    fn take(&mut self, tier: usize, pages: u64) -> Option<Place> {
+        let room = &mut self.tiers[tier];
+        let page = room.used;
+        room.used += pages;
+        assert!(room.used <= room.capacity, "more reserved than the quota");
+        Some(Place { tier: tier as u8, page })
+    }
+}
+
+impl Room {
+    fn fits(&self, pages: u64) -> bool {
+        !self.is_off && pages <= self.capacity - self.used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(tier: u8, page: u64) -> Option<Place> {
+        Some(Place { tier, page })
+    }
+
+    #[test]
+    fn first_touch_fills_top_down_and_by_default_goes_on_with_what_is_smaller() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.reserve(0, pages));
+        assert_eq!(found, [at(0, 0), at(1, 0), None, at(0, 8), at(1, 3)]);
+    }
+
+    #[test]
+    fn monarchs_stop_rule_ends_placement_at_the_first_unit_that_fits_nowhere() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::AtFirstFailure, &[10, 5]);
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.reserve(0, pages));
+        assert_eq!(found, [at(0, 0), at(1, 0), None, None, None]);
+    }
+
+    #[test]
+    fn clairvoyant_keeps_what_is_planned_where_it_is_planned_and_nothing_else() {
+        let mut ledger = Ledger::new(Policy::Clairvoyant, Stop::Never, &[10, 5]);
+        assert_eq!(ledger.reserve(0, 1), None, "there is no plan yet");
+        ledger.set_plan(vec![1, Ledger::NOT_PLANNED, 0, 1]);
+        let found = [0, 1, 2, 3, 4].map(|unit| ledger.reserve(unit, 4));
+        assert_eq!(found, [at(1, 0), None, at(0, 0), None, None]);
+    }
+
+    #[test]
+    fn a_tier_that_is_off_or_full_of_what_it_kept_gives_no_room() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
+        ledger.restore(0, 9);
+        assert_eq!(ledger.reserve(0, 2), at(1, 0));
+        assert!(ledger.switch_off(1) && !ledger.switch_off(1));
+        assert_eq!((ledger.reserve(0, 1), ledger.reserve(0, 1)), (at(0, 9), None));
+        ledger.restore(0, 99);
+        assert_eq!(ledger.used(0), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn the_quota_is_never_exceeded_and_no_two_copies_share_a_page(
+            capacities in prop::collection::vec(0_u64..50, 0..4),
+            wanted in prop::collection::vec(1_u64..20, 0..60), stop: bool,
+        ) {
+            let stop = if stop { Stop::AtFirstFailure } else { Stop::Never };
+            let mut ledger = Ledger::new(Policy::FirstTouch, stop, &capacities);
+            let mut taken = vec![Vec::new(); capacities.len()];
+            for pages in wanted {
+                if let Some(place) = ledger.reserve(0, pages) {
+                    let tier: &mut Vec<u64> = &mut taken[usize::from(place.tier)];
+                    tier.extend(place.page..place.page + pages);
+                }
+            }
+            for (tier, capacity) in taken.iter().zip(&capacities) {
+                prop_assert!(tier.iter().all(|page| page < capacity));
+                let mut pages = tier.clone();
+                pages.dedup();
+                prop_assert_eq!(pages.len(), tier.len());
+            }
+        }
+    }
+}

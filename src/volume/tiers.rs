@@ -1,0 +1,71 @@
+//! Tiers in front of an image, and the plan of a run that says what they keep.
+
+use std::sync::Arc;
+
+use crate::cache::{Cache, Identity, TierOptions};
+use crate::directory::Directory;
+use crate::error::Result;
+use crate::plan::{ByUnit, Planner, Run, Tier};
+use crate::prefetch::LoaderOptions;
+use crate::tier::{Policy, Units};
+
+use super::Image;
+
+impl Image {
+    /// The same image, read through the tiers of `options`. Each handle that this one was cloned from
+    /// goes on as before.
+    ///
+    /// # Errors
+    /// Those of [`Cache::new`].
+    pub fn with_tiers(mut self, options: &TierOptions) -> Result<Image> {
+        if options.is_active() {
+            let identity =
+                Identity { uuid: self.directory.uuid(), generation: self.directory.generation() };
+            let units = Units::of(&self.directory);
+            let cache = Cache::new(&self.devices, units, identity, options)?;
+            self.devices = cache.devices().to_vec();
+            self.cache = Some(Arc::new(cache));
+        }
+        Ok(self)
+    }
+
+    /// The tiers, if it is read through any.
+    pub fn tiers(&self) -> Option<&Cache> {
+        self.cache.as_deref()
+    }
+
+    /// Has the tiers keep what the run of `options` reads most, if they keep what a plan says.
+    pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
+        let Some(cache) = self.tiers().filter(|cache| cache.policy() == Policy::Clairvoyant) else {
+            return Ok(());
+        };
+        cache.set_plan(&planned(cache, &self.directory, options)?);
+        Ok(())
+    }
+}
+
+/// The units that this rank keeps, each with its tier, in the order in which it reads them first.
+fn planned(
+    cache: &Cache,
+    directory: &Directory,
+    options: &LoaderOptions,
+) -> Result<Vec<(u32, u8)>> {
+    let (first, consumed) = match &options.resume {
+        Some(state) => (state.epoch.0, state.consumed),
+        None => (options.epochs.start, 0),
+    };
+    let epochs = first..options.epochs.end.max(first);
+    let run = Run::new(directory, options.order, epochs, options.world_size, options.tail)
+        .map_err(crate::plan::PlanError::from)?
+        .after(consumed);
+    let unit_of = cache.units().by_sample(directory);
+    let by_unit = ByUnit::new(&run, &unit_of);
+    let mut planner = Planner::new(&by_unit, cache.units(), crate::tier::PAGE_BYTES as u32)?;
+    let tier = |num_blocks| Tier { num_blocks };
+    let tiers: Vec<Tier> = cache.capacities().into_iter().map(tier).collect();
+    let mut planned = Vec::new();
+    planner.place(options.rank, &tiers, &mut |copy| {
+        planned.push((copy.sample.0 as u32, copy.tier));
+    })?;
+    Ok(planned)
+}

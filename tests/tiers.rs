@@ -1,0 +1,547 @@
+//! Tiers in front of an origin: the same bytes in the same order whatever is kept, never more than the
+//! quota, and every fault of a tier no more than a miss. The table of rows is in `tiers_rows.rs`.
+
+mod images;
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::ErrorKind;
+use dlfs::cache::{Cache, CacheStats, Identity, TierOptions};
+use dlfs::format::{Pack, Uuid};
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::prefetch::{Batching, LoaderOptions};
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::folder::FolderNamespace;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::tier::{Index, Policy, Stop, Units};
+use dlfs::units::{Generation, SampleId};
+use dlfs::volume::{Image, OpenOptions};
+
+use images::{Sample, sample};
+use support::contract;
+use support::disk::SmallDisk;
+use support::faults::{Fault, Faulty, Rule};
+use support::random::Random;
+
+/// A data set on two namespaces in memory, and counters of what is read of them.
+struct Data {
+    source: Vec<Sample>,
+    origins: Vec<Arc<Faulty>>,
+}
+
+impl Data {
+    /// Samples of all kinds of lengths: less than a block, many blocks, more than a unit.
+    fn new() -> Data {
+        let lens = [100, 5_000, 70_000, 33_000, 8_192, 200_000, 0, 4_097];
+        let mut source: Vec<Sample> = (0..120)
+            .map(|index| sample(&format!("s{index:03}"), Some(index), lens[index as usize % 8]))
+            .collect();
+        source.push(sample("t", Some(3), (5 << 20) + 3));
+        let mut media = images::Image::new(2, Pack::Aligned);
+        media.add(&source, 7, source.len() as u64, &[]);
+        let origins = media.namespaces.iter().map(|bytes| {
+            let len = bytes.len().next_multiple_of(64 << 10);
+            let device = MemNamespace::new(len as u64, 512).unwrap();
+            let mut padded = bytes.clone();
+            padded.resize(len, 0);
+            Blocking::new(device.queue_pair().unwrap()).unwrap().write_at(0, &padded).unwrap();
+            Arc::new(Faulty::new(Arc::new(device)))
+        });
+        Data { origins: origins.collect(), source }
+    }
+
+    fn open(&self, options: &TierOptions) -> Image {
+        self.try_open(options).unwrap()
+    }
+
+    fn try_open(&self, options: &TierOptions) -> dlfs::Result<Image> {
+        let devices = self.origins.iter().map(|origin| Arc::clone(origin) as Arc<dyn Device>);
+        let options = OpenOptions { tiers: options.clone(), ..OpenOptions::default() };
+        Image::from_devices(devices.collect(), &options)
+    }
+
+    /// Reads epochs along an order, compares every byte, and returns the ids in their order.
+    fn epochs(&self, image: &Image, options: LoaderOptions) -> Vec<u64> {
+        let mut loader = image.loader(options).unwrap();
+        let mut order = Vec::new();
+        while let Some(batch) = loader.next() {
+            let batch = batch.unwrap_or_else(|error| panic!("{error:?}"));
+            self.compare(&batch);
+            order.extend(batch.ids().map(|id| id.0));
+        }
+        order
+    }
+
+    fn compare(&self, batch: &Batch) {
+        for (index, id) in batch.ids().enumerate() {
+            let expected = &self.source[id.0 as usize].record;
+            assert!(batch.bytes(index)[..] == expected[..], "sample {id}");
+        }
+    }
+
+    /// Reads all samples by id, a few at a time.
+    fn all(&self, image: &Image) {
+        let mut reader = image.reader(ReaderOptions::default()).unwrap();
+        let ids: Vec<SampleId> = (0..self.source.len() as u64).map(SampleId).collect();
+        let mut batch = Batch::new();
+        for ids in ids.chunks(7) {
+            reader.read_batch(ids, &mut batch).unwrap_or_else(|error| panic!("{error:?}"));
+            self.compare(&batch);
+        }
+    }
+
+    fn origin_reads(&self) -> usize {
+        self.origins.iter().map(|origin| origin.take_seen().len()).sum()
+    }
+}
+
+fn options(policy: Policy, tiers: &[&str]) -> TierOptions {
+    let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
+    TierOptions { tiers, policy, ..TierOptions::default() }
+}
+
+/// Waits until nothing is being copied.
+fn settle(image: &Image) -> CacheStats {
+    let tiers = image.tiers().expect("it was opened with tiers");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !tiers.is_settled() {
+        assert!(Instant::now() < until, "still copying: {:#?}", tiers.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    tiers.stats()
+}
+
+fn global(seed: u64, epochs: u64) -> LoaderOptions {
+    LoaderOptions::new(OrderSpec { kind: OrderKind::Global, seed }, 11, epochs)
+}
+
+#[test]
+fn every_policy_gives_the_same_bytes_in_the_same_order() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random::new(41);
+    let kinds = [
+        OrderKind::Global,
+        OrderKind::Grouped { lanes: 2, group: 2 },
+        OrderKind::Sequential { by: SequentialBy::Slot },
+        OrderKind::Sequential { by: SequentialBy::Id },
+    ];
+    let plain = data.open(&TierOptions::default());
+    for (round, kind) in (0..3).flat_map(|round| kinds.map(|kind| (round, kind))) {
+        let mut run = LoaderOptions::new(OrderSpec { kind, seed: random.next_u64() }, 9, 3);
+        run.batch_size = 1 + random.below(30) as usize;
+        run.world_size = 1 + random.below(3) as u32;
+        run.rank = random.below(u64::from(run.world_size)) as u32;
+        if random.one_in(3) {
+            run.batching = Some(Batching::Sample);
+        }
+        let expected = data.epochs(&plain, run.clone());
+        for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
+            for stop in [Stop::Never, Stop::AtFirstFailure] {
+                let place = folder.path().join(format!("{round}-{policy:?}-{stop:?}-{kind:?}"));
+                fs::create_dir(&place).unwrap();
+                let ram = format!("ram:{}", 4096 * (1 + random.below(1000)));
+                let file = format!("file:{}:{}", place.display(), 40_000 + random.below(3 << 20));
+                let tiers = TierOptions { stop, ..options(policy, &[&ram, &file]) };
+                let image = data.open(&tiers);
+                let found = data.epochs(&image, run.clone());
+                assert_eq!(found, expected, "{policy:?} {kind:?} {tiers:?}");
+                for tier in image.tiers().map(Cache::stats).unwrap_or_default().tiers {
+                    assert!(tier.used_bytes <= tier.capacity_bytes, "{tier:?}");
+                    assert_eq!((tier.damaged, tier.is_off), (0, false), "{tier:?}");
+                }
+                drop(image);
+                fs::remove_dir_all(place).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_fits_is_read_from_the_origin_once() {
+    let data = Data::new();
+    for policy in [Policy::FirstTouch, Policy::Clairvoyant] {
+        let image = data.open(&options(policy, &["ram:64M"]));
+        data.epochs(&image, global(1, 1));
+        let stats = settle(&image);
+        assert!(stats.tiers[0].fills > 0 && stats.tiers[0].fill_bytes <= 64 << 20, "{stats:?}");
+        data.origin_reads();
+        data.epochs(&image, global(1, 2));
+        assert_eq!(data.origin_reads(), 0, "{policy:?}: {:#?}", settle(&image));
+        let stats = settle(&image);
+        assert!(stats.tiers[0].hits > 0 && stats.tiers[0].hit_bytes > 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn more_data_than_all_tiers_hold_works_and_the_quota_is_kept() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    for policy in [Policy::FirstTouch, Policy::Clairvoyant] {
+        let quota = 1 << 20;
+        let file = format!("file:{}:{quota}", folder.path().display());
+        let image = data.open(&options(policy, &["ram:600K", &file]));
+        for epoch in 0..3 {
+            data.epochs(&image, global(epoch, 1));
+            settle(&image);
+        }
+        let stats = settle(&image);
+        assert!(stats.tiers[0].used_bytes <= 600 << 10 && stats.tiers[0].fills > 0, "{stats:?}");
+        assert!(stats.tiers[1].hits > 0, "{stats:?}");
+        let len = fs::metadata(folder.path().join("tier.dlfs")).unwrap().len();
+        assert!(len <= quota, "{len} bytes on disk, the quota is {quota}");
+    }
+}
+
+#[test]
+fn the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile() {
+    let origin = MemNamespace::new(8 << 20, 4096).unwrap();
+    let mut bytes = vec![0; 8 << 20];
+    Random::new(5).fill(&mut bytes);
+    Blocking::new(origin.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+    let origin = Faulty::new(Arc::new(origin.read_only()));
+    let units = Units::from_pages([(0, 1024), (1024, 1024)]);
+    let cache = cache(&origin, units, &options(Policy::FirstTouch, &["ram:4M"]));
+    let device = Arc::clone(&cache.devices()[0]);
+    std::thread::scope(|scope| {
+        for reader in 0..4 {
+            let (device, bytes) = (&device, &bytes);
+            scope.spawn(move || {
+                let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+                let at = reader * 8192;
+                assert!(io.read(at as u64, 8192).unwrap()[..] == bytes[at..at + 8192]);
+            });
+        }
+    });
+    settle_cache(&cache);
+    let stats = cache.stats();
+    assert_eq!((stats.tiers[0].fills, stats.tiers[0].fill_bytes), (1, 4 << 20), "{stats:?}");
+    assert_eq!(
+        stats.origin.bytes + stats.origin.copier_bytes,
+        4 << 20,
+        "each byte once: {stats:?}"
+    );
+    origin.take_seen();
+    let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    assert!(io.read(0, 4 << 20).unwrap()[..] == bytes[..4 << 20]);
+    assert!(origin.take_seen().is_empty());
+    assert!(io.read(1 << 20, 7 << 20).unwrap()[..] == bytes[1 << 20..], "from both");
+    settle_cache(&cache);
+    assert_eq!(cache.stats().tiers[0].fills, 1, "there is no room for the second");
+}
+
+#[test]
+fn a_device_with_tiers_keeps_the_contract_of_a_read_only_engine() {
+    let origin = MemNamespace::new(5 << 20, 512).unwrap();
+    let mut bytes = vec![0; 5 << 20];
+    Random::new(6).fill(&mut bytes);
+    Blocking::new(origin.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = format!("file:{}:2M", folder.path().display());
+    let units = Units::from_pages((0..60).map(|unit| (unit * 20, 17 + unit as u32 % 5)));
+    let origin = Faulty::new(Arc::new(origin.read_only()));
+    let tiers = options(Policy::FirstTouch, &["ram:1M", &file]);
+    let cache = cache(&origin, units, &tiers);
+    for _ in 0..3 {
+        contract::check_read_only(Arc::clone(&cache.devices()[0]));
+        settle_cache(&cache);
+    }
+    assert!(cache.stats().tiers.iter().all(|tier| tier.hits > 0), "{:#?}", cache.stats());
+}
+
+#[test]
+fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:32M", folder.path().display())]);
+    let fills = {
+        let image = data.open(&tiers);
+        data.all(&image);
+        settle(&image).tiers[0].fills
+    };
+    data.origin_reads();
+    let image = data.open(&tiers);
+    let opening = data.origin_reads();
+    let stats = settle(&image);
+    assert_eq!((stats.tiers[0].restored, stats.tiers[0].damaged), (fills, 0), "{stats:?}");
+    data.all(&image);
+    assert_eq!(data.origin_reads(), 0, "after {opening} to open: {:#?}", settle(&image));
+    drop(image);
+    // A flipped bit is found before anybody reads it; the rest is used.
+    let path = folder.path().join("tier.dlfs");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap() - 1;
+    bytes[at] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let image = data.open(&tiers);
+    let stats = settle(&image);
+    assert_eq!((stats.tiers[0].restored, stats.tiers[0].damaged), (fills - 1, 1), "{stats:?}");
+    assert_eq!(stats.tiers[0].fills, 1, "it was fetched again: {stats:?}");
+    data.all(&image);
+}
+
+#[test]
+fn copies_of_another_data_set_or_generation_are_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", folder.path().display())]);
+    let units = || Units::from_pages((0..50).map(|unit| (unit * 16, 16)));
+    let open = |fill: u8, uuid, generation| {
+        let origin = MemNamespace::new(4 << 20, 4096).unwrap();
+        let mut io = Blocking::new(origin.queue_pair().unwrap()).unwrap();
+        io.write_at(0, &vec![fill; 4 << 20]).unwrap();
+        let identity = Identity { uuid: Uuid([uuid; 16]), generation: Generation(generation) };
+        let origins: [Arc<dyn Device>; 1] = [Arc::new(origin.read_only())];
+        let cache = Cache::new(&origins, units(), identity, &tiers).unwrap();
+        settle_cache(&cache);
+        let restored = cache.stats().tiers[0].restored;
+        let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+        let found = io.read(0, 3 << 20).unwrap();
+        assert!(found.iter().all(|&byte| byte == fill), "bytes of another data set");
+        settle_cache(&cache);
+        restored
+    };
+    assert_eq!(open(1, 1, 1), 0);
+    assert!(open(1, 1, 1) > 40);
+    assert_eq!(open(2, 1, 2), 0, "another generation");
+    assert_eq!(open(3, 2, 2), 0, "another data set");
+    assert!(open(3, 2, 2) > 40);
+}
+
+#[test]
+fn a_copy_that_is_flipped_while_it_is_used_is_a_miss_and_fetched_again() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:32M", folder.path().display())]);
+    let image = data.open(&tiers);
+    data.all(&image);
+    let fills = settle(&image).tiers[0].fills;
+    let path = folder.path().join("tier.dlfs");
+    let mut bytes = fs::read(&path).unwrap();
+    let data_at = Index::len_bytes(image.tiers().unwrap().units().len()) as usize;
+    bytes[data_at..].iter_mut().for_each(|byte| *byte ^= 0x55);
+    overwrite(&path, &bytes);
+    data.all(&image);
+    let stats = settle(&image);
+    assert!(stats.tiers[0].damaged > 0 && stats.tiers[0].fills > fills, "{stats:?}");
+    data.all(&image);
+    assert_eq!(settle(&image).tiers[0].damaged, stats.tiers[0].damaged, "they were mended");
+}
+
+#[test]
+fn a_tier_that_is_cut_off_or_vanishes_in_mid_epoch_is_missed_and_filled_again() {
+    let data = Data::new();
+    for vanish in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let tiers = format!("file:{}:32M", folder.path().display());
+        let image = data.open(&options(Policy::FirstTouch, &[&tiers]));
+        data.all(&image);
+        settle(&image);
+        let mut loader = image.loader(global(9, 2)).unwrap();
+        let path = folder.path().join("tier.dlfs");
+        let mut batches = 0;
+        while let Some(batch) = loader.next() {
+            data.compare(&batch.unwrap());
+            batches += 1;
+            if batches == 5 {
+                fs::File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+                if vanish {
+                    fs::remove_file(&path).unwrap();
+                }
+            }
+        }
+        data.all(&image);
+        let stats = settle(&image);
+        assert!(stats.tiers[0].damaged > 0 && !stats.tiers[0].is_off, "{stats:?}");
+        data.origin_reads();
+        data.all(&image);
+        assert_eq!(data.origin_reads(), 0, "it was filled again");
+    }
+}
+
+#[test]
+fn a_full_disk_switches_the_tier_off_and_reads_go_on() {
+    let data = Data::new();
+    let Some(disk) = SmallDisk::new(2 << 20) else { return };
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:16M", disk.path().display())]);
+    let image = data.open(&tiers);
+    for _ in 0..2 {
+        data.all(&image);
+        settle(&image);
+    }
+    let stats = settle(&image);
+    assert!(stats.tiers[0].is_off && stats.tiers[0].hits > 0, "{stats:?}");
+}
+
+#[test]
+fn tiers_that_cannot_be_opened_say_why() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().display();
+    let refuse = |tier: &str| {
+        let error = data.try_open(&options(Policy::FirstTouch, &[tier])).expect_err(tier);
+        (error.kind(), error.report())
+    };
+    let (kind, report) = refuse(&format!("file:{place}/missing:4M"));
+    assert!(kind == ErrorKind::NotFound && report.contains("missing"), "{report}");
+    let (kind, report) = refuse(&format!("file:{place}:4K"));
+    assert!(kind == ErrorKind::InvalidArgument && report.contains("index"), "{report}");
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{place}:4M")]);
+    let first = data.open(&tiers);
+    let (kind, report) = refuse(&format!("file:{place}:4M"));
+    assert!(kind == ErrorKind::Busy && report.contains("tier.dlfs"), "{report}");
+    drop(first);
+    drop(data.open(&tiers));
+    let mut permissions = fs::metadata(folder.path().join("tier.dlfs")).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(folder.path().join("tier.dlfs"), permissions).unwrap();
+    if fs::File::options().write(true).open(folder.path().join("tier.dlfs")).is_ok() {
+        println!("SKIPPED: root may write what is read-only");
+        return;
+    }
+    let (kind, report) = refuse(&format!("file:{place}:4M"));
+    assert!(kind == ErrorKind::Refused, "{report}");
+}
+
+#[test]
+fn a_quota_smaller_than_one_sample_keeps_nothing_and_the_next_tier_is_used() {
+    let data = Data::new();
+    for policy in [Policy::FirstTouch, Policy::Clairvoyant] {
+        let image = data.open(&options(policy, &["ram:4000", "ram:8M"]));
+        data.epochs(&image, global(3, 2));
+        let stats = settle(&image);
+        assert_eq!(stats.tiers[0].fills, 0, "{stats:?}");
+        assert!(stats.tiers[1].fills > 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_copy_that_was_interrupted_is_not_there_after_a_restart() {
+    let data = Data::new();
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:32M", folder.path().display())]);
+    for origin in &data.origins {
+        origin.add(Rule::any_read(100_000, Fault::DelayTime(Duration::from_millis(1))));
+    }
+    let fills = {
+        let image = data.open(&tiers);
+        let mut reader = image.reader(ReaderOptions::default()).unwrap();
+        let ids: Vec<SampleId> = (0..40).map(SampleId).collect();
+        reader.read_batch(&ids, &mut Batch::new()).unwrap();
+        image.tiers().unwrap().stats().tiers[0].fills // the rest is given up
+    };
+    let image = data.open(&tiers);
+    let stats = settle(&image);
+    assert!(stats.tiers[0].damaged == 0 && stats.tiers[0].restored >= fills, "{stats:?}");
+    data.all(&image);
+}
+
+#[test]
+fn the_copier_keeps_to_its_bandwidth() {
+    let origin = MemNamespace::new(8 << 20, 4096).unwrap();
+    let origin = Faulty::new(Arc::new(origin.read_only()));
+    let units = Units::from_pages((0..8).map(|unit| (unit * 256, 256)));
+    let bandwidth_bytes_per_s = Some(20 << 20);
+    let tiers = TierOptions { bandwidth_bytes_per_s, ..options(Policy::FirstTouch, &["ram:8M"]) };
+    let cache = cache(&origin, units, &tiers);
+    let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+    let began = Instant::now();
+    for unit in 0..8 {
+        drop(io.read(unit << 20, 4096).unwrap()); // a part of each: the copier fetches the rest
+    }
+    settle_cache(&cache);
+    // Seven of eight units have to pass before the last begins; time can only be longer.
+    assert!(began.elapsed() >= Duration::from_millis(7 * 49), "{:?}", began.elapsed());
+    assert_eq!(cache.stats().tiers[0].fills, 8);
+}
+
+#[test]
+fn an_origin_that_fails_fails_the_read_and_not_the_tier() {
+    let data = Data::new();
+    let image = data.open(&options(Policy::FirstTouch, &["ram:64M"]));
+    let mut reader = image.reader(ReaderOptions::default()).unwrap();
+    for origin in &data.origins {
+        origin.add(Rule::any_read(2, Fault::Status(dlfs::nvme::Status::UNRECOVERED_READ_ERROR)));
+    }
+    let _ = reader.read_batch(&[SampleId(5)], &mut Batch::new()); // may be read again and succeed
+    data.all(&image);
+    let stats = settle(&image);
+    assert!(stats.tiers[0].fills > 0 && !stats.tiers[0].is_off, "{stats:?}");
+}
+
+#[test]
+fn a_folder_has_tiers_as_an_image_has() {
+    let folder = tempfile::tempdir().unwrap();
+    for index in 0..60_u8 {
+        fs::write(folder.path().join(format!("{index:02}")), vec![index; 20_000]).unwrap();
+    }
+    let address = dlfs::nvme::Address::from_path(folder.path());
+    let origin = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+    let image = Image::open(&[address], &OpenOptions::default()).unwrap();
+    let image = image.with_devices(vec![origin.clone()]);
+    let image = image.with_tiers(&options(Policy::FirstTouch, &["ram:1M"])).unwrap();
+    let mut opens = Vec::new();
+    for epoch in 0..3 {
+        let mut loader = image.loader(global(epoch, 1)).unwrap();
+        while let Some(batch) = loader.next() {
+            let batch = batch.unwrap();
+            for (index, id) in batch.ids().enumerate() {
+                assert!(batch.bytes(index).iter().all(|&byte| u64::from(byte) == id.0));
+            }
+        }
+        settle(&image);
+        opens.push(origin.stats().opens);
+    }
+    assert_eq!(opens, [60, 69, 78], "51 of 60 files have room, each is opened once an epoch");
+}
+
+#[test]
+fn reads_are_counted_and_timed_by_place_and_stalls_are_known() {
+    let data = Data::new();
+    for origin in &data.origins {
+        origin.add(Rule::any_read(u32::MAX, Fault::DelayTime(Duration::from_millis(2))));
+    }
+    let image = data.open(&options(Policy::FirstTouch, &["ram:64M"]));
+    for epoch in 0..2 {
+        let mut loader = image.loader(global(epoch, 1)).unwrap();
+        let mut ends = 0;
+        while let Some(batch) = loader.next() {
+            ends += u32::from(batch.unwrap().ends_epoch());
+        }
+        assert_eq!(ends, 1, "the epoch's end is known");
+        if epoch == 0 {
+            assert!(loader.stats().stall_s > 0.001, "the first batch was waited for");
+        }
+        settle(&image);
+    }
+    let stats = settle(&image);
+    let per_read = stats.origin.read_s / stats.origin.reads as f64;
+    assert!(per_read >= 0.002, "each took 2 ms at least: {stats:?}");
+    let tier = &stats.tiers[0];
+    assert!(tier.hits > 0 && tier.hit_s > 0.0 && tier.fill_s > 0.0, "{stats:?}");
+}
+
+fn cache(origin: &Faulty, units: Units, options: &TierOptions) -> Cache {
+    let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+    let origins: [Arc<dyn Device>; 1] = [Arc::new(origin.clone())];
+    Cache::new(&origins, units, identity, options).unwrap()
+}
+
+fn settle_cache(cache: &Cache) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !cache.is_settled() {
+        assert!(Instant::now() < until, "still copying: {:#?}", cache.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Changes a file in place: whoever has it open sees it.
+fn overwrite(path: &Path, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, 0).unwrap();
+}

@@ -1,0 +1,110 @@
+//! Which test shows which row of what NoPFS (N) and Monarch (M) are known for.
+//!
+//! The table is `ROWS`; that each test is there is a test itself.
+
+use std::fs;
+use std::path::Path;
+
+/// Row, file, test.
+const ROWS: &[(&str, &str, &str)] = &[
+    // One seed, one order for all; each node's string known to all.
+    ("N1", "src/plan/access.rs", "the_strings_of_all_ranks_hold_each_sample_once_an_epoch"),
+    // Frequencies over all epochs.
+    ("N2", "src/plan/frequency.rs", "the_order_gives_ranks_the_frequencies_that_chance_has"),
+    // Both published values.
+    (
+        "N3",
+        "src/plan/frequency.rs",
+        "sixteen_nodes_read_31_635_images_of_imagenet_more_than_ten_times_in_90_epochs",
+    ),
+    (
+        "N3",
+        "src/plan/frequency.rs",
+        "four_nodes_read_323_of_10_000_samples_more_than_275_times_in_1_000_epochs",
+    ),
+    // Frequency-ranked greedy fill, first-access order inside.
+    ("N4", "src/plan/placement.rs", "a_placement_is_the_one_that_the_definition_gives"),
+    // The model's rates, interpolation and clamping, ties.
+    ("N5", "src/plan/model.rs", "a_curve_is_linear_between_its_entries_and_flat_outside"),
+    ("N5", "src/plan/model.rs", "the_fastest_source_is_chosen_and_of_equals_the_nearest"),
+    // Staging: in order, nothing unread overwritten, dropped after use.
+    ("N6", "tests/read.rs", "a_consumer_that_keeps_all_batches_still_gets_every_one"),
+    ("N6", "tests/read.rs", "a_sample_is_resident_exactly_while_its_chunk_is"),
+    // A planned sample that is not there yet is kept by the read that needs it.
+    ("N9", "tests/tiers.rs", "what_fits_is_read_from_the_origin_once"),
+    // Configuration: capacity, threads, bandwidth tables, two backends.
+    ("N10", "src/cache/config.rs", "hdmlps_notions_read_from_toml_and_write_back"),
+    // More data than all storage, and less than one tier.
+    ("N11", "tests/tiers.rs", "more_data_than_all_tiers_hold_works_and_the_quota_is_kept"),
+    ("N11", "tests/tiers.rs", "what_fits_is_read_from_the_origin_once"),
+    // The same mini-batches with and without.
+    ("N12", "tests/tiers.rs", "every_policy_gives_the_same_bytes_in_the_same_order"),
+    // The simulator's acceptance values.
+    ("N13", "tools/sim/tests/thesis.rs", "scenario_1_is_within_1_percent_where_it_is_reproduced"),
+    ("N13", "tools/sim/tests/thesis.rs", "scenario_2_is_within_the_stated_tolerances"),
+    ("N13", "tools/sim/tests/thesis.rs", "scenario_3_is_within_the_stated_tolerances"),
+    ("N13", "tools/sim/tests/thesis.rs", "scenario_4_is_within_the_stated_tolerances"),
+    // Stall time, read time and place.
+    ("N14", "tests/tiers.rs", "reads_are_counted_and_timed_by_place_and_stalls_are_known"),
+    // Ordered levels over a read-only source, quota never exceeded.
+    ("M1", "src/tier/ledger.rs", "the_quota_is_never_exceeded_and_no_two_copies_share_a_page"),
+    ("M1", "tests/tiers.rs", "more_data_than_all_tiers_hold_works_and_the_quota_is_kept"),
+    // Top-down first fit, no eviction, the stop rule.
+    (
+        "M2",
+        "src/tier/ledger.rs",
+        "first_touch_fills_top_down_and_by_default_goes_on_with_what_is_smaller",
+    ),
+    (
+        "M2",
+        "src/tier/ledger.rs",
+        "monarchs_stop_rule_ends_placement_at_the_first_unit_that_fits_nowhere",
+    ),
+    // Served at once, copied behind; a partial read has the whole fetched once.
+    (
+        "M4",
+        "tests/tiers.rs",
+        "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
+    ),
+    (
+        "M5",
+        "tests/tiers.rs",
+        "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
+    ),
+    // The switch is one step; bytes equal before, during and after.
+    (
+        "M6",
+        "src/tier/places.rs",
+        "a_unit_is_reserved_once_published_once_and_distrusted_without_losing_its_room",
+    ),
+    ("M6", "tests/tiers.rs", "every_policy_gives_the_same_bytes_in_the_same_order"),
+    // Names and descriptors to places.
+    (
+        "M7",
+        "tests/folder.rs",
+        "a_folder_has_a_directory_without_an_import_and_every_front_reads_it",
+    ),
+    // Storage drivers: memory, and files or block devices.
+    ("M9", "tests/tiers.rs", "a_device_with_tiers_keeps_the_contract_of_a_read_only_engine"),
+    // Counters by level; epochs are known.
+    ("M10", "tests/tiers.rs", "a_folder_has_tiers_as_an_image_has"),
+    // More data than the cache.
+    ("M11", "tests/tiers.rs", "more_data_than_all_tiers_hold_works_and_the_quota_is_kept"),
+];
+
+#[test]
+fn every_row_has_a_test_that_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (row, file, test) in ROWS {
+        let text = fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let code = text.find(&format!("fn {test}("));
+        assert!(code.is_some(), "row {row}: {file} has no test {test}");
+    }
+    let rows = [
+        "N1", "N2", "N3", "N4", "N5", "N6", "N9", "N10", "N11", "N12", "N13", "N14", "M1", "M2",
+        "M4", "M5", "M6", "M7", "M9", "M10", "M11",
+    ];
+    for row in rows {
+        assert!(ROWS.iter().any(|(of, _, _)| *of == row), "no test for row {row}");
+    }
+}

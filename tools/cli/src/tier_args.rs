@@ -1,0 +1,97 @@
+//! Tiers on a command line: what is kept nearer than the image is.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use dlfs::cache::{Environment, Probe, TierOptions, TierSpec, probe};
+use dlfs::tier::{Policy, Stop};
+use dlfs::{Error, ErrorKind};
+
+use crate::exit::about_file;
+use crate::size::parse_size;
+
+/// Where samples are kept after the first read, and which.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Tiers")]
+pub(crate) struct TierArgs {
+    /// Keep samples here, fastest first: ram:SIZE, or file:PATH:SIZE for a folder, file or block
+    /// device; may be repeated
+    #[arg(long = "tier", value_name = "TIER")]
+    tier: Vec<TierSpec>,
+    /// Take the tiers from FILE, as `dlfs probe` writes it; auto: measure those of --tier and put them
+    /// in order of speed, or without any use half of the free memory
+    #[arg(long, value_name = "FILE|auto")]
+    tiers: Option<PathBuf>,
+    /// Which samples are kept: those read first, or those that the plan of the whole run names
+    /// [default: first-touch]
+    #[arg(long, value_enum, value_name = "POLICY")]
+    policy: Option<PolicyArg>,
+    /// The most that copying takes from the image for itself, a second
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    copy_bandwidth: Option<u64>,
+    /// Stop keeping for good when a sample first fits nowhere, as Monarch does
+    #[arg(long)]
+    stop_at_first_failure: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PolicyArg {
+    None,
+    FirstTouch,
+    Clairvoyant,
+}
+
+impl TierArgs {
+    /// The options of the library that these arguments mean.
+    ///
+    /// # Errors
+    /// The file of `--tiers` cannot be read or says what cannot be; a tier cannot be measured.
+    pub(crate) fn options(&self) -> Result<TierOptions, Error> {
+        let mut options = match &self.tiers {
+            None => TierOptions { tiers: self.tier.clone(), ..TierOptions::default() },
+            Some(file) if file.as_os_str() == "auto" => {
+                probe(&self.tiers_or_memory()?, &[], &Probe::default())?.options()?
+            }
+            Some(file) => {
+                if !self.tier.is_empty() {
+                    let text = "--tiers FILE names the tiers, and so does --tier";
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
+                let text = std::fs::read_to_string(file)
+                    .map_err(|error| about_file("cannot read", file, error))?;
+                Environment::parse(&text).and_then(|e| e.options()).map_err(|e| e.path(file))?
+            }
+        };
+        match self.policy {
+            None => {}
+            Some(PolicyArg::None) => options.policy = Policy::None,
+            Some(PolicyArg::FirstTouch) => options.policy = Policy::FirstTouch,
+            Some(PolicyArg::Clairvoyant) => options.policy = Policy::Clairvoyant,
+        }
+        options.bandwidth_bytes_per_s = self.copy_bandwidth.or(options.bandwidth_bytes_per_s);
+        if self.stop_at_first_failure {
+            options.stop = Stop::AtFirstFailure;
+        }
+        options.check()?;
+        Ok(options)
+    }
+
+    fn tiers_or_memory(&self) -> Result<Vec<TierSpec>, Error> {
+        if !self.tier.is_empty() {
+            return Ok(self.tier.clone());
+        }
+        Ok(vec![format!("ram:{}", free_memory_bytes()? / 2).parse()?])
+    }
+}
+
+/// Memory that can be had without pushing anything out.
+pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "the system does not say how much memory is free")
+            .hint("name the tiers: --tier ram:4G")
+    })
+}
