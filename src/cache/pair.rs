@@ -291,8 +291,7 @@ impl Read {
     fn finish(self) -> Completion {
         let mut buf = IoBuf::empty();
         for piece in self.pieces {
-            let piece = piece.buf.expect("none is missing");
-            buf.unsplit(piece).expect("a completion returns the buffer of its I/O");
+            buf.rejoin(piece.buf.expect("none is missing"));
         }
         Completion { tag: self.tag, buf, result: self.failed.map_or(Ok(()), Err) }
     }

@@ -212,8 +212,8 @@ impl<T> Drop for Behind<T> {
 }
 
 fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
-    head.unsplit(body).expect("the body was split off here");
-    head.unsplit(tail).expect("the tail was split off behind the body");
+    head.rejoin(body);
+    head.rejoin(tail);
     head
 }
 
