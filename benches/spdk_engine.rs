@@ -13,7 +13,7 @@
 #[allow(dead_code, unreachable_pub)] // what the tests need beside
 mod nvmf_tgt;
 #[path = "side_by_side/stats.rs"]
-#[allow(dead_code)] // what side_by_side needs beside
+#[allow(dead_code, unreachable_pub)] // what side_by_side needs beside
 mod stats;
 
 use std::collections::VecDeque;
