@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs job files in fio and in dlfs-bench, by turns, and prints one table.
 
-  compare.py BENCH FILE [--image IMAGE] [--rounds N] [--runtime S] [--size SIZE] [--direct 0|1] JOBFILE...
+  compare.py BENCH FILE [--image IMAGE] [--only TEXT] [--rounds N] [--runtime S] [--size SIZE] [--direct 0|1] JOBFILE...
 
 BENCH is the program dlfs-bench, FILE the plain file that both work on, IMAGE the data set of job files
 that are not for fio. Rounds are interleaved, and who begins changes with each; each cell is the median.
@@ -39,6 +39,7 @@ def figures(job):
 def engines(args):
     """Name and arguments of each run that compares the tools' own engines."""
     base = ["--name=x", "--bs=4k", "--rw=randread", "--time_based", f"--runtime={args.runtime}"]
+    base += ["--randrepeat=0"]  # or one tool's blocks, the same each time, come from a cache behind the disk
     runs = [("null, depth 32", [*base, "--ioengine=null", "--size=64g", "--iodepth=32"])]
     base += [f"--filename={args.file}", f"--size={args.size}"]
     for engine, depth in (("psync", 1), ("io_uring", 1), ("io_uring", 32)):
@@ -46,7 +47,7 @@ def engines(args):
             more = [f"--ioengine={engine}", f"--iodepth={depth}", f"--direct={direct}"]
             more += ["--invalidate=0", "--pre_read=1"] if kind == "cached" else []
             runs.append((f"{engine}, depth {depth}, {kind}", [*base, *more]))
-    return runs
+    return [run for run in runs if args.only in run[0]]
 
 
 def line(label, fio, ours):
@@ -68,11 +69,12 @@ def main():
     parser.add_argument("file")
     parser.add_argument("jobs", nargs="*")
     parser.add_argument("--image", default="")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows with this in their names")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runtime", default="2")
     parser.add_argument("--size", default="256m")
     parser.add_argument("--direct", default="1")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     environment = {
         "BENCH_FILE": args.file, "BENCH_SIZE": args.size, "BENCH_RUNTIME": args.runtime, "BENCH_IMAGE": args.image,
         "BENCH_DIRECT": args.direct, "BENCH_LOGS": os.path.dirname(args.file) or ".",

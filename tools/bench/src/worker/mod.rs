@@ -20,6 +20,7 @@ use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
 use dlfs::units::Lba;
 
 use crate::options::Job;
+use crate::options::job::Engine;
 use crate::stats::log::{Kind, Log};
 use crate::stats::{Stats, Wanted, cpu::CpuClock};
 use crate::workload::content::Content;
@@ -221,6 +222,7 @@ impl Worker {
         self.read_clock();
         let start_ns = self.now;
         self.begin = start_ns;
+        self.paces.iter_mut().flatten().for_each(|pace| pace.start(start_ns));
         self.shared.began_ns.store(start_ns + 1, Ordering::Relaxed);
         let mut cpu = CpuClock::of_thread();
         let ramp_end = start_ns + self.job.ramp_time_us * 1000;
@@ -449,9 +451,12 @@ impl Worker {
     }
 
     fn poll(&mut self) {
-        let max = match self.job.batch_complete_max {
-            0 => usize::MAX,
-            max => max.max(self.job.batch_complete_min) as usize,
+        let max = match (self.job.batch_complete_max, self.job.engine) {
+            // As fio, which replaces each completion at once: taken together, they leave the disk with
+            // fewer to do meanwhile. The library's engines gain more from sending a burst.
+            (0, Engine::IoUring) => self.job.batch_complete_min.max(1) as usize,
+            (0, _) => usize::MAX,
+            (max, _) => max.max(self.job.batch_complete_min) as usize,
         };
         for lane in &mut self.lanes {
             if lane.in_flight > 0 || lane.needs_poll {

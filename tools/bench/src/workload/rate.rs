@@ -34,6 +34,11 @@ impl Pace {
         self.due_ns as u64
     }
 
+    /// The job begins now: what came before is not caught up with.
+    pub(crate) fn start(&mut self, now_ns: u64) {
+        self.due_ns = now_ns as f64;
+    }
+
     /// An I/O of `len` bytes goes at `now_ns`.
     pub(crate) fn went(&mut self, now_ns: u64, len: u64) {
         let mut cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
@@ -104,6 +109,14 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    #[test]
+    fn a_job_that_begins_late_is_no_faster_for_it() {
+        let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
+        let mut pace = Pace::new(&job, 0, 1).unwrap();
+        pace.start(5_000_000_000);
+        assert_eq!(went_until(&mut pace, 6_000_000_000, 4096), 1000);
     }
 
     #[test]

@@ -274,7 +274,8 @@ pub(super) const DEPTH: &[Opt] = &[
         "iodepth_batch_complete_max",
         &[],
         "N",
-        "The most completions that are taken together.",
+        "The most completions that are taken together; io_uring one at a time unless given, as fio does, \
+         the others all that there are.",
         |j, v| {
             j.batch_complete_max = integer(v)?;
             Ok(())
