@@ -532,6 +532,27 @@ fn a_loader_may_be_closed_and_moved_while_it_is_being_connected() {
 }
 
 #[test]
+fn batches_stay_as_they_are_while_the_run_is_moved_and_goes_on_in_the_same_memory() {
+    let source = Source::new(20);
+    let dataset = source.open();
+    for kind in [GLOBAL, GROUPED] {
+        let loader = dataset.loader(options(kind, 7, 1000)).unwrap();
+        let mut kept = Vec::new();
+        for epoch in [0, 5, 2, 9, 2] {
+            loader.set_epoch(epoch).unwrap();
+            for _ in 0..9 {
+                let batch = loader.next(&mut ()).unwrap().unwrap();
+                assert_eq!(batch.epoch().0, epoch);
+                source.assert_right(&batch);
+                kept.push(batch);
+            }
+        }
+        kept.iter().for_each(|batch| source.assert_right(batch));
+        assert_eq!(loader.stats().batches, 45);
+    }
+}
+
+#[test]
 fn a_loader_that_was_closed_reads_no_further_and_keeps_its_place_and_figures() {
     let source = Source::new(19);
     let dataset = source.open();
