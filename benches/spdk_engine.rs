@@ -95,9 +95,11 @@ fn compare(rounds: usize, seconds: usize, wanted: &str) {
                 let mut first = || one.push(programs.run(mine, &spdks, &shape));
                 let mut second = || two.push(programs.run(theirs, &spdks, &shape));
                 if round % 2 == 0 {
-                    (first(), second());
+                    first();
+                    second();
                 } else {
-                    (second(), first());
+                    second();
+                    first();
                 }
             }
             let ratios: Vec<f64> = one.iter().zip(&two).map(|(one, two)| one / two).collect();
