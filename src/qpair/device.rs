@@ -56,7 +56,9 @@ pub trait Device: Send + Sync {
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
     match address {
-        Address::Path(path) if path.is_dir() => Ok(Arc::new(FolderNamespace::open(path)?)),
+        Address::Path(path) if !writable && path.is_dir() => {
+            Ok(Arc::new(FolderNamespace::open(path)?))
+        }
         Address::Path(path) => {
             let options = FileOptions { direct, writable, ..FileOptions::default() };
             Ok(Arc::new(FileNamespace::open(path, options)?))
