@@ -133,6 +133,15 @@
 // Never.
 #define DLFS_DIRECT_OFF 2
 
+// Tiers keep what is read first, while there is room. The default.
+#define DLFS_POLICY_FIRST_TOUCH 0
+
+// Tiers keep what each sequence will read most, by the plan of all its epochs.
+#define DLFS_POLICY_CLAIRVOYANT 1
+
+// Tiers keep nothing.
+#define DLFS_POLICY_NONE 2
+
 // Bytes that the longest name takes with its NUL.
 #define DLFS_NAME_MAX 4097
 
@@ -257,6 +266,15 @@ typedef struct {
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
+    // Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
+    // "file:/fast/cache:20G" for a folder, file or block device.
+    const char *const *tiers;
+    // How many there are.
+    size_t num_tiers;
+    // DLFS_POLICY_...
+    uint32_t tier_policy;
+    // Zero.
+    uint32_t reserved;
 } dlfs_mount_options;
 
 // What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.

@@ -9,6 +9,7 @@ use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{LoaderOptions, OnError};
 use dlfs::qpair::Direct;
+use dlfs::tier::Policy;
 
 use crate::error::Failure;
 use crate::structs::{Struct, array, optional_text, path, text};
@@ -46,6 +47,13 @@ pub const DLFS_DIRECT_AUTO: u32 = 0;
 pub const DLFS_DIRECT_ON: u32 = 1;
 /// Never.
 pub const DLFS_DIRECT_OFF: u32 = 2;
+
+/// Tiers keep what is read first, while there is room. The default.
+pub const DLFS_POLICY_FIRST_TOUCH: u32 = 0;
+/// Tiers keep what each sequence will read most, by the plan of all its epochs.
+pub const DLFS_POLICY_CLAIRVOYANT: u32 = 1;
+/// Tiers keep nothing.
+pub const DLFS_POLICY_NONE: u32 = 2;
 
 /// Asked at least every 100 ms by a call that waits, on the thread that called it; a value other than
 /// zero ends the call with DLFS_E_INTERRUPTED. It may call the library, and must return.
@@ -96,6 +104,15 @@ pub struct MountOptions {
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
+    /// Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
+    /// "file:/fast/cache:20G" for a folder, file or block device.
+    pub tiers: *const *const c_char,
+    /// How many there are.
+    pub num_tiers: usize,
+    /// DLFS_POLICY_...
+    pub tier_policy: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -196,10 +213,20 @@ impl MountOptions {
                 let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
                 connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
             }
+            for &tier in array(self.tiers, self.num_tiers, "tiers")? {
+                let tier = String::from_utf8_lossy(text(tier, "a tier")?);
+                options.open.tiers.tiers.push(tier.parse()?);
+            }
             if !self.snapshot.is_null() {
                 options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
             }
         }
+        options.open.tiers.policy = match self.tier_policy {
+            DLFS_POLICY_FIRST_TOUCH => Policy::FirstTouch,
+            DLFS_POLICY_CLAIRVOYANT => Policy::Clairvoyant,
+            DLFS_POLICY_NONE => Policy::None,
+            other => return Err(unknown("tier_policy", other)),
+        };
         connect.hdr_digest = flag(self.hdr_digest, "hdr_digest")?;
         connect.data_digest = flag(self.data_digest, "data_digest")?;
         connect.direct = match self.direct {
@@ -249,6 +276,10 @@ impl Default for MountOptions {
             window_bytes: 0,
             should_stop: None,
             user: std::ptr::null_mut(),
+            tiers: std::ptr::null(),
+            num_tiers: 0,
+            tier_policy: DLFS_POLICY_FIRST_TOUCH,
+            reserved: 0,
         }
     }
 }

@@ -246,6 +246,11 @@ impl Dataset {
         dict.set_item("bytes", stats.bytes)?;
         dict.set_item("repeated", stats.repeated)?;
         dict.set_item("verified", stats.verified)?;
+        if let Some(tiers) = self.dataset(py)?.tier_stats() {
+            dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
+            let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
+            dict.set_item("tier_copied_bytes", copied)?;
+        }
         Ok(dict)
     }
 

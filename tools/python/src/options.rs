@@ -6,6 +6,7 @@ use dlfs::job::Options;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
+use dlfs::tier::Policy;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -41,6 +42,17 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
             }
             "paths" => connect.paths = addresses(&value)?,
             "direct" => connect.direct = direct(&value)?,
+            "tiers" => {
+                for tier in value.extract::<Vec<String>>()? {
+                    let tier = tier.parse().map_err(|error| raise(py, &error))?;
+                    options.open.tiers.tiers.push(tier);
+                }
+            }
+            "policy" => {
+                let text: String = value.extract()?;
+                let policy = text.parse::<Policy>();
+                options.open.tiers.policy = policy.map_err(|e| raise_invalid(py, e.to_string()))?;
+            }
             "snapshot" if value.is_none() => {}
             "snapshot" => options.open.snapshot = Some(value.extract()?),
             _ => return Err(PyTypeError::new_err(format!("open() has no option '{key}'"))),

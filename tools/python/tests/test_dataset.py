@@ -196,3 +196,22 @@ def test_the_command_comes_with_the_wheel(image):
     assert listing.stdout.split() == ["ant/", "bee/", "cat/", "dog/"]
     wrong = subprocess.run([script, "ls", "/absent"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1 and "/absent" in wrong.stderr
+
+
+def test_tiers_change_where_samples_come_from_and_nothing_else(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    expected = [bytes([index]) * 5000 for index in range(40)]
+    for index, content in enumerate(expected):
+        (folder / f"{index:02}").write_bytes(content)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    tiers = ["ram:64K", f"file:{cache}:4M"]
+    for policy in ["none", "first-touch", "clairvoyant"]:
+        with dlfs.open(folder, tiers=tiers, policy=policy) as dataset:
+            for _ in range(2):
+                assert [bytes(dataset[index]) for index in range(40)] == expected
+            assert ("tier_hits" in dataset.stats()) == (policy != "none")
+    for wrong in [{"tiers": ["ram:4X"]}, {"policy": "psychic"}]:
+        with pytest.raises(dlfs.InvalidArgument):
+            dlfs.open(folder, **wrong)

@@ -90,8 +90,10 @@ def open(
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
     snapshot: Address | None = None,
+    tiers: Sequence[str] = (),
+    policy: Literal["first-touch", "clairvoyant", "none"] = "first-touch",
 ) -> Dataset:
-    """Opens the data set that lies at `address`: an image file, a block device, or
+    """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
 
     window_bytes     memory for reads by index, id or name, in bytes, for each thread that reads
@@ -108,6 +110,9 @@ def open(
     paths            other addresses of the same namespaces, used while the first is down
     direct           whether files are read past the page cache
     snapshot         a directory saved by `dlfs snapshot save`
+    tiers            where samples are kept after the first read, fastest first: "ram:4G",
+                     "file:/fast/cache:20G"; a process of its own needs a folder of its own
+    policy           what tiers keep: what is read first, or what the plan of each loader's run names
 
     Raises NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     address or option that cannot be.
@@ -129,6 +134,8 @@ def open(
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
+        "tiers": list(tiers),
+        "policy": policy,
     }
     return Dataset(address, **options)
 
