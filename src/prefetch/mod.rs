@@ -451,7 +451,7 @@ impl Loader {
             _ => 0,
         }));
         let directory = Arc::clone(&self.directory);
-        let driver: Box<dyn Driver> = match batching {
+        let mut driver: Box<dyn Driver> = match batching {
             Batching::Chunk => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
                 let lead = match self.has_lead() {
@@ -485,6 +485,10 @@ impl Loader {
                 Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }
         };
+        // As many as a burst makes: or else each first burst would allocate them, late in an epoch.
+        for _ in 0..READY_BATCHES + 2 {
+            driver.recycle(Batch::with_room(options.batch_size.min(ROOM_SAMPLES), ROOM_PIECES));
+        }
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
@@ -758,6 +762,10 @@ const LEAD_ROOM_CHUNKS: u64 = 8;
 
 /// Batches ready at most, whatever the memory.
 const READY_BATCHES: usize = 64;
+
+/// Samples and runs of memory that the first batches have room for; what has more grows once.
+const ROOM_SAMPLES: usize = 1024;
+const ROOM_PIECES: usize = 64;
 
 /// Emptied batches kept for use again: as many as can be under way and ready at a time, and those in
 /// both threads' hands.

@@ -46,6 +46,12 @@ impl Batch {
         Batch::default()
     }
 
+    /// An empty batch that allocates nothing until it holds more than this.
+    pub(crate) fn with_room(samples: usize, pieces: usize) -> Batch {
+        let (samples, pieces) = (Vec::with_capacity(samples), Vec::with_capacity(pieces));
+        Batch { samples, pieces, ..Batch::default() }
+    }
+
     /// How many samples there are.
     pub fn len(&self) -> usize {
         self.samples.len()
