@@ -9,8 +9,8 @@
 //!
 //! ```text
 //!  4  job -> volume                                       wire the parts and own them
-//!  3  prefetch -> reader    import    target              what runs
-//!  2  qpair (engines)   |  plan -> order, directory       left: moves blocks;   right: pure, knows samples
+//!  3  prefetch -> reader    import    target    cache     what runs
+//!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    error
 //! ```
@@ -26,6 +26,7 @@
 //! | put files onto a namespace | [`import`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
 //! | know which sample comes next, on any rank | [`order`] |
+//! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | move blocks, and nothing else | [`qpair`] |
 //!
 //! The path of a batch is `reader/pump.rs`, `qpair/mod.rs` and `tcp/host.rs`, in that order. On it
