@@ -283,15 +283,15 @@ impl Copier {
     /// Compares what an earlier run left with the checksum that it left beside it.
     fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
         self.unchecked.remove(&kept.unit);
-        self.shared.counters.unsettle(-1);
         if result.is_ok_and(|bytes| crc32c(&bytes) == kept.crc32c) {
             self.shared.counters.restored(tier);
             self.shared.places.publish(kept.unit);
-            return;
+        } else {
+            self.shared.counters.damaged(tier);
+            self.remember(tier, kept.unit, None);
+            self.expect(kept.unit, 0, now);
         }
-        self.shared.counters.damaged(tier);
-        self.remember(tier, kept.unit, None);
-        self.expect(kept.unit, 0, now);
+        self.shared.counters.unsettle(-1); // last: who sees all settled sees what became of it
     }
 
     fn remember(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
