@@ -156,7 +156,10 @@ impl Stage<'_> {
         let mut side = Side::start(&all);
         match side.try_line() {
             Ok(line) if line == "ready" => Ok(side),
-            other => Err(format!("its process did not start: {other:?}")),
+            other => {
+                side.abandon();
+                Err(format!("its process did not start: {other:?}"))
+            }
         }
     }
 
