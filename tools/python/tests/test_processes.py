@@ -121,6 +121,7 @@ def test_it_travels_to_worker_processes(address, source, method):
 
 INTERRUPT = """
 import os, signal, sys, threading, time, dlfs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
 ds = dlfs.open(sys.argv[1])
 loader = dlfs.Loader(ds, 4)
 begun = dlfs.Loader(ds, 4, "global", prefetch_bytes=64 << 10)
