@@ -1,63 +1,14 @@
 //! Runs the real `dlfs-bench`, with a time limit, on files in temporary folders.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
+#[path = "../../../../tests/support/program.rs"]
+mod program;
+
 use std::ffi::OsStr;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use serde_json::Value;
-
-/// What a run left behind.
-pub struct Ran {
-    pub status: ExitStatus,
-    pub stdout: Vec<u8>,
-    pub stderr: String,
-}
-
-impl Ran {
-    /// Asserts the exit code, and shows all that was printed when it is another.
-    #[track_caller]
-    pub fn code(self, expected: i32) -> Ran {
-        let stdout = String::from_utf8_lossy(&self.stdout);
-        let found = self.status.code();
-        assert_eq!(found, Some(expected), "stdout:\n{stdout}\nstderr:\n{}", self.stderr);
-        self
-    }
-
-    /// Asserts success, with nothing on standard error.
-    #[track_caller]
-    pub fn quiet(self) -> Ran {
-        let ran = self.code(0);
-        assert_eq!(ran.stderr, "");
-        ran
-    }
-
-    /// Standard output as text.
-    #[track_caller]
-    pub fn text(&self) -> &str {
-        std::str::from_utf8(&self.stdout).expect("standard output is UTF-8")
-    }
-
-    /// Standard output as one JSON value, with nothing else beside it.
-    #[track_caller]
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| {
-            panic!("no JSON ({error}): {}", String::from_utf8_lossy(&self.stdout))
-        })
-    }
-
-    /// Asserts that the failure was explained with these words.
-    #[track_caller]
-    pub fn complains_of(&self, words: &[&str]) {
-        for word in words {
-            assert!(self.stderr.contains(word), "no {word:?} in:\n{}", self.stderr);
-        }
-        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
-    }
-}
+pub use program::*;
 
 /// The binary under test.
 pub fn bench() -> Command {
@@ -71,51 +22,6 @@ pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
     let mut command = bench();
     command.args(arguments);
     finish(command)
-}
-
-/// Runs `command` to its end, and fails when that takes longer than any test should.
-pub fn finish(mut command: Command) -> Ran {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    end_of(child.expect("the program starts"))
-}
-
-/// Waits for the end of a child whose output is piped.
-pub fn end_of(mut child: Child) -> Ran {
-    let stdout = collect(child.stdout.take().expect("piped"));
-    let stderr = collect(child.stderr.take().expect("piped"));
-    let status = wait(&mut child);
-    let stdout = stdout.join().expect("the reading thread does not panic");
-    let stderr = stderr.join().expect("the reading thread does not panic");
-    Ran { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
-}
-
-fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).expect("a pipe can be read");
-        bytes
-    })
-}
-
-fn wait(child: &mut Child) -> ExitStatus {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let Some(status) = child.try_wait().expect("the child is ours") {
-            return status;
-        }
-        if Instant::now() > deadline {
-            child.kill().expect("the child is ours");
-            panic!("it did not end within {LIMIT:?}");
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Sends `signal` (`INT`, `USR1`) to the child.
-pub fn signal(child: &Child, signal: &str) {
-    let status =
-        Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status();
-    assert!(status.expect("kill runs").success());
 }
 
 /// A temporary folder.
@@ -140,6 +46,3 @@ impl Place {
         path
     }
 }
-
-/// Nothing here takes as long, but on a machine that does much else.
-const LIMIT: Duration = Duration::from_secs(240);

@@ -1,60 +1,17 @@
 //! Runs the real `dlfs`, with a time limit, on small data sets in temporary folders.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
+#[path = "../../../../tests/support/program.rs"]
+mod program;
+
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
+pub use program::*;
 use serde_json::Value;
-
-/// What a run of `dlfs` left behind.
-pub struct Ran {
-    pub status: ExitStatus,
-    pub stdout: Vec<u8>,
-    pub stderr: String,
-}
-
-impl Ran {
-    /// Asserts the exit code, and shows all that was printed when it is another.
-    #[track_caller]
-    pub fn code(self, expected: i32) -> Ran {
-        assert_eq!(
-            self.status.code(),
-            Some(expected),
-            "stdout:\n{}\nstderr:\n{}",
-            String::from_utf8_lossy(&self.stdout),
-            self.stderr
-        );
-        self
-    }
-
-    /// Standard output as text.
-    #[track_caller]
-    pub fn text(&self) -> &str {
-        std::str::from_utf8(&self.stdout).expect("standard output is UTF-8")
-    }
-
-    /// Standard output as one JSON value, with nothing else beside it.
-    #[track_caller]
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| {
-            panic!("no JSON ({error}): {}", String::from_utf8_lossy(&self.stdout))
-        })
-    }
-
-    /// Asserts that the failure was explained with these words.
-    #[track_caller]
-    pub fn complains_of(&self, words: &[&str]) {
-        for word in words {
-            assert!(self.stderr.contains(word), "no {word:?} in:\n{}", self.stderr);
-        }
-        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
-    }
-}
 
 /// The binary under test, with no terminal and a clean environment of options.
 pub fn dlfs() -> Command {
@@ -68,48 +25,6 @@ pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
     let mut command = dlfs();
     command.args(arguments);
     finish(command)
-}
-
-/// Runs `command` to its end, and fails when that takes longer than any test should.
-pub fn finish(mut command: Command) -> Ran {
-    let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts");
-    let stdout = collect(child.stdout.take().expect("piped"));
-    let stderr = collect(child.stderr.take().expect("piped"));
-    let status = wait(&mut child);
-    let stdout = stdout.join().expect("the reading thread does not panic");
-    let stderr = stderr.join().expect("the reading thread does not panic");
-    Ran { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
-}
-
-fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).expect("a pipe can be read");
-        bytes
-    })
-}
-
-/// Waits for the child's end, at most a minute and a half.
-pub fn wait(child: &mut Child) -> ExitStatus {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let Some(status) = child.try_wait().expect("the child is ours") {
-            return status;
-        }
-        if Instant::now() > deadline {
-            child.kill().expect("the child is ours");
-            panic!("dlfs did not end within {LIMIT:?}");
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Sends `signal` (`INT`, `TERM`) to the child.
-pub fn signal(child: &Child, signal: &str) {
-    let status =
-        Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status();
-    assert!(status.expect("kill runs").success());
 }
 
 /// A temporary folder with a data set and room for images.
@@ -221,6 +136,3 @@ impl Drop for Served {
         }
     }
 }
-
-/// Longer than anything here takes, also on a busy machine.
-const LIMIT: Duration = Duration::from_secs(90);
