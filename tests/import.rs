@@ -20,7 +20,7 @@ use dlfs::units::{Generation, SampleId};
 use dlfs::volume::{Image, OpenOptions};
 use dlfs::{ErrorKind, Result};
 use import_support::disk::Disks;
-use import_support::{contents, options, paths, tree};
+use import_support::{StopAfter, contents, options, paths, tree};
 
 fn image_of(devices: &[Arc<dyn Device>]) -> Image {
     let image = Image::from_devices(devices.to_vec(), &OpenOptions::default()).unwrap();
@@ -283,19 +283,6 @@ fn an_import_that_has_ended_is_found_to_have_ended_and_another_source_does_not_g
     fs::write(dir.path().join("class0/another"), "x").unwrap();
     let error = import_paths(&paths(dir.path()), &disks, &options(Onto::Resume)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
-}
-
-/// Stops after some chunks.
-struct StopAfter(u32);
-
-impl Progress for StopAfter {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {
-        self.0 = self.0.saturating_sub(1);
-    }
-    fn stop(&mut self) -> bool {
-        self.0 == 0
-    }
 }
 
 #[test]

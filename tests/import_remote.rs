@@ -4,6 +4,7 @@ mod import_support;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{ErrorKind, Result};
-use import_support::{contents, options, paths, tree};
+use import_support::{StopAfter, contents, options, paths, tree};
 
 fn serve(disk: &MemNamespace, listen: Option<SocketAddr>) -> Target {
     let nqn = Nqn::new("nqn.2026-11.io.dlfs:import").unwrap();
@@ -41,7 +42,7 @@ fn wanted(onto: Onto) -> ImportOptions {
 }
 
 fn import_to(
-    source: &std::path::Path,
+    source: &Path,
     address: Address,
     onto: Onto,
     progress: &mut dyn Progress,
@@ -88,11 +89,9 @@ fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
     dlfs::qpair::blocking::Blocking::new(pair).unwrap().read(0, len).unwrap().to_vec()
 }
 
-#[test]
-fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
-    let dir = tempfile::tempdir().unwrap();
-    let files = tree(dir.path(), 400, 9000, 1);
-    let disk = MemNamespace::new(8 << 20, 512).unwrap();
+/// Imports from `source` onto a target that is restarted after so many chunks.
+fn import_over_a_restart(source: &Path, disk_bytes: u64, after: u32) -> Arc<dyn Device> {
+    let disk = MemNamespace::new(disk_bytes, 512).unwrap();
     let first = serve(&disk, None);
     let (listen, address) = (first.local_addr(), address(&first));
     let (mut first, mut second) = (Some(first), None);
@@ -100,11 +99,18 @@ fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
         first.take().unwrap().stop();
         second = Some(serve(&disk, Some(listen)));
     };
-    let mut progress = AfterChunks { left: 5, then: &mut restart };
-    import_to(dir.path(), address, Onto::Empty, &mut progress).unwrap();
+    let mut progress = AfterChunks { left: after, then: &mut restart };
+    import_to(source, address, Onto::Empty, &mut progress).unwrap();
     assert!(second.is_some(), "the target was not restarted");
-    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
-    assert_eq!(contents(&devices).unwrap(), files);
+    Arc::new(disk)
+}
+
+#[test]
+fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(dir.path(), 400, 9000, 1);
+    let disk = import_over_a_restart(dir.path(), 8 << 20, 5);
+    assert_eq!(contents(&[disk]).unwrap(), files);
 }
 
 /// Small files and some of several cells and MiBs, so that chunks and pieces are under way together.
@@ -135,19 +141,8 @@ fn a_target_that_dies_under_samples_larger_than_a_chunk_does_not_end_an_import()
     let dir = tempfile::tempdir().unwrap();
     let files = mixed_tree(dir.path());
     for after in [1, 4, 11] {
-        let disk = MemNamespace::new(64 << 20, 512).unwrap();
-        let first = serve(&disk, None);
-        let (listen, address) = (first.local_addr(), address(&first));
-        let (mut first, mut second) = (Some(first), None);
-        let mut restart = || {
-            first.take().unwrap().stop();
-            second = Some(serve(&disk, Some(listen)));
-        };
-        let mut progress = AfterChunks { left: after, then: &mut restart };
-        import_to(dir.path(), address, Onto::Empty, &mut progress).unwrap();
-        assert!(second.is_some(), "the target was not restarted");
-        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
-        assert_eq!(contents(&devices).unwrap(), files, "after {after} chunks");
+        let disk = import_over_a_restart(dir.path(), 64 << 20, after);
+        assert_eq!(contents(&[disk]).unwrap(), files, "after {after} chunks");
     }
 }
 
@@ -188,19 +183,6 @@ fn a_stream_over_a_socket_arrives_whole_and_is_gone_on_with() {
     let devices = disks.map(|disk| Arc::new(disk) as Arc<dyn Device>);
     assert_eq!(contents(&devices[..1]).unwrap(), files);
     assert!(bytes(&devices[0]) == bytes(&devices[1]));
-}
-
-/// Stops after so many reports.
-struct StopAfter(u32);
-
-impl Progress for StopAfter {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {
-        self.0 = self.0.saturating_sub(1);
-    }
-    fn stop(&mut self) -> bool {
-        self.0 == 0
-    }
 }
 
 #[test]

@@ -5,34 +5,17 @@ mod support;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use dlfs::ErrorKind;
 use dlfs::nvme::{Address, Status, TcpAddress};
-use dlfs::qpair::{Completion, ConnectOptions, Io, IoError, IoOp, open};
+use dlfs::qpair::{ConnectOptions, Io, IoError, IoOp, open};
 use dlfs::units::Lba;
-use dlfs::{Error, ErrorKind};
 use support::contract::{Driver, read};
 use support::evil::{Evil, EvilTarget, Step};
 use support::fork::in_child;
+use support::hasty::{LEN, bytes, hasty, one, refusal};
 use support::random::Random;
 
-const LEN: usize = 1 << 20;
 const BLOCKS: u64 = LEN as u64 / 512;
-
-fn bytes(seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; LEN];
-    Random::new(seed).fill(&mut bytes);
-    bytes
-}
-
-/// Short waits, so that giving up is seen soon.
-fn hasty() -> ConnectOptions {
-    ConnectOptions {
-        writable: true,
-        io_timeout: Duration::from_millis(300),
-        connect_timeout: Duration::from_millis(1200),
-        ctrl_loss_tmo: Duration::from_secs(20),
-        ..ConnectOptions::default()
-    }
-}
 
 fn with_paths(targets: &[&EvilTarget]) -> ConnectOptions {
     ConnectOptions { paths: targets.iter().map(|target| target.address()).collect(), ..hasty() }
@@ -56,17 +39,6 @@ fn read_all(driver: &mut Driver, expected: &[u8]) {
         completion.result.unwrap();
         let at = sent.slba.0 as usize * 512;
         assert!(*completion.buf == expected[at..at + 4096], "wrong bytes at {at}");
-    }
-}
-
-fn one(driver: &mut Driver, io: Io) -> Completion {
-    driver.run(vec![io]).remove(0).1
-}
-
-fn refusal(address: &Address, options: &ConnectOptions) -> Error {
-    match open(address, options) {
-        Err(error) => error,
-        Ok(device) => device.queue_pair().map(drop).expect_err("connecting cannot succeed"),
     }
 }
 

@@ -5,50 +5,22 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use dlfs::ErrorKind;
 use dlfs::nvme::fabrics::DiscoveryLogHeader;
 use dlfs::nvme::identify::{IDENTIFY_LEN_BYTES, IdentifyNamespace};
 use dlfs::nvme::{Cqe, IdentifyController, Status};
 use dlfs::qpair::tcp::discover;
-use dlfs::qpair::{Completion, ConnectOptions, Io, IoError, IoOp, open};
+use dlfs::qpair::{ConnectOptions, IoError, IoOp, open};
 use dlfs::tcp::Digests;
 use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T};
-use dlfs::{Error, ErrorKind};
 use support::contract::{Driver, read};
 use support::evil::{Evil, EvilTarget, Step, identify_controller};
+use support::hasty::{LEN, bytes, hasty, one, refusal};
 use support::random::Random;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-const LEN: usize = 1 << 20;
-
-fn bytes(seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; LEN];
-    Random::new(seed).fill(&mut bytes);
-    bytes
-}
-
-fn hasty() -> ConnectOptions {
-    ConnectOptions {
-        writable: true,
-        io_timeout: Duration::from_millis(300),
-        connect_timeout: Duration::from_millis(1500),
-        ctrl_loss_tmo: Duration::from_secs(20),
-        ..ConnectOptions::default()
-    }
-}
-
 fn with_digests() -> ConnectOptions {
     ConnectOptions { hdr_digest: true, data_digest: true, ..hasty() }
-}
-
-fn one(driver: &mut Driver, io: Io) -> Completion {
-    driver.run(vec![io]).remove(0).1
-}
-
-fn refusal(target: &EvilTarget) -> Error {
-    match open(&target.address(), &hasty()) {
-        Err(error) => error,
-        Ok(device) => device.queue_pair().map(drop).expect_err("connecting cannot succeed"),
-    }
 }
 
 /// What is wrong with an answer to a read.
@@ -245,7 +217,7 @@ fn every_ic_resp_that_cannot_be_is_refused_with_the_reason() {
     ] {
         let target = EvilTarget::start(bytes(7));
         target.behave(Evil::IcResp(resp), None);
-        let error = refusal(&target);
+        let error = refusal(&target.address(), &hasty());
         assert!(error.report().contains(reason), "{reason}: {}", error.report());
     }
     let target = EvilTarget::start(bytes(7));
@@ -321,7 +293,7 @@ fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
     for (step, page) in refused {
         let target = EvilTarget::start(bytes(10));
         target.behave(Evil::Page(step, page.clone()), None);
-        let error = refusal(&target);
+        let error = refusal(&target.address(), &hasty());
         assert!(error.report().contains("Identify"), "{step:?}: {}", error.report());
     }
     let odd = [

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dlfs::format::Uuid;
-use dlfs::import::{ImportOptions, Onto};
+use dlfs::import::{ImportOptions, Onto, Progress, Stage};
 use dlfs::qpair::Device;
 use dlfs::units::SampleId;
 use dlfs::volume::{Image, OpenOptions};
@@ -94,4 +94,17 @@ pub fn contents(devices: &[Arc<dyn Device>]) -> dlfs::Result<BTreeMap<Vec<u8>, V
 /// The paths of a source, as an import takes them.
 pub fn paths(root: &Path) -> Vec<PathBuf> {
     vec![root.to_path_buf()]
+}
+
+/// Stops an import after so many reports of its progress.
+pub struct StopAfter(pub u32);
+
+impl Progress for StopAfter {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {
+        self.0 = self.0.saturating_sub(1);
+    }
+    fn stop(&mut self) -> bool {
+        self.0 == 0
+    }
 }

@@ -6,6 +6,7 @@ pub mod disk;
 pub mod evil;
 pub mod faults;
 pub mod fork;
+pub mod hasty;
 #[cfg(feature = "spdk")]
 pub mod nvmf_tgt;
 pub mod random;
