@@ -10,8 +10,9 @@ use crate::format::chunk::{
     padded,
 };
 use crate::format::error::at_most;
-use crate::format::fill::Fill;
-use crate::format::geometry::{ImageLayout, MAX_NAME_BYTES};
+use crate::format::fill::{Fill, Fit};
+use crate::format::geometry::ImageLayout;
+use crate::format::meta::{SampleMeta, check_name};
 use crate::units::{Generation, SampleId, Slot};
 
 /// What all chunks of one part have in common.
@@ -29,28 +30,6 @@ pub struct ChunkSpec {
     pub part_window: u64,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
-}
-
-/// What a chunk's table says of a sample beside its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SampleMeta<'a> {
-    /// Its id.
-    pub id: SampleId,
-    /// Its name: up to 4,096 bytes, none of them NUL.
-    pub name: &'a [u8],
-    /// Its label, if it has one: any number but `i64::MIN`, which stands for none in the directory.
-    pub label: Option<i64>,
-}
-
-/// Where a sample belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
-    /// In this chunk.
-    Here,
-    /// In the next one: [`ChunkBuilder::finish`] this one first.
-    NextChunk,
-    /// In no chunk: finish this one if it has samples, then see [`ChunkBuilder::oversize`].
-    Oversize,
 }
 
 /// A chunk whose bytes are complete.
@@ -157,7 +136,7 @@ impl ChunkBuilder {
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
-        check_meta(meta)?;
+        meta.check()?;
         assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
         let crc = crc32c(self.space(len));
         let (start, data_at) = (self.fill.place(len), self.data_at());
@@ -171,7 +150,7 @@ impl ChunkBuilder {
     /// # Errors
     /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
     pub fn push(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<Fit, FormatError> {
-        check_meta(meta)?;
+        meta.check()?;
         at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
         let len = record.len() as u32;
         let fit = self.fit(meta.name.len(), len);
@@ -240,7 +219,7 @@ impl ChunkBuilder {
         crc: u32,
         place: ChunkPlace,
     ) -> Result<ChunkHeader, FormatError> {
-        check_meta(meta)?;
+        meta.check()?;
         let mut table = encode_fields(&spec.fields)?;
         table.extend_from_slice(entry_of(meta, len, crc, false).as_bytes());
         table.extend_from_slice(meta.name);
@@ -319,29 +298,6 @@ fn entry_of(meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) -> RawEntry
         flags: (label | purged).into(),
         reserved: 0.into(),
     }
-}
-
-fn check_meta(meta: &SampleMeta<'_>) -> Result<(), FormatError> {
-    check_name(meta.name)?;
-    check_label(meta.label)
-}
-
-/// An error when a label is the number that stands for none.
-pub(crate) fn check_label(label: Option<i64>) -> Result<(), FormatError> {
-    if label == Some(i64::MIN) {
-        let (what, value, limit) = ("label", i64::MIN as u64, i64::MAX as u64);
-        return Err(FormatError::OutOfRange { what, value, limit });
-    }
-    Ok(())
-}
-
-/// An error unless `name` may name a sample.
-pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
-    at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
-    if name.contains(&0) {
-        return Err(FormatError::OutOfRange { what: "byte of a name", value: 0, limit: 255 });
-    }
-    Ok(())
 }
 
 fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {

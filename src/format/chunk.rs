@@ -16,10 +16,10 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::format::builder::{check_label, check_name};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{self, MAX_SAMPLES};
+use crate::format::meta::{check_label, check_name};
 use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
 use crate::units::{Generation, SampleId, Slot};
 

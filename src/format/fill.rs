@@ -1,9 +1,20 @@
 //! How full a chunk is: which samples fit is arithmetic on lengths, and can be asked before a byte is
 //! read.
 
-use crate::format::builder::Fit;
 use crate::format::chunk::{ENTRY_BYTES, HEAD_BYTES, padded};
 use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
+
+/// Where a sample belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// In this chunk.
+    Here,
+    /// In the next one: [`ChunkBuilder::finish`](crate::format::ChunkBuilder::finish) this one first.
+    NextChunk,
+    /// In no chunk: finish this one if it has samples, then see
+    /// [`ChunkBuilder::oversize`](crate::format::ChunkBuilder::oversize).
+    Oversize,
+}
 
 /// What a chunk's samples have taken of it so far.
 ///

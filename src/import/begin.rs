@@ -70,6 +70,17 @@ pub(super) fn begin(
     }
 }
 
+/// Writes the journal everywhere: from here on the import can be gone on with.
+pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
+    let mut channel = media.channel();
+    for namespace in (0..media.len()).rev() {
+        let journal = Journal { namespace, ..*journal };
+        channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
+        channel.flush(namespace)?;
+    }
+    Ok(())
+}
+
 /// The namespaces in the order of the image that they hold or begin to hold, if they do.
 ///
 /// # Errors

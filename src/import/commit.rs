@@ -1,8 +1,6 @@
 //! Writing a generation's record, snapshot and superblocks, in the order that makes it whole or
 //! leaves the one before.
 
-use std::sync::atomic::AtomicBool;
-
 use crate::buf::IoBuf;
 use crate::directory::Directory;
 use crate::directory::commit::Commit;
@@ -10,7 +8,6 @@ use crate::format::open::CommitStep;
 use crate::format::{ImageLayout, Run, Space};
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
-use crate::import::pass::{Patience, is_passing};
 use crate::{Error, Result};
 
 /// Gives `directory`'s record and snapshot their places, and the namespaces the length they need.
@@ -60,21 +57,6 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
         }
     }
     Ok(())
-}
-
-/// Does `attempt` again while what it meets may pass; it must be right to do again.
-///
-/// # Errors
-/// The last one, when there was enough of it.
-pub(super) fn with_patience<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut patience = Patience::new();
-    let never = AtomicBool::new(false);
-    loop {
-        match attempt() {
-            Err(error) if is_passing(&error) && patience.wait(&never) => {}
-            result => return result,
-        }
-    }
 }
 
 /// Writes `len` bytes, a multiple of 4,096, from the start of a run on, piece by piece.

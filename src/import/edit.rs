@@ -9,15 +9,17 @@ use std::sync::Arc;
 use crate::buf::IoBuf;
 use crate::directory::commit::freed_by_next;
 use crate::directory::{Directory, DirectoryBuilder};
-use crate::format::builder::{ChunkPlace, Fit};
+use crate::format::Fit;
+use crate::format::builder::ChunkPlace;
 use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, Run, SampleMeta, Space, Uuid,
 };
 use crate::import::begin::{self, Current};
-use crate::import::commit::{self, with_patience};
+use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::patience::with_patience;
 use crate::import::run::open_device;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};

@@ -28,6 +28,7 @@ mod lease;
 mod media;
 mod options;
 mod pass;
+mod patience;
 mod plan;
 mod rebuild;
 mod run;

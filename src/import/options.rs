@@ -209,3 +209,11 @@ impl BadEntries {
         .source(self)
     }
 }
+
+/// The refusal of a source of which nothing is left to import.
+pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind) -> Error {
+    match bad.is_empty() {
+        true => Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}")),
+        false => BadEntries(bad).into_error(),
+    }
+}

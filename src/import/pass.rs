@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use crossbeam::channel::unbounded;
 use parking_lot::Mutex;
@@ -21,6 +20,7 @@ use crate::import::chunks::Job;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::Progress;
+use crate::import::patience::is_passing;
 use crate::import::plan::{ChunkPlan, Planner};
 use crate::import::sources::{BadEntry, Source};
 use crate::import::worker::{Event, Shared, Worker};
@@ -99,37 +99,6 @@ impl<'a> Pass<'a> {
                 None => Ok(gatherer.finish(&shared)),
             }
         })
-    }
-}
-
-/// Whether trying again on a new connection may help.
-pub(super) fn is_passing(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut)
-}
-
-/// How long a write is tried again.
-pub(super) struct Patience {
-    until: Instant,
-    pause: Duration,
-}
-
-impl Patience {
-    /// From now on.
-    pub(super) fn new() -> Patience {
-        Patience {
-            until: Instant::now() + Duration::from_secs(60),
-            pause: Duration::from_millis(10),
-        }
-    }
-
-    /// Waits a little longer than the last time; `false` when there was enough of it.
-    pub(super) fn wait(&mut self, stop: &AtomicBool) -> bool {
-        if Instant::now() + self.pause > self.until || stop.load(Ordering::Relaxed) {
-            return false;
-        }
-        std::thread::sleep(self.pause);
-        self.pause = (self.pause * 2).min(Duration::from_secs(1));
-        true
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which rows of a source go into which chunk, and where that lies: arithmetic on lengths.
 
-use crate::format::builder::Fit;
+use crate::format::Fit;
 use crate::format::fill::Fill;
 use crate::format::{ChunkSpec, FormatError, Placement, Run, Space, fields};
 use crate::import::sources::Index;

@@ -9,16 +9,17 @@ use std::sync::atomic::AtomicBool;
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::{ChunkSpec, Placement, Run, Space};
-use crate::import::begin::{self, Begun};
+use crate::import::begin::{self, Begun, write_journals};
 use crate::import::chunks::Job;
-use crate::import::commit::{self, with_patience};
-use crate::import::journal::{JOURNAL_OFFSET, Journal};
+use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+    no_samples,
 };
-use crate::import::pass::{Outcome, Pass, Patience, is_passing};
+use crate::import::pass::{Outcome, Pass};
+use crate::import::patience::{Patience, is_passing, with_patience};
 use crate::import::plan::{Planner, Rows};
 use crate::import::sources::detect::Found;
 use crate::import::sources::{
@@ -440,25 +441,6 @@ impl Import<'_> {
             image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
             bad: self.all_bad(),
         }
-    }
-}
-
-/// Writes the journal everywhere: from here on the import can be gone on with.
-pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
-    let mut channel = media.channel();
-    for namespace in (0..media.len()).rev() {
-        let journal = Journal { namespace, ..*journal };
-        channel.write_bytes(namespace, JOURNAL_OFFSET, &journal.encode())?;
-        channel.flush(namespace)?;
-    }
-    Ok(())
-}
-
-/// The refusal of a source of which nothing is left to import.
-pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind) -> Error {
-    match bad.is_empty() {
-        true => Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}")),
-        false => BadEntries(bad).into_error(),
     }
 }
 

@@ -6,17 +6,20 @@
 
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
-use crate::format::builder::{ChunkPlace, FinishedChunk, Fit};
+use crate::format::Fit;
+use crate::format::builder::{ChunkPlace, FinishedChunk};
 use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, FormatError, Run, SampleMeta, Space, fields,
 };
-use crate::import::begin::{self, Begun};
+use crate::import::begin::{self, Begun, write_journals};
 use crate::import::behind::{Behind, Home, PIECE_BYTES};
-use crate::import::commit::{self, with_patience};
+use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::options::{BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage};
-use crate::import::run::{no_samples, write_journals};
+use crate::import::options::{
+    BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage, no_samples,
+};
+use crate::import::patience::with_patience;
 use crate::import::sources::detect::Found;
 use crate::import::sources::stream::{StreamSample, StreamSource};
 use crate::import::sources::{BadEntry, BadReason};

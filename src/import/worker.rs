@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::format::ChunkHeader;
 use crate::import::chunks::{ChunkWriter, Started};
-use crate::import::pass::{Pass, Patience, is_passing};
+use crate::import::pass::Pass;
+use crate::import::patience::{Patience, is_passing};
 use crate::import::plan::{ChunkPlan, Planner};
 use crate::import::sources::BadEntry;
 use crate::{Error, Result};

@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -64,15 +63,6 @@ pub fn detect(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
     Ok(Found { kind, paths: expanded })
 }
 
-/// Whether `path` can be read only once and from front to back.
-pub fn is_stream(path: &Path) -> bool {
-    path == Path::new("-")
-        || std::fs::metadata(path).is_ok_and(|found| {
-            let kind = found.file_type();
-            kind.is_fifo() || kind.is_char_device() || kind.is_socket()
-        })
-}
-
 impl fmt::Display for SourceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -119,7 +109,7 @@ fn expand(path: &Path, kind: SourceKind, into: &mut Vec<PathBuf>) -> Result<()> 
         }
         return Ok(());
     }
-    if is_stream(path) || path.symlink_metadata().is_ok() {
+    if spool::is_stream(path) || path.symlink_metadata().is_ok() {
         into.push(path.to_path_buf());
         return Ok(());
     }
@@ -156,7 +146,7 @@ fn kind_of(path: &Path) -> Result<SourceKind> {
     if path.is_dir() {
         return Ok(SourceKind::Folder);
     }
-    if is_stream(path) {
+    if spool::is_stream(path) {
         // Nothing can be looked at twice; archives of one file a sample are the common case.
         return Ok(SourceKind::Tar);
     }

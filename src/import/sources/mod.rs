@@ -75,7 +75,7 @@ pub fn as_streams(paths: &[PathBuf], options: &SourceOptions) -> Result<Option<d
     let mut streams = 0;
     for path in &found.paths {
         streams +=
-            usize::from(path.is_file() && spool::is_compressed(path)? || detect::is_stream(path));
+            usize::from(path.is_file() && spool::is_compressed(path)? || spool::is_stream(path));
     }
     match streams {
         0 => Ok(None),

@@ -6,17 +6,25 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::read::{GzDecoder, MultiGzDecoder};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::detect::is_stream;
 use super::index::Container;
 use super::shard;
 use crate::{Error, ErrorKind, Result};
+
+/// Whether `path` can be read only once and from front to back.
+pub fn is_stream(path: &Path) -> bool {
+    path == Path::new("-")
+        || std::fs::metadata(path).is_ok_and(|found| {
+            let kind = found.file_type();
+            kind.is_fifo() || kind.is_char_device() || kind.is_socket()
+        })
+}
 
 /// Opens the shard at `path`, by way of a copy in `spool` if it is a stream or compressed; says
 /// whether it is such a copy.

@@ -1,0 +1,43 @@
+//! Which names and labels a sample may have.
+
+use crate::format::FormatError;
+use crate::format::error::at_most;
+use crate::format::geometry::MAX_NAME_BYTES;
+use crate::units::SampleId;
+
+/// What a chunk's table says of a sample beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleMeta<'a> {
+    /// Its id.
+    pub id: SampleId,
+    /// Its name: up to 4,096 bytes, none of them NUL.
+    pub name: &'a [u8],
+    /// Its label, if it has one: any number but `i64::MIN`, which stands for none in the directory.
+    pub label: Option<i64>,
+}
+
+impl SampleMeta<'_> {
+    /// An error unless name and label may be written.
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        check_name(self.name)?;
+        check_label(self.label)
+    }
+}
+
+/// An error when a label is the number that stands for none.
+pub(crate) fn check_label(label: Option<i64>) -> Result<(), FormatError> {
+    if label == Some(i64::MIN) {
+        let (what, value, limit) = ("label", i64::MIN as u64, i64::MAX as u64);
+        return Err(FormatError::OutOfRange { what, value, limit });
+    }
+    Ok(())
+}
+
+/// An error unless `name` may name a sample.
+pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
+    at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
+    if name.contains(&0) {
+        return Err(FormatError::OutOfRange { what: "byte of a name", value: 0, limit: 255 });
+    }
+    Ok(())
+}
