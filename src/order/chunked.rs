@@ -61,6 +61,15 @@ pub(super) struct Chunked {
     /// What shuffles the samples of a group; `None` leaves them in slot order.
     key: Option<Key>,
     cursors: Vec<Cursor>,
+    dealt: Dealt,
+}
+
+/// The chunks of each lane, while they are dealt. It stays for the next epoch's.
+#[derive(Debug, Clone, Default)]
+struct Dealt {
+    lanes: Vec<Vec<u32>>,
+    /// Each lane and its samples so far, the lane with the fewest first.
+    shortest: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 /// The group that a lane is in: everything needed for its next sample.
@@ -75,8 +84,11 @@ struct Cursor {
 
 impl Chunked {
     pub(super) fn in_slot_order(population: &(impl Population + ?Sized)) -> Chunked {
+        let mut order = Chunked::empty();
         let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
-        Chunked::new(population, vec![chunks.collect()], 1, None)
+        order.dealt.lanes.push(chunks.collect());
+        order.cut(population, 1);
+        order
     }
 
     pub(super) fn shuffled(
@@ -85,25 +97,43 @@ impl Chunked {
         group: u32,
         key: Key,
     ) -> Chunked {
-        Chunked::new(
-            population,
-            deal(population, lanes, key.with(CHUNKS)),
-            group,
-            Some(key.with(SAMPLES)),
-        )
+        let mut order = Chunked::empty();
+        order.shuffle_anew(population, lanes, group, key);
+        order
     }
 
-    fn new(
+    /// Becomes the order that `shuffled` makes, in the memory that it has.
+    pub(super) fn shuffle_anew(
+        &mut self,
         population: &(impl Population + ?Sized),
-        dealt: Vec<Vec<u32>>,
+        lanes: u32,
         group: u32,
-        key: Option<Key>,
-    ) -> Chunked {
-        let total = dealt.iter().map(Vec::len).sum();
-        let mut ends = Vec::with_capacity(total);
-        let (mut groups, mut lanes) = (Vec::new(), Vec::with_capacity(dealt.len() + 1));
-        let mut lengths = Vec::with_capacity(dealt.len());
-        for lane in &dealt {
+        key: Key,
+    ) {
+        self.dealt.deal(population, lanes, key.with(CHUNKS));
+        self.key = Some(key.with(SAMPLES));
+        self.cut(population, group);
+    }
+
+    fn empty() -> Chunked {
+        Chunked {
+            chunks: Vec::new(),
+            ends: Vec::new(),
+            groups: Vec::new(),
+            lanes: Vec::new(),
+            interleave: Interleave::default(),
+            key: None,
+            cursors: Vec::new(),
+            dealt: Dealt::default(),
+        }
+    }
+
+    /// Cuts the lanes that were dealt into groups.
+    fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
+        let Chunked { chunks, ends, groups, lanes, interleave, cursors, dealt, .. } = self;
+        (chunks.clear(), ends.clear(), groups.clear(), lanes.clear());
+        interleave.clear();
+        for lane in &dealt.lanes {
             lanes.push(groups.len() as u32);
             let (mut samples, mut room) = (0, 0);
             for &chunk in lane {
@@ -116,14 +146,14 @@ impl Chunked {
                 samples += u64::from(population.live_in_chunk(chunk));
                 ends.push(samples);
             }
-            lengths.push(samples);
+            chunks.extend_from_slice(lane);
+            interleave.add_lane(samples);
         }
         lanes.push(groups.len() as u32);
-        groups.push(total as u32);
-        let cursor = Cursor { group: 0, start: 0, end: 0, shuffle: None };
-        let cursors = vec![cursor; dealt.len()];
-        let interleave = Interleave::new(lengths);
-        Chunked { chunks: dealt.concat(), ends, groups, lanes, interleave, key, cursors }
+        groups.push(chunks.len() as u32);
+        interleave.begin();
+        cursors.clear();
+        cursors.resize(dealt.lanes.len(), Cursor { group: 0, start: 0, end: 0, shuffle: None });
     }
 
     #[inline]
@@ -199,23 +229,32 @@ impl Chunked {
     }
 }
 
-/// The shuffled chunks, dealt: each to the lane with the fewest samples so far.
-fn deal(population: &(impl Population + ?Sized), lanes: u32, key: Key) -> Vec<Vec<u32>> {
-    let permutation = Permutation::new(u64::from(population.num_chunks()), key);
-    let mut dealt = vec![Vec::new(); lanes as usize];
-    let mut shortest: BinaryHeap<Reverse<(u64, u32)>> =
-        (0..lanes).map(|lane| Reverse((0, lane))).collect();
-    for index in 0..permutation.len() {
-        let chunk = permutation.forward(index) as u32;
-        let live = population.live_in_chunk(chunk);
-        if live > 0 {
-            let mut lane = shortest.peek_mut().expect("an order has at least one lane");
-            dealt[lane.0.1 as usize].push(chunk);
-            lane.0.0 += u64::from(live);
+impl Dealt {
+    /// The shuffled chunks, dealt: each to the lane with the fewest samples so far.
+    fn deal(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+        let permutation = Permutation::new(u64::from(population.num_chunks()), key);
+        self.lanes.resize_with(lanes as usize, Vec::new);
+        let fair_share = permutation.len() as usize / lanes.max(1) as usize;
+        for lane in &mut self.lanes {
+            lane.clear();
+            lane.reserve(fair_share + SPARE_CHUNKS);
+        }
+        self.shortest.clear();
+        self.shortest.extend((0..lanes).map(|lane| Reverse((0, lane))));
+        for index in 0..permutation.len() {
+            let chunk = permutation.forward(index) as u32;
+            let live = population.live_in_chunk(chunk);
+            if live > 0 {
+                let mut lane = self.shortest.peek_mut().expect("an order has at least one lane");
+                self.lanes[lane.0.1 as usize].push(chunk);
+                lane.0.0 += u64::from(live);
+            }
         }
     }
-    dealt
 }
+
+/// Chunks above its share that a lane has room for: how many it gets differs a little by epoch.
+const SPARE_CHUNKS: usize = 8;
 
 /// Words of the keys. Frozen.
 const CHUNKS: u64 = 0;

@@ -5,9 +5,10 @@
 //! same, so a position is a division: no replay, and at most as many phases as lanes.
 
 /// Position <-> (lane, index in the lane), for lanes of given lengths.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Interleave {
     lengths: Vec<u64>,
+    sorted: Vec<u64>,
     phases: Vec<Phase>,
     /// The phase that was asked for last, and the lanes that take part in it, in turn.
     current: usize,
@@ -25,11 +26,22 @@ struct Phase {
 }
 
 impl Interleave {
-    pub(super) fn new(lengths: Vec<u64>) -> Interleave {
-        let phases = phases(&lengths);
-        let mut interleave = Interleave { lengths, phases, current: 0, active: Vec::new() };
-        interleave.enter(0);
-        interleave
+    /// Has no lanes any more; the memory stays.
+    pub(super) fn clear(&mut self) {
+        self.lengths.clear();
+    }
+
+    /// One more lane of so many samples.
+    pub(super) fn add_lane(&mut self, length: u64) {
+        self.lengths.push(length);
+    }
+
+    /// All lanes are there: what follows asks for positions.
+    pub(super) fn begin(&mut self) {
+        self.sorted.clone_from(&self.lengths);
+        self.sorted.sort_unstable();
+        phases(&self.sorted, &mut self.phases);
+        self.enter(0);
     }
 
     /// Lane, and index of the sample in it. `position` is below the sum of all lengths.
@@ -64,10 +76,8 @@ impl Interleave {
 }
 
 /// One phase for each distinct length above zero; a single empty one where all lanes are empty.
-fn phases(lengths: &[u64]) -> Vec<Phase> {
-    let mut sorted = lengths.to_vec();
-    sorted.sort_unstable();
-    let mut phases: Vec<Phase> = Vec::new();
+fn phases(sorted: &[u64], phases: &mut Vec<Phase>) {
+    phases.clear();
     let (mut first_position, mut first_round) = (0, 0);
     for (gone, &length) in sorted.iter().enumerate() {
         if length > first_round {
@@ -80,7 +90,6 @@ fn phases(lengths: &[u64]) -> Vec<Phase> {
     if phases.is_empty() {
         phases.push(Phase { first_position: 0, end_position: 0, first_round: 0, num_active: 1 });
     }
-    phases
 }
 
 #[cfg(test)]
@@ -91,8 +100,11 @@ mod tests {
     fn lanes_take_turns_and_drop_out_as_a_walk_through_them_does() {
         let cases: [&[u64]; 8] =
             [&[5], &[3, 3, 3], &[1, 4, 2], &[0, 3, 0, 1], &[7, 0], &[2, 2, 9, 2], &[], &[0, 0]];
+        let mut interleave = Interleave::default();
         for lengths in cases {
-            let mut interleave = Interleave::new(lengths.to_vec());
+            interleave.clear();
+            lengths.iter().for_each(|&length| interleave.add_lane(length));
+            interleave.begin();
             let rounds = lengths.iter().copied().max().unwrap_or(0);
             let walk = (0..rounds).flat_map(|round| {
                 let lanes = (0..).zip(lengths).filter(move |&(_, &length)| length > round);

@@ -82,7 +82,7 @@ impl EpochOrder {
     /// The order that `spec` gives the samples of `population` in `epoch`.
     ///
     /// Costs nothing to speak of for `global` and `sequential` by id; the others look once at each
-    /// chunk and keep 16 bytes of it.
+    /// chunk and keep 20 bytes of it.
     ///
     /// # Errors
     /// `spec` has a number out of its range.
@@ -111,6 +111,29 @@ impl EpochOrder {
             }
         };
         Ok(EpochOrder { len, epoch, sequence })
+    }
+
+    /// Becomes what [`EpochOrder::new`] makes; a grouped order in the memory that it has, so that to
+    /// walk from epoch to epoch allocates nothing.
+    ///
+    /// # Errors
+    /// As [`EpochOrder::new`]; the order is then what it was.
+    pub fn begin_epoch(
+        &mut self,
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+    ) -> Result<(), OrderError> {
+        match (spec.kind, &mut self.sequence) {
+            (OrderKind::Grouped { lanes, group }, Sequence::Chunked(chunked)) => {
+                spec.check()?;
+                let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
+                chunked.shuffle_anew(population, lanes, group, key);
+                (self.len, self.epoch) = (population.num_live(), epoch);
+            }
+            _ => *self = EpochOrder::new(spec, epoch, population)?,
+        }
+        Ok(())
     }
 
     /// Positions of the epoch: one a live sample.

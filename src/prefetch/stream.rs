@@ -31,6 +31,8 @@ pub(crate) struct Stream {
     /// Positions of the first epoch that all ranks had consumed before.
     consumed: u64,
     current: Option<Current>,
+    /// The order of an epoch that is over, whose memory the next one takes.
+    spare: Option<EpochOrder>,
     /// Batches that it may still give.
     left: u64,
 }
@@ -89,6 +91,7 @@ impl Stream {
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
             current: None,
+            spare: None,
             left: u64::MAX,
         })
     }
@@ -106,6 +109,7 @@ impl Stream {
             epochs: self.epochs.clone(),
             consumed: self.consumed,
             current: self.current.clone(),
+            spare: None,
             drop_short: self.drop_short,
             left: 1,
         };
@@ -157,7 +161,7 @@ impl Stream {
                 }
                 self.epochs.start += 1;
                 self.consumed = 0;
-                self.current = None;
+                self.spare = self.current.take().map(|current| current.order);
                 continue;
             }
             let positions = current.rest.split_front(batch_size);
@@ -173,7 +177,11 @@ impl Stream {
     }
 
     fn enter_epoch(&mut self) -> Result<&mut Current> {
-        let order = EpochOrder::new(&self.spec, Epoch(self.epochs.start), &*self.directory)?;
+        let (spec, epoch, directory) = (&self.spec, Epoch(self.epochs.start), &*self.directory);
+        let order = match self.spare.take() {
+            Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
+            None => EpochOrder::new(spec, epoch, directory)?,
+        };
         let shard = self.shard.after(self.consumed);
         let mut rest = shard.positions(order.len());
         if self.drop_short {
