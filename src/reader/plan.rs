@@ -238,6 +238,17 @@ impl Range {
         (self.end - self.start) as usize
     }
 
+    /// How long the part is that begins `done` bytes into the range. What is too long for one command
+    /// is cut where multiples of its length lie on media, so that no part crosses a stripe of the
+    /// device that all could stay within.
+    fn part_len_from(&self, done: usize, geometry: Geometry) -> usize {
+        let (max, left) = (geometry.max_transfer_bytes as usize, self.len_bytes() - done);
+        match self.len_bytes() > max {
+            true => left.min(max - ((self.start + done as u64) % max as u64) as usize),
+            false => left,
+        }
+    }
+
     fn append_to(&self, fetch: &mut Fetch, samples: &[Wanted], geometry: Geometry) {
         let base = fetch.len_bytes;
         for wanted in samples {
@@ -254,10 +265,9 @@ impl Range {
                 crc32c: wanted.extent.crc32c,
             });
         }
-        let max = geometry.max_transfer_bytes as usize;
         let mut done = 0;
         while done < self.len_bytes() {
-            let len = max.min(self.len_bytes() - done);
+            let len = self.part_len_from(done, geometry);
             fetch.parts.push(Part {
                 namespace: self.namespace,
                 offset_bytes: self.start + done as u64,
@@ -317,10 +327,16 @@ mod tests {
     }
 
     #[test]
+    fn a_sample_that_one_command_carries_is_not_cut_wherever_it_lies() {
+        let fetches = plan(&[(0, 8192, 131_072)], Merge::Neighbours);
+        assert_eq!(fetches[0].parts.len(), 1);
+    }
+
+    #[test]
     fn a_long_sample_is_split_at_the_transfer_limit() {
         let fetches = plan(&[(0, 8192, 300_000)], Merge::Neighbours);
         let lens: Vec<_> = fetches[0].parts.iter().map(|p| p.len_bytes).collect();
-        assert_eq!(lens, [131_072, 131_072, 40_960]);
+        assert_eq!(lens, [122_880, 131_072, 49_152], "cut at multiples of 128 KiB");
         assert_eq!(fetches[0].parts_of(&fetches[0].samples[0]), 0..3);
     }
 

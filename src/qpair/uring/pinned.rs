@@ -25,6 +25,7 @@ impl Pinned {
     pub(super) fn new(pool: &Pool, ring: &Submitter<'_>) -> Option<Pinned> {
         let len = pool.capacity_bytes();
         let piece_len = len.div_ceil(MAX_PIECES).next_power_of_two().max(MIN_PIECE_LEN);
+        let piece_len = piece_len.max(pool.slot_len_bytes().next_power_of_two());
         let count = len.div_ceil(piece_len);
         ring.register_buffers_sparse(u32::try_from(count).ok()?).ok()?;
         let registered = vec![false; count];
