@@ -3,6 +3,11 @@
 //! It spins for at most 50 µs since it last had something to do. A spin without effect halves the next
 //! one, so that what comes seldom costs little; a sleep so short that a spin would have caught its end
 //! brings the whole spin back.
+//!
+//! I/Os that end earn more of it, a microsecond each. With much outstanding a target may work on all of
+//! it together, and be silent for longer than 50 µs: a sleeper in between is woken at the target's cost,
+//! which is often the side that has no time to spare. So an I/O never costs more than this microsecond
+//! of spinning beside what it takes itself, and a queue of few large ones sleeps as early as before.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +18,10 @@ use super::cpus::online;
 pub(crate) struct Patience {
     /// What the next spin may last.
     budget: Duration,
+    /// What ended I/Os have earned beyond it since the last sleep.
+    credit: Duration,
+    /// How long the spin under way has lasted.
+    spun: Duration,
     /// The first look without effect since there was something to do.
     quiet_since: Option<Instant>,
     /// Never sleep.
@@ -24,25 +33,38 @@ pub(crate) struct Patience {
 impl Patience {
     /// Patience that is whole, or with `busy_poll` without end.
     pub(crate) fn new(busy_poll: bool) -> Patience {
-        Patience { budget: SPIN, quiet_since: None, busy_poll, alone: has_one_processor() }
+        Patience {
+            budget: SPIN,
+            credit: Duration::ZERO,
+            spun: Duration::ZERO,
+            quiet_since: None,
+            busy_poll,
+            alone: has_one_processor(),
+        }
     }
 
-    /// There was something to do.
-    pub(crate) fn worked(&mut self) {
+    /// There was something to do, and so many I/Os ended of which more are outstanding.
+    pub(crate) fn worked(&mut self, ended: usize) {
+        let used = self.spun.saturating_sub(self.budget);
+        let earned = EARNED * ended.min(EARNED_MAX) as u32;
+        self.credit = (self.credit.saturating_sub(used) + earned).min(EARNED * EARNED_MAX as u32);
+        self.spun = Duration::ZERO;
         self.quiet_since = None;
     }
 
     /// There was nothing to do: whether to look again at once.
     pub(crate) fn spin(&mut self, now: Instant) -> bool {
         let quiet_since = *self.quiet_since.get_or_insert(now);
-        let spun = now.saturating_duration_since(quiet_since);
-        self.busy_poll || !self.alone && spun < self.budget
+        self.spun = now.saturating_duration_since(quiet_since);
+        self.busy_poll || !self.alone && self.spun < self.budget + self.credit
     }
 
     /// Learns from a sleep, which came after a spin without effect.
     pub(crate) fn slept(&mut self, slept: Duration) {
         // A wake-up itself takes tens of microseconds, so a sleep of 2 × SPIN was for about one SPIN.
         self.budget = if slept < 2 * SPIN { SPIN } else { self.budget / 2 };
+        self.credit = Duration::ZERO;
+        self.spun = Duration::ZERO;
         self.quiet_since = None;
     }
 }
@@ -53,15 +75,19 @@ fn has_one_processor() -> bool {
     online().len() == 1
 }
 
-/// The longest spin without effect.
+/// The longest spin without effect, but for what I/Os have earned.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// What an ended I/O earns, and for how many at most.
+const EARNED: Duration = Duration::from_micros(1);
+const EARNED_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn whole(busy_poll: bool) -> Patience {
-        Patience { budget: SPIN, quiet_since: None, busy_poll, alone: false }
+        Patience { busy_poll, alone: false, ..Patience::new(false) }
     }
 
     #[test]
@@ -75,8 +101,29 @@ mod tests {
         assert!(!patience.spin(start + SPIN / 2));
         patience.slept(Duration::from_micros(30));
         assert!(patience.spin(start) && patience.spin(start + SPIN / 2));
-        patience.worked();
+        patience.worked(0);
         assert!(patience.spin(start + SPIN), "work begins a new spin");
+    }
+
+    #[test]
+    fn ended_ios_earn_longer_spins_until_these_are_used_up() {
+        let mut patience = whole(false);
+        let start = Instant::now();
+        patience.worked(100);
+        assert!(patience.spin(start) && patience.spin(start + SPIN + 99 * EARNED));
+        assert!(!patience.spin(start + SPIN + 100 * EARNED));
+        patience.worked(0);
+        assert!(patience.spin(start) && !patience.spin(start + SPIN), "it was used up");
+        patience.worked(usize::MAX);
+        assert!(patience.spin(start) && !patience.spin(start + SPIN + EARNED * EARNED_MAX as u32));
+        patience.slept(SPIN);
+        assert!(patience.spin(start) && !patience.spin(start + SPIN), "a sleep forgets it");
+        // Few I/Os between spins of a usual length keep their credit, and it is bounded.
+        for _ in 0..1000 {
+            patience.worked(1);
+            assert!(patience.spin(start) && patience.spin(start + SPIN - EARNED));
+        }
+        assert!(!patience.spin(start + SPIN + EARNED * EARNED_MAX as u32));
     }
 
     #[test]

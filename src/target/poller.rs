@@ -135,7 +135,7 @@ impl Poller {
         while !self.doors[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if self.turn(now) {
-                self.patience.worked();
+                self.patience.worked(0);
             } else if !self.patience.spin(now) {
                 self.sleep(now);
                 self.patience.slept(now.elapsed());
