@@ -2,20 +2,23 @@
 
 mod support;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::buf::IoBuf;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::folder::FolderNamespace;
-use dlfs::qpair::{ConnectOptions, Device, open};
+use dlfs::qpair::{ConnectOptions, Device, Io, IoError, IoOp, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
-use dlfs::units::{Nsid, SampleId};
+use dlfs::units::{Lba, Nsid, SampleId};
 use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use support::contract;
 use support::random::Random;
@@ -125,6 +128,69 @@ fn a_target_serves_a_folder_as_it_serves_any_namespace() {
     for (file, (name, bytes)) in namespace.files().iter().zip(&files) {
         assert!(io.read(file.offset_bytes, bytes.len()).unwrap()[..] == bytes[..], "{name}");
     }
+}
+
+#[test]
+fn a_file_read_piece_by_piece_is_opened_once_and_closed_at_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "c"] {
+        fs::write(folder.path().join(name), vec![name.as_bytes()[0]; 1 << 20]).unwrap();
+    }
+    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    let open_files = || {
+        let links = fs::read_dir("/proc/self/fd").unwrap();
+        let targets = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
+        targets.filter(|target| target.starts_with(folder.path())).count()
+    };
+    let mut pairs = [(); 2].map(|()| Blocking::new(namespace.queue_pair().unwrap()).unwrap());
+    for piece in 0..16 {
+        for (file, name) in namespace.files().iter().zip(*b"abc") {
+            for io in &mut pairs {
+                let bytes = io.read(file.offset_bytes + piece * 65_536, 65_536).unwrap();
+                assert!(bytes.iter().all(|&byte| byte == name));
+            }
+        }
+        assert_eq!(open_files(), if piece < 15 { 6 } else { 0 }, "after piece {piece}");
+    }
+    assert_eq!(namespace.stats().opens, 6, "once for each queue pair");
+}
+
+#[test]
+fn a_file_system_that_hangs_holds_up_nobody_but_its_reader() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("slow");
+    fs::write(&fifo, [1; 9]).unwrap();
+    for index in 0..20 {
+        fs::write(folder.path().join(format!("{index:02}")), [index; 5000]).unwrap();
+    }
+    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    // Opening a pipe that nobody writes to waits for ever, as a file of a dead file system does.
+    fs::remove_file(&fifo).unwrap();
+    let mkfifo = std::process::Command::new("mkfifo").arg(&fifo).status();
+    if !mkfifo.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: no mkfifo to hang in");
+        return;
+    }
+    let mut pair = namespace.queue_pair().unwrap();
+    let read = |index: usize| {
+        let slba = Lba(namespace.files()[index].offset_bytes / 4096);
+        Io { op: IoOp::Read, slba, buf: IoBuf::zeroed(4096), tag: index as u64 }
+    };
+    assert_eq!(namespace.files()[20].name, b"slow");
+    let mut pending: VecDeque<Io> = std::iter::once(20).chain(0..20).map(read).collect();
+    assert_eq!(pair.submit(&mut pending), 21);
+    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while done.len() < 20 {
+        pair.poll(Instant::now(), 100, &mut done); // and comes back, which is what is tested
+        assert!(Instant::now() < until, "{} of 20", done.len());
+    }
+    assert!(done.iter().all(|done| done.result.is_ok() && done.buf[0] == done.tag as u8));
+    drop(fs::File::options().write(true).open(&fifo).unwrap()); // the reader's open ends now
+    while done.len() < 21 {
+        pair.poll(Instant::now(), 100, &mut done);
+        assert!(Instant::now() < until, "the one that hung");
+    }
+    assert!(matches!(done[20].result, Err(IoError::Changed(_))), "{:?}", done[20].result);
 }
 
 #[test]

@@ -4,18 +4,19 @@
 //! and between files, are zeroes. Directory, tiers and target work on it as on any namespace.
 //!
 //! A file is opened when a read needs it and closed when the read has come to its end; only those read
-//! piece by piece stay open, a few at a time. Reads are `pread`: each blocks the thread that polls, as
-//! those of the file engine do where io_uring is refused. A file that is not the one that was listed
-//! fails its read with [`IoError::Changed`]: what it is now has no place on the namespace.
+//! piece by piece stay open, a few at a time. Opening, `pread` and closing block, and on a parallel file
+//! system for long: threads of the queue pair do it (`helpers.rs`), and never the one that polls. A file
+//! that is not the one that was listed fails its read with [`IoError::Changed`](super::IoError): what it
+//! is now has no place on the namespace.
 //!
-//! Read `listing.rs` first.
+//! Read `listing.rs` first, then `files.rs`.
 
+mod files;
+mod helpers;
 mod listing;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,9 +24,11 @@ use std::time::Instant;
 
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
-use super::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair};
+use super::{Completion, Device, Io, Namespace, QueuePair, Wait};
 use crate::error::Result;
-use listing::{Listing, Stamp};
+use files::Files;
+use helpers::Helpers;
+use listing::Listing;
 
 /// An opened folder. Its listing is that of the moment when it was opened.
 pub struct FolderNamespace {
@@ -101,87 +104,9 @@ impl Device for FolderNamespace {
     }
 
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
-        let (folder, namespace) = (Arc::clone(&self.folder), self.namespace.clone());
-        Ok(Box::new(FolderPair {
-            folder,
-            namespace,
-            taken: VecDeque::new(),
-            open: VecDeque::new(),
-        }))
-    }
-}
-
-struct FolderPair {
-    folder: Arc<Folder>,
-    namespace: Namespace,
-    taken: VecDeque<Io>,
-    /// Files of which more is expected to be read, by index, the newest last.
-    open: VecDeque<(usize, File)>,
-}
-
-impl FolderPair {
-    fn run(&mut self, io: &mut Io) -> Result<(), IoError> {
-        self.namespace.check(io)?;
-        if io.op != IoOp::Read {
-            return Ok(());
-        }
-        let start = io.slba.0 * u64::from(BLOCK_LEN_BYTES);
-        let end = start + io.buf.len() as u64;
-        let folder = Arc::clone(&self.folder);
-        let files = &folder.listing.files;
-        let first = files.partition_point(|file| file.offset_bytes + file.len_bytes <= start);
-        let mut done = 0;
-        for (index, file) in (first..).zip(&files[first..]) {
-            if file.offset_bytes >= end {
-                break;
-            }
-            if file.len_bytes == 0 {
-                continue;
-            }
-            let from = file.offset_bytes.saturating_sub(start) as usize;
-            let skip = start.saturating_sub(file.offset_bytes);
-            let len = (file.len_bytes - skip).min(end - start - from as u64) as usize;
-            io.buf[done..from].fill(0);
-            self.read(index, skip, &mut io.buf[from..from + len])?;
-            done = from + len;
-        }
-        io.buf[done..].fill(0);
-        Ok(())
-    }
-
-    /// Reads bytes of one file, which must be the one that was listed, before and after.
-    fn read(&mut self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        let folder = Arc::clone(&self.folder);
-        let listed = &folder.listing.files[index];
-        let file = self.take_open(index)?;
-        let result = file.read_exact_at(bytes, skip);
-        folder.reads.fetch_add(1, Ordering::Relaxed);
-        let same = file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp);
-        match result {
-            Ok(()) if same => {}
-            Err(error) if same => return Err(os_error(&error)),
-            _ => return Err(changed(&folder.path_of(index))),
-        }
-        folder.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if skip + (bytes.len() as u64) < listed.len_bytes {
-            if self.open.len() == MAX_OPEN {
-                self.open.pop_front();
-            }
-            self.open.push_back((index, file));
-        }
-        Ok(())
-    }
-
-    fn take_open(&mut self, index: usize) -> Result<File, IoError> {
-        if let Some(at) = self.open.iter().position(|(open, _)| *open == index) {
-            return Ok(self.open.remove(at).expect("found above").1);
-        }
-        let path = self.folder.path_of(index);
-        self.folder.opens.fetch_add(1, Ordering::Relaxed);
-        File::open(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => changed(&path),
-            _ => os_error(&error),
-        })
+        let namespace = self.namespace.clone();
+        let helpers = Helpers::start(Files::new(Arc::clone(&self.folder), namespace.clone()))?;
+        Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
     }
 }
 
@@ -191,12 +116,10 @@ impl Folder {
     }
 }
 
-fn changed(path: &Path) -> IoError {
-    IoError::Changed(path.display().to_string())
-}
-
-fn os_error(error: &std::io::Error) -> IoError {
-    IoError::Os(error.raw_os_error().unwrap_or(libc::EIO))
+struct FolderPair {
+    namespace: Namespace,
+    helpers: Helpers,
+    outstanding: usize,
 }
 
 impl QueuePair for FolderPair {
@@ -205,33 +128,36 @@ impl QueuePair for FolderPair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let room = usize::from(QUEUE_DEPTH) - self.taken.len();
-        let count = room.min(pending.len());
-        self.taken.extend(pending.drain(..count));
-        count
-    }
-
-    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let count = max.min(self.taken.len()).min(BURST);
-        for _ in 0..count {
-            let mut io = self.taken.pop_front().expect("counted above");
-            let result = self.run(&mut io);
-            done.push(Completion { tag: io.tag, buf: io.buf, result });
+        let count = pending.len().min(usize::from(QUEUE_DEPTH) - self.outstanding);
+        if count > 0 {
+            self.helpers.submit(pending.drain(..count));
+            self.outstanding += count;
         }
         count
     }
 
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        if self.outstanding == 0 {
+            return 0;
+        }
+        let count = self.helpers.poll(now, max, done);
+        self.outstanding -= count;
+        count
+    }
+
     fn outstanding(&self) -> usize {
-        self.taken.len()
+        self.outstanding
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        Some(Wait { fd: self.helpers.fd(), writable: false })
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.helpers.joins_at()
     }
 }
 
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 const QUEUE_DEPTH: u16 = 128;
-
-/// I/Os of one `poll`, so that the caller's clock goes on between slow ones.
-const BURST: usize = 8;
-
-/// Files that a queue pair keeps open, of those that it has not read to their end.
-const MAX_OPEN: usize = 16;

@@ -1,0 +1,113 @@
+//! The bytes of a folder's addresses: files opened, read, and compared with what was listed.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::Folder;
+use super::listing::Stamp;
+use crate::qpair::{Io, IoError, IoOp, Namespace};
+
+/// The files of a folder as one queue pair reads them, from any of its threads.
+pub(super) struct Files {
+    folder: Arc<Folder>,
+    namespace: Namespace,
+    /// Files of which more is expected to be read, by index, the newest last.
+    open: Mutex<VecDeque<(usize, Arc<File>)>>,
+}
+
+impl Files {
+    pub(super) fn new(folder: Arc<Folder>, namespace: Namespace) -> Files {
+        Files { folder, namespace, open: Mutex::default() }
+    }
+
+    /// Does what `io` asks for; blocks as long as the file system does.
+    pub(super) fn run(&self, io: &mut Io) -> Result<(), IoError> {
+        self.namespace.check(io)?;
+        if io.op != IoOp::Read {
+            return Ok(());
+        }
+        let start = io.slba.0 * u64::from(self.namespace.block_len_bytes);
+        let end = start + io.buf.len() as u64;
+        let files = &self.folder.listing.files;
+        let first = files.partition_point(|file| file.offset_bytes + file.len_bytes <= start);
+        let mut done = 0;
+        for (index, file) in (first..).zip(&files[first..]) {
+            if file.offset_bytes >= end {
+                break;
+            }
+            if file.len_bytes == 0 {
+                continue;
+            }
+            let from = file.offset_bytes.saturating_sub(start) as usize;
+            let skip = start.saturating_sub(file.offset_bytes);
+            let len = (file.len_bytes - skip).min(end - start - from as u64) as usize;
+            io.buf[done..from].fill(0);
+            self.read(index, skip, &mut io.buf[from..from + len])?;
+            done = from + len;
+        }
+        io.buf[done..].fill(0);
+        Ok(())
+    }
+
+    /// Reads bytes of one file, which must be the one that was listed, before and after.
+    fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let listed = &self.folder.listing.files[index];
+        let file = self.file(index)?;
+        let result = file.read_exact_at(bytes, skip);
+        self.folder.reads.fetch_add(1, Ordering::Relaxed);
+        let same = file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp);
+        match result {
+            Ok(()) if same => {}
+            Err(error) if same => return Err(os_error(&error)),
+            _ => return Err(changed(&self.folder.path_of(index))),
+        }
+        self.folder.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let whole = skip == 0 && bytes.len() as u64 == listed.len_bytes;
+        if !whole {
+            let is_at_end = skip + (bytes.len() as u64) == listed.len_bytes;
+            self.keep(index, (!is_at_end).then_some(file));
+        }
+        Ok(())
+    }
+
+    fn file(&self, index: usize) -> Result<Arc<File>, IoError> {
+        if let Some((_, file)) = self.open.lock().iter().find(|(open, _)| *open == index) {
+            return Ok(Arc::clone(file));
+        }
+        let path = self.folder.path_of(index);
+        self.folder.opens.fetch_add(1, Ordering::Relaxed);
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => changed(&path),
+            _ => os_error(&error),
+        })?;
+        Ok(Arc::new(file))
+    }
+
+    /// Keeps a file open for what follows, as the newest; or no longer.
+    fn keep(&self, index: usize, file: Option<Arc<File>>) {
+        let mut open = self.open.lock();
+        open.retain(|(other, _)| *other != index);
+        let Some(file) = file else { return };
+        if open.len() == MAX_OPEN {
+            open.pop_front();
+        }
+        open.push_back((index, file));
+    }
+}
+
+fn changed(path: &Path) -> IoError {
+    IoError::Changed(path.display().to_string())
+}
+
+fn os_error(error: &std::io::Error) -> IoError {
+    IoError::Os(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Files that a queue pair keeps open, of those that it has not read to their end.
+const MAX_OPEN: usize = 16;

@@ -1,0 +1,191 @@
+//! Threads that make the blocking calls of one queue pair: a slow file system holds up no poller.
+//!
+//! One thread serves a file system that answers at once, and keeps the order of the reads. Another joins
+//! whenever a read has waited a while and none is free: a parallel file system gives more, the more is
+//! asked of it at a time. They end with their queue pair, each after the call that it is in.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::files::Files;
+use crate::buf::process_id;
+use crate::error::{Error, Result};
+use crate::qpair::{Completion, Io};
+
+/// The threads of one queue pair, and what lies between them and it.
+pub(super) struct Helpers {
+    shared: Arc<Shared>,
+    num_threads: usize,
+    pid: u32,
+}
+
+struct Shared {
+    files: Files,
+    queue: Mutex<Queue>,
+    /// There is something in the queue, or it is closed.
+    work: Condvar,
+    /// A thread has ended its last call.
+    ended: Condvar,
+    done: Mutex<Vec<Completion>>,
+    /// Readable while `done` has something.
+    event: OwnedFd,
+}
+
+struct Queue {
+    waiting: VecDeque<Io>,
+    /// When a thread last took something of it, or it was empty.
+    moved: Instant,
+    num_idle: usize,
+    /// Threads in a call.
+    num_busy: usize,
+    is_closed: bool,
+}
+
+impl Helpers {
+    /// Starts the first thread.
+    ///
+    /// # Errors
+    /// The process may have no more threads or descriptors.
+    pub(super) fn start(files: Files) -> Result<Helpers> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        let queue = Queue {
+            waiting: VecDeque::new(),
+            moved: Instant::now(),
+            num_idle: 0,
+            num_busy: 0,
+            is_closed: false,
+        };
+        let (work, ended) = (Condvar::new(), Condvar::new());
+        let (queue, done) = (Mutex::new(queue), Mutex::default());
+        let shared = Arc::new(Shared { files, queue, work, ended, done, event });
+        let mut helpers = Helpers { shared, num_threads: 0, pid: process_id() };
+        helpers.spawn()?;
+        Ok(helpers)
+    }
+
+    fn spawn(&mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new()
+            .name("dlfs-folder".into())
+            .spawn(move || shared.run())
+            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        self.num_threads += 1;
+        Ok(())
+    }
+
+    /// Hands over what is to be done.
+    pub(super) fn submit(&self, ios: impl Iterator<Item = Io>) {
+        let mut queue = self.shared.queue.lock();
+        if queue.waiting.is_empty() {
+            queue.moved = Instant::now();
+        }
+        queue.waiting.extend(ios);
+        if queue.num_idle > 0 {
+            self.shared.work.notify_one();
+        }
+    }
+
+    /// Takes what is done, at most `max`, and has a thread join where too much waits.
+    pub(super) fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        if self.joins_at().is_some_and(|at| at <= now) {
+            self.shared.queue.lock().moved = now; // and another not at once
+            if let Err(error) = self.spawn() {
+                tracing::debug!(%error, "no further thread reads the folder");
+            }
+        }
+        let mut list = self.shared.done.lock();
+        let count = max.min(list.len());
+        done.extend(list.drain(..count));
+        if count > 0 && list.is_empty() {
+            // Under the lock, so that no ring is lost; it fails only where nobody rang.
+            let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
+        }
+        count
+    }
+
+    /// What becomes readable when something is done.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+
+    /// When another thread is to join, if nothing moves until then.
+    pub(super) fn joins_at(&self) -> Option<Instant> {
+        if self.num_threads == MAX_THREADS {
+            return None;
+        }
+        let queue = self.shared.queue.lock();
+        (!queue.waiting.is_empty() && queue.num_idle == 0).then(|| queue.moved + PATIENCE)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        if self.pid == process_id() {
+            let mut queue = self.shared.queue.lock();
+            queue.is_closed = true;
+            queue.waiting.clear();
+            self.shared.work.notify_all();
+            // Their buffers are the caller's again then; a call of a file system that hangs does not end.
+            let until = Instant::now() + LAST_CALLS;
+            while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until).timed_out()
+            {
+            }
+            self.shared.done.lock().clear();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut is_busy = false;
+        while let Some(mut io) = self.next(is_busy) {
+            is_busy = true;
+            let result = self.files.run(&mut io);
+            let mut done = self.done.lock();
+            done.push(Completion { tag: io.tag, buf: io.buf, result });
+            if done.len() == 1 {
+                // The only failure is a counter at its maximum, and then it is readable anyway.
+                let _ = rustix::io::write(&self.event, &[1; 8]);
+            }
+        }
+    }
+
+    /// The oldest that waits, for a thread that was in a call until now or not; `None` when the queue
+    /// pair is gone.
+    fn next(&self, was_busy: bool) -> Option<Io> {
+        let mut queue = self.queue.lock();
+        queue.num_busy -= usize::from(was_busy);
+        loop {
+            if queue.is_closed {
+                self.ended.notify_all();
+                return None;
+            }
+            if let Some(io) = queue.waiting.pop_front() {
+                queue.moved = Instant::now();
+                queue.num_busy += 1;
+                if queue.num_idle > 0 && !queue.waiting.is_empty() {
+                    self.work.notify_one();
+                }
+                return Some(io);
+            }
+            queue.num_idle += 1;
+            self.work.wait(&mut queue);
+            queue.num_idle -= 1;
+        }
+    }
+}
+
+/// Reads of a queue pair at a time.
+const MAX_THREADS: usize = 8;
+
+/// How long calls under way are waited for when a queue pair ends.
+const LAST_CALLS: Duration = Duration::from_secs(1);
+
+/// How long a read waits for a thread before another joins: longer than reading what is in memory takes.
+const PATIENCE: Duration = Duration::from_millis(1);
