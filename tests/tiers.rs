@@ -4,23 +4,26 @@
 mod images;
 mod support;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, CacheStats, Identity, TierOptions};
 use dlfs::format::{Pack, Uuid};
+use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::{Batching, LoaderOptions};
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::folder::FolderNamespace;
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{Device, Io, IoOp};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Index, Policy, Stop, Units};
-use dlfs::units::{Generation, SampleId};
+use dlfs::units::{Generation, Lba, SampleId};
 use dlfs::volume::{Image, OpenOptions};
 
 use images::{Sample, sample};
@@ -234,6 +237,78 @@ fn the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile() {
     assert!(io.read(1 << 20, 7 << 20).unwrap()[..] == bytes[1 << 20..], "from both");
     settle_cache(&cache);
     assert_eq!(cache.stats().tiers[0].fills, 1, "there is no room for the second");
+}
+
+#[test]
+fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let len = (12 << 20) + 5000;
+    let mut bytes = vec![0; len];
+    Random::new(8).fill(&mut bytes);
+    for name in ["a", "b", "c"] {
+        fs::write(folder.path().join(name), &bytes).unwrap();
+    }
+    // Where there is room the copier reads too: on a slow machine what the reader comes to meanwhile.
+    for (tier, limit) in [("ram:1M", 3 * 14), ("ram:64M", 3 * 2 * 14)] {
+        let origin = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+        let begins: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();
+        let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default());
+        let devices: Vec<Arc<dyn Device>> = vec![origin.clone()];
+        let tiers = options(Policy::FirstTouch, &[tier]);
+        let image = image.unwrap().with_devices(devices).with_tiers(&tiers).unwrap();
+        let mut io = Blocking::new(image.devices()[0].queue_pair().unwrap()).unwrap();
+        let piece = 256 << 10;
+        for at in (0..len).step_by(piece) {
+            // Three files by turns: each is a sequence of its own.
+            for begin in &begins {
+                let end = len.min(at + piece);
+                let found = io.read(begin + at as u64, end - at).unwrap();
+                assert!(found[..] == bytes[at..end], "at {at}");
+            }
+        }
+        settle(&image);
+        let (reads, stats) = (origin.stats().reads, image.tiers().unwrap().stats());
+        assert!(reads <= limit, "{reads} reads of the folder, at most {limit}: {stats:#?}");
+        assert!(stats.origin.ahead_bytes > 0, "{stats:#?}");
+    }
+}
+
+#[test]
+fn bytes_read_ahead_that_are_wrong_or_cannot_be_read_are_read_again_by_themselves() {
+    let origin = MemNamespace::new(8 << 20, 4096).unwrap();
+    let mut bytes = vec![0; 8 << 20];
+    Random::new(9).fill(&mut bytes);
+    Blocking::new(origin.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+    let origin = Faulty::new(Arc::new(origin.read_only()));
+    let units = Units::from_pages([(0, 1024), (1024, 1024)]);
+    let cache = cache(&origin, units, &options(Policy::FirstTouch, &["ram:1M"]));
+    let mut pair = cache.devices()[0].queue_pair().unwrap();
+    let mut read = |page: usize| {
+        let io =
+            Io { op: IoOp::Read, slba: Lba(page as u64), buf: IoBuf::zeroed(16 << 12), tag: 7 };
+        pair.submit(&mut VecDeque::from([io]));
+        let mut done = Vec::new();
+        while done.is_empty() {
+            pair.poll(Instant::now(), 1, &mut done);
+        }
+        let done = done.pop().unwrap();
+        done.result.as_ref().unwrap_or_else(|error| panic!("page {page}: {error}"));
+        let same = done.buf[..] == bytes[page << 12..(page + 16) << 12];
+        if !same {
+            pair.distrust(Lba(page as u64), 16 << 12);
+        }
+        same
+    };
+    assert!(read(0));
+    let unreadable = Fault::Status(dlfs::nvme::Status::UNRECOVERED_READ_ERROR);
+    origin.add(Rule::read(200..201, 1, unreadable));
+    assert!(read(16), "nobody has asked for page 200 yet");
+    origin.add(Rule::read(32..33, 1, Fault::FlipBit { bit: 5 }));
+    assert!(!read(32), "the window's first byte");
+    assert!(read(32), "again from the origin");
+    for page in (48..2048).step_by(16) {
+        assert!(read(page), "page {page}");
+    }
 }
 
 #[test]

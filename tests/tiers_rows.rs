@@ -71,22 +71,26 @@ const ROWS: &[(&str, &str, &str)] = &[
         "tests/tiers.rs",
         "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
     ),
+    ("M5", "tests/tiers.rs", "pieces_read_in_sequence_come_from_the_origin_in_large_reads"),
     // The switch is one step; bytes equal before, during and after.
     (
         "M6",
         "src/tier/places.rs",
         "a_unit_is_reserved_once_published_once_and_distrusted_without_losing_its_room",
     ),
-    ("M6", "tests/tiers.rs", "every_policy_gives_the_same_bytes_in_the_same_order"),
-    // Names and descriptors to places.
+    ("M6", "tests/tiers_runs.rs", "bytes_are_equal_while_copies_come_and_give_way"),
+    // Names to addresses to places; descriptors are shared, and gone with the file's end.
     (
         "M7",
         "tests/folder.rs",
-        "a_folder_has_a_directory_without_an_import_and_every_front_reads_it",
+        "files_lie_at_multiples_of_4096_in_the_order_of_names_with_zeroes_behind_them",
     ),
-    // Storage drivers: memory, and files or block devices.
+    ("M7", "tests/folder.rs", "a_file_read_piece_by_piece_is_opened_once_and_closed_at_its_end"),
+    // Storage drivers: memory, files, block devices.
     ("M9", "tests/tiers.rs", "a_device_with_tiers_keeps_the_contract_of_a_read_only_engine"),
-    // Counters by level; epochs are known.
+    ("M9", "tests/tiers_runs.rs", "a_block_device_is_a_tier_and_its_copies_survive"),
+    // Counters by level: reads, bytes, opens; epochs are known.
+    ("M10", "tests/tiers.rs", "reads_are_counted_and_timed_by_place_and_stalls_are_known"),
     ("M10", "tests/tiers.rs", "a_folder_has_tiers_as_an_image_has"),
     // More data than the cache.
     ("M11", "tests/tiers.rs", "more_data_than_all_tiers_hold_works_and_the_quota_is_kept"),

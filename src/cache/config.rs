@@ -1,12 +1,14 @@
 //! An environment in TOML: tiers with HDMLP's notions (capacity, threads, bandwidth tables), and the
 //! origin's own table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit it.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::options::{TierKind, TierOptions, TierSpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Curve, Rate, Stage};
-use crate::tier::Policy;
+use crate::tier::{Policy, Stop};
 use crate::units::parse_size;
 
 /// Tiers and how fast they are.
@@ -19,6 +21,9 @@ pub struct Environment {
     /// The most that copying takes from the origin, as a size a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bandwidth: Option<String>,
+    /// Whether keeping stops for good when a sample first fits nowhere, as Monarch does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stop_at_first_failure: bool,
     /// Aggregate reads of the origin by clients; empty where it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
@@ -72,6 +77,17 @@ impl Environment {
         Ok(environment)
     }
 
+    /// Reads it from a file of TOML.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`, as
+    /// [`Environment::parse`].
+    pub fn read(path: impl AsRef<Path>) -> Result<Environment> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
+        Environment::parse(&text).map_err(|error| error.path(path))
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("tables of numbers and texts")
@@ -88,9 +104,9 @@ impl Environment {
         let options = TierOptions {
             tiers: self.tiers.iter().map(TierTable::spec).collect::<Result<_>>()?,
             policy: policy.unwrap_or_default(),
+            stop: if self.stop_at_first_failure { Stop::AtFirstFailure } else { Stop::Never },
             bandwidth_bytes_per_s: bandwidth
                 .map_err(|why| refuse(format!("copy_bandwidth: {why}")))?,
-            ..TierOptions::default()
         };
         options.check()?;
         Ok(options)
@@ -182,7 +198,9 @@ mod tests {
     fn hdmlps_notions_read_from_toml_and_write_back() {
         let environment = Environment::parse(TEXT).unwrap();
         let options = environment.options().unwrap();
-        assert_eq!(options.policy, Policy::Clairvoyant);
+        assert_eq!((options.policy, options.stop), (Policy::Clairvoyant, Stop::Never));
+        let stops = Environment::parse(&format!("stop_at_first_failure = true\n{TEXT}")).unwrap();
+        assert_eq!(stops.options().unwrap().stop, Stop::AtFirstFailure);
         let tiers: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
         assert_eq!(tiers, ["ram:2147483648", "file:/fast/cache:21474836480"]);
         let (stages, origin) = environment.stages().unwrap();
@@ -211,6 +229,8 @@ mod tests {
         refuse("path = \"/fast/cache\"", "", "needs a path");
         refuse("\"clairvoyant\"", "\"psychic\"", "psychic");
         refuse("threads = 2\n", "threads = 0\n", "no thread");
+        refuse("policy =", "copy_bandwidth = \"0\"\npolicy =", "0 bytes");
+        refuse("policy =", "copy_bandwidth = \"-5M\"\npolicy =", "copy_bandwidth");
         refuse("capacity = \"2G\"", "capacity = \"2G\"\ncolour = 1", "colour");
         refuse("policy =", "policy", "TOML");
     }

@@ -30,8 +30,8 @@ pub(super) enum Job {
     Piece { unit: u32, offset: usize, bytes: Vec<u8> },
     /// What was expected does not come.
     Gone(u32),
-    /// Units that a plan keeps, in the order in which they are first read.
-    Plan(Vec<u32>),
+    /// Units that a plan keeps, in the order in which they are first read, and those that give way.
+    Plan { wanted: Vec<u32>, leaving: Vec<u32> },
 }
 
 pub(super) struct Copier {
@@ -144,7 +144,50 @@ impl Copier {
                 self.add(unit, offset, &bytes, now);
             }
             Job::Gone(unit) => self.arrived(unit, now),
-            Job::Plan(units) => self.planned = units.into(),
+            Job::Plan { wanted, leaving } => {
+                leaving.into_iter().for_each(|unit| self.leave(unit));
+                self.planned = wanted.into();
+            }
+        }
+    }
+
+    /// The copies of a unit, and of those kept together with it, give way. One that is being gathered or
+    /// checked right now stays for this time.
+    fn leave(&mut self, unit: u32) {
+        let together = self.shared.units.together_with(unit);
+        let is_moving = |unit| {
+            let checks = |active: &Active| match active.what {
+                What::Check { kept, .. } => kept.unit == unit,
+                _ => false,
+            };
+            self.gathering.contains_key(&unit) || self.active.iter().any(checks)
+        };
+        if together.clone().any(is_moving) {
+            return;
+        }
+        for unit in together {
+            let (State::Reserved(place) | State::Copied(place)) = self.shared.places.state(unit)
+            else {
+                continue;
+            };
+            if self.unchecked.remove(&unit) {
+                self.to_check.retain(|(_, kept)| kept.unit != unit);
+                self.shared.counters.unsettle(-1);
+            }
+            self.remember(place.tier, unit, None);
+            self.forget(unit);
+            self.shared.counters.left(place.tier);
+        }
+    }
+
+    /// There is no copy of the unit any more, and its room is free.
+    fn forget(&self, unit: u32) {
+        let shared = &*self.shared;
+        if let State::Reserved(place) | State::Copied(place) = shared.places.state(unit) {
+            shared.places.forget(unit);
+            // Whoever reads the copy now sees this number, or has its bytes before others lie there.
+            shared.evictions.fetch_add(1, Ordering::AcqRel);
+            shared.ledger.lock().give_back(place, shared.units.get(unit).pages.into());
         }
     }
 
@@ -273,7 +316,7 @@ impl Copier {
                 tracing::debug!(unit, error = %error.report(), "not copied");
                 if gone {
                     // Readers meet the same error by themselves; their next read may begin anew.
-                    self.shared.places.forget(unit);
+                    self.forget(unit);
                     self.end(unit);
                 }
             }
@@ -330,7 +373,7 @@ impl Copier {
             };
             self.incomplete.push_back(unit);
             let waits = assembly.expected > 0 || assembly.fetching > 0;
-            if waits || now < assembly.touched + GRACE {
+            if waits || now < assembly.touched + GRACE || self.fetches_of_sample(unit) {
                 continue;
             }
             self.fetch(unit, now);
@@ -344,6 +387,17 @@ impl Copier {
                 }
             }
         }
+    }
+
+    /// Whether another unit of the same sample is being fetched: one at a time, since a reader that goes
+    /// through the sample reads what is under way once more.
+    fn fetches_of_sample(&self, unit: u32) -> bool {
+        let together = self.shared.units.together_with(unit);
+        let of_sample = |active: &Active| match active.what {
+            What::Fetch { unit: other, .. } => other != unit && together.contains(&other),
+            _ => false,
+        };
+        together.len() > 1 && self.active.iter().any(of_sample)
     }
 
     fn may_fetch_ahead(&self) -> bool {

@@ -7,6 +7,9 @@
 //! them to their tier and only then says that they are there. So a reader never waits for a copy, and
 //! everything above a queue pair (readers, loaders, targets, every language) has tiers for free.
 //!
+//! What is read from the origin piece by piece comes in few large reads (`ahead.rs`): a parallel file
+//! system is asked once where the reader asks four times.
+//!
 //! Nothing here is believed: the reader compares every sample with the directory's checksum, and a
 //! copy that does not agree is reported through [`QueuePair::distrust`](crate::qpair::QueuePair),
 //! counted, and read from the origin and written anew. A tier that fails is a miss; one that cannot
@@ -17,12 +20,14 @@
 //!
 //! Read `pair.rs` first, then `copier.rs`, then `media.rs`.
 
+mod ahead;
 mod assembly;
 mod config;
 mod copier;
 mod media;
 mod options;
 mod pair;
+mod plan;
 mod probe;
 mod stats;
 
@@ -38,11 +43,12 @@ use crate::error::{Error, Result};
 use crate::format::Uuid;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
-use crate::tier::{Ledger, Place, Places, Policy, State, Units};
+use crate::tier::{Candidate, Ledger, Place, Places, Policy, State, Units, give_way};
 use crate::units::Generation;
 
 pub use config::{Environment, Point, TierTable};
 pub use options::{TierKind, TierOptions, TierSpec};
+pub use plan::Plan;
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
@@ -74,6 +80,8 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: AtomicUsize,
+    /// How often copies have given way: a read that began before may have met the bytes of others.
+    evictions: AtomicUsize,
     stop: AtomicBool,
 }
 
@@ -115,12 +123,10 @@ impl Cache {
         let places = Places::new(units.len());
         to_check.retain(|(tier, kept)| {
             let place = Place { tier: *tier, page: kept.page };
-            let end = kept.page + u64::from(units.get(kept.unit).pages);
-            let fits = end <= ledger.capacity(*tier) && places.reserve(kept.unit, place);
-            if fits {
-                ledger.restore(*tier, end);
-            }
-            fits
+            let end = kept.page.saturating_add(units.get(kept.unit).pages.into());
+            places.state(kept.unit) == State::Absent
+                && ledger.restore(*tier, kept.page..end)
+                && places.reserve(kept.unit, place)
         });
         let counters = Counters::new(media.len());
         let (jobs, received) = crossbeam::channel::unbounded();
@@ -137,6 +143,7 @@ impl Cache {
             waker: calls.waker(),
             queued_bytes: AtomicUsize::new(0),
             demand: AtomicUsize::new(0),
+            evictions: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
         let bandwidth = options.bandwidth_bytes_per_s;
@@ -169,14 +176,23 @@ impl Cache {
         self.shared.media.iter().map(|media| media.capacity_pages).collect()
     }
 
-    /// Keeps what a plan says: units with their tiers, in the order in which they are to be fetched.
-    /// What was copied before stays.
-    pub fn set_plan(&self, planned: &[(u32, u8)]) {
-        let mut by_unit = vec![Ledger::NOT_PLANNED; self.shared.units.len() as usize];
-        planned.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
-        self.shared.ledger.lock().set_plan(by_unit);
-        let order = planned.iter().map(|&(unit, _)| unit).collect();
-        self.shared.tell(Job::Plan(order));
+    /// Keeps what a plan says from now on. Copies that are there stay, but for those that have to give
+    /// way to others that the plan reads more often.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the plan is of another data set, or of other tiers; nothing has changed.
+    pub fn set_plan(&self, plan: &Plan) -> Result<()> {
+        let shared = &*self.shared;
+        plan.check(&shared.units, shared.media.len())?;
+        let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
+        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        let mut ledger = shared.ledger.lock();
+        let leaving = shared.leaving(plan, &by_unit, &ledger);
+        ledger.set_plan(by_unit);
+        drop(ledger);
+        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
+        shared.tell(Job::Plan { wanted, leaving });
+        Ok(())
     }
 
     /// What was served from where and what was copied, so far.
@@ -191,6 +207,34 @@ impl Cache {
 }
 
 impl Shared {
+    /// The copies that give way to those of a plan.
+    fn leaving(&self, plan: &Plan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
+        let candidate = |unit: u32| {
+            let together = self.units.together_with(unit);
+            let pages = together.map(|unit| u64::from(self.units.get(unit).pages)).sum();
+            Candidate { unit, pages, reads: plan.reads[unit as usize] }
+        };
+        let mut there = vec![Vec::new(); self.media.len()];
+        for unit in 0..self.units.len() {
+            let is_first = unit == 0 || !self.units.get(unit - 1).continues;
+            let (State::Reserved(place) | State::Copied(place)) = self.places.state(unit) else {
+                continue;
+            };
+            if is_first && by_unit[unit as usize] == Ledger::NOT_PLANNED {
+                there[usize::from(place.tier)].push(candidate(unit));
+            }
+        }
+        let mut wanted = vec![Vec::new(); self.media.len()];
+        for &(unit, tier) in &plan.copies {
+            if self.places.state(unit) == State::Absent {
+                wanted[usize::from(tier)].push(candidate(unit));
+            }
+        }
+        let tiers = (0..).zip(there.into_iter().zip(wanted));
+        let free = |tier| ledger.capacity(tier) - ledger.used(tier);
+        tiers.flat_map(|(tier, (there, wanted))| give_way(there, wanted, free(tier))).collect()
+    }
+
     /// Only the process that opened the tiers copies: a child of a fork has no copier.
     fn is_at_home(&self) -> bool {
         self.pid == process_id()
@@ -218,10 +262,13 @@ impl Shared {
             return true;
         }
         let together = self.units.together_with(unit);
-        let pages = together.clone().map(|unit| u64::from(self.units.get(unit).pages)).sum();
+        // One of them may have been given up, and the others be there.
+        let absent = |unit: &u32| self.places.state(*unit) == State::Absent;
+        let missing: Vec<u32> = together.clone().filter(absent).collect();
+        let pages = missing.iter().map(|&unit| u64::from(self.units.get(unit).pages)).sum();
         let Some(place) = ledger.reserve(together.start, pages) else { return false };
         let mut page = place.page;
-        for unit in together.clone() {
+        for unit in missing {
             self.places.reserve(unit, Place { tier: place.tier, page });
             page += u64::from(self.units.get(unit).pages);
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
+use super::ahead::{Ahead, WINDOW_BYTES, Waiting};
 use super::copier::Job;
 use crate::buf::{IoBuf, Pool};
 use crate::error::Result;
@@ -65,6 +66,7 @@ impl Device for TieredDevice {
             reads: Slab::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
+            ahead: Ahead::default(),
             cuts: Vec::new(),
             polled: Instant::now(),
         }))
@@ -83,9 +85,11 @@ struct Piece {
     /// First byte on the namespace.
     start: u64,
     len: usize,
-    /// Which of the ways it takes: 0 is the origin, 1 the first tier.
+    /// Which of the ways it takes: 0 is the origin, 1 the first tier; or [`AHEAD`].
     way: usize,
     began: Instant,
+    /// How often copies had given way before.
+    evictions: usize,
     buf: Option<IoBuf>,
     /// Units that are to be kept, of which these bytes are.
     wanted: Vec<u32>,
@@ -136,6 +140,7 @@ struct TieredPair {
     reads: Slab<Read>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
+    ahead: Ahead,
     cuts: Vec<Cut>,
     polled: Instant,
 }
@@ -149,6 +154,7 @@ impl TieredPair {
         }
         let start = io.slba.0 * PAGE_BYTES;
         let range = start..start + io.buf.len() as u64;
+        let evictions = self.shared.evictions.load(Ordering::Acquire);
         let mut cuts = std::mem::take(&mut self.cuts);
         self.cut(&range, &mut cuts);
         let read = Read {
@@ -163,13 +169,102 @@ impl TieredPair {
             let len = (cut.range.end - cut.range.start) as usize;
             let behind = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, behind);
-            let wanted = if cut.way == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
-            let piece =
-                Piece { start: cut.range.start, len, way: cut.way, began: now, buf: None, wanted };
+            let way = match cut.way {
+                0 | AHEAD => self.way_of_origin(&cut.range, now),
+                tier => tier,
+            };
+            let wanted = if way == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
+            let start = cut.range.start;
+            let piece = Piece { start, len, way, began: now, evictions, buf: None, wanted };
             self.reads[key].pieces.push(piece);
-            self.ways[cut.way].push(cut.at, buf, (key as u64) << 32 | number as u64);
+            if way != AHEAD {
+                self.ways[way].push(cut.at, buf, (key as u64) << 32 | number as u64);
+                continue;
+            }
+            let waiting = Waiting { piece: (key, number), start: cut.range.start, buf };
+            if let Some(served) = self.ahead.serve(waiting) {
+                self.served(served);
+            }
         }
         self.cuts = cuts;
+    }
+
+    /// Whether `range` comes from the origin or from a window, which is opened where it is worth one.
+    fn way_of_origin(&mut self, range: &Range<u64>, now: Instant) -> usize {
+        let follows = self.ahead.note(range);
+        if self.ahead.has(range) {
+            return AHEAD;
+        }
+        let window = range.start..if follows { self.end_of_window(range) } else { range.end };
+        if window.end <= range.end || !self.ahead.has_room() {
+            return 0;
+        }
+        let wanted = self.begin_origin(&window);
+        let len = (window.end - window.start) as usize;
+        let id = self.ahead.open(window, wanted, now);
+        self.ways[0].push(range.start, IoBuf::zeroed(len), WINDOW | u64::from(id));
+        AHEAD
+    }
+
+    /// How far a read that begins with `range` may go: to the end of the sample, or to a copy.
+    fn end_of_window(&self, range: &Range<u64>) -> u64 {
+        let shared = &*self.shared;
+        let namespace = self.ways[0].pair.namespace();
+        let limit = range.start + WINDOW_BYTES.min(namespace.max_transfer_bytes.into());
+        let limit = limit.min(self.namespace.len_bytes());
+        let mut end = range.end;
+        for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
+            if shared.places.copy_of(unit).is_some() {
+                break;
+            }
+            let unit = shared.units.get(unit);
+            end = end.max(unit.end_bytes());
+            if !unit.continues {
+                break;
+            }
+        }
+        end.min(limit)
+    }
+
+    /// A piece has its bytes from a window.
+    fn served(&mut self, Waiting { piece: (key, number), buf, .. }: Waiting) {
+        self.shared.counters.ahead(buf.len());
+        self.end_piece(key, number, buf);
+    }
+
+    fn end_piece(&mut self, key: usize, number: usize, buf: IoBuf) {
+        let read = &mut self.reads[key];
+        read.pieces[number].buf = Some(buf);
+        read.missing -= 1;
+        if read.missing == 0 {
+            let read = self.reads.remove(key);
+            self.ready.push_back(read.finish());
+        }
+    }
+
+    /// The read of a window has ended. Without its bytes each piece is read by itself: the window may
+    /// have failed for bytes that nobody asked for.
+    fn window_ended(&mut self, completion: Completion, now: Instant) {
+        let id = (completion.tag & !WINDOW) as u32;
+        let (wanted, began) = {
+            let window = self.ahead.get(id).expect("it is kept while it is under way");
+            (std::mem::take(&mut window.wanted), window.began)
+        };
+        self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+        if completion.result.is_err() {
+            wanted.iter().for_each(|&unit| self.shared.tell(Job::Gone(unit)));
+            for Waiting { piece: (key, number), buf, .. } in self.ahead.ended(id, None).1 {
+                self.read_origin_instead(key, number, buf);
+            }
+            return;
+        }
+        let took = now.saturating_duration_since(began);
+        self.shared.counters.origin_read(completion.buf.len(), took);
+        let start = self.ahead.start_of(id);
+        self.pass_on(&wanted, start, &completion.buf);
+        for served in self.ahead.ended(id, Some(completion.buf)).1 {
+            self.served(served);
+        }
     }
 
     /// Where the bytes of `range` are now, in order.
@@ -184,7 +279,7 @@ impl TieredPair {
                 continue; // its bytes come with the copy before it
             }
             if from > at {
-                cuts.push(Cut { range: at..from, way: 0, at });
+                self.cut_origin(at..from, cuts);
             }
             let data = shared.media[usize::from(place.tier)].data_offset;
             let offset = data + place.page * PAGE_BYTES + (from - unit.start_bytes());
@@ -196,6 +291,19 @@ impl TieredPair {
                 _ => cuts.push(Cut { range: from..to, way, at: offset }),
             }
             at = to;
+        }
+        if at < range.end {
+            self.cut_origin(at..range.end, cuts);
+        }
+    }
+
+    /// What is not copied: from windows where they have it, from the origin where they do not.
+    fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
+        let mut at = range.start;
+        while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
+            let end = end.min(range.end);
+            cuts.push(Cut { range: at..end, way: AHEAD, at });
+            at = end;
         }
         if at < range.end {
             cuts.push(Cut { range: at..range.end, way: 0, at });
@@ -217,12 +325,19 @@ impl TieredPair {
     }
 
     fn complete(&mut self, way: usize, completion: Completion, now: Instant) {
+        if completion.tag & WINDOW != 0 {
+            return self.window_ended(completion, now);
+        }
         let key = (completion.tag >> 32) as usize;
         let number = (completion.tag & u64::from(u32::MAX)) as usize;
         let piece = &mut self.reads[key].pieces[number];
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
         let took = now.saturating_duration_since(piece.began);
         let wanted = std::mem::take(&mut piece.wanted);
+        let gave_way = way != 0 && piece.evictions != self.shared.evictions.load(Ordering::Acquire);
+        if gave_way && !self.is_copied(&range) {
+            return self.read_origin_instead(key, number, completion.buf);
+        }
         match (&completion.result, way) {
             (Ok(()), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
@@ -238,20 +353,25 @@ impl TieredPair {
             (Err(_), _) => {
                 // A copy that cannot be read is no copy: the origin still has the bytes.
                 self.forget_copies(&range);
-                let wanted = self.begin_origin(&range);
-                let piece = &mut self.reads[key].pieces[number];
-                (piece.way, piece.wanted) = (0, wanted);
-                self.ways[0].push(range.start, completion.buf, completion.tag);
-                return;
+                return self.read_origin_instead(key, number, completion.buf);
             }
         }
-        let read = &mut self.reads[key];
-        read.pieces[number].buf = Some(completion.buf);
-        read.missing -= 1;
-        if read.missing == 0 {
-            let read = self.reads.remove(key);
-            self.ready.push_back(read.finish());
-        }
+        self.end_piece(key, number, completion.buf);
+    }
+
+    /// A piece could not be had from elsewhere.
+    fn read_origin_instead(&mut self, key: usize, number: usize, buf: IoBuf) {
+        let start = self.reads[key].pieces[number].start;
+        let wanted = self.begin_origin(&(start..start + buf.len() as u64));
+        let piece = &mut self.reads[key].pieces[number];
+        (piece.way, piece.wanted) = (0, wanted);
+        self.ways[0].push(start, buf, (key as u64) << 32 | number as u64);
+    }
+
+    /// Whether all of `range` is copied, so that what was read of it was what it should be.
+    fn is_copied(&self, range: &Range<u64>) -> bool {
+        let mut within = self.shared.units.within(self.number, range);
+        within.all(|unit| self.shared.places.copy_of(unit).is_some())
     }
 
     /// Gives the copier what came from the origin and is to be kept, while it can take more.
@@ -340,7 +460,9 @@ impl QueuePair for TieredPair {
 
     fn distrust(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0 * PAGE_BYTES;
-        self.forget_copies(&(start..start + len_bytes as u64));
+        let range = start..start + len_bytes as u64;
+        self.ahead.distrust(&range);
+        self.forget_copies(&range);
     }
 
     fn wait_fd(&self) -> Option<Wait<'_>> {
@@ -372,8 +494,18 @@ impl Drop for TieredPair {
                 piece.wanted.iter().for_each(|&unit| shared.tell(Job::Gone(unit)));
             }
         }
+        for window in self.ahead.under_way() {
+            shared.demand.fetch_sub(1, Ordering::AcqRel);
+            window.wanted.iter().for_each(|&unit| shared.tell(Job::Gone(unit)));
+        }
     }
 }
+
+/// The way of a piece that a window serves.
+const AHEAD: usize = usize::MAX;
+
+/// Marks the tag of a window's read; the rest is its id.
+const WINDOW: u64 = 1 << 63;
 
 /// What may wait for the copier; more is read from the origin again, later.
 const MAX_QUEUED_BYTES: usize = 64 << 20;

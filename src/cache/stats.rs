@@ -40,6 +40,8 @@ pub struct TierStats {
     pub fill_s: f64,
     /// Units of an earlier run that were checked and are used again.
     pub restored: u64,
+    /// Copies that gave way to what a later plan reads more often.
+    pub left: u64,
     /// Copies that were damaged, cut off or unreadable: each was a miss, and is written anew.
     pub damaged: u64,
     /// Whether it takes no more copies, since one could not be written.
@@ -55,6 +57,10 @@ pub struct OriginStats {
     pub bytes: u64,
     /// Time from submission to completion, summed over those.
     pub read_s: f64,
+    /// Reads, or pieces of reads, served from what one of those had read ahead.
+    pub ahead: u64,
+    /// Bytes of those.
+    pub ahead_bytes: u64,
     /// Reads by the copier for itself.
     pub copier_reads: u64,
     /// Bytes of those.
@@ -67,6 +73,8 @@ pub(super) struct Counters {
     reads: AtomicU64,
     bytes: AtomicU64,
     read_ns: AtomicU64,
+    ahead: AtomicU64,
+    ahead_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
     /// Units reserved, or to be checked, and not yet decided.
@@ -82,15 +90,26 @@ struct TierCounters {
     fill_bytes: AtomicU64,
     fill_ns: AtomicU64,
     restored: AtomicU64,
+    left: AtomicU64,
     damaged: AtomicU64,
 }
 
 impl Counters {
     pub(super) fn new(num_tiers: usize) -> Counters {
         let tiers = (0..num_tiers).map(|_| TierCounters::default()).collect();
-        let (reads, bytes, read_ns) = Default::default();
+        let (reads, bytes, read_ns, ahead, ahead_bytes) = Default::default();
         let (copier_reads, copier_bytes, unsettled) = Default::default();
-        Counters { tiers, reads, bytes, read_ns, copier_reads, copier_bytes, unsettled }
+        Counters {
+            tiers,
+            reads,
+            bytes,
+            read_ns,
+            ahead,
+            ahead_bytes,
+            copier_reads,
+            copier_bytes,
+            unsettled,
+        }
     }
 
     pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
@@ -104,6 +123,11 @@ impl Counters {
         add(&self.reads, 1);
         add(&self.bytes, len as u64);
         add(&self.read_ns, took.as_nanos() as u64);
+    }
+
+    pub(super) fn ahead(&self, len: usize) {
+        add(&self.ahead, 1);
+        add(&self.ahead_bytes, len as u64);
     }
 
     pub(super) fn copier_read(&self, reads: u64, len: usize) {
@@ -120,6 +144,10 @@ impl Counters {
 
     pub(super) fn restored(&self, tier: u8) {
         add(&self.tiers[usize::from(tier)].restored, 1);
+    }
+
+    pub(super) fn left(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].left, 1);
     }
 
     pub(super) fn damaged(&self, tier: u8) {
@@ -147,6 +175,7 @@ impl Counters {
             fill_bytes: load(&counters.fill_bytes),
             fill_s: seconds(&counters.fill_ns),
             restored: load(&counters.restored),
+            left: load(&counters.left),
             damaged: load(&counters.damaged),
             is_off: ledger.is_off(number),
         };
@@ -156,6 +185,8 @@ impl Counters {
                 reads: load(&self.reads),
                 bytes: load(&self.bytes),
                 read_s: seconds(&self.read_ns),
+                ahead: load(&self.ahead),
+                ahead_bytes: load(&self.ahead_bytes),
                 copier_reads: load(&self.copier_reads),
                 copier_bytes: load(&self.copier_bytes),
             },

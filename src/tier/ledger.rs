@@ -1,8 +1,10 @@
 //! Quota and admission: what is reserved where, before a byte is copied.
 
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::Place;
+use super::room::Room;
 
 /// Which units are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,18 +57,10 @@ pub struct Ledger {
     planned: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    capacity: u64,
-    used: u64,
-    is_off: bool,
-}
-
 impl Ledger {
     /// Empty tiers of these capacities in pages, fastest first.
     pub fn new(policy: Policy, stop: Stop, capacities: &[u64]) -> Ledger {
-        let room = |&capacity| Room { capacity, used: 0, is_off: false };
-        let tiers = capacities.iter().map(room).collect();
+        let tiers = capacities.iter().map(|&capacity| Room::new(capacity)).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
     }
 
@@ -83,14 +77,19 @@ impl Ledger {
     /// A unit that the plan keeps nowhere.
     pub const NOT_PLANNED: u8 = u8::MAX;
 
-    /// Takes what was found in tier `tier` after a restart: everything up to page `end`.
-    pub fn restore(&mut self, tier: u8, end: u64) {
-        let room = &mut self.tiers[usize::from(tier)];
-        room.used = room.used.max(end.min(room.capacity));
+    /// Takes what was found in tier `tier` after a restart; `false` when it cannot lie there, since it
+    /// goes beyond the quota, or over what was found before.
+    pub fn restore(&mut self, tier: u8, pages: Range<u64>) -> bool {
+        self.tiers[usize::from(tier)].take_at(pages)
+    }
+
+    /// Takes back what was reserved or restored: only a new plan makes copies give way.
+    pub fn give_back(&mut self, place: Place, pages: u64) {
+        self.tiers[usize::from(place.tier)].give_back(place.page..place.page + pages);
     }
 
     /// Reserves `pages` for unit `unit` (or the first of those kept together), if the policy wants it
-    /// and there is room. What is reserved stays so: nothing is evicted.
+    /// and there is room. What is reserved stays so: nothing is evicted during a run.
     pub fn reserve(&mut self, unit: u32, pages: u64) -> Option<Place> {
         match self.policy {
             Policy::None => None,
@@ -133,17 +132,7 @@ impl Ledger {
     }
 
     fn take(&mut self, tier: usize, pages: u64) -> Option<Place> {
-        let room = &mut self.tiers[tier];
-        let page = room.used;
-        room.used += pages;
-        assert!(room.used <= room.capacity, "more reserved than the quota");
-        Some(Place { tier: tier as u8, page })
-    }
-}
-
-impl Room {
-    fn fits(&self, pages: u64) -> bool {
-        !self.is_off && pages <= self.capacity - self.used
+        Some(Place { tier: tier as u8, page: self.tiers[tier].take(pages)? })
     }
 }
 
@@ -182,12 +171,14 @@ mod tests {
     #[test]
     fn a_tier_that_is_off_or_full_of_what_it_kept_gives_no_room() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
-        ledger.restore(0, 9);
+        assert!(ledger.restore(0, 4..9) && !ledger.restore(0, 8..10) && !ledger.restore(1, 3..6));
+        assert_eq!(ledger.reserve(0, 4), at(0, 0), "before what was found");
         assert_eq!(ledger.reserve(0, 2), at(1, 0));
         assert!(ledger.switch_off(1) && !ledger.switch_off(1));
         assert_eq!((ledger.reserve(0, 1), ledger.reserve(0, 1)), (at(0, 9), None));
-        ledger.restore(0, 99);
         assert_eq!(ledger.used(0), 10);
+        ledger.give_back(Place { tier: 0, page: 4 }, 5);
+        assert_eq!((ledger.used(0), ledger.reserve(0, 5)), (5, at(0, 4)));
     }
 
     proptest! {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::cache::{Cache, Identity, TierOptions};
+use crate::cache::{Cache, Identity, Plan, TierOptions};
 use crate::directory::Directory;
 use crate::error::Result;
 use crate::plan::{ByUnit, Planner, Run, Tier};
 use crate::prefetch::LoaderOptions;
 use crate::tier::{Policy, Units};
+use crate::units::SampleId;
 
 use super::Image;
 
@@ -39,17 +40,12 @@ impl Image {
         let Some(cache) = self.tiers().filter(|cache| cache.policy() == Policy::Clairvoyant) else {
             return Ok(());
         };
-        cache.set_plan(&planned(cache, &self.directory, options)?);
-        Ok(())
+        cache.set_plan(&planned(cache, &self.directory, options)?)
     }
 }
 
 /// The units that this rank keeps, each with its tier, in the order in which it reads them first.
-fn planned(
-    cache: &Cache,
-    directory: &Directory,
-    options: &LoaderOptions,
-) -> Result<Vec<(u32, u8)>> {
+fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Result<Plan> {
     let (first, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
@@ -63,9 +59,12 @@ fn planned(
     let mut planner = Planner::new(&by_unit, cache.units(), crate::tier::PAGE_BYTES as u32)?;
     let tier = |num_blocks| Tier { num_blocks };
     let tiers: Vec<Tier> = cache.capacities().into_iter().map(tier).collect();
-    let mut planned = Vec::new();
+    let mut copies = Vec::new();
     planner.place(options.rank, &tiers, &mut |copy| {
-        planned.push((copy.sample.0 as u32, copy.tier));
+        copies.push((copy.sample.0 as u32, copy.tier));
     })?;
-    Ok(planned)
+    let frequencies = planner.frequencies();
+    let reads = (0..cache.units().len()).map(|unit| frequencies.of(SampleId(unit.into())));
+    let fingerprint = cache.units().fingerprint();
+    Ok(Plan { copies, reads: reads.collect(), fingerprint })
 }

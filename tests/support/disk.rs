@@ -24,6 +24,12 @@ impl SmallDisk {
         }
     }
 
+    /// Nothing may be written to it from now on.
+    pub fn make_read_only(&self) {
+        let mount = Command::new("mount").args(["-o", "remount,ro"]).arg(self.0.path()).status();
+        assert!(mount.is_ok_and(|status| status.success()), "it was mounted by this process");
+    }
+
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
         self.0.path()

@@ -1,0 +1,113 @@
+//! The pages of one tier: which are given out, and which are free.
+
+use std::ops::Range;
+
+/// The room of one tier. All that it counts is pages.
+#[derive(Debug, Clone)]
+pub(super) struct Room {
+    pub(super) capacity: u64,
+    pub(super) used: u64,
+    pub(super) is_off: bool,
+    /// What is free, in order, with something between each two.
+    free: Vec<Range<u64>>,
+}
+
+impl Room {
+    pub(super) fn new(capacity: u64) -> Room {
+        Room { capacity, used: 0, is_off: false, free: vec![0..capacity] }
+    }
+
+    /// Whether so many pages in a row are free and may be given out.
+    pub(super) fn fits(&self, pages: u64) -> bool {
+        !self.is_off && self.free.iter().any(|free| pages <= free.end - free.start)
+    }
+
+    /// Gives out the first that fit.
+    pub(super) fn take(&mut self, pages: u64) -> Option<u64> {
+        let at = self.free.iter().position(|free| pages <= free.end - free.start)?;
+        let page = self.free[at].start;
+        self.free[at].start += pages;
+        if self.free[at].is_empty() {
+            self.free.remove(at);
+        }
+        self.count(pages);
+        Some(page)
+    }
+
+    /// Gives out exactly these; `false` when some of them are not free.
+    pub(super) fn take_at(&mut self, pages: Range<u64>) -> bool {
+        let has = |free: &Range<u64>| free.start <= pages.start && pages.end <= free.end;
+        let Some(at) = self.free.iter().position(has) else { return false };
+        let free = self.free[at].clone();
+        let around = [free.start..pages.start, pages.end..free.end];
+        self.free.splice(at..=at, around.into_iter().filter(|part| !part.is_empty()));
+        self.count(pages.end - pages.start);
+        true
+    }
+
+    /// Takes back what was given out.
+    pub(super) fn give_back(&mut self, pages: Range<u64>) {
+        self.used -= pages.end - pages.start;
+        let at = self.free.partition_point(|free| free.start < pages.start);
+        self.free.insert(at, pages);
+        let mut merge = |at: usize| {
+            if at + 1 < self.free.len() && self.free[at].end == self.free[at + 1].start {
+                self.free[at].end = self.free.remove(at + 1).end;
+            }
+        };
+        merge(at);
+        if at > 0 {
+            merge(at - 1);
+        }
+    }
+
+    fn count(&mut self, pages: u64) {
+        self.used += pages;
+        assert!(self.used <= self.capacity, "more reserved than the quota");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_given_back_is_given_out_again_as_one_piece() {
+        let mut room = Room::new(10);
+        assert_eq!([3, 3, 4, 1].map(|pages| room.take(pages)), [Some(0), Some(3), Some(6), None]);
+        room.give_back(0..3);
+        room.give_back(6..10);
+        assert!(room.fits(4) && !room.fits(5));
+        room.give_back(3..6);
+        assert_eq!((room.used, room.take(10)), (0, Some(0)));
+    }
+
+    #[test]
+    fn what_is_taken_at_a_place_must_be_free() {
+        let mut room = Room::new(10);
+        assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
+        assert!(room.take_at(0..4) && room.take_at(9..10));
+        assert_eq!((room.used, room.take(3), room.take(1)), (7, Some(6), None));
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_is_given_out_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
+            let (mut room, mut taken) = (Room::new(40), Vec::<Range<u64>>::new());
+            for (pages, gives_back) in steps {
+                if gives_back && !taken.is_empty() {
+                    room.give_back(taken.swap_remove(pages as usize % taken.len()));
+                } else if let Some(page) = room.take(pages) {
+                    let new = page..page + pages;
+                    prop_assert!(new.end <= 40);
+                    let meets = |old: &Range<u64>| old.start < new.end && new.start < old.end;
+                    prop_assert!(!taken.iter().any(meets));
+                    taken.push(new);
+                }
+                let used: u64 = taken.iter().map(|range| range.end - range.start).sum();
+                prop_assert_eq!(used, room.used);
+            }
+        }
+    }
+}
