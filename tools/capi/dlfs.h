@@ -273,8 +273,14 @@ typedef struct {
     size_t num_tiers;
     // DLFS_POLICY_...
     uint32_t tier_policy;
-    // Zero.
-    uint32_t reserved;
+    // 1: tiers stop keeping for good when a sample first fits nowhere.
+    uint32_t tier_stop;
+    // A file that names the tiers, as `dlfs probe` writes it, in place of `tiers`; or NULL. Its policy
+    // counts where `tier_policy` is the default.
+    const char *tiers_file;
+    // The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
+    // one of `tiers_file`.
+    uint64_t tier_bandwidth;
 } dlfs_mount_options;
 
 // What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -417,6 +423,16 @@ typedef struct {
     uint64_t over_window;
     // How long dlfs_bread had to wait, in ns.
     uint64_t stall_ns;
+    // Reads that tiers have served, of dlfs_stats alone, as those below.
+    uint64_t tier_hits;
+    // Bytes of those.
+    uint64_t tier_hit_bytes;
+    // Bytes copied into tiers.
+    uint64_t tier_copied_bytes;
+    // Copies of an earlier run that were checked and are used again.
+    uint64_t tier_restored;
+    // Bytes that came from behind the tiers, for whoever asked and for copies.
+    uint64_t origin_bytes;
 } dlfs_stats_t;
 
 // What a namespace is. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.

@@ -4,12 +4,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dlfs::cache::Environment;
 use dlfs::job::{Options, Watch};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{LoaderOptions, OnError};
 use dlfs::qpair::Direct;
-use dlfs::tier::Policy;
+use dlfs::tier::{self, Policy};
 
 use crate::error::Failure;
 use crate::structs::{Struct, array, optional_text, path, text};
@@ -111,8 +112,14 @@ pub struct MountOptions {
     pub num_tiers: usize,
     /// DLFS_POLICY_...
     pub tier_policy: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: tiers stop keeping for good when a sample first fits nowhere.
+    pub tier_stop: u32,
+    /// A file that names the tiers, as `dlfs probe` writes it, in place of `tiers`; or NULL. Its policy
+    /// counts where `tier_policy` is the default.
+    pub tiers_file: *const c_char,
+    /// The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
+    /// one of `tiers_file`.
+    pub tier_bandwidth: u64,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -213,6 +220,9 @@ impl MountOptions {
                 let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
                 connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
             }
+            if !self.tiers_file.is_null() {
+                options.open.tiers = Environment::read(path(self.tiers_file)?)?.options()?;
+            }
             for &tier in array(self.tiers, self.num_tiers, "tiers")? {
                 let tier = String::from_utf8_lossy(text(tier, "a tier")?);
                 options.open.tiers.tiers.push(tier.parse()?);
@@ -221,12 +231,19 @@ impl MountOptions {
                 options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
             }
         }
-        options.open.tiers.policy = match self.tier_policy {
-            DLFS_POLICY_FIRST_TOUCH => Policy::FirstTouch,
+        let tiers = &mut options.open.tiers;
+        tiers.policy = match self.tier_policy {
+            DLFS_POLICY_FIRST_TOUCH => tiers.policy, // the file's, or the default
             DLFS_POLICY_CLAIRVOYANT => Policy::Clairvoyant,
             DLFS_POLICY_NONE => Policy::None,
             other => return Err(unknown("tier_policy", other)),
         };
+        if flag(self.tier_stop, "tier_stop")? {
+            tiers.stop = tier::Stop::AtFirstFailure;
+        }
+        if self.tier_bandwidth != 0 {
+            tiers.bandwidth_bytes_per_s = Some(self.tier_bandwidth);
+        }
         connect.hdr_digest = flag(self.hdr_digest, "hdr_digest")?;
         connect.data_digest = flag(self.data_digest, "data_digest")?;
         connect.direct = match self.direct {
@@ -279,7 +296,9 @@ impl Default for MountOptions {
             tiers: std::ptr::null(),
             num_tiers: 0,
             tier_policy: DLFS_POLICY_FIRST_TOUCH,
-            reserved: 0,
+            tier_stop: 0,
+            tiers_file: std::ptr::null(),
+            tier_bandwidth: 0,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use dlfs::cache::CacheStats;
 use dlfs::prefetch::LoaderStats;
 
 use crate::error::{DLFS_OK, guard};
@@ -37,6 +38,16 @@ pub struct Stats {
     pub over_window: u64,
     /// How long dlfs_bread had to wait, in ns.
     pub stall_ns: u64,
+    /// Reads that tiers have served, of dlfs_stats alone, as those below.
+    pub tier_hits: u64,
+    /// Bytes of those.
+    pub tier_hit_bytes: u64,
+    /// Bytes copied into tiers.
+    pub tier_copied_bytes: u64,
+    /// Copies of an earlier run that were checked and are used again.
+    pub tier_restored: u64,
+    /// Bytes that came from behind the tiers, for whoever asked and for copies.
+    pub origin_bytes: u64,
 }
 // SAFETY: numbers alone, the size first.
 unsafe impl Struct for Stats {
@@ -49,9 +60,14 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise, see the chapter of the library.
         unsafe { check_out(stats)? };
-        let read = mount_of(fs)?.dataset.stats();
+        let dataset = &mount_of(fs)?.dataset;
+        let read = dataset.stats();
+        let mut found = value(LoaderStats { read, ..LoaderStats::default() });
+        if let Some(tiers) = dataset.tier_stats() {
+            add_tiers(&mut found, &tiers);
+        }
         // SAFETY: as above.
-        unsafe { give(stats, value(LoaderStats { read, ..LoaderStats::default() }))? };
+        unsafe { give(stats, found)? };
         Ok(DLFS_OK)
     })
 }
@@ -83,5 +99,20 @@ fn value(stats: LoaderStats) -> Stats {
         copied_bytes: stats.copied_bytes,
         over_window: stats.over_window,
         stall_ns: (stats.stall_s * 1e9) as u64,
+        tier_hits: 0,
+        tier_hit_bytes: 0,
+        tier_copied_bytes: 0,
+        tier_restored: 0,
+        origin_bytes: 0,
     }
+}
+
+fn add_tiers(stats: &mut Stats, found: &CacheStats) {
+    for tier in &found.tiers {
+        stats.tier_hits += tier.hits;
+        stats.tier_hit_bytes += tier.hit_bytes;
+        stats.tier_copied_bytes += tier.fill_bytes;
+        stats.tier_restored += tier.restored;
+    }
+    stats.origin_bytes = found.origin.bytes + found.origin.copier_bytes;
 }

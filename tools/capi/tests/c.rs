@@ -320,6 +320,23 @@ fn a_program_may_end_with_everything_open_and_reads_under_way() {
 }
 
 #[test]
+fn tiers_of_a_mount_change_where_samples_come_from_and_nothing_else() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let file = source.path("tiers.toml");
+    let toml =
+        "[[tier]]\nbackend = \"memory\"\ncapacity = \"1M\"\nread = [{ threads = 1, mb_per_s = 9 }]";
+    fs::write(&file, toml).unwrap();
+    for how in How::all() {
+        let folder = source.path(&format!("{how:?}"));
+        fs::create_dir(&folder).unwrap();
+        let tier = format!("file:{}:8M", folder.display());
+        let program = Program::build(prefix, &here().join("tests/c/tiers.c"), how);
+        program.run(&[&source.address(), &tier, file.to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn fields_of_a_sample_are_told_apart() {
     let Some(prefix) = prefix() else { return };
     if !has("tar") {

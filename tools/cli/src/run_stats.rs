@@ -46,10 +46,11 @@ impl RunReport {
         let share = if self.seconds > 0.0 { 100.0 * self.stall_s / self.seconds } else { 0.0 };
         [
             format!(
-                "  batch      p50 {}, p99 {}, max {}; waited {share:.0} % of the time",
+                "  batch      p50 {}, p99 {}, max {}; stalled {:.2} s, {share:.0} % of the time",
                 text::micros(p50),
                 text::micros(p99),
-                text::micros(max)
+                text::micros(max),
+                self.stall_s
             ),
             format!(
                 "  CPU        {:.2} s user, {:.2} s system: {:.2} s a GB",

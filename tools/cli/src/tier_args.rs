@@ -8,7 +8,6 @@ use dlfs::cache::{Environment, Probe, TierOptions, TierSpec, probe};
 use dlfs::tier::{Policy, Stop};
 use dlfs::{Error, ErrorKind};
 
-use crate::exit::about_file;
 use crate::size::parse_size;
 
 /// Where samples are kept after the first read, and which.
@@ -58,9 +57,7 @@ impl TierArgs {
                     let text = "--tiers FILE names the tiers, and so does --tier";
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
-                let text = std::fs::read_to_string(file)
-                    .map_err(|error| about_file("cannot read", file, error))?;
-                Environment::parse(&text).and_then(|e| e.options()).map_err(|e| e.path(file))?
+                Environment::read(file)?.options().map_err(|error| error.path(file))?
             }
         };
         match self.policy {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::{Arc, RwLock};
 
+use dlfs::cache::TierStats;
 use dlfs::job::{self, OnError, Wanted};
 use dlfs::nvme::Address;
 use dlfs::reader::Batch as RawBatch;
@@ -250,6 +251,13 @@ impl Dataset {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
+            let mut list = Vec::with_capacity(tiers.tiers.len());
+            for tier in &tiers.tiers {
+                list.push(tier_dict(py, tier)?);
+            }
+            dict.set_item("tiers", list)?;
+            let origin = tiers.origin;
+            dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
         }
         Ok(dict)
     }
@@ -393,4 +401,26 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
         all.extend(one(&address?)?);
     }
     Ok(all)
+}
+
+fn tier_dict<'py>(py: Python<'py>, tier: &TierStats) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("name", &tier.name)?;
+    let numbers = [
+        ("capacity_bytes", tier.capacity_bytes),
+        ("used_bytes", tier.used_bytes),
+        ("hits", tier.hits),
+        ("hit_bytes", tier.hit_bytes),
+        ("fills", tier.fills),
+        ("fill_bytes", tier.fill_bytes),
+        ("restored", tier.restored),
+        ("left", tier.left),
+        ("damaged", tier.damaged),
+    ];
+    for (key, number) in numbers {
+        dict.set_item(key, number)?;
+    }
+    dict.set_item("hit_s", tier.hit_s)?;
+    dict.set_item("fill_s", tier.fill_s)?;
+    Ok(dict)
 }

@@ -1,12 +1,14 @@
 //! Options as Python's keywords give them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use dlfs::cache::Environment;
 use dlfs::job::Options;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
-use dlfs::tier::Policy;
+use dlfs::tier::{Policy, Stop};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +20,12 @@ use crate::error::{raise, raise_invalid};
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let py = given.py();
     let mut options = Options::default();
+    // First: what is said beside the file counts more than what it says.
+    if let Some(file) = given.get_item("tiers_file")?.filter(|file| !file.is_none()) {
+        let file: PathBuf = file.extract()?;
+        let found = Environment::read(file).and_then(|environment| environment.options());
+        options.open.tiers = found.map_err(|error| raise(py, &error))?;
+    }
     let (connect, read) = (&mut options.open.connect, &mut options.read);
     for (key, value) in given {
         let key: String = key.extract()?;
@@ -42,16 +50,27 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
             }
             "paths" => connect.paths = addresses(&value)?,
             "direct" => connect.direct = direct(&value)?,
+            "tiers_file" => {}
             "tiers" => {
                 for tier in value.extract::<Vec<String>>()? {
                     let tier = tier.parse().map_err(|error| raise(py, &error))?;
                     options.open.tiers.tiers.push(tier);
                 }
             }
+            "policy" if value.is_none() => {}
             "policy" => {
                 let text: String = value.extract()?;
                 let policy = text.parse::<Policy>();
                 options.open.tiers.policy = policy.map_err(|e| raise_invalid(py, e.to_string()))?;
+            }
+            "copy_bandwidth" if value.is_none() => {}
+            "copy_bandwidth" => {
+                options.open.tiers.bandwidth_bytes_per_s = Some(value.extract()?);
+            }
+            "stop_at_first_failure" => {
+                if value.extract()? {
+                    options.open.tiers.stop = Stop::AtFirstFailure;
+                }
             }
             "snapshot" if value.is_none() => {}
             "snapshot" => options.open.snapshot = Some(value.extract()?),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -198,20 +199,83 @@ def test_the_command_comes_with_the_wheel(image):
     assert wrong.returncode == 1 and "/absent" in wrong.stderr
 
 
-def test_tiers_change_where_samples_come_from_and_nothing_else(tmp_path):
-    folder = tmp_path / "files"
+def files_of_forty(folder):
     folder.mkdir()
     expected = [bytes([index]) * 5000 for index in range(40)]
     for index, content in enumerate(expected):
         (folder / f"{index:02}").write_bytes(content)
+    return expected
+
+
+def settled(dataset, wanted):
+    """Waits until the copies that `wanted` asks for are there."""
+    until = time.monotonic() + 60
+    while not wanted(dataset.stats()):
+        assert time.monotonic() < until, dataset.stats()
+        time.sleep(0.005)
+    return dataset.stats()
+
+
+def test_tiers_change_where_samples_come_from_and_nothing_else(tmp_path):
+    folder = tmp_path / "files"
+    expected = files_of_forty(folder)
     cache = tmp_path / "cache"
     cache.mkdir()
     tiers = ["ram:64K", f"file:{cache}:4M"]
+    orders = []
     for policy in ["none", "first-touch", "clairvoyant"]:
         with dlfs.open(folder, tiers=tiers, policy=policy) as dataset:
             for _ in range(2):
                 assert [bytes(dataset[index]) for index in range(40)] == expected
             assert ("tier_hits" in dataset.stats()) == (policy != "none")
-    for wrong in [{"tiers": ["ram:4X"]}, {"policy": "psychic"}]:
+            loader, order = dlfs.Loader(dataset, 8, "global", seed=3), []
+            for _ in range(2):
+                for batch in loader:
+                    assert batch.tobytes() == [expected[index] for index in batch.ids]
+                    order += batch.ids.tolist()
+            orders.append(order)
+    assert orders[0] == orders[1] == orders[2]
+    for wrong in [
+        {"tiers": ["ram:4X"]},
+        {"policy": "psychic"},
+        {"tiers": ["ram:1M"], "copy_bandwidth": 0},
+    ]:
         with pytest.raises(dlfs.InvalidArgument):
             dlfs.open(folder, **wrong)
+
+
+def test_copies_of_a_run_before_are_used_again_and_one_process_has_them(tmp_path):
+    folder = tmp_path / "files"
+    expected = files_of_forty(folder)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    options = {"tiers": [f"file:{cache}:4M"], "stop_at_first_failure": True, "copy_bandwidth": 1 << 30}
+    with dlfs.open(folder, **options) as dataset:
+        assert [bytes(dataset[index]) for index in range(40)] == expected
+        first = settled(dataset, lambda stats: stats["tiers"][0]["fills"] == 40)
+        assert first["origin_bytes"] >= 40 * 5000 and first["tiers"][0]["fill_s"] > 0
+        with pytest.raises(dlfs.Busy, match="each process needs its own"):
+            dlfs.open(folder, **options)
+    with dlfs.open(folder, **options) as dataset:
+        settled(dataset, lambda stats: stats["tiers"][0]["restored"] == 40)
+        assert [bytes(dataset[index]) for index in range(40)] == expected
+        stats = dataset.stats()
+        assert stats["origin_bytes"] == 0 and stats["tiers"][0]["hits"] > 0, stats
+
+
+def test_tiers_are_named_by_a_file_too(tmp_path):
+    folder = tmp_path / "files"
+    expected = files_of_forty(folder)
+    toml = tmp_path / "tiers.toml"
+    tier = '[[tier]]\nbackend = "memory"\ncapacity = "1M"\nread = [{ threads = 1, mb_per_s = 900.0 }]\n'
+    toml.write_text('policy = "clairvoyant"\n' + tier)
+    for policy in [None, "first-touch"]:
+        for file in [toml, str(toml)]:
+            with dlfs.open(folder, tiers=file, policy=policy) as dataset:
+                assert [bytes(dataset[index]) for index in range(40)] == expected
+                assert dataset.stats()["tiers"][0]["capacity_bytes"] > 0
+    toml.write_text(tier.replace("900.0", "-900.0"))
+    with pytest.raises(dlfs.InvalidArgument, match="tiers.toml"):
+        dlfs.open(folder, tiers=toml)
+    with pytest.raises(dlfs.NotFound):
+        dlfs.open(folder, tiers=tmp_path / "absent.toml")

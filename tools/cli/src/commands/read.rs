@@ -322,17 +322,20 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     let mut lines = Vec::new();
     for tier in &stats.tiers {
         let mut line = format!(
-            "  tier       {}: {} hits, {}; {} copied, {} of {} used",
+            "  tier       {}: {} hits, {}, {:.0} us each; {} copied, {} of {} used",
             tier.name,
             text::count(tier.hits),
             text::bytes(tier.hit_bytes),
+            1e6 * tier.hit_s / tier.hits.max(1) as f64,
             text::bytes(tier.fill_bytes),
             text::bytes(tier.used_bytes),
             text::bytes(tier.capacity_bytes)
         );
-        for (count, what) in
-            [(tier.restored, "found again"), (tier.damaged, "damaged and refetched")]
-        {
+        for (count, what) in [
+            (tier.restored, "found again"),
+            (tier.left, "gave way"),
+            (tier.damaged, "damaged and refetched"),
+        ] {
             if count > 0 {
                 line.push_str(&format!(", {} {what}", text::count(count)));
             }
@@ -344,9 +347,10 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     }
     let origin = stats.origin;
     lines.push(format!(
-        "  origin     {} reads, {}; and {} by copying",
+        "  origin     {} reads, {}, {:.0} us each; and {} by copying",
         text::count(origin.reads),
         text::bytes(origin.bytes),
+        1e6 * origin.read_s / origin.reads.max(1) as f64,
         text::bytes(origin.copier_bytes)
     ));
     lines

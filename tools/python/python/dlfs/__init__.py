@@ -90,8 +90,10 @@ def open(
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
     snapshot: Address | None = None,
-    tiers: Sequence[str] = (),
-    policy: Literal["first-touch", "clairvoyant", "none"] = "first-touch",
+    tiers: Sequence[str] | Address = (),
+    policy: Literal["first-touch", "clairvoyant", "none"] | None = None,
+    copy_bandwidth: int | None = None,
+    stop_at_first_failure: bool = False,
 ) -> Dataset:
     """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
@@ -111,8 +113,12 @@ def open(
     direct           whether files are read past the page cache
     snapshot         a directory saved by `dlfs snapshot save`
     tiers            where samples are kept after the first read, fastest first: "ram:4G",
-                     "file:/fast/cache:20G"; a process of its own needs a folder of its own
-    policy           what tiers keep: what is read first, or what the plan of each loader's run names
+                     "file:/fast/cache:20G"; a process of its own needs a folder of its own. Or the
+                     file that names them, as `dlfs probe` writes it
+    policy           what tiers keep: what is read first (the default), or what the plan of each
+                     loader's run names
+    copy_bandwidth   the most that copying into tiers takes from `address` for itself, in bytes a second
+    stop_at_first_failure   stop keeping for good when a sample first fits nowhere
 
     Raises NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     address or option that cannot be.
@@ -134,8 +140,11 @@ def open(
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
-        "tiers": list(tiers),
+        "tiers_file": tiers if isinstance(tiers, (str, os.PathLike)) else None,
+        "tiers": [] if isinstance(tiers, (str, os.PathLike)) else list(tiers),
         "policy": policy,
+        "copy_bandwidth": copy_bandwidth,
+        "stop_at_first_failure": stop_at_first_failure,
     }
     return Dataset(address, **options)
 

@@ -1,0 +1,127 @@
+//! Tiers between processes: two in one place, one that is killed while it copies, what probe writes.
+
+mod common;
+
+use std::fs;
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::{Place, dlfs, run, wait};
+use serde_json::Value;
+
+/// A `dlfs read` that goes on until it is killed.
+struct Endless(Child);
+
+impl Endless {
+    fn start(image: &str, tier: &str) -> Endless {
+        let mut command = dlfs();
+        command.args(["read", image, "--tier", tier, "--epochs", "1000000", "--json"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Endless(child.expect("dlfs starts"))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // SIGKILL: nothing of it runs any more. It may have ended by itself, with an error.
+        let _ = self.0.kill();
+        wait(&mut self.0);
+    }
+}
+
+fn read(image: &str, tiers: &[&str]) -> Value {
+    let fixed = ["read", image, "--epochs", "2", "--seed", "5", "--json"];
+    run(&[&fixed, tiers].concat()).code(0).json()
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "waited for {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_second_process_on_a_tier_is_refused_and_the_first_goes_on() {
+    let place = Place::with_image();
+    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    fs::create_dir(&cache).unwrap();
+    let tier = format!("file:{cache}:64M");
+    let mut first = Endless::start(&image, &tier);
+    let refused = || run(&["read", &image, "--tier", &tier]);
+    wait_for("the first process to have the tier", || refused().status.code() == Some(1));
+    refused().code(1).complains_of(&["tier.dlfs", "each process needs its own"]);
+    assert!(first.0.try_wait().unwrap().is_none(), "the first one reads on");
+    drop(first);
+    let (with, without) = (read(&image, &["--tier", &tier]), read(&image, &[]));
+    assert_eq!(with["order_crc32c"], without["order_crc32c"], "its lock went with it");
+}
+
+#[test]
+fn copies_of_a_killed_process_are_whole_or_not_there() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let plain = read(&image, &[]);
+    let mut restored = 0;
+    for (round, delay_ms) in [0, 5, 20, 60, 200].into_iter().enumerate() {
+        let cache = place.arg(&format!("cache{round}"));
+        fs::create_dir(&cache).unwrap();
+        let tier = format!("file:{cache}:64M");
+        let process = Endless::start(&image, &tier);
+        wait_for("the tier's file", || place.path(&format!("cache{round}/tier.dlfs")).exists());
+        sleep(Duration::from_millis(delay_ms));
+        drop(process);
+        let json = read(&image, &["--tier", &tier]);
+        assert_eq!(json["order_crc32c"], plain["order_crc32c"], "after {delay_ms} ms");
+        assert_eq!(json["bytes"], plain["bytes"]);
+        let tier = &json["tiers"]["tiers"][0];
+        assert_eq!(tier["damaged"], 0, "after {delay_ms} ms: {tier}");
+        restored += tier["restored"].as_u64().unwrap();
+    }
+    assert!(restored > 0, "not even the last had copied anything");
+}
+
+#[test]
+fn what_probe_writes_is_read_as_it_is_and_as_edited() {
+    let place = Place::with_image();
+    let (image, cache, toml) = (place.arg("train.dlfs"), place.arg("cache"), place.arg("t.toml"));
+    fs::create_dir(&cache).unwrap();
+    let file = format!("file:{cache}:8M");
+    run(&["probe", &image, "--tier", "ram:1M", "--tier", &file, "--threads", "1,2", "-o", &toml])
+        .code(0);
+    let text = fs::read_to_string(&toml).unwrap();
+    for key in
+        ["[[tier]]", "backend = \"memory\"", "backend = \"filesystem\"", "capacity", "mb_per_s"]
+    {
+        assert!(text.contains(key), "{key} in:\n{text}");
+    }
+    assert_eq!(read(&image, &["--tiers", &toml])["tiers"]["tiers"].as_array().unwrap().len(), 2);
+    let edited = format!("policy = \"clairvoyant\"\ncopy_bandwidth = \"50M\"\n{text}");
+    fs::write(&toml, edited.replacen("\n[[", "\nstop_at_first_failure = true\n\n[[", 1)).unwrap();
+    let (with, without) = (read(&image, &["--tiers", &toml]), read(&image, &[]));
+    assert_eq!(with["order_crc32c"], without["order_crc32c"]);
+    let both = ["read", &image, "--tiers", &toml, "--tier", "ram:1M"];
+    run(&both).code(1).complains_of(&["--tiers FILE", "--tier"]);
+    fs::write(&toml, text.replacen("mb_per_s = ", "mb_per_s = -", 1)).unwrap();
+    run(&["read", &image, "--tiers", &toml]).code(1).complains_of(&["t.toml", "MB/s"]);
+}
+
+#[test]
+fn a_run_says_what_each_tier_brought_and_how_long_it_was_waited_for() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let json = read(&image, &["--tier", "ram:64M"]);
+    let tier = &json["tiers"]["tiers"][0];
+    for key in ["hits", "hit_bytes", "hit_s", "fills", "fill_bytes", "fill_s"] {
+        assert!(tier[key].as_f64().is_some_and(|value| value >= 0.0), "{key} in {tier}");
+    }
+    let origin = &json["tiers"]["origin"];
+    assert!(origin["bytes"].as_u64() > Some(0), "{origin}");
+    assert!(json["stall_s"].is_f64());
+    let ran = run(&["read", &image, "--tier", "ram:64M", "--epochs", "3"]).code(0);
+    for word in ["tier ", "hits", "copied", "origin", "stall"] {
+        assert!(ran.text().contains(word), "{word} in:\n{}", ran.text());
+    }
+}
