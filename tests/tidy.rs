@@ -96,6 +96,25 @@ fn pure_modules_have_no_socket_file_thread_clock_environment_or_random_number() 
     assert_none(wrong);
 }
 
+/// Two machines that rounded differently would look for a copy at different addresses.
+#[test]
+fn plans_are_made_of_integers() {
+    let (mut wrong, mut files) = (Vec::new(), 0);
+    for source in library() {
+        if source.is_test || !source.path.starts_with("src/plan/") {
+            continue;
+        }
+        files += 1;
+        let code = source.without_tests();
+        // What comes after is a statistic of the papers, which no plan uses.
+        let code = code.split("fn expected_readers_above").next().unwrap_or_default();
+        let found = ["f32", "f64"].into_iter().filter(|word| contains_path(code, word));
+        wrong.extend(found.map(|word| format!("{}: `{word}`", source.path)));
+    }
+    assert!(files > 5, "{files} files of plans");
+    assert_none(wrong);
+}
+
 #[test]
 fn unsafe_code_stays_in_its_homes() {
     let mut wrong = Vec::new();

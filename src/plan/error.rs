@@ -1,7 +1,8 @@
 //! What can be wrong with the inputs of a plan.
 
 use crate::error::{Error, ErrorKind};
-use crate::order::OrderError;
+use crate::order::{ImageId, OrderError};
+use crate::units::Generation;
 
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -44,6 +45,22 @@ pub enum PlanError {
         /// What was asked for.
         ranks: usize,
     },
+    /// A plan of another data set, whose ids mean other samples.
+    #[error("the plan belongs to image {planned}, and this is image {open}")]
+    OtherImage {
+        /// The plan's.
+        planned: ImageId,
+        /// The one that is open.
+        open: ImageId,
+    },
+    /// A plan of other samples than the data set has now.
+    #[error("the plan is of generation {planned}, and the image is at generation {open}")]
+    OtherGeneration {
+        /// The plan's.
+        planned: Generation,
+        /// The one that is open.
+        open: Generation,
+    },
     /// More tiers than an address can name.
     #[error("a rank has at most {MAX_TIERS} tiers, not {tiers}")]
     Tiers {
@@ -80,7 +97,11 @@ pub enum PlanError {
 
 impl From<PlanError> for Error {
     fn from(error: PlanError) -> Error {
-        Error::new(ErrorKind::InvalidArgument, error.to_string())
+        let kind = match error {
+            PlanError::OtherGeneration { .. } => ErrorKind::Stale,
+            _ => ErrorKind::InvalidArgument,
+        };
+        Error::new(kind, error.to_string())
     }
 }
 

@@ -8,7 +8,8 @@
 //!   tiers with them, the fastest first ([`Planner`]). Nothing is evicted, nothing migrates. Inside a
 //!   tier the copies lie in the order of first access, which is also the order of filling them.
 //! - *Holders.* Of all ranks that plan a copy of a sample, the one with the fastest tier and in it the
-//!   lowest address holds it for the others ([`HolderMap`]): lowest address is earliest filled.
+//!   lowest address holds it for the others ([`HolderMap`]): lowest address is earliest filled. A
+//!   [`Plan`] is that map, bound to the inputs and to the data set: of another one it is refused.
 //! - *Source.* Of own copy, holder's copy and origin, the [`Model`] says which is read fastest, and
 //!   the [`Timeline`] when a node would consume what.
 //!
@@ -29,6 +30,7 @@ mod error;
 mod frequency;
 mod holders;
 mod inputs;
+mod joint;
 mod model;
 mod placement;
 mod timeline;
@@ -39,6 +41,7 @@ pub use error::PlanError;
 pub use frequency::{Frequencies, Ratio, expected_readers_above};
 pub use holders::{Holder, HolderMap, Placement};
 pub use inputs::{Inputs, RankInputs, TierInputs};
+pub use joint::Plan;
 pub use model::{Curve, Model, Rate, Source, Stage};
 pub use placement::{PlannedCopy, Planner, Tier};
 pub use timeline::Timeline;

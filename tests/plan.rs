@@ -1,0 +1,117 @@
+//! Plans of whole data sets: the same on every rank without a message, and of no other data set.
+
+mod images;
+
+use std::collections::BTreeMap;
+
+use dlfs::directory::Directory;
+use dlfs::format::{ImageLayout, Pack, Uuid};
+use dlfs::order::{ImageId, OrderKind, OrderSpec, Tail};
+use dlfs::plan::{Inputs, Plan, PlanError, RankInputs, Rate, TierInputs};
+use dlfs::units::SampleId;
+use dlfs::{Error, ErrorKind};
+
+const BLOCK_LEN_BYTES: u32 = 512;
+
+/// Two tiers on each of three ranks, together too small for all samples.
+fn inputs(directory: &Directory) -> Inputs {
+    let tier = |num_blocks| TierInputs { num_blocks, read: Rate::mb_per_s(500) };
+    let rank = |blocks| RankInputs { tiers: vec![tier(blocks), tier(2 * blocks)] };
+    Inputs {
+        image: ImageId(directory.uuid().0),
+        generation: directory.generation(),
+        order: OrderSpec { kind: OrderKind::Global, seed: 9 },
+        first_epoch: 0,
+        num_epochs: 7,
+        consumed: 0,
+        tail: Tail::Keep,
+        block_len_bytes: BLOCK_LEN_BYTES,
+        ranks: vec![rank(30), rank(40), rank(20)],
+    }
+}
+
+fn image(uuid: u8) -> images::Image {
+    let mut media = images::Image::new(1, Pack::Aligned);
+    let uuid = Uuid::from_random_bytes([uuid; 16]);
+    media.layout = ImageLayout::new(uuid, 64 << 10, Pack::Aligned, 1).unwrap();
+    media
+}
+
+#[test]
+fn a_plan_of_another_data_set_or_generation_is_refused() {
+    let (samples, mut media) = (images::folder(2, 60), image(1));
+    let first = media.add(&samples, 7, 120, &[]);
+    let plan = Plan::new(&inputs(&first), &first).unwrap();
+    plan.check(&first).unwrap();
+
+    let second = media.delete(&[3]);
+    let stale =
+        PlanError::OtherGeneration { planned: first.generation(), open: second.generation() };
+    assert_eq!(plan.check(&second), Err(stale.clone()));
+    assert_eq!(Plan::new(&inputs(&first), &second), Err(stale.clone()));
+    let error = Error::from(stale);
+    assert!(
+        error.kind() == ErrorKind::Stale && error.to_string().contains("generation"),
+        "{error}"
+    );
+    let again = Plan::new(&inputs(&second), &second).unwrap();
+    assert_eq!(again.holder(SampleId(3)), None, "nobody keeps what is deleted");
+    assert_ne!(again.name(), plan.name());
+
+    // As many samples of the same lengths under the same ids: only the UUID tells them apart.
+    let other = image(2).add(&samples, 7, 120, &[]);
+    let foreign =
+        PlanError::OtherImage { planned: ImageId(first.uuid().0), open: ImageId(other.uuid().0) };
+    assert_eq!(plan.check(&other), Err(foreign.clone()));
+    assert_eq!(Plan::new(&inputs(&first), &other), Err(foreign.clone()));
+    let error = Error::from(foreign);
+    assert!(error.kind() == ErrorKind::InvalidArgument && error.to_string().contains("image"));
+}
+
+#[test]
+fn inputs_that_cannot_be_planned_with_are_refused_before_any_work() {
+    let directory = image(1).add(&images::folder(1, 10), 7, 10, &[]);
+    let refuse = |change: fn(&mut Inputs)| {
+        let mut inputs = inputs(&directory);
+        change(&mut inputs);
+        Plan::new(&inputs, &directory).unwrap_err()
+    };
+    assert_eq!(refuse(|inputs| inputs.ranks.clear()), PlanError::Ranks { ranks: 0 });
+    let len_bytes = 1_000;
+    let refused = refuse(|inputs| inputs.block_len_bytes = 1_000);
+    assert_eq!(refused, PlanError::BlockLen { len_bytes });
+    let blocks = (1 << 36) + 1;
+    let refused = refuse(|inputs| inputs.ranks[1].tiers[0].num_blocks = (1 << 36) + 1);
+    assert_eq!(refused, PlanError::Capacity { blocks });
+}
+
+#[test]
+fn every_rank_computes_the_same_plan_of_what_all_have_told_and_no_two_copies_overlap() {
+    let directory = image(1).add(&images::folder(4, 60), 7, 240, &[]);
+    let known = inputs(&directory);
+    // Each rank puts its own tiers into the rendezvous, and plans with what it finds there.
+    let told: Vec<Vec<u8>> = known.ranks.iter().map(|rank| rank.to_bytes().unwrap()).collect();
+    let plans: Vec<Plan> = (0..3)
+        .map(|_| {
+            let ranks = told.iter().map(|bytes| RankInputs::from_bytes(bytes).unwrap()).collect();
+            Plan::new(&Inputs { ranks, ..known.clone() }, &directory).unwrap()
+        })
+        .collect();
+    assert!(plans.iter().all(|plan| *plan == plans[0]));
+    let mut held = BTreeMap::new();
+    for id in (0..240).map(SampleId) {
+        let Some(holder) = plans[0].holder(id) else { continue };
+        let tier = known.ranks[holder.rank as usize].tiers[usize::from(holder.tier)];
+        let blocks = u64::from(directory.len_bytes(id).unwrap().div_ceil(BLOCK_LEN_BYTES).max(1));
+        assert!(holder.lba.0 + blocks <= tier.num_blocks, "{id}: {holder:?}");
+        let place = (holder.rank, holder.tier, holder.lba.0);
+        assert_eq!(held.insert(place, blocks), None, "two samples at {place:?}");
+    }
+    assert!((30..240).contains(&held.len()), "{} of 240 samples are held", held.len());
+    let copies: Vec<_> = held.into_iter().collect();
+    for pair in copies.windows(2) {
+        let [((rank, tier, lba), blocks), (next, _)] = [pair[0], pair[1]];
+        assert!((rank, tier) != (next.0, next.1) || lba + blocks <= next.2, "{pair:?}");
+    }
+    assert_eq!(plans[0].memory_bytes(), 240 * 8);
+}
