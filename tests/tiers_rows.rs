@@ -28,10 +28,17 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("N5", "src/plan/model.rs", "a_curve_is_linear_between_its_entries_and_flat_outside"),
     ("N5", "src/plan/model.rs", "the_fastest_source_is_chosen_and_of_equals_the_nearest"),
     // Staging: in order, nothing unread overwritten, dropped after use.
-    ("N6", "tests/read.rs", "a_consumer_that_keeps_all_batches_still_gets_every_one"),
-    ("N6", "tests/read.rs", "a_sample_is_resident_exactly_while_its_chunk_is"),
+    (
+        "N6",
+        "tests/staging.rs",
+        "staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use",
+    ),
     // A planned sample that is not there yet is kept by the read that needs it.
-    ("N9", "tests/tiers.rs", "what_fits_is_read_from_the_origin_once"),
+    (
+        "N9",
+        "tests/staging.rs",
+        "a_planned_sample_that_is_not_there_yet_is_kept_by_the_read_that_needs_it",
+    ),
     // Configuration: capacity, threads, bandwidth tables, two backends.
     ("N10", "src/cache/config.rs", "hdmlps_notions_read_from_toml_and_write_back"),
     // More data than all storage, and less than one tier.
