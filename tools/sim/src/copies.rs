@@ -43,11 +43,21 @@ pub struct FirstTouch {
 /// The tiers of all nodes as planned, and how far they are filled.
 #[derive(Debug)]
 pub struct Planned {
-    holders: HolderMap,
+    /// Where other nodes have what; `None` where each reads its own tiers alone.
+    holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
     /// A staging thread keeps what is planned and not there. The fill threads leave it what it needs
     /// within this many accesses, and it waits for a sample that one of them is at.
     keep_staged: Option<u64>,
+}
+
+/// What nodes do with a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Use {
+    /// Staging threads keep what is planned and not there, as NoPFS's and dlfs's do and HDMLP's do not.
+    pub keep_staged: bool,
+    /// Nodes read from each other.
+    pub peers: bool,
 }
 
 #[derive(Debug)]
@@ -206,19 +216,19 @@ impl FirstTouch {
 }
 
 impl Planned {
-    /// Plans all nodes of `job`; `keep_staged` as NoPFS and dlfs do, and HDMLP does not.
+    /// Plans all nodes of `job`.
     ///
     /// # Errors
     /// Tiers that an address cannot name.
-    pub fn new(job: &Job, keep_staged: bool) -> Result<Planned, PlanError> {
+    pub fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
         // In the time of a few transfers a staging thread claims about as many samples.
         let margin = 4 * u64::from(job.model.staging.threads);
-        let keep_staged = keep_staged.then_some(margin);
+        let keep_staged = usage.keep_staged.then_some(margin);
         let block_len_bytes = block_len_bytes(job);
         let blocks = |&bytes: &u64| Tier { num_blocks: bytes / u64::from(block_len_bytes) };
         let tiers: Vec<Tier> = job.tier_bytes.iter().map(blocks).collect();
         let mut planner = Planner::new(&job.schedule, &job.sizes[..], block_len_bytes)?;
-        let mut holders = HolderMap::empty(job.sizes.len() as u64);
+        let mut holders = usage.peers.then(|| HolderMap::empty(job.sizes.len() as u64));
         let mut nodes = Vec::with_capacity(job.schedule.nodes() as usize);
         for node in 0..job.schedule.nodes() {
             let tier = |stage: &dlfs::plan::Stage| TierPlan {
@@ -229,7 +239,7 @@ impl Planned {
             let tiers_of_node = job.model.tiers.iter().map(tier).collect();
             let mut plan = NodePlan { claimed: 0, by_id: Vec::new(), tiers: tiers_of_node };
             planner.place(node, &tiers, &mut |copy| {
-                holders.add(node, &copy);
+                holders.iter_mut().for_each(|holders| holders.add(node, &copy));
                 let (sample, lba) = (copy.sample.0 as u32, copy.lba.0);
                 plan.by_id.push((sample, u64::from(copy.tier) << TIER_SHIFT | lba));
                 let first_access = copy.first_access.min(u64::from(u32::MAX)) as u32;
@@ -250,7 +260,8 @@ impl Planned {
             let (tier, lba) = (own.by_id[index].1 >> TIER_SHIFT, own.by_id[index].1 & LBA_MASK);
             self.has(own, tier as usize, lba).then_some(tier as u8)
         });
-        let holder = self.holders.holder(SampleId(u64::from(sample)));
+        let holders = self.holders.as_ref();
+        let holder = holders.and_then(|holders| holders.holder(SampleId(u64::from(sample))));
         let remote = holder.filter(|holder| {
             let other = &self.nodes[holder.rank as usize];
             holder.rank != node && self.has(other, usize::from(holder.tier), holder.lba.0)

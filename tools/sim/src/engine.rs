@@ -50,10 +50,22 @@ pub struct Job {
 pub struct Rules {
     /// A sample that only the origin has is not fetched before it is wanted.
     pub origin_on_demand: bool,
-    /// A thread fetches the next sample while the last one is decoded and written.
-    pub hide_writes: bool,
+    /// Which threads fetch the next sample while the last one is decoded and written.
+    pub hides_writes: Hides,
     /// Which nodes share the origin.
     pub readers: Readers,
+}
+
+/// Which threads fetch the next sample while the last one is decoded and written; the others do one after
+/// the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hides {
+    /// None.
+    None,
+    /// Those that fill the staging buffer.
+    Staging,
+    /// Those that fill tiers too.
+    All,
 }
 
 /// Which nodes share the origin's rate.
@@ -323,7 +335,8 @@ impl<'a> Engine<'a> {
             Source::Origin => {
                 self.outcome.origin_bytes += len;
                 let write_ns = self.job.model.write_ns(len);
-                self.read_origin(node, worker, index, len, write_ns);
+                let hides = self.rules.hides_writes >= Hides::Staging;
+                self.read_origin(node, worker, index, len, (write_ns, hides));
                 return;
             }
             Source::Local(_) => self.outcome.local_bytes += len,
@@ -333,20 +346,20 @@ impl<'a> Engine<'a> {
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
-    /// Lets a thread fetch from the origin, and then write.
+    /// Lets a thread fetch from the origin, and then write: for so long, hidden behind the next fetch
+    /// or not.
     fn read_origin(
         &mut self,
         node: usize,
         worker: usize,
         index: u64,
         len_bytes: u64,
-        write_ns: u64,
+        (write_ns, hides): (u64, bool),
     ) {
         self.nodes[node].origin_reads += 1;
         self.reading_nodes += u32::from(self.nodes[node].origin_reads == 1);
         let event = node * self.workers_of_node + worker;
-        let (hidden_ns, then_ns) =
-            if self.rules.hide_writes { (write_ns, 0) } else { (0, write_ns) };
+        let (hidden_ns, then_ns) = if hides { (write_ns, 0) } else { (0, write_ns) };
         let not_before = self.now.saturating_add(hidden_ns);
         self.workers[event] = Task { index, reads_origin: true, then_ns, not_before };
         self.beginning.push((event as u32, len_bytes));
@@ -428,7 +441,8 @@ impl<'a> Engine<'a> {
         let len = u64::from(self.job.sizes[sample as usize]);
         self.outcome.filled_bytes += len;
         let write_ns = self.write_to_tier_ns(tier, len);
-        self.read_origin(node, worker, 0, len, write_ns);
+        let hides = self.rules.hides_writes == Hides::All;
+        self.read_origin(node, worker, 0, len, (write_ns, hides));
     }
 
     fn filled(&mut self, node: usize, worker: usize) {

@@ -7,8 +7,8 @@ use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::permutation::{Key, Permutation};
 use serde::Serialize;
 
-use crate::copies::{Copies, FirstTouch, Planned, Shared, slice};
-use crate::engine::{Engine, Job, Outcome, Readers, Rules};
+use crate::copies::{Copies, FirstTouch, Planned, Shared, Use, slice};
+use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
 
@@ -20,7 +20,7 @@ pub enum Policy {
     LowerBound,
     /// No prefetching, no caching, nothing overlaps.
     Naive,
-    /// Clairvoyant placement by frequency, fill threads in the order of first access.
+    /// Clairvoyant placement by frequency, fill threads in the order of first access; own tiers alone.
     Hdmlp,
     /// Prefetching into the staging buffer alone (double buffering, tf.data).
     StagingPool,
@@ -38,7 +38,8 @@ pub enum Policy {
     LocalityAware,
     /// dlfs's tiers, filled by each node for itself with what it reads first (Monarch).
     FirstTouch,
-    /// dlfs's clairvoyant tiers: as HDMLP, and the staging threads keep what they fetch.
+    /// dlfs's clairvoyant tiers: as HDMLP, and staging threads keep what they fetch (NoPFS), and nodes read
+    /// from each other.
     Clairvoyant,
     /// dlfs's grouped order: whole chunks, no tiers.
     Grouped,
@@ -154,8 +155,8 @@ impl Simulation {
             Policy::LowerBound => Ok(self.lower_bound()),
             Policy::Naive => Ok(self.plain(Copies::None { chunks: false }, ON_DEMAND, 1)),
             Policy::StagingPool => Ok(self.plain(Copies::None { chunks: false }, OVERLAPPED, 0)),
-            Policy::Hdmlp => Ok(self.plain(self.planned(false)?, PIPELINED, 0)),
-            Policy::Clairvoyant => Ok(self.plain(self.planned(true)?, OVERLAPPED, 0)),
+            Policy::Hdmlp => Ok(self.plain(self.planned(HDMLP)?, STAGED, 0)),
+            Policy::Clairvoyant => Ok(self.plain(self.planned(CLAIRVOYANT)?, OVERLAPPED, 0)),
             Policy::FirstTouch => {
                 let copies = Copies::FirstTouch(FirstTouch::new(&self.job));
                 Ok(self.plain(copies, OVERLAPPED, 0))
@@ -200,8 +201,8 @@ impl Simulation {
         Engine::new(&job, rules, copies, &sequence).run(0)
     }
 
-    fn planned(&self, keep_staged: bool) -> Result<Copies, PolicyError> {
-        let planned = Planned::new(&self.job, keep_staged).map_err(ConfigError::from)?;
+    fn planned(&self, usage: Use) -> Result<Copies, PolicyError> {
+        let planned = Planned::new(&self.job, usage).map_err(ConfigError::from)?;
         Ok(Copies::Planned(Box::new(planned)))
     }
 
@@ -411,13 +412,20 @@ fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequ
 
 /// The thesis's model: what a thread reads is fetched and then written.
 const PIPELINED: Rules =
-    Rules { origin_on_demand: false, hide_writes: false, readers: Readers::Now };
+    Rules { origin_on_demand: false, hides_writes: Hides::None, readers: Readers::Now };
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
-const OVERLAPPED: Rules = Rules { hide_writes: true, ..PIPELINED };
+const OVERLAPPED: Rules = Rules { hides_writes: Hides::All, ..PIPELINED };
+/// HDMLP: its staging threads are double buffering's, its fill threads those that load tiers before a
+/// training. That is how its printed times come out.
+const STAGED: Rules = Rules { hides_writes: Hides::Staging, ..PIPELINED };
 const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 
+/// The printed times are those of nodes that read their own tiers, and not from each other.
+const HDMLP: Use = Use { keep_staged: false, peers: false };
+const CLAIRVOYANT: Use = Use { keep_staged: true, peers: true };
+
 /// Lanes and chunks of dlfs's default grouped order.
-const GROUPED_LANES: u32 = 16;
+const GROUPED_LANES: u32 = 8;
 const GROUPED_CHUNKS: u32 = 4;
 
 /// Chunks of the grouped order.
