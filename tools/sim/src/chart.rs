@@ -1,7 +1,13 @@
 //! Times of policies as a picture that a person can read.
 
 use plotters::coord::Shift;
-use plotters::prelude::*;
+use plotters::prelude::{
+    BLACK, ChartBuilder, Color, DrawingArea, IntoDrawingArea, IntoFont, PathElement, RGBColor,
+    Rectangle, SVGBackend, Text, WHITE,
+};
+use plotters::style::ShapeStyle;
+
+use crate::policy::Policy;
 
 /// A panel of bars, one a policy.
 #[derive(Debug, Clone)]
@@ -15,7 +21,8 @@ pub struct Panel {
 /// An SVG of `panels`, two in a row.
 ///
 /// A bar is the simulated time, a black line across it the printed one; the first bar of a panel, the
-/// lower bound, goes on as a thin line through the others.
+/// lower bound where it was simulated, goes on as a thin line through the others. Below each panel stands
+/// what its colours and lines mean.
 ///
 /// # Errors
 /// What the drawing library says.
@@ -23,7 +30,8 @@ pub fn svg(panels: &[Panel]) -> Result<String, String> {
     let columns = panels.len().clamp(1, 2);
     let rows = panels.len().div_ceil(columns).max(1);
     let bars = panels.iter().map(|panel| panel.bars.len()).max().unwrap_or(1) as u32;
-    let size = (columns as u32 * PANEL_WIDTH, rows as u32 * (bars * BAR_PITCH + 110));
+    let size =
+        (columns as u32 * PANEL_WIDTH, rows as u32 * (bars * BAR_PITCH + 110 + LEGEND_HEIGHT));
     let mut svg = String::new();
     draw(panels, (rows, columns), size, &mut svg).map_err(|error| error.to_string())?;
     Ok(svg)
@@ -56,18 +64,17 @@ fn draw_panel(
         .caption(&panel.title, ("sans-serif", 20))
         .margin(10)
         .margin_right(30)
+        .margin_bottom(10 + LEGEND_HEIGHT)
         .x_label_area_size(40)
         .y_label_area_size(LABEL_WIDTH)
         .build_cartesian_2d(0.0..longest / divisor * 1.15, rows..0.0)?;
     let mesh = &mut chart.configure_mesh();
     mesh.disable_y_mesh().disable_y_axis().y_labels(0).x_labels(6);
-    let has_printed = panel.bars.iter().any(|(_, _, printed)| printed.is_some());
-    let note = if has_printed { " (black line: printed)" } else { "" };
-    mesh.x_desc(format!("time of the run, {unit}{note}")).draw()?;
+    mesh.x_desc(format!("time of the run, {unit}")).draw()?;
     let (area, text) = (chart.plotting_area(), ("sans-serif", 14).into_font().color(&BLACK));
     for (row, (name, seconds, printed)) in panel.bars.iter().enumerate() {
         let (top, value) = (row as f64, seconds / divisor);
-        area.draw(&Rectangle::new([(0.0, top + 0.15), (value, top + 0.85)], color(row).filled()))?;
+        area.draw(&Rectangle::new([(0.0, top + 0.15), (value, top + 0.85)], color(name).filled()))?;
         let printed = printed.map(|printed| printed / divisor);
         if let Some(printed) = printed {
             let line = [(printed, top + 0.05), (printed, top + 0.95)];
@@ -82,19 +89,63 @@ fn draw_panel(
         let at = (x - left - LABEL_WIDTH as i32, y - above);
         panel_area.draw(&Text::new(name.clone(), at, text.clone()))?;
     }
-    if let Some((_, bound, _)) = panel.bars.first() {
+    if let Some((_, bound, _)) = panel.bars.first().filter(|(name, ..)| is_bound(name)) {
         let line = vec![(bound / divisor, 0.0), (bound / divisor, rows)];
-        area.draw(&PathElement::new(line, RGBColor(0xc0, 0x30, 0x30).stroke_width(1)))?;
+        area.draw(&PathElement::new(line, RED.stroke_width(1)))?;
+    }
+    draw_legend(panel, panel_area)
+}
+
+/// What is in the panel, on its last line: a patch of each colour and a piece of each line.
+fn draw_legend(
+    panel: &Panel,
+    panel_area: &DrawingArea<SVGBackend<'_>, Shift>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let has = |is: fn(&str) -> bool| panel.bars.iter().any(|(name, ..)| is(name));
+    let has_printed = panel.bars.iter().any(|(_, _, printed)| printed.is_some());
+    let entries = [
+        (has(is_bound), "lower bound", GREY.filled()),
+        (has(|name| !is_bound(name) && !is_ours(name)), "published", BLUE.filled()),
+        (has(is_ours), "dlfs's own", GREEN.filled()),
+        (has(is_bound), "bound of all", RED.stroke_width(1)),
+        (has_printed, "printed in the thesis", BLACK.stroke_width(2)),
+    ];
+    let (mut left, top) = (10, panel_area.dim_in_pixel().1 as i32 - 22);
+    let font = ("sans-serif", 12).into_font().color(&BLACK);
+    for (_, name, style) in entries.into_iter().filter(|(is_there, ..)| *is_there) {
+        // Lines are as wide as in the panel, patches are wide enough to see their colour.
+        let width = if style.filled { 12 } else { style.stroke_width as i32 };
+        let style = ShapeStyle { filled: true, ..style };
+        panel_area.draw(&Rectangle::new([(left, top), (left + width, top + 12)], style))?;
+        panel_area.draw(&Text::new(name, (left + 17, top), font.clone()))?;
+        left += 40 + 6 * name.len() as i32;
     }
     Ok(())
 }
 
-/// Grey for the bound, one blue for all others: the length says it.
-fn color(row: usize) -> RGBColor {
-    if row == 0 { RGBColor(0x90, 0x90, 0x90) } else { RGBColor(0x5b, 0x8f, 0xc7) }
+fn color(name: &str) -> RGBColor {
+    match name {
+        _ if is_bound(name) => GREY,
+        _ if is_ours(name) => GREEN,
+        _ => BLUE,
+    }
 }
 
+fn is_bound(name: &str) -> bool {
+    name == Policy::LowerBound.name()
+}
+
+fn is_ours(name: &str) -> bool {
+    [Policy::FirstTouch, Policy::Clairvoyant, Policy::Grouped].iter().any(|of| of.name() == name)
+}
+
+const GREY: RGBColor = RGBColor(0x90, 0x90, 0x90);
+const BLUE: RGBColor = RGBColor(0x5b, 0x8f, 0xc7);
+const GREEN: RGBColor = RGBColor(0x5f, 0xa8, 0x6c);
+const RED: RGBColor = RGBColor(0xc0, 0x30, 0x30);
+
 const PANEL_WIDTH: u32 = 620;
+const LEGEND_HEIGHT: u32 = 20;
 const BAR_PITCH: u32 = 26;
 const LABEL_WIDTH: u32 = 170;
 
@@ -110,11 +161,22 @@ mod tests {
             .map(|title| Panel { title: title.to_owned(), bars: bars.clone() });
         let svg = svg(&panels).unwrap();
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-        for text in ["One", "Three", "Lower bound", "Naive", "10.00", "40.00", "time of the run, s"]
-        {
+        for text in [
+            "One",
+            "Three",
+            "Lower bound",
+            "Naive",
+            "10.00",
+            "40.00",
+            "time of the run, s",
+            "published",
+            "printed in the thesis",
+        ] {
             assert!(svg.contains(text), "{text} is missing");
         }
-        assert_eq!(svg.matches("fill=\"#5B8FC7\"").count(), 3, "a bar of Naive in each panel");
+        let blue = svg.matches("fill=\"#5B8FC7\"").count();
+        assert_eq!(blue, 6, "a bar of Naive and a patch of the legend in each panel");
+        assert!(!svg.contains("dlfs's own"), "the legend names what is there");
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub struct Class {
     /// Aggregate writes by the number of threads; as `read_mb_s` where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_mb_s: Option<Vec<(u32, f64)>>,
+    /// What 1,000 MB of it cost, for those who look for the cheapest environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_per_gb: Option<f64>,
 }
 
 /// Samples whose sizes are normally distributed, none below 0.
@@ -134,6 +137,9 @@ pub enum ConfigError {
     /// Nothing to read, or in no batch.
     #[error("{0}")]
     Empty(&'static str),
+    /// The tables of `dlfs probe` cannot be used.
+    #[error("the probed tiers: {0}")]
+    Probed(String),
 }
 
 impl Environment {
@@ -155,7 +161,22 @@ impl Environment {
                 .collect::<Result<_, _>>()?,
         };
         model.check()?;
+        self.costs_per_gb()?;
         Ok(model)
+    }
+
+    /// What 1,000 MB of each tier cost, where it is said.
+    ///
+    /// # Errors
+    /// A cost that is negative, not finite or beyond counting.
+    pub fn costs_per_gb(&self) -> Result<Vec<Option<f64>>, ConfigError> {
+        let costs = self.tiers.iter().enumerate().map(|(index, tier)| match tier.cost_per_gb {
+            Some(cost) if !(0.0..MAX_COST).contains(&cost) => {
+                Err(out_of(&format!("tiers[{index}].cost_per_gb"), cost, "from 0 to 10^9"))
+            }
+            cost => Ok(cost),
+        });
+        costs.collect()
     }
 
     /// The origin's rates where whole chunks are read.
@@ -188,7 +209,8 @@ impl Environment {
 impl Class {
     /// A class with the same rates for reads and writes.
     pub fn new(capacity_mb: f64, threads: u32, mb_s: &[(u32, f64)]) -> Class {
-        Class { capacity_mb, threads, read_mb_s: mb_s.to_vec(), write_mb_s: None }
+        let read_mb_s = mb_s.to_vec();
+        Class { capacity_mb, threads, read_mb_s, write_mb_s: None, cost_per_gb: None }
     }
 
     fn stage(&self, what: &str) -> Result<Stage, ConfigError> {
@@ -202,6 +224,18 @@ impl Class {
 }
 
 impl Dataset {
+    /// As many samples as `sizes`, of the same mean and deviation.
+    pub fn like(sizes: &[u32]) -> Dataset {
+        let count = sizes.len().max(1) as f64;
+        let mean = sizes.iter().map(|&size| f64::from(size)).sum::<f64>() / count;
+        let squares = sizes.iter().map(|&size| (f64::from(size) - mean).powi(2)).sum::<f64>();
+        Dataset {
+            samples: sizes.len() as u64,
+            mean_mb: mean / 1e6,
+            deviation_mb: (squares / count).sqrt() / 1e6,
+        }
+    }
+
     /// The sizes of all samples, in bytes.
     ///
     /// Draws below 0 are taken as 0 and then all are scaled, so that the mean stays `mean_mb` where
@@ -263,6 +297,9 @@ fn out_of(what: &str, value: f64, range: &'static str) -> ConfigError {
     ConfigError::Number { what: what.to_owned(), value, range }
 }
 
+/// Costs of 1,000 MB are below this.
+const MAX_COST: f64 = 1e9;
+
 /// A petabyte, or a petabyte a second.
 const MAX_MB: f64 = 1e9;
 
@@ -274,10 +311,12 @@ mod tests {
     fn sizes_have_the_mean_and_the_deviation_that_were_asked_for() {
         let dataset = Dataset { samples: 150_000, mean_mb: 1.0, deviation_mb: 0.1 };
         let sizes = dataset.sizes(1).unwrap();
-        let mean = sizes.iter().map(|&size| f64::from(size)).sum::<f64>() / 150_000.0;
-        let squares = sizes.iter().map(|&size| (f64::from(size) - mean).powi(2)).sum::<f64>();
-        assert!((mean - 1e6).abs() < 10.0, "{mean}");
-        assert!(((squares / 150_000.0).sqrt() - 1e5).abs() < 1_000.0);
+        let drawn = Dataset::like(&sizes);
+        assert_eq!(drawn.samples, 150_000);
+        assert!((drawn.mean_mb - 1.0).abs() < 1e-5, "{drawn:?}");
+        assert!((drawn.deviation_mb - 0.1).abs() < 1e-3, "{drawn:?}");
+        let few = Dataset::like(&[1_000_000, 3_000_000]);
+        assert_eq!(few, Dataset { samples: 2, mean_mb: 2.0, deviation_mb: 1.0 });
         assert_ne!(dataset.sizes(2).unwrap(), sizes);
     }
 

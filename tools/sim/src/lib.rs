@@ -12,6 +12,7 @@ pub mod copies;
 pub mod engine;
 pub mod environment;
 pub mod policy;
+pub mod probed;
 pub mod sc21;
 pub mod schedule;
 pub mod search;

@@ -1,16 +1,20 @@
 //! The command `dlfs-sim`: what would a training take on machines that are not there?
 
+mod input;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use dlfs_sim::chart::{self, Panel};
-use dlfs_sim::environment::Config;
+use dlfs_sim::environment::Dataset;
 use dlfs_sim::policy::{Policy, PolicyError, Simulation};
 use dlfs_sim::sc21::SETUPS;
 use dlfs_sim::search::{self, Prices};
 use dlfs_sim::thesis;
+
+use input::{InputArgs, read_config};
 
 /// Simulates how policies of prefetching and caching feed a training.
 #[derive(Debug, Parser)]
@@ -59,9 +63,8 @@ enum Command {
         /// Only these policies.
         #[arg(long, value_enum, value_delimiter = ',')]
         policy: Vec<Policy>,
-        /// Take the sizes of the files below this folder instead of drawn ones.
-        #[arg(long)]
-        folder: Option<PathBuf>,
+        #[command(flatten)]
+        input: InputArgs,
         /// Write a chart too.
         #[arg(long)]
         svg: Option<PathBuf>,
@@ -70,6 +73,8 @@ enum Command {
     Sweep {
         /// The file, with rates for two tiers.
         config: Option<PathBuf>,
+        #[command(flatten)]
+        input: InputArgs,
         /// The policy.
         #[arg(long, value_enum, default_value = "hdmlp")]
         policy: Policy,
@@ -81,34 +86,44 @@ enum Command {
         disk_gb: Vec<f64>,
     },
     /// The cheapest tiers that reach a fraction of the lower bound's speed.
-    Advise {
-        /// The file, with rates for two tiers.
-        config: PathBuf,
-        /// Wanted speed, as a fraction of the lower bound's.
-        #[arg(long, default_value_t = 0.95)]
-        fraction: f64,
-        /// The policy.
-        #[arg(long, value_enum, default_value = "clairvoyant")]
-        policy: Policy,
-        /// Memory sizes of a node, in GB.
-        #[arg(long, value_delimiter = ',', default_value = "0,8,16,32,64,128,256,512")]
-        memory_gb: Vec<f64>,
-        /// Disk sizes of a node, in GB.
-        #[arg(long, value_delimiter = ',', default_value = "0,64,128,256,512,1024,2048")]
-        disk_gb: Vec<f64>,
-        /// Price of a GB of memory.
-        #[arg(long, default_value_t = 4.0)]
-        memory_price: f64,
-        /// Price of a GB of disk.
-        #[arg(long, default_value_t = 0.1)]
-        disk_price: f64,
-    },
+    Advise(AdviseArgs),
     /// Print the configuration of a scenario of the thesis as TOML.
     Config {
         /// 1 to 4.
         #[arg(long, default_value_t = 2)]
         scenario: u32,
+        /// Nodes, instead of the scenario's.
+        #[arg(long)]
+        nodes: Option<u32>,
+        #[command(flatten)]
+        input: InputArgs,
     },
+}
+
+#[derive(Debug, Args)]
+struct AdviseArgs {
+    /// The file, with rates for two tiers and, as cost_per_gb, what 1,000 MB of each cost.
+    config: PathBuf,
+    #[command(flatten)]
+    input: InputArgs,
+    /// Wanted speed, as a fraction of the lower bound's.
+    #[arg(long, default_value_t = 0.95)]
+    fraction: f64,
+    /// The policy.
+    #[arg(long, value_enum, default_value = "clairvoyant")]
+    policy: Policy,
+    /// Memory sizes of a node, in GB.
+    #[arg(long, value_delimiter = ',', default_value = "0,8,16,32,64,128,256,512")]
+    memory_gb: Vec<f64>,
+    /// Disk sizes of a node, in GB.
+    #[arg(long, value_delimiter = ',', default_value = "0,64,128,256,512,1024,2048")]
+    disk_gb: Vec<f64>,
+    /// What a GB of memory costs, whatever the file says [default: 4, where it says nothing].
+    #[arg(long)]
+    memory_price: Option<f64>,
+    /// What a GB of disk costs, whatever the file says [default: 0.1, where it says nothing].
+    #[arg(long)]
+    disk_price: Option<f64>,
 }
 
 fn main() -> ExitCode {
@@ -133,47 +148,69 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Sc21 { dataset, epochs, policy, svg } => {
             print_sc21(dataset.as_deref(), *epochs, policy, svg.as_deref(), json)
         }
-        Command::Run { config, policy, folder, svg } => {
-            let simulation = match folder {
-                None => Simulation::new(&read_config(config)?)?,
-                Some(folder) => {
-                    Simulation::with_sizes(&read_config(config)?, sizes_below(folder)?)?
-                }
-            };
+        Command::Run { config, policy, input, svg } => {
+            let machines = input.machines(read_config(config)?)?;
+            let simulation = Simulation::with_sizes(&machines, input.sizes(&machines)?)?;
             let name = config.display().to_string();
             let results = simulate(&simulation, policy);
-            write_chart(svg.as_deref(), &[panel(&name, &results)])?;
+            let title = config.file_stem().unwrap_or_default().to_string_lossy();
+            write_chart(svg.as_deref(), &[panel(&title, &results)])?;
             print_results(&name, simulation.cache_bound(), &results, json)
         }
-        Command::Sweep { config, policy, memory_gb, disk_gb } => {
-            print_sweep(config.as_deref(), *policy, memory_gb, disk_gb, json)
+        Command::Sweep { config, input, policy, memory_gb, disk_gb } => {
+            sweep(config.as_deref(), input, *policy, (memory_gb, disk_gb), json)
         }
-        Command::Advise {
-            config,
-            fraction,
-            policy,
-            memory_gb,
-            disk_gb,
-            memory_price,
-            disk_price,
-        } => {
-            if !(*fraction > 0.0 && *fraction <= 1.0) {
-                return Err(format!("a fraction is above 0 and at most 1, not {fraction}").into());
+        Command::Advise(arguments) => advise(arguments, json),
+        Command::Config { scenario, nodes, input } => {
+            let mut config = thesis::config(*scenario)?;
+            config.environment.nodes = nodes.unwrap_or(config.environment.nodes);
+            let mut config = input.machines(config)?;
+            if input.has_sizes() {
+                config.dataset = Dataset::like(&input.sizes(&config)?);
             }
-            if !(*memory_price >= 0.0 && *disk_price >= 0.0) {
-                return Err("a price is not negative".into());
-            }
-            let prices = Prices { memory_gb: *memory_price, disk_gb: *disk_price };
-            let (memory, disk) = (in_mb(memory_gb), in_mb(disk_gb));
-            let config = read_config(config)?;
-            let advice = search::advise(&config, *policy, &memory, &disk, prices, *fraction)?;
-            print_advice(&advice, json)
-        }
-        Command::Config { scenario } => {
-            print!("{}", toml::to_string(&thesis::config(*scenario)?)?);
+            print!("{}", toml::to_string(&config)?);
             Ok(())
         }
     }
+}
+
+fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
+    let AdviseArgs { config, input, fraction, policy, memory_gb, disk_gb, .. } = arguments;
+    if !(*fraction > 0.0 && *fraction <= 1.0) {
+        return Err(format!("--fraction is above 0 and at most 1, not {fraction}").into());
+    }
+    let mut config = input.machines(read_config(config)?)?;
+    let prices = [arguments.memory_price, arguments.disk_price];
+    for (tier, price) in config.environment.tiers.iter_mut().zip(prices) {
+        tier.cost_per_gb = price.or(tier.cost_per_gb);
+    }
+    let (prices, sizes) = (Prices::of(&config)?, input.sizes(&config)?);
+    let (memory, disk) = (in_mb(memory_gb), in_mb(disk_gb));
+    let advice = search::advise(&config, &sizes, *policy, &memory, &disk, prices, *fraction)?;
+    print_advice(&advice, json)
+}
+
+fn sweep(
+    config: Option<&Path>,
+    input: &InputArgs,
+    policy: Policy,
+    (memory_gb, disk_gb): (&[f64], &[f64]),
+    json: bool,
+) -> Result<(), Failure> {
+    let is_bare = memory_gb.is_empty() && disk_gb.is_empty();
+    let Some(config) = config else {
+        return match is_bare && !input.is_given() {
+            true => print_sweep_of_thesis(policy, json),
+            false => Err("the thesis's sweep has its own machines and sizes: name a file".into()),
+        };
+    };
+    if memory_gb.is_empty() || disk_gb.is_empty() {
+        return Err("which sizes? --memory-gb 0,32,64 --disk-gb 0,256".into());
+    }
+    let config = input.machines(read_config(config)?)?;
+    let sizes = input.sizes(&config)?;
+    let points = search::sweep(&config, &sizes, policy, &in_mb(memory_gb), &in_mb(disk_gb))?;
+    print_sweep(&points, None, json)
 }
 
 fn print_thesis(
@@ -237,30 +274,27 @@ fn print_sc21(
     write_chart(svg, &panels)
 }
 
+fn print_sweep_of_thesis(policy: Policy, json: bool) -> Result<(), Failure> {
+    use search::thesis::{DISK_MB, MEMORY_MB, PRINTED, config};
+    let config = config();
+    let sizes = config.dataset.sizes(config.training.seed)?;
+    let points = search::sweep(&config, &sizes, policy, &MEMORY_MB, &DISK_MB)?;
+    print_sweep(&points, Some(&PRINTED), json)
+}
+
+/// A sweep, beside what the thesis prints of it.
 fn print_sweep(
-    config: Option<&Path>,
-    policy: Policy,
-    memory_gb: &[f64],
-    disk_gb: &[f64],
+    points: &[search::Point],
+    printed: Option<&[f64]>,
     json: bool,
 ) -> Result<(), Failure> {
-    let points = match config {
-        Some(config) => {
-            let config = read_config(config)?;
-            search::sweep(&config, policy, &in_mb(memory_gb), &in_mb(disk_gb))?
-        }
-        None => {
-            use search::thesis::{DISK_MB, MEMORY_MB, config};
-            search::sweep(&config(), policy, &MEMORY_MB, &DISK_MB)?
-        }
-    };
     if json {
-        println!("{}", serde_json::to_string(&points)?);
+        println!("{}", serde_json::to_string(points)?);
         return Ok(());
     }
     let mut text = text_table(&["memory GB", "disk GB", "seconds", "thesis", "ratio"]);
     for (index, point) in points.iter().enumerate() {
-        let printed = config.is_none().then(|| search::thesis::PRINTED[index]);
+        let printed = printed.map(|printed| printed[index]);
         text.add_row([
             format!("{:.1}", point.memory_mb / 1e3),
             format!("{:.1}", point.disk_mb / 1e3),
@@ -321,7 +355,7 @@ fn print_results(name: &str, bound: f64, results: &Results, json: bool) -> Resul
     }
     println!("{name}; with tiers of this size nothing takes less than {bound:.2} s");
     let header = ["policy", "seconds", "load", "local MB", "remote MB", "origin MB", "filled MB"];
-    let mut text = text_table(&header);
+    let (mut text, mut notes) = (text_table(&header), Vec::new());
     for (policy, result) in results {
         match result {
             Ok(outcome) => {
@@ -337,11 +371,14 @@ fn print_results(name: &str, bound: f64, results: &Results, json: bool) -> Resul
                 ]);
             }
             Err(error) => {
-                text.add_row([policy.name(), "N/A", &error.to_string()]);
+                text.add_row([policy.name(), "N/A"]);
+                notes.push(format!("{}: {error}", policy.name()));
             }
         }
     }
-    println!("{text}\n");
+    println!("{text}");
+    notes.iter().for_each(|note| println!("{note}"));
+    println!();
     Ok(())
 }
 
@@ -365,33 +402,6 @@ fn text_table(header: &[&str]) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
-}
-
-fn read_config(path: &Path) -> Result<Config, Failure> {
-    let fail = |why: String| format!("{}: {why}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    Ok(toml::from_str(&text).map_err(|error| fail(error.to_string()))?)
-}
-
-/// Sizes of all files below `folder`, in the order of their paths.
-fn sizes_below(folder: &Path) -> Result<Vec<u32>, Failure> {
-    let (mut sizes, mut folders) = (Vec::new(), vec![folder.to_owned()]);
-    while let Some(folder) = folders.pop() {
-        let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
-        for entry in std::fs::read_dir(&folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let metadata = entry.metadata().map_err(fail)?;
-            if metadata.is_dir() {
-                folders.push(entry.path());
-            } else if metadata.is_file() {
-                let size = u32::try_from(metadata.len())
-                    .map_err(|_| format!("{} is larger than 4 GiB", entry.path().display()))?;
-                sizes.push((entry.path(), size));
-            }
-        }
-    }
-    sizes.sort();
-    Ok(sizes.into_iter().map(|(_, size)| size).collect())
 }
 
 fn in_mb(gb: &[f64]) -> Vec<f64> {

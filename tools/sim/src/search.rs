@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::environment::{Class, Config};
+use crate::environment::{Class, Config, ConfigError};
 use crate::policy::{Policy, PolicyError, Simulation};
 
 /// One environment of a sweep.
@@ -25,6 +25,18 @@ pub struct Prices {
     pub disk_gb: f64,
 }
 
+impl Prices {
+    /// The costs that the first two tiers of `config` state; 4 and 0.1 where they state none.
+    ///
+    /// # Errors
+    /// A cost that is none.
+    pub fn of(config: &Config) -> Result<Prices, ConfigError> {
+        let costs = config.environment.costs_per_gb()?;
+        let cost = |tier: usize, default| costs.get(tier).copied().flatten().unwrap_or(default);
+        Ok(Prices { memory_gb: cost(0, 4.0), disk_gb: cost(1, 0.1) })
+    }
+}
+
 /// What [`advise`] found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
@@ -38,7 +50,7 @@ pub struct Advice {
     pub fastest: Option<Point>,
 }
 
-/// Simulates `policy` with each memory and each disk size, in MB, row by row.
+/// Simulates `policy` on samples of `sizes` with each memory and each disk size, in MB, row by row.
 ///
 /// The rates are those of the configuration's first and second tier.
 ///
@@ -46,17 +58,17 @@ pub struct Advice {
 /// The policy cannot run, or a number is out of its range.
 pub fn sweep(
     config: &Config,
+    sizes: &[u32],
     policy: Policy,
     memory_mb: &[f64],
     disk_mb: &[f64],
 ) -> Result<Vec<Point>, PolicyError> {
-    let sizes = config.dataset.sizes(config.training.seed)?;
     let sizes_of_tiers = disk_mb.iter().flat_map(|&disk| memory_mb.iter().map(move |&m| (m, disk)));
-    sizes_of_tiers.map(|(memory, disk)| point(config, &sizes, policy, memory, disk)).collect()
+    sizes_of_tiers.map(|(memory, disk)| point(config, sizes, policy, memory, disk)).collect()
 }
 
 /// The cheapest sizes of memory and disk with which `policy` reaches `fraction` of the lower bound's
-/// speed.
+/// speed on samples of `sizes`.
 ///
 /// Environments are simulated from the cheapest up. One whose memory and disk are both no larger than
 /// those of one that was too slow is left out: no policy here gets slower by having more.
@@ -65,14 +77,14 @@ pub fn sweep(
 /// The policy cannot run, or a number is out of its range.
 pub fn advise(
     config: &Config,
+    sizes: &[u32],
     policy: Policy,
     memory_mb: &[f64],
     disk_mb: &[f64],
     prices: Prices,
     fraction: f64,
 ) -> Result<Advice, PolicyError> {
-    let sizes = config.dataset.sizes(config.training.seed)?;
-    let simulation = Simulation::with_sizes(config, sizes.clone())?;
+    let simulation = Simulation::with_sizes(config, sizes.to_vec())?;
     let bound_seconds = simulation.run(Policy::LowerBound)?.seconds;
     let cost = |memory: f64, disk: f64| {
         let node = memory / 1e3 * prices.memory_gb + disk / 1e3 * prices.disk_gb;
@@ -86,7 +98,7 @@ pub fn advise(
         if too_slow.iter().any(|slow| memory <= slow.memory_mb && disk <= slow.disk_mb) {
             continue;
         }
-        let point = point(config, &sizes, policy, memory, disk)?;
+        let point = point(config, sizes, policy, memory, disk)?;
         if point.seconds * fraction <= bound_seconds {
             cheapest = Some((point, cost(memory, disk)));
             break;

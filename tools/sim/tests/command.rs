@@ -2,6 +2,14 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlfs::cache::{Probe, TierSpec, probe};
+use dlfs::import::{ImportOptions, import};
+use dlfs::nvme::Address;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{ConnectOptions, Device};
 
 fn sim(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dlfs-sim")).args(arguments).output().unwrap()
@@ -71,6 +79,68 @@ fn sizes_come_from_the_files_below_a_folder() {
 }
 
 #[test]
+fn sizes_come_from_a_data_sets_directory_imported_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "batch = 100", "batch = 4");
+    let (data, image) = (folder.path().join("data"), folder.path().join("data.dlfs"));
+    std::fs::create_dir(&data).unwrap();
+    for (name, len) in [("a", 1_000), ("b", 20_000), ("c", 300_000), ("d", 4)] {
+        std::fs::write(data.join(name), vec![7; len]).unwrap();
+    }
+    let (options, connect) = (ImportOptions::default(), ConnectOptions::default());
+    let address = [Address::from_path(&image)];
+    import(&[data.clone()], &address, &options, &connect, &mut ()).unwrap();
+    for place in [&data, &image] {
+        let place = place.to_str().unwrap();
+        let run = ["run", &file, "--policy", "naive", "--json", "--dataset", place];
+        let report: serde_json::Value = serde_json::from_str(&stdout(&sim(&run))).unwrap();
+        assert_eq!(report["rows"][0]["outcome"]["origin_bytes"], 10 * 321_004);
+        let text = stdout(&sim(&["config", "--dataset", place]));
+        assert!(text.contains("samples = 4\n") && text.contains("mean_mb = 0.080251"), "{text}");
+        let refused = refused(&["run", &file, "--dataset", place, "--folder", place]);
+        assert!(refused.contains("--folder"), "{refused}");
+    }
+    let missing = folder.path().join("missing.dlfs");
+    assert!(refused(&["run", &file, "--dataset", missing.to_str().unwrap()]).contains("missing"));
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let empty = empty.to_str().unwrap();
+    assert!(refused(&["run", &file, "--folder", empty]).contains("no sample"));
+}
+
+#[test]
+fn the_file_that_probing_writes_takes_the_place_of_tiers_and_origin() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = config(folder.path(), "samples = 10000", "samples = 500");
+    let tiers: [TierSpec; 1] = ["ram:4M".parse().unwrap()];
+    let origin: Arc<dyn Device> = Arc::new(MemNamespace::new(4 << 20, 4096).unwrap());
+    let options = Probe { slice: Duration::from_millis(5), ..Probe::default() };
+    let probed = probe(&tiers, &[origin], &options).unwrap();
+    let tiers = folder.path().join("tiers.toml");
+    std::fs::write(&tiers, probed.to_toml()).unwrap();
+    let tiers = tiers.to_str().unwrap();
+    let run = stdout(&sim(&["run", &file, "--tiers", tiers, "--policy", "clairvoyant"]));
+    assert!(run.contains("dlfs clairvoyant"), "{run}");
+    let text = stdout(&sim(&["config", "--scenario", "1", "--nodes", "2", "--tiers", tiers]));
+    assert!(text.contains("capacity_mb = 4.194304") && text.contains("nodes = 2"), "{text}");
+    let converted = folder.path().join("converted.toml");
+    std::fs::write(&converted, text).unwrap();
+    stdout(&sim(&["run", converted.to_str().unwrap(), "--policy", "naive"]));
+    for (from, to, says) in [
+        ("[[tier]]", "[[tiers]]", "tiers"),
+        ("capacity = \"4194304\"", "capacity = \"-1\"", "-1"),
+        ("4194304\"\nthreads = 2", "4194304\"\nthreads = 0", "no thread"),
+        ("mb_per_s = ", "mb_per_s = -", "MB/s"),
+    ] {
+        let text = probed.to_toml();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(tiers, text.replacen(from, to, 1)).unwrap();
+        let why = refused(&["run", &file, "--tiers", tiers]);
+        assert!(why.contains(says) && why.contains("tiers.toml"), "{to}: {why}");
+    }
+}
+
+#[test]
 fn a_configuration_with_an_impossible_value_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     for (from, to, says) in [
@@ -93,6 +163,12 @@ fn a_configuration_with_an_impossible_value_is_refused_by_name() {
         ("epochs = 10", "epochs = 0", "at least one epoch"),
         ("batch = 100", "batch = 0", "at least one epoch and one sample a batch"),
         ("scheme = \"uniform\"", "scheme = \"fair\"", "fair"),
+        (
+            "[[environment.tiers]]",
+            "[[environment.tiers]]\ncost_per_gb = -1",
+            "tiers[0].cost_per_gb",
+        ),
+        ("[[environment.tiers]]", "[[environment.tiers]]\ncost_per_gb = nan", "cost_per_gb is NaN"),
     ] {
         let file = config(folder.path(), from, to);
         let why = refused(&["run", &file]);
@@ -109,7 +185,10 @@ fn arguments_that_cannot_be_are_refused() {
     assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
     assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
     assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
-    assert!(refused(&["advise", &file, "--disk-price=-1"]).contains("price"));
+    assert!(refused(&["advise", &file, "--disk-price=-1"]).contains("cost_per_gb is -1"));
+    assert!(refused(&["advise", &file, "--memory-price=inf"]).contains("cost_per_gb is inf"));
+    assert!(refused(&["sweep", &file]).contains("--memory-gb"));
+    assert!(refused(&["sweep", "--memory-gb", "1", "--disk-gb", "1"]).contains("name a file"));
     assert!(refused(&["advise", &file, "--memory-gb=-1"]).contains("capacity_mb is -1000"));
 }
 
@@ -134,4 +213,22 @@ fn advice_names_an_environment_and_its_cost() {
     assert!(advice["cheapest"][1].as_f64().is_some(), "{advice}");
     let text = stdout(&sim(&[&["advise", &file, "--fraction", "0.8"], &sizes[..]].concat()));
     assert!(text.contains("cheapest: "), "{text}");
+}
+
+#[test]
+fn what_is_cheapest_follows_from_the_costs_in_the_file_and_from_those_that_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let cost = |from: &str, line: &str, more: &[&str]| {
+        let file = config(folder.path(), from, &format!("{from}\n{line}"));
+        let sizes = ["--fraction", "0.95", "--memory-gb", "0,1", "--disk-gb", "0", "--json"];
+        let json = stdout(&sim(&[&["advise", &file], &sizes[..], more].concat()));
+        let advice: serde_json::Value = serde_json::from_str(&json).unwrap();
+        (advice["cheapest"][0]["memory_mb"].as_f64(), advice["cheapest"][1].as_f64())
+    };
+    let tiers = "[[environment.tiers]]";
+    // A node needs its memory; there are four.
+    assert_eq!(cost(tiers, "", &[]), (Some(1_000.0), Some(16.0)));
+    assert_eq!(cost(tiers, "cost_per_gb = 2.5", &[]), (Some(1_000.0), Some(10.0)));
+    let named = ["--memory-price", "0.25"];
+    assert_eq!(cost(tiers, "cost_per_gb = 2.5", &named), (Some(1_000.0), Some(1.0)));
 }

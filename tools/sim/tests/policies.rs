@@ -145,6 +145,36 @@ fn clairvoyance_wins_where_nodes_can_read_from_each_other() {
     assert!(from_origin(&clairvoyant) < from_origin(&hdmlp));
 }
 
+/// The example of the README: each node keeps a quarter of the data, over 20 epochs.
+fn four_nodes(network_mb_s: f64) -> Simulation {
+    let mut config: Config = toml::from_str(include_str!("../examples/four-nodes.toml")).unwrap();
+    config.environment.network_mb_s = network_mb_s;
+    Simulation::new(&config).unwrap()
+}
+
+#[test]
+fn clairvoyance_wins_by_unequal_frequencies_alone() {
+    // So slow a network that no node reads from another: what remains is that each keeps the samples
+    // that it reads most, of which chance gives it more than a quarter of its reads.
+    let simulation = four_nodes(1.0);
+    let first_touch = simulation.run(Policy::FirstTouch).unwrap();
+    let clairvoyant = simulation.run(Policy::Clairvoyant).unwrap();
+    assert_eq!((first_touch.remote_bytes, clairvoyant.remote_bytes), (0, 0));
+    let hits = clairvoyant.local_bytes as f64 / first_touch.local_bytes as f64;
+    assert!(hits > 1.25, "{hits} times the hits");
+    let seconds = clairvoyant.seconds / first_touch.seconds;
+    assert!(seconds < 0.95, "{seconds} of the time");
+}
+
+#[test]
+fn four_nodes_that_hold_the_data_once_read_it_from_the_origin_about_once() {
+    let simulation = four_nodes(5_000.0);
+    let first_touch = simulation.run(Policy::FirstTouch).unwrap();
+    let clairvoyant = simulation.run(Policy::Clairvoyant).unwrap();
+    assert!(clairvoyant.seconds < first_touch.seconds * 0.5, "{clairvoyant:?} {first_touch:?}");
+    assert!(clairvoyant.seconds >= simulation.cache_bound() * 0.999);
+}
+
 #[test]
 fn policies_that_cannot_run_say_why() {
     let mut config = config();
@@ -179,15 +209,17 @@ fn a_sample_larger_than_the_staging_buffer_passes_alone() {
 fn advice_is_the_cheapest_environment_of_the_whole_sweep() {
     let config = config();
     let (memory, disk) = ([0.0, 100.0, 300.0, 600.0], [0.0, 200.0, 500.0]);
-    let points = search::sweep(&config, Policy::Clairvoyant, &memory, &disk).unwrap();
+    let sizes = config.dataset.sizes(config.training.seed).unwrap();
+    let points = search::sweep(&config, &sizes, Policy::Clairvoyant, &memory, &disk).unwrap();
     let bound = seconds(&config, Policy::LowerBound);
     let prices = Prices { memory_gb: 5.0, disk_gb: 1.0 };
     for fraction in [0.5, 0.7, 0.8, 1.0] {
         let cost = |p: &search::Point| 4.0 * (p.memory_mb * 5.0 + p.disk_mb) / 1e3;
         let enough = points.iter().filter(|point| point.seconds * fraction <= bound);
         let expected = enough.map(cost).min_by(f64::total_cmp);
+        let policy = Policy::Clairvoyant;
         let advice =
-            search::advise(&config, Policy::Clairvoyant, &memory, &disk, prices, fraction).unwrap();
+            search::advise(&config, &sizes, policy, &memory, &disk, prices, fraction).unwrap();
         assert_eq!(advice.cheapest.map(|(_, cost)| cost), expected, "for {fraction}");
         assert!(advice.simulated <= points.len());
     }
