@@ -1,11 +1,8 @@
-//! What tiers bring: a throttled origin against the bound that no cache can beat, Monarch's counts of
-//! opens, bytes and reads, and what tiers cost where they bring nothing.
+//! What tiers bring: Monarch's counts of opens, bytes and reads; and what they cost where they bring
+//! nothing.
 //!
-//! `cargo bench --bench tiers`. Compute is emulated by sleeping, and the origin's rate by holding
-//! completions back, so the figures hold on any machine that moves 1 GB/s in memory.
-
-#[path = "support/throttle.rs"]
-mod throttle;
+//! `cargo bench --bench tiers`. A throttled origin against the bound that no cache can beat, which the
+//! simulator says, is `cargo bench -p dlfs-sim --bench measured`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,66 +19,11 @@ use dlfs::reader::Batch;
 use dlfs::tier::Policy;
 use dlfs::volume::{Image, OpenOptions};
 
-use throttle::Throttled;
-
 fn main() -> dlfs::Result<()> {
     let place = tempfile::tempdir()?;
-    throttled(place.path())?;
     small_files()?;
     large_files()?;
-    in_memory(place.path())
-}
-
-/// Data of twice the tier at 100 MB/s, five epochs, three speeds of compute.
-fn throttled(place: &std::path::Path) -> dlfs::Result<()> {
-    let folder = place.join("data");
-    make_files(&folder, FILES, FILE_BYTES)?;
-    println!(
-        "origin 100 MB/s, {FILES} samples of {FILE_BYTES} bytes, tier of half, {EPOCHS} epochs"
-    );
-    println!("| compute MB/s | policy | seconds | bound s | over | of none |");
-    println!("|---|---|---|---|---|---|");
-    let total = (FILES * FILE_BYTES) as f64;
-    for compute in [80.0, 125.0, 200.0] {
-        let epoch = |bytes: f64| (total / (compute * 1e6)).max(bytes / 100e6);
-        let bound = epoch(total) + (EPOCHS - 1) as f64 * epoch(total / 2.0);
-        let none = run(&folder, Policy::None, compute)?;
-        for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
-            let took = if policy == Policy::None { none } else { run(&folder, policy, compute)? };
-            let (over, times) = (took / bound - 1.0, none / took);
-            let over = over * 100.0;
-            println!(
-                "| {compute} | {policy:?} | {took:.2} | {bound:.2} | {over:+.1} % | {times:.2} |"
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Seconds of a training run over the files behind a throttle.
-fn run(folder: &std::path::Path, policy: Policy, compute_mb_s: f64) -> dlfs::Result<f64> {
-    let image = Image::open(&[Address::from_path(folder)], &OpenOptions::default())?;
-    // The same bytes in memory: the throttle alone says how fast they come.
-    let device = in_memory_copy(&image.devices()[0])?;
-    let throttled: Arc<dyn Device> = Arc::new(Throttled::new(device, 100_000_000));
-    let quota = FILES / 2 * FILE_BYTES;
-    let tiers = TierOptions {
-        tiers: vec![format!("ram:{quota}").parse()?],
-        policy,
-        ..TierOptions::default()
-    };
-    let image = image.with_devices(vec![throttled]).with_tiers(&tiers)?;
-    let order = OrderSpec { kind: OrderKind::Global, seed: 5 };
-    let options = LoaderOptions { window_bytes: 32 << 20, ..LoaderOptions::new(order, 16, EPOCHS) };
-    let mut loader = image.loader(options)?;
-    let began = Instant::now();
-    let (mut batch, mut busy_until) = (Batch::new(), began);
-    while loader.next_into(&mut batch)? {
-        let time = Duration::from_secs_f64(batch.len_bytes() as f64 / (compute_mb_s * 1e6));
-        busy_until = busy_until.max(Instant::now()) + time;
-        std::thread::sleep(busy_until.saturating_duration_since(Instant::now()));
-    }
-    Ok(began.elapsed().as_secs_f64())
+    in_memory(&place.path().join("data"))
 }
 
 fn in_memory_copy(origin: &Arc<dyn Device>) -> dlfs::Result<Arc<dyn Device>> {
@@ -171,8 +113,9 @@ fn large_files() -> dlfs::Result<()> {
 }
 
 /// Everything in memory, with and without a tier in front of it: alternating, medians.
-fn in_memory(place: &std::path::Path) -> dlfs::Result<()> {
-    let image = Image::open(&[Address::from_path(place.join("data"))], &OpenOptions::default())?;
+fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
+    make_files(folder, 1_000, 110_592)?; // 27 blocks: about an image of ImageNet
+    let image = Image::open(&[Address::from_path(folder)], &OpenOptions::default())?;
     let device = in_memory_copy(&image.devices()[0])?;
     let plain = image.clone().with_devices(vec![Arc::clone(&device)]);
     let tiers = TierOptions { tiers: vec!["ram:1G".parse()?], ..TierOptions::default() };
@@ -226,7 +169,3 @@ fn make_files(folder: &std::path::Path, count: u64, len: u64) -> dlfs::Result<()
     }
     Ok(())
 }
-
-const FILES: u64 = 1_000;
-const FILE_BYTES: u64 = 110_592; // 27 blocks: about an image of ImageNet
-const EPOCHS: u64 = 5;

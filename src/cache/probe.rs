@@ -130,31 +130,45 @@ fn table(
 ) -> Result<Vec<Point>> {
     let mut points = Vec::with_capacity(options.threads.len());
     for &threads in &options.threads {
-        let moved = std::thread::scope(|scope| {
+        let runs = std::thread::scope(|scope| -> Result<Vec<Moved>> {
             let running: Vec<_> = (0..threads)
                 .map(|thread| {
                     scope
                         .spawn(move || run(device, u64::from(thread), options.slice, bytes, writes))
                 })
                 .collect();
-            running
-                .into_iter()
-                .map(|thread| thread.join().expect("it does not panic"))
-                .sum::<Result<f64>>()
+            running.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
         })?;
-        points.push(Point { threads, mb_per_s: (moved / 1e6).max(0.001) });
+        points.push(Point { threads, mb_per_s: mb_per_s(&runs) });
     }
     Ok(points)
 }
 
-/// Bytes a second of one thread at scattered places.
+/// What a thread moved, and when.
+struct Moved {
+    bytes: usize,
+    began: Instant,
+    ended: Instant,
+}
+
+/// From the first thread's begin to the last one's end: those that end earlier leave what is shared to the
+/// others, so their own rates add up to more than there is.
+fn mb_per_s(runs: &[Moved]) -> f64 {
+    let bytes: usize = runs.iter().map(|run| run.bytes).sum();
+    let began = runs.iter().map(|run| run.began).min();
+    let ended = runs.iter().map(|run| run.ended).max();
+    let time = began.zip(ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
+    (bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)).max(0.001)
+}
+
+/// Reads or writes of one thread at scattered places.
 fn run(
     device: &Arc<dyn Device>,
     thread: u64,
     slice: Duration,
     bytes: u64,
     writes: bool,
-) -> Result<f64> {
+) -> Result<Moved> {
     let mut io = Blocking::new(device.queue_pair()?)?;
     let pieces = (bytes / IO_BYTES).max(1);
     let len = IO_BYTES.min(bytes) as usize;
@@ -174,7 +188,7 @@ fn run(
     if writes {
         io.flush()?;
     }
-    Ok(moved as f64 / began.elapsed().as_secs_f64())
+    Ok(Moved { bytes: moved, began, ended: Instant::now() })
 }
 
 const IO_BYTES: u64 = 1 << 20;
@@ -198,6 +212,17 @@ mod tests {
         let (stages, origin) = parsed.stages().unwrap();
         assert!(stages[0].read.at(1) > crate::plan::Rate(0) && origin.is_some());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn threads_that_share_a_link_are_measured_together() {
+        let zero = Instant::now();
+        let at = |ms| zero + Duration::from_millis(ms);
+        // Four threads of one link of 100 MB/s: one ends after the other, all have moved as much.
+        let runs =
+            [250, 260, 270, 280].map(|end| Moved { bytes: 7_000_000, began: zero, ended: at(end) });
+        assert_eq!(mb_per_s(&runs).round(), 100.0);
+        assert_eq!(mb_per_s(&[]), 0.001);
     }
 
     #[test]
