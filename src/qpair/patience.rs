@@ -43,7 +43,7 @@ impl Patience {
         }
     }
 
-    /// There was something to do, and so many I/Os ended of which more are outstanding.
+    /// There was something to do; `ended` I/Os of this side are done with by it.
     pub(crate) fn worked(&mut self, ended: usize) {
         let used = self.spun.saturating_sub(self.budget);
         let earned = EARNED * ended.min(EARNED_MAX) as u32;

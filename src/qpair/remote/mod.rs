@@ -13,14 +13,15 @@
 //! - A session is only ever replaced by one on the same namespace: same identifier, size, block length.
 //! - Nothing waits without a limit.
 //!
-//! Read this file first, then `keeper.rs` (how sessions come and go) and `backlog.rs` (what becomes of
-//! an I/O when one goes).
+//! Read this file first, then `keeper.rs` (how sessions come and go), `joining.rs` (how a queue pair
+//! finds one) and `backlog.rs` (what becomes of an I/O when one goes).
 
 mod backlog;
 mod backoff;
 mod durability;
 mod failure;
 mod identity;
+mod joining;
 pub(in crate::qpair) mod keeper;
 
 use std::fmt;
@@ -32,6 +33,7 @@ pub(in crate::qpair) use backlog::{Attempt, Backlog};
 use durability::Durability;
 pub(in crate::qpair) use failure::Failure;
 pub(in crate::qpair) use identity::HostIdentity;
+pub(in crate::qpair) use joining::Entrance;
 
 use super::{ConnectOptions, Namespace, Wait};
 use crate::buf::process_id;

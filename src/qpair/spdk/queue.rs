@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::{Failure, Remote, Spdk};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
-use crate::qpair::remote::{Attempt, Backlog, Phase, Session};
+use crate::qpair::remote::{Attempt, Backlog, Entrance, Session};
 use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
 use crate::spdk::{self, Command, IoQueue, Payload, Refusal};
 
@@ -85,17 +85,11 @@ impl SpdkQueuePair {
             if matches!(self.state, State::Joined { .. }) {
                 return Ok(());
             }
-            if let Phase::Dead(failure) = self.remote.phase() {
-                return Err(failure.to_error(&self.remote.name()));
-            }
-            if now >= deadline {
-                let mut error =
-                    Error::new(ErrorKind::TimedOut, "no I/O queue was connected in time");
-                if let Some(failure) = self.backlog.last_failure() {
-                    error = error.source(failure.to_error(&self.remote.name()));
-                }
-                return Err(error.target(self.remote.name()));
-            }
+            let stage = match &self.state {
+                State::Joining { .. } => "connecting it",
+                _ => "waiting for the controller",
+            };
+            self.remote.may_wait(now, deadline, &self.backlog, stage)?;
             std::thread::sleep(JOIN_NAP);
         }
     }
@@ -162,14 +156,13 @@ impl SpdkQueuePair {
     fn try_join(&mut self) {
         let now = self.now;
         self.state = State::Down { retry_at: now + SESSION_INTERVAL };
-        let session = match self.remote.phase() {
-            Phase::Live(session) => session,
-            Phase::Dead(failure) => {
-                self.state = State::Dead { reason: failure.message };
+        let session = match self.remote.entrance(&mut self.backlog) {
+            Entrance::Open(session) => session,
+            Entrance::NotYet => return,
+            Entrance::Closed(reason) => {
+                self.state = State::Dead { reason };
                 return;
             }
-            Phase::Lost(failure) => return self.backlog.note(failure),
-            Phase::Opening => return,
         };
         let is_fabric = self.is_fabric();
         let depth = session.queue_entries - 1;

@@ -10,9 +10,9 @@ use zerocopy::IntoBytes;
 
 use super::Tcp;
 use super::link::{Link, LinkError, SCRATCH_LEN};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::nvme::{ConnectData, Cqe, Sgl, Sqe, Status};
-use crate::qpair::remote::{Attempt, Backlog, Failure, Phase, Remote, Session};
+use crate::qpair::remote::{Attempt, Backlog, Entrance, Failure, Remote, Session};
 use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use crate::tcp::host::{CommandError, Event, Transfer};
 
@@ -88,20 +88,11 @@ impl TcpQueuePair {
             if matches!(self.state, State::Joined { .. }) {
                 return Ok(());
             }
-            if let Phase::Dead(failure) = self.remote.phase() {
-                return Err(failure.to_error(&self.remote.name()));
-            }
-            if now >= deadline {
-                let stage = match &self.state {
-                    State::Joining { link, .. } => link.stage(),
-                    _ => "waiting for the controller",
-                };
-                let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
-                if let Some(failure) = self.backlog.last_failure() {
-                    error = error.source(failure.to_error(&self.remote.name()));
-                }
-                return Err(error.target(self.remote.name()));
-            }
+            let stage = match &self.state {
+                State::Joining { link, .. } => link.stage(),
+                _ => "waiting for the controller",
+            };
+            self.remote.may_wait(now, deadline, &self.backlog, stage)?;
             let until = self.next_timeout().unwrap_or(deadline).min(deadline);
             sleep(self.wait_fd(), until.saturating_duration_since(now));
         }
@@ -170,19 +161,14 @@ impl TcpQueuePair {
     fn try_join(&mut self, attempt: u32) {
         let now = self.now;
         let retry = State::Down { retry_at: now + SESSION_INTERVAL, attempt: 1 };
-        let session = match self.remote.phase() {
-            Phase::Live(session) => session,
-            Phase::Dead(failure) => {
-                self.state = State::Dead { reason: failure.message };
-                return;
-            }
-            Phase::Lost(failure) => {
-                self.backlog.note(failure);
+        let session = match self.remote.entrance(&mut self.backlog) {
+            Entrance::Open(session) => session,
+            Entrance::NotYet => {
                 self.state = retry;
                 return;
             }
-            Phase::Opening => {
-                self.state = retry;
+            Entrance::Closed(reason) => {
+                self.state = State::Dead { reason };
                 return;
             }
         };
