@@ -156,7 +156,7 @@ pub(crate) fn all() -> Vec<Row> {
             "raw-4k-32-on-spdk",
             "spdk-4k-32",
             OpsPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "on-spdk-4k-128",
@@ -164,7 +164,7 @@ pub(crate) fn all() -> Vec<Row> {
             "raw-4k-128-on-spdk",
             "spdk-4k-128",
             OpsPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "on-spdk-128k",
@@ -172,7 +172,7 @@ pub(crate) fn all() -> Vec<Row> {
             "raw-128k-32-on-spdk",
             "spdk-128k-32",
             BytesPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "spdk-on-ours-4k-32",
@@ -180,7 +180,7 @@ pub(crate) fn all() -> Vec<Row> {
             "spdk-4k-32-on-ours",
             "spdk-4k-32",
             OpsPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "spdk-on-ours-4k-128",
@@ -188,7 +188,7 @@ pub(crate) fn all() -> Vec<Row> {
             "spdk-4k-128-on-ours",
             "spdk-4k-128",
             OpsPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "spdk-on-ours-128k",
@@ -196,7 +196,7 @@ pub(crate) fn all() -> Vec<Row> {
             "spdk-128k-32-on-ours",
             "spdk-128k-32",
             BytesPerS,
-            Shown,
+            AtLeast(1.0),
         ),
         ratio(
             "cpu-4k-32",

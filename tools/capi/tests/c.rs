@@ -319,6 +319,21 @@ fn a_program_may_end_with_everything_open_and_reads_under_way() {
     }
 }
 
+/// SPDK's host reads our target: nothing but the library needs to have been built with it.
+#[cfg(feature = "spdk")]
+#[test]
+fn programs_read_by_spdks_host_too() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let address = format!("spdk:{}", target.address(Nsid(1)));
+    let example = Program::build(prefix, &here().join("examples/epoch.c"), How::Plain);
+    let said = example.run(&[&address]);
+    assert_eq!(said, example.run(&[&source.address()]), "an epoch by SPDK and from the file");
+    let leave = Program::build(prefix, &here().join("tests/c/leave.c"), How::Plain);
+    (0..3).for_each(|_| drop(leave.run(&[&address])));
+}
+
 #[test]
 fn tiers_of_a_mount_change_where_samples_come_from_and_nothing_else() {
     let Some(prefix) = prefix() else { return };
