@@ -131,7 +131,10 @@ impl Chunked {
     /// Cuts the lanes that were dealt into groups.
     fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
         let Chunked { chunks, ends, groups, lanes, interleave, cursors, dealt, .. } = self;
-        (chunks.clear(), ends.clear(), groups.clear(), lanes.clear());
+        chunks.clear();
+        ends.clear();
+        groups.clear();
+        lanes.clear();
         interleave.clear();
         for lane in &dealt.lanes {
             lanes.push(groups.len() as u32);
