@@ -102,6 +102,24 @@ impl Pool {
         }
         let num_slots = len.div_ceil(inner.slot_len_bytes);
         let first = inner.slots.take(num_slots)?;
+        Some(self.window_on(first, num_slots, len))
+    }
+
+    /// As [`Pool::take`], the window that begins at the slot that `offset` lies in; `None` when its slots
+    /// are not all free.
+    pub(crate) fn take_at(&self, offset: usize, len: usize) -> Option<IoBuf> {
+        let inner = &*self.0;
+        let (first, num_slots) =
+            (offset / inner.slot_len_bytes, len.div_ceil(inner.slot_len_bytes));
+        if num_slots == 0 || inner.mapping.is_foreign() || !inner.slots.take_at(first, num_slots) {
+            return None;
+        }
+        Some(self.window_on(first, num_slots, len))
+    }
+
+    /// The window of `len` bytes on slots that the caller has just claimed.
+    fn window_on(&self, first: usize, num_slots: usize, len: usize) -> IoBuf {
+        let inner = &*self.0;
         let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
         // SAFETY: the slots were just claimed, so no window and no handle of them exists; the header
         // is that of the first.
@@ -109,7 +127,7 @@ impl Pool {
         // SAFETY: the slots lie within the mapping, whose bytes the kernel zeroed.
         let start = unsafe { inner.mapping.start().add(first * inner.slot_len_bytes) };
         // SAFETY: `run` is the only handle, and its slots hold at least `len` bytes from `start`.
-        Some(unsafe { IoBuf::of_run(run, start, len) })
+        unsafe { IoBuf::of_run(run, start, len) }
     }
 
     /// Where in the pool `bytes` begin, counted from its first slot; `None` when they are not of it.
@@ -146,6 +164,11 @@ impl Pool {
     /// The pages that the pool lies in.
     pub fn pages(&self) -> Pages {
         self.0.mapping.pages()
+    }
+
+    /// Whether a page is made when it is touched first, not with the pool.
+    pub(crate) fn pages_come_later(&self) -> bool {
+        matches!(self.pages(), Pages::Transparent | Pages::Base)
     }
 
     /// Whether the pool lies in huge pages, be they set aside or transparent.

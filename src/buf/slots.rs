@@ -60,6 +60,16 @@ impl Slots {
         }
     }
 
+    /// Takes the `count` slots from `first` on, if there are so many and all of them are free.
+    pub(super) fn take_at(&self, first: usize, count: usize) -> bool {
+        let there = first.checked_add(count).is_some_and(|end| end <= self.num_slots);
+        let taken = there && self.claim(first, count);
+        if taken {
+            self.num_free.fetch_sub(count, Ordering::Relaxed);
+        }
+        taken
+    }
+
     /// Frees `count` slots from `first`, which the caller has taken.
     pub(super) fn give_back(&self, first: usize, count: usize) {
         self.num_free.fetch_add(count, Ordering::Relaxed);
@@ -159,6 +169,16 @@ mod tests {
         assert_eq!(slots.take(140), Some(60));
         slots.give_back(60, 140);
         assert_eq!((slots.take(196), slots.num_free()), (Some(60), 0));
+    }
+
+    #[test]
+    fn slots_are_taken_by_place_when_all_are_free() {
+        let slots = Slots::new(200);
+        assert!(slots.take_at(100, 50) && !slots.take_at(149, 2) && !slots.take_at(60, 41));
+        assert_eq!((slots.take(101), slots.take(100), slots.num_free()), (None, Some(0), 50));
+        assert!(slots.take_at(150, 50) && !slots.take_at(199, 2) && !slots.take_at(usize::MAX, 1));
+        slots.give_back(100, 50);
+        assert_eq!((slots.take(50), slots.num_free()), (Some(100), 0));
     }
 
     #[test]

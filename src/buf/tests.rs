@@ -320,3 +320,15 @@ fn a_large_buffer_is_zero_aligned_and_its_own_to_the_last_window() {
         assert_eq!(tail[9], 7);
     }
 }
+
+#[test]
+fn a_window_is_taken_by_its_place_while_nobody_has_it() {
+    let pool = small_pool(8);
+    let mut window = pool.take_at(4096 * 3 + 5, 8192).expect("it is free");
+    window.fill(1);
+    assert_eq!((pool.offset_of(&window), window.len()), (Some(4096 * 3), 8192));
+    assert!(pool.take_at(4096 * 4, 4096).is_none() && pool.take_at(4096 * 7, 8192).is_none());
+    drop(window);
+    assert!(pool.take_at(4096 * 4, 4096).is_some() && pool.take_at(0, 0).is_none());
+    assert_eq!(pool.free_bytes(), 8 * 4096);
+}

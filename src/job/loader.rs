@@ -1,5 +1,6 @@
 //! A loader that threads share, that a watch can interrupt and that a fork does not break.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken};
+use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
 use crate::reader::{Batch, TICK, Watch, interrupted};
 use crate::units::Epoch;
 
@@ -40,6 +41,8 @@ struct Running {
     starting: Option<Background<prefetch::Loader>>,
     /// The loader of before the run was moved, in whose memory the next one goes on.
     previous: Option<prefetch::Loader>,
+    /// Memory for the first loader, made before it.
+    prepared: Option<Arc<Window>>,
     /// What earlier loaders of this run did.
     past: LoaderStats,
 }
@@ -59,6 +62,21 @@ impl Loader {
             running: PerProcess::new(),
             options,
         })
+    }
+
+    /// Has the memory of what is read ahead made in the background, which the first batch asked for does
+    /// else, in this process: a job calls it before its own preparations. Nothing is read yet.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system does not give it.
+    pub fn prepare(&self) -> Result<()> {
+        self.check_open()?;
+        let mut running = self.running.get().lock();
+        let Running { loader, starting, previous, prepared, .. } = &mut *running;
+        if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
+            *prepared = Some(prefetch::Loader::window(self.dataset.directory(), &self.options)?);
+        }
+        Ok(())
     }
 
     /// The next batch, or `None` after the last epoch's last. Waits while none is ready.
@@ -158,7 +176,7 @@ impl Loader {
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get().lock();
-        let ended = (running.end(), running.previous.take());
+        let ended = (running.end(), running.previous.take(), running.prepared.take());
         drop(running);
         drop(ended); // without the lock: their threads end in it
     }
@@ -198,7 +216,7 @@ impl Loader {
         }
         let starting = match running.starting.take() {
             Some(starting) => starting,
-            None => self.start(running.previous.take())?,
+            None => self.start(running.previous.take(), running.prepared.take())?,
         };
         match starting.wait(limit)? {
             Some(loader) => running.loader = Some(loader),
@@ -208,13 +226,17 @@ impl Loader {
     }
 
     /// A loader of this process, from where the run stands.
-    fn start(&self, previous: Option<prefetch::Loader>) -> Result<Background<prefetch::Loader>> {
+    fn start(
+        &self,
+        previous: Option<prefetch::Loader>,
+        prepared: Option<Arc<Window>>,
+    ) -> Result<Background<prefetch::Loader>> {
         let (image, state) = (self.dataset.image().clone(), self.state());
         if let Some(previous) = previous {
             return Background::start(move || previous.begin_anew(state));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
-        Background::start(move || image.loader(options))
+        Background::start(move || image.loader_in(options, prepared))
     }
 
     fn check_open(&self) -> Result<()> {

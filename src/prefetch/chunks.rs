@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::order::Pick;
 use crate::reader::{Batch, Fetch, Fetched, Geometry, Place, Pump, plan_chunk};
 
-use super::memory::Memory;
+use super::memory::{Memory, Need};
 use super::residency::Residency;
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
@@ -144,7 +144,12 @@ impl ChunkDriver {
         let run = loop {
             // Rather than exceed the window, give up a chunk that nobody has planned for just now.
             let must = first && memory.is_starving();
-            if let Some(run) = memory.take(fetch.len_bytes, must && !self.has_unpinned()) {
+            let need = match first {
+                true if must && !self.has_unpinned() => Need::Alone,
+                true => Need::Next,
+                false => Need::Ahead,
+            };
+            if let Some(run) = memory.take(fetch.len_bytes, need) {
                 break run;
             }
             if !(must && self.evict_unpinned()) {

@@ -1,12 +1,25 @@
 //! The window: how many bytes may be read ahead, and what happens when one need exceeds it.
 
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
-use crate::error::Result;
-use crate::units::ALIGN_BYTES;
+use std::sync::Arc;
+
+use crate::buf::{IoBuf, Pool};
+
+use super::window::Window;
+
+/// What memory is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Reading ahead: memory that has pages already will do, and later.
+    Ahead,
+    /// What is delivered next.
+    Next,
+    /// What is delivered next, and nothing else can: where all starves, the heap gives it.
+    Alone,
+}
 
 /// Memory for runs, bounded by the window.
 pub(super) struct Memory {
-    pool: Pool,
+    window: Arc<Window>,
     /// The consumer waits and nothing is on its way to it: what comes next must not wait for memory.
     starving: bool,
     warned: bool,
@@ -15,44 +28,28 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Runs are made of slots of `slot_len_bytes`: where most runs have about one length, a slot of
-    /// that length keeps the window free of gaps that nothing fits.
-    ///
-    /// # Errors
-    /// `OutOfMemory`: the system does not give `window_bytes`.
-    pub(super) fn new(window_bytes: usize, slot_len_bytes: usize) -> Result<Memory> {
-        let window_bytes = window_bytes.max(1).next_multiple_of(ALIGN_BYTES);
-        let pool = Pool::new(PoolOptions {
-            bytes: window_bytes,
-            slot_len_bytes: slot_len_bytes.min(window_bytes),
-            huge_pages: HugePages::Auto,
-        })?;
-        Ok(Memory::of_pool(pool))
-    }
-
-    /// A window that is there.
-    pub(super) fn of_pool(pool: Pool) -> Memory {
-        Memory { pool, starving: false, warned: false, over_window: 0, exhausted: false }
+    pub(super) fn new(window: Arc<Window>) -> Memory {
+        Memory { window, starving: false, warned: false, over_window: 0, exhausted: false }
     }
 
     /// A run of `len` bytes, or `None` until some come back.
     ///
-    /// `first` says that the run is for what is delivered next. When that starves, because one sample
-    /// is larger than the window or the consumer keeps batches, the heap gives it, and the first time
-    /// a warning says so.
-    pub(super) fn take(&mut self, len: usize, first: bool) -> Option<IoBuf> {
-        let run = self.pool.take(len);
+    /// When [`Need::Alone`] starves, because one sample is larger than the window or the consumer keeps
+    /// batches, the heap gives it, and the first time a warning says so.
+    pub(super) fn take(&mut self, len: usize, need: Need) -> Option<IoBuf> {
+        let run = self.pool().take(len).filter(|run| self.may_touch(run, need));
         self.exhausted = run.is_none();
         if run.is_some() {
             return run;
         }
-        if !(first && self.starving) {
+        // What the thread that makes pages has taken comes back by itself.
+        if !(need == Need::Alone && self.starving && self.window.has_pages_to(usize::MAX)) {
             return None;
         }
         self.over_window += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
-                window_bytes = self.pool.capacity_bytes(),
+                window_bytes = self.pool().capacity_bytes(),
                 needed_bytes = len,
                 "what is read next does not fit the window: it is read alone, outside it"
             );
@@ -60,9 +57,15 @@ impl Memory {
         Some(IoBuf::zeroed(len))
     }
 
+    /// Whether `run` has pages, or is needed at once.
+    fn may_touch(&self, run: &IoBuf, need: Need) -> bool {
+        let end = self.pool().offset_of(run).map_or(0, |at| at + run.len());
+        need != Need::Ahead || self.window.has_pages_to(end)
+    }
+
     /// Where runs come from.
     pub(super) fn pool(&self) -> &Pool {
-        &self.pool
+        self.window.pool()
     }
 
     pub(super) fn set_starving(&mut self, starving: bool) {
@@ -81,5 +84,22 @@ impl Memory {
     /// Runs that the heap had to give.
     pub(super) fn over_window(&self) -> u64 {
         self.over_window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_ahead_waits_for_pages_and_what_is_next_does_not() {
+        let window = Window::stuck_at(8 << 20, 1 << 20, 1 << 20);
+        let mut memory = Memory::new(Arc::new(window));
+        let first = memory.take(1 << 20, Need::Ahead).expect("its pages are made");
+        assert!(memory.take(1 << 20, Need::Ahead).is_none() && memory.is_exhausted());
+        let second = memory.take(1 << 20, Need::Next).expect("it may touch new pages");
+        assert!(memory.take(1 << 20, Need::Alone).is_some() && memory.over_window() == 0);
+        drop((first, second));
+        assert!(memory.take(1 << 20, Need::Ahead).is_some(), "used memory has pages");
     }
 }

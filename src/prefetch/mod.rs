@@ -4,7 +4,7 @@
 //! `reader`'s pump and puts them, in order, where [`Loader::next`] takes them. How a batch is read is
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
 //! samples out of them. `memory` is the window that bounds both; `copy` gathers batches into one
-//! piece where the caller wants that.
+//! piece where the caller wants that; `window` is that memory itself, and the thread that makes its pages.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
 //! and stays; the poller sleeps when the window is full and when nothing is on its way.
@@ -18,6 +18,7 @@ mod memory;
 mod residency;
 mod samples;
 mod stream;
+mod window;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
-use crate::buf::{Pool, process_id};
+use crate::buf::process_id;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
@@ -48,6 +49,7 @@ use samples::SampleDriver;
 use stream::Head;
 
 pub(crate) use stream::Stream;
+pub(crate) use window::Window;
 
 /// How the samples of a batch are brought in (DLFS's batching modes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,7 +205,7 @@ pub struct Loader {
 struct Poller {
     pid: u32,
     thread: Option<JoinHandle<()>>,
-    window: Pool,
+    window: Arc<Window>,
     shared: Arc<Shared>,
     ready: Vec<Receiver<Result<Delivery>>>,
     next: usize,
@@ -259,6 +261,34 @@ impl Loader {
         Loader::in_window(directory, devices, options, None)
     }
 
+    /// The memory of a loader with these options, whose pages are made from now on in the background.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: as [`Loader::new`]. `OutOfMemory`: the system does not give it.
+    pub(crate) fn window(directory: &Directory, options: &LoaderOptions) -> Result<Arc<Window>> {
+        let batching = options.batching()?;
+        let layout = directory.layout();
+        let chunk = u64::from(layout.chunk_size_bytes);
+        let (num_chunks, num_samples) =
+            (u64::from(directory.num_chunks()), directory.num_samples());
+        let all = (num_chunks + LEAD_ROOM_CHUNKS).saturating_mul(chunk);
+        let ready = (options.batch_size as u64).saturating_mul(READY_BATCHES as u64);
+        let used_bytes = match batching {
+            Batching::Chunk => all,
+            Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
+            Batching::None => 0,
+        };
+        // Where most runs have about one length, a slot of it keeps the window free of gaps that
+        // nothing fits.
+        let slot_len_bytes = match batching {
+            Batching::Chunk => layout.chunk_size_bytes as usize,
+            Batching::Sample | Batching::None => SLOT_LEN_BYTES,
+        };
+        let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
+        let cpus = options.cpus.as_ref();
+        Ok(Arc::new(Window::new(options.window_bytes, slot_len_bytes, used_bytes, cpus)?))
+    }
+
     /// A loader that goes on from `state` with the same options, in the memory of this one: to map and
     /// to zero a window of the default size takes as long as to read it full.
     ///
@@ -270,11 +300,15 @@ impl Loader {
         Loader::in_window(self.directory, self.devices, options, window)
     }
 
-    fn in_window(
+    /// As [`Loader::new`], in a window of the same options.
+    ///
+    /// # Errors
+    /// As [`Loader::new`].
+    pub(crate) fn in_window(
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
         options: LoaderOptions,
-        window: Option<Pool>,
+        window: Option<Arc<Window>>,
     ) -> Result<Loader> {
         let start = Stream::start_state(&directory, &options)?;
         let mut loader = Loader {
@@ -439,7 +473,7 @@ impl Loader {
     }
 
     /// `window` is one of a loader with the same options, or made here.
-    fn start(&self, window: Option<Pool>) -> Result<Poller> {
+    fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let batching = options.batching()?;
         let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
@@ -498,21 +532,11 @@ impl Loader {
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
         });
-        let slot_len_bytes = match batching {
-            Batching::Chunk => self.directory.layout().chunk_size_bytes as usize,
-            Batching::Sample | Batching::None => SLOT_LEN_BYTES,
-        };
-        let cpus = options.cpus.as_ref();
-        let make_memory = || match window {
-            Some(window) => Ok(Memory::of_pool(window)),
-            None => Memory::new(options.window_bytes, slot_len_bytes),
-        };
-        let memory = match cpus {
-            None => make_memory()?,
-            Some(cpus) => cpus.run(make_memory)??,
-        };
-        pump.use_pool(memory.pool());
-        Poller::start(pump, memory, driver, shared, options.copy_threads, cpus.cloned())
+        let window = window.map_or_else(|| Loader::window(&self.directory, options), Ok)?;
+        window.wakes(pump.waker());
+        pump.use_pool(window.pool());
+        let (memory, cpus) = (Memory::new(Arc::clone(&window)), options.cpus.clone());
+        Poller::start(pump, memory, driver, shared, options.copy_threads, cpus, window)
     }
 }
 
@@ -555,10 +579,11 @@ impl Poller {
         shared: Arc<Shared>,
         copy_threads: Option<usize>,
         cpus: Option<Cpus>,
+        window: Arc<Window>,
     ) -> Result<Poller> {
         let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
         let (recycle, recycled) = bounded(MAX_RECYCLED);
-        let (waker, window) = (pump.waker(), memory.pool().clone());
+        let waker = pump.waker();
         let running = Running {
             pump,
             memory,
@@ -591,8 +616,8 @@ impl Poller {
     }
 
     /// Ends it; its window may be used again, unless it is that of a forked process's parent.
-    fn end(self) -> Option<Pool> {
-        (self.pid == process_id()).then(|| self.window.clone())
+    fn end(self) -> Option<Arc<Window>> {
+        (self.pid == process_id()).then(|| Arc::clone(&self.window))
     }
 
     /// Drops the batch's memory, and offers its vectors for use again.

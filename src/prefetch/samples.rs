@@ -13,7 +13,7 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
-use super::memory::Memory;
+use super::memory::{Memory, Need};
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
@@ -92,8 +92,11 @@ impl SampleDriver {
             while !pump.is_busy()
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
-                let Some(run) = memory.take(fetch.len_bytes, age == 0 && under_way.running == 0)
-                else {
+                let need = match age == 0 && under_way.running == 0 {
+                    true => Need::Alone,
+                    false => Need::Next,
+                };
+                let Some(run) = memory.take(fetch.len_bytes, need) else {
                     under_way.unstarted.push_front(fetch);
                     return (started, false);
                 };

@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
-use crate::prefetch::{Loader, LoaderOptions};
+use crate::prefetch::{Loader, LoaderOptions, Window};
 use crate::qpair::Device;
 use crate::reader::{Reader, ReaderOptions};
 use crate::units::SampleId;
@@ -90,8 +90,17 @@ impl Image {
     /// # Errors
     /// Those of [`Loader::new`].
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
+        self.loader_in(options, None)
+    }
+
+    /// As [`Image::loader`], in a window that was made for these options.
+    pub(crate) fn loader_in(
+        &self,
+        options: LoaderOptions,
+        window: Option<Arc<Window>>,
+    ) -> Result<Loader> {
         self.plan_tiers(&options)?;
-        Loader::new(Arc::clone(&self.directory), self.devices.clone(), options)
+        Loader::in_window(Arc::clone(&self.directory), self.devices.clone(), options, window)
     }
 }
 

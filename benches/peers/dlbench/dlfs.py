@@ -47,6 +47,7 @@ class _Dlfs(Peer):
         # the memory, which is not here.
         self.ds = dlfs.open(address, direct=self.direct())
         self.loader = dlfs.Loader(self.ds, batch_size, self.order, seed=1)
+        self.loader.prepare()
 
     def direct(self):
         return "on" if self.mode == "cold" else "off"

@@ -3,6 +3,8 @@
 
     dali.py ADDRESS [BATCH]
 
+pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12: they decode on the CPU too.
+
 The external source hands DALI the views of a batch, as numpy arrays over the memory that was read.
 """
 

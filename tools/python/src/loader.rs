@@ -82,6 +82,15 @@ impl Loader {
         detached(py, |_| self.loader.set_epoch(epoch))
     }
 
+    /// Has the memory for what is read ahead (prefetch_bytes) made in the background from now on, which
+    /// the first batch asked for does else: call it before a model is built, in the process that will
+    /// read. Nothing is read yet.
+    ///
+    /// Raises OutOfMemory when the system does not give it.
+    fn prepare(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, |_| self.loader.prepare())
+    }
+
     /// Where the run stands, between the batches handed out and those to come: a dict that JSON takes.
     /// It holds image, generation, order, seed, epoch and samples consumed by all ranks.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

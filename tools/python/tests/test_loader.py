@@ -166,6 +166,29 @@ def test_a_rank_without_a_share_has_empty_epochs(tmp_path):
         assert ids_of(dlfs.Loader(ds, 4, drop_last=True)) == []
 
 
+def test_a_loader_that_was_prepared_reads_the_same(ds, source):
+    plain = dlfs.Loader(ds, 32, seed=3)
+    loader = dlfs.Loader(ds, 32, seed=3)
+    loader.prepare()
+    loader.prepare()
+    assert loader.stats()["commands"] == 0, "nothing is read yet"
+    assert [batch.tobytes() for batch in loader] == [batch.tobytes() for batch in plain]
+    loader.prepare()
+    loader.set_epoch(5)
+    plain.set_epoch(5)
+    assert ids_of(loader) == ids_of(plain)
+    moved = dlfs.Loader(ds, 32, seed=3)
+    moved.prepare()
+    moved.set_epoch(5)
+    plain.set_epoch(5)
+    assert ids_of(moved) == ids_of(plain)
+    closed = dlfs.Loader(ds, 32)
+    closed.prepare()
+    closed.close()
+    with pytest.raises(dlfs.Error, match="closed"):
+        closed.prepare()
+
+
 def test_nothing_of_what_was_handed_out_is_kept(run_python, equal):
     """Resident memory over epochs: far less than what went through is there at the end."""
     _, path = equal

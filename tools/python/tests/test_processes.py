@@ -96,6 +96,19 @@ def test_a_thousand_forks_in_the_middle_of_reads(ds, source):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forks_while_a_loader_is_being_prepared(equal):
+    """The thread that makes the pages is the parent's alone; so is what it had locked."""
+    source, path = equal
+    with dlfs.open(path, window_bytes=1 << 20) as ds:
+        for _ in range(50):
+            loader = dlfs.Loader(ds, 400)
+            loader.prepare()
+            child = in_child(lambda: sorted(next(iter(loader)).ids.tolist()) == list(range(400)))
+            assert reap(child) == 0
+            assert sorted(next(iter(loader)).ids.tolist()) == list(range(400))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forks_of_a_data_set_on_a_target(served, source):
     with dlfs.open(served) as ds:
         loader = dlfs.Loader(ds, 16)
@@ -129,7 +142,9 @@ next(iter(begun))
 waits = {"begin": lambda: next(iter(loader)), "next": lambda: list(begun), "item": lambda: ds[0],
          "batch": lambda: ds.read_batch(range(8)), "name": lambda: ds.id_of("ant/0000.bin"),
          "open": lambda: dlfs.open(sys.argv[1], connect_timeout=600, io_timeout=600)}
-os.kill(int(sys.argv[2]), signal.SIGSTOP)
+if sys.argv[3] == "SIGKILL":
+    del waits["open"]  # nobody listens there, and it says so
+os.kill(int(sys.argv[2]), signal.Signals[sys.argv[3]])
 for name, wait in waits.items():
     sent = []
     def send():
@@ -146,6 +161,8 @@ for name, wait in waits.items():
     except dlfs.Error as error:
         print(name, "ended by itself:", error)
     thread.join()
+if sys.argv[3] == "SIGKILL":
+    sys.exit()
 os.kill(int(sys.argv[2]), signal.SIGCONT)
 print("after", len(next(iter(loader))), len(next(iter(begun))), len(ds[0]) >= 0)
 """
@@ -154,12 +171,22 @@ print("after", len(next(iter(loader))), len(next(iter(begun))), len(ds[0]) >= 0)
 def test_ctrl_c_ends_every_wait_and_everything_goes_on_after_it(image, run_python):
     """Long before what else would end it: calls here have 60 s, opening 600."""
     with target(image) as (child, address):
-        out = run_python(INTERRUPT, address, child.pid)
+        out = run_python(INTERRUPT, address, child.pid, "SIGSTOP")
     print(out)
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:6]] == ["begin", "next", "item", "batch", "name", "open"]
     assert all(" was interrupted " in line for line in lines[:6])
     assert lines[6] == "after 4 4 True"
+
+
+def test_ctrl_c_ends_waits_for_a_target_that_is_gone(image, run_python):
+    """Reconnecting would go on for 600 s; the interpreter does not wait for it either."""
+    with target(image) as (child, address):
+        out = run_python(INTERRUPT, address, child.pid, "SIGKILL")
+    print(out)
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["begin", "next", "item", "batch", "name"]
+    assert all(" was interrupted " in line for line in lines)
 
 
 @pytest.mark.parametrize("end", ["return", "sys.exit(0)", "os._exit(0)", "raise SystemExit"])

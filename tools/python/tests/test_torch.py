@@ -101,6 +101,36 @@ def test_an_iterable_data_set_gives_every_sample_once(ds, source, workers, order
     assert epochs[0] != epochs[1], "another epoch, another order"
 
 
+GROWTH = """
+import os, sys, dlfs, dlfs.torch
+from torch.utils.data import DataLoader
+
+def anonymous():
+    '''Bytes of this process and of its workers that are nobody else's.'''
+    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    lines = [line for pid in ["self", *children] for line in open(f"/proc/{pid}/smaps_rollup")]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) * 1024
+
+workers = int(sys.argv[2])
+data = dlfs.torch.IterableDataset(dlfs.open(sys.argv[1]), 8, transform=len, prefetch_bytes=1 << 20)
+loader = DataLoader(data, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+went = 0
+for epoch in range(120):
+    went += sum(loader) * 1024
+    if epoch == 20:
+        before, went = anonymous(), 0
+print(went, anonymous() - before)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_memory_does_not_grow_over_epochs_and_workers(run_python, equal, workers):
+    """Far less than what went through the workers is theirs at the end."""
+    went, grown = map(int, run_python(GROWTH, equal[1], workers).split())
+    print(f"{went} bytes went through, {grown} more are held")
+    assert grown < went / 4
+
+
 @pytest.mark.parametrize(
     "method, persistent", [(None, False), ("fork", False), ("fork", True), ("spawn", True)]
 )

@@ -170,6 +170,7 @@ class Loader(_Loader):
     busy_poll        burn a core rather than sleep
 
     The first batch that is asked for starts the reading, which goes on across the ends of epochs.
+    prepare() makes the memory for it before.
     A batch that is kept keeps its memory; what does not fit prefetch_bytes then comes from the heap.
     """
 
