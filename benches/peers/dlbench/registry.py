@@ -10,6 +10,7 @@ PEERS = {
     # --- bounds and hand-written baselines (numpy only)
     "null":              ("baselines",        "Null"),
     "seq-read":          ("baselines",        "SeqRead"),
+    "raw-tcp":           ("baselines",        "RawTcp"),
     "pread":             ("baselines",        "Pread"),
     "preadv-reuse":      ("baselines",        "PreadvReuse"),
     "mmap":              ("baselines",        "Mmap"),
