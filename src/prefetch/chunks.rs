@@ -5,6 +5,7 @@
 //! group closes the chunks of the group before.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -14,6 +15,7 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::order::Pick;
 use crate::reader::{Batch, Fetch, Fetched, Geometry, Place, Pump, plan_chunk};
+use crate::units::Slot;
 
 use super::memory::{Memory, Need};
 use super::residency::Residency;
@@ -212,12 +214,12 @@ impl ChunkDriver {
 
     /// Drops the residents that are read, that nobody needs, and that `which` names.
     fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
-        let ChunkDriver { residents, place_of, spare, residency, .. } = self;
+        let ChunkDriver { directory, residents, place_of, spare, residency, .. } = self;
         residents.retain(|_, resident| {
             let keep = !resident.ready || resident.pins > 0 || !which(resident);
             if !keep {
                 place_of[resident.chunk as usize] = NONE;
-                residency.clear(resident.fetch.samples.iter().map(|sample| sample.id));
+                residency.clear(slots_of(directory, resident.chunk));
                 let mut fetch = std::mem::take(&mut resident.fetch);
                 fetch.clear();
                 spare.push(fetch);
@@ -327,10 +329,19 @@ impl Driver for ChunkDriver {
         resident.run = fetched.run;
         resident.failures = fetched.failures;
         resident.ready = true;
-        let failures = &resident.failures;
-        let good = resident.fetch.samples.iter().enumerate();
-        let good = good.filter(|(index, _)| !failures.iter().any(|(failed, _)| failed == index));
-        self.residency.set(good.map(|(_, sample)| sample.id));
+        let slots = slots_of(&self.directory, resident.chunk);
+        let num_samples = resident.fetch.samples.len() as u64;
+        if resident.failures.is_empty() && slots.end - slots.start == num_samples {
+            return self.residency.set(slots);
+        }
+        for (index, sample) in resident.fetch.samples.iter().enumerate() {
+            let failed = resident.failures.iter().any(|(failed, _)| *failed == index);
+            if let Some(Slot(slot)) = self.directory.slot_of(sample.id)
+                && !failed
+            {
+                self.residency.set(slot..slot + 1);
+            }
+        }
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
@@ -351,6 +362,11 @@ impl Driver for ChunkDriver {
             self.recycled.push(batch);
         }
     }
+}
+
+fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
+    let info = directory.chunk(chunk);
+    info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots)
 }
 
 const NONE: u32 = u32::MAX;

@@ -410,7 +410,9 @@ impl Loader {
     /// Whether the verified bytes of the sample are in the RAM cache now. Always `false` where
     /// batches are not made of whole chunks, since nothing is kept then.
     pub fn is_resident(&self, id: SampleId) -> bool {
-        self.poller.as_ref().is_some_and(|poller| poller.shared.residency.contains(id))
+        let slot = self.directory.slot_of(id);
+        let poller = self.poller.as_ref().zip(slot);
+        poller.is_some_and(|(poller, slot)| poller.shared.residency.contains(slot))
     }
 
     /// How many samples are in the RAM cache now.

@@ -1,8 +1,12 @@
-//! One bit a sample: whether its verified bytes are in the RAM cache now.
+//! One bit a slot: whether the sample's verified bytes are in the RAM cache now.
+//!
+//! By slot, not by id: the samples of a chunk are neighbours, so a chunk that comes or goes is some
+//! words, and nothing is done for a sample.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::units::SampleId;
+use crate::units::Slot;
 
 /// The bits. Written by the poller, read by anybody.
 #[derive(Debug)]
@@ -11,35 +15,59 @@ pub(super) struct Residency {
 }
 
 impl Residency {
-    pub(super) fn new(num_samples: u64) -> Residency {
-        let words = num_samples.div_ceil(64) as usize;
+    pub(super) fn new(num_slots: u64) -> Residency {
+        let words = num_slots.div_ceil(64) as usize;
         Residency { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    pub(super) fn set(&self, ids: impl Iterator<Item = SampleId>) {
-        for SampleId(id) in ids {
-            self.update(id, |word| word | 1 << (id % 64));
-        }
+    pub(super) fn set(&self, slots: Range<u64>) {
+        self.update(slots, |word, mask| word | mask);
     }
 
-    pub(super) fn clear(&self, ids: impl Iterator<Item = SampleId>) {
-        for SampleId(id) in ids {
-            self.update(id, |word| word & !(1 << (id % 64)));
-        }
+    pub(super) fn clear(&self, slots: Range<u64>) {
+        self.update(slots, |word, mask| word & !mask);
     }
 
     /// One thread writes, so a load and a store do what a locked instruction would do dearly.
-    fn update(&self, id: u64, change: impl Fn(u64) -> u64) {
-        let word = &self.words[(id / 64) as usize];
-        word.store(change(word.load(Ordering::Relaxed)), Ordering::Relaxed);
+    fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
+        let mut next = slots.start;
+        while next < slots.end {
+            let (bit, end) = (next % 64, slots.end.min((next / 64 + 1) * 64));
+            let mask = (!0 >> (64 - (end - next))) << bit;
+            let word = &self.words[(next / 64) as usize];
+            word.store(change(word.load(Ordering::Relaxed), mask), Ordering::Relaxed);
+            next = end;
+        }
     }
 
-    pub(super) fn contains(&self, SampleId(id): SampleId) -> bool {
-        let word = self.words.get((id / 64) as usize);
-        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (id % 64) & 1 == 1)
+    pub(super) fn contains(&self, Slot(slot): Slot) -> bool {
+        let word = self.words.get((slot / 64) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (slot % 64) & 1 == 1)
     }
 
     pub(super) fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_set_and_cleared_to_the_bit() {
+        let residency = Residency::new(300);
+        for range in [0..1, 0..64, 3..300, 63..65, 64..128, 128..130, 5..5] {
+            residency.set(range.clone());
+            let there: Vec<u64> = (0..300).filter(|&slot| residency.contains(Slot(slot))).collect();
+            assert_eq!(there, range.clone().collect::<Vec<_>>());
+            assert_eq!(residency.count(), range.end - range.start);
+            residency.clear(range);
+            assert_eq!(residency.count(), 0);
+        }
+        residency.set(0..300);
+        residency.clear(70..71);
+        assert!(!residency.contains(Slot(70)) && !residency.contains(Slot(300)));
+        assert_eq!(residency.count(), 299);
     }
 }

@@ -24,6 +24,9 @@ pub(super) struct Job {
     pub(super) crossing: bool,
     /// The sample that goes on in the part behind the last one that came.
     pub(super) carried: Option<Carried>,
+    /// The first sample behind the part that came last: the first of the next part, if that one
+    /// comes next.
+    pub(super) next_sample: usize,
     pub(super) abandoned: bool,
 }
 
@@ -57,12 +60,14 @@ impl Job {
         let at = self.fetch.parts[part];
         let end = at.run_offset + at.len_bytes;
         let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");
-        let first = self.fetch.samples.partition_point(|s| s.run_offset < at.run_offset);
+        let first = self.first_sample_from(at.run_offset);
         let inside = self.fetch.samples[first..].iter().take_while(|s| s.run_offset < end);
+        let mut next_sample = first;
         // A sample that begins before this part and reaches into it makes the job `crossing` too:
         // the part that it begins in says so.
         let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
+            next_sample = index + 1;
             let start = sample.run_offset - at.run_offset;
             let Some(bytes) = bytes.get(start..start + sample.len_bytes as usize) else {
                 crossing = Some(index);
@@ -77,9 +82,19 @@ impl Job {
             }
             self.failures.push((index, corrupt(sample, found, learned)));
         }
+        self.next_sample = next_sample;
         self.crossing |= crossing.is_some();
         self.carry(part, crossing, learned);
         true
+    }
+
+    /// The first sample that begins at `run_offset` or behind it.
+    fn first_sample_from(&self, run_offset: usize) -> usize {
+        let (samples, next) = (&self.fetch.samples, self.next_sample);
+        let begins_before = |sample: &Placed| sample.run_offset < run_offset;
+        let is_first = next.checked_sub(1).is_none_or(|before| begins_before(&samples[before]))
+            && samples.get(next).is_none_or(|sample| !begins_before(sample));
+        if is_first { next } else { samples.partition_point(begins_before) }
     }
 
     /// Goes on with the checksum of the sample that reaches into `part`, and begins that of the one
@@ -229,6 +244,7 @@ mod tests {
             unread: Vec::new(),
             crossing: false,
             carried: None,
+            next_sample: 0,
             abandoned: false,
         }
     }

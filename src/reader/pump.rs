@@ -186,6 +186,7 @@ impl Pump {
             unread: Vec::new(),
             crossing: false,
             carried: None,
+            next_sample: 0,
             abandoned: false,
         };
         self.wanted += 1;
