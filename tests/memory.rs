@@ -10,9 +10,9 @@ use counting_alloc::{CountingAlloc, peak_during};
 use dlfs::format::Pack;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{Cpus, Device};
 use dlfs::reader::Batch;
 use dlfs::volume::{Image, OpenOptions};
 use images::{Sample, sample};
@@ -52,6 +52,22 @@ fn heap_of_two_epochs(device: &Arc<dyn Device>, kind: OrderKind) -> (usize, usiz
         image.directory().memory_bytes().total()
     });
     (peak, directory as usize)
+}
+
+#[test]
+fn a_memory_namespace_near_processors_has_all_its_pages_at_once() {
+    const LEN_BYTES: u64 = 192 << 20; // much more than what else this program does at a time
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let before = resident();
+    let device = MemNamespace::near(&Cpus::of_node(0).unwrap(), LEN_BYTES + 4096, 4096).unwrap();
+    assert!(resident() >= before + LEN_BYTES / 2, "its pages are there before anybody writes");
+    let mut bytes = vec![1; 8192];
+    let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    io.read_at(LEN_BYTES - 4096, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0), "and hold zeroes");
 }
 
 #[test]

@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 
-use super::{Completion, Device, Io, IoOp, Namespace, QueuePair};
+use super::{Completion, Cpus, Device, Io, IoOp, Namespace, QueuePair};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use crate::error::{Error, ErrorKind, Result};
-use crate::units::Lba;
+use crate::units::{ALIGN_BYTES, Lba};
 
 /// A namespace in memory. Clones are handles on the same bytes.
 ///
@@ -53,6 +53,20 @@ impl MemNamespace {
             engine: "mem".into(),
         };
         Ok(MemNamespace { region: Arc::new(Region::new(len_bytes)?), namespace })
+    }
+
+    /// As [`MemNamespace::new`], in memory near `cpus`, all of it taken now: the kernel gives a page
+    /// from the NUMA node of the processor that touches it first, so a thread that is bound to those
+    /// touches each.
+    ///
+    /// # Errors
+    /// As [`MemNamespace::new`]; the thread cannot be started or bound.
+    pub fn near(cpus: &Cpus, len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
+        cpus.run(|| {
+            let device = MemNamespace::new(len_bytes, block_len_bytes)?;
+            device.region.touch();
+            Ok(device)
+        })?
     }
 
     /// Another handle on the same bytes, whose queue pairs refuse writes.
@@ -175,6 +189,16 @@ impl Region {
             RwLock::new(pool.take(len).expect("as many slots as stripes").freeze())
         };
         Ok(Region { stripes: (0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect() })
+    }
+
+    /// Writes to every page, zeroes all of them.
+    fn touch(&self) {
+        for stripe in &self.stripes {
+            let mut place = stripe.write();
+            let mut bytes = std::mem::take(&mut *place).thaw().expect("nobody has the bytes yet");
+            bytes.chunks_mut(ALIGN_BYTES).for_each(|page| page[0] = 0);
+            *place = bytes.freeze();
+        }
     }
 
     fn read(&self, offset: u64, mut bytes: &mut [u8]) {
