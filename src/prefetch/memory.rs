@@ -42,8 +42,7 @@ impl Memory {
         if run.is_some() {
             return run;
         }
-        // What the thread that makes pages has taken comes back by itself.
-        if !(need == Need::Alone && self.starving && self.window.has_pages_to(usize::MAX)) {
+        if !(need == Need::Alone && self.starving) {
             return None;
         }
         self.over_window += 1;
@@ -69,7 +68,8 @@ impl Memory {
     }
 
     pub(super) fn set_starving(&mut self, starving: bool) {
-        self.starving = starving;
+        // What the thread that makes pages has taken comes back by itself: nothing need make way for it.
+        self.starving = starving && self.window.has_pages_to(usize::MAX);
     }
 
     pub(super) fn is_starving(&self) -> bool {
@@ -101,5 +101,17 @@ mod tests {
         assert!(memory.take(1 << 20, Need::Alone).is_some() && memory.over_window() == 0);
         drop((first, second));
         assert!(memory.take(1 << 20, Need::Ahead).is_some(), "used memory has pages");
+    }
+
+    #[test]
+    fn nothing_is_read_outside_the_window_while_its_pages_are_being_made() {
+        for (made, outside) in [(1 << 20, false), (usize::MAX, true)] {
+            let mut memory = Memory::new(Arc::new(Window::stuck_at(8 << 20, 1 << 20, made)));
+            let being_made = memory.pool().take_at(4 << 20, 1 << 20);
+            memory.set_starving(true);
+            assert_eq!(memory.take(8 << 20, Need::Alone).is_some(), outside);
+            assert_eq!((memory.over_window(), memory.is_starving()), (u64::from(outside), outside));
+            drop(being_made);
+        }
     }
 }
