@@ -101,7 +101,7 @@ fn a_warm_loader_goes_from_epoch_to_epoch_without_allocating() {
     let image = small_image(temp.path());
     let device = open(&image, &ConnectOptions::default()).unwrap();
     let options = TargetOptions::new("nqn.2026-11.io.dlfs:allocations".parse().unwrap());
-    let target = Target::bind(options, vec![device.into()]).unwrap();
+    let target = Target::bind(options, vec![device]).unwrap();
     for address in [image, target.address(Nsid(1))] {
         for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 }] {
             epochs_without_allocating(&address, kind);

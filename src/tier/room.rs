@@ -14,7 +14,8 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new(capacity: u64) -> Room {
-        Room { capacity, used: 0, is_off: false, free: vec![0..capacity] }
+        let all = 0..capacity;
+        Room { capacity, used: 0, is_off: false, free: vec![all] }
     }
 
     /// Whether so many pages in a row are free and may be given out.

@@ -89,7 +89,7 @@ fn sizes_come_from_a_data_sets_directory_imported_or_not() {
     }
     let (options, connect) = (ImportOptions::default(), ConnectOptions::default());
     let address = [Address::from_path(&image)];
-    import(&[data.clone()], &address, &options, &connect, &mut ()).unwrap();
+    import(std::slice::from_ref(&data), &address, &options, &connect, &mut ()).unwrap();
     for place in [&data, &image] {
         let place = place.to_str().unwrap();
         let run = ["run", &file, "--policy", "naive", "--json", "--dataset", place];
