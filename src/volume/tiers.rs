@@ -50,7 +50,9 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
     };
-    let epochs = first..options.epochs.end.max(first);
+    // A run may have no end, and a plan is made of one that has.
+    let end = options.epochs.end.min(first.saturating_add(MAX_PLANNED_EPOCHS));
+    let epochs = first..end.max(first);
     let run = Run::new(directory, options.order, epochs, options.world_size, options.tail)
         .map_err(crate::plan::PlanError::from)?
         .after(consumed);
@@ -68,3 +70,6 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     let fingerprint = cache.units().fingerprint();
     Ok(Plan { copies, reads: reads.collect(), fingerprint })
 }
+
+/// Epochs that a plan looks ahead: as many as planning is timed for.
+const MAX_PLANNED_EPOCHS: u64 = 100;

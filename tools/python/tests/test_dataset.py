@@ -233,7 +233,8 @@ def test_tiers_change_where_samples_come_from_and_nothing_else(tmp_path):
                 for batch in loader:
                     assert batch.tobytes() == [expected[index] for index in batch.ids]
                     order += batch.ids.tolist()
-            loader.close()  # it has the tiers too, and the next policy wants them
+            loader.close()
+            del loader  # it has the tiers too, and the next policy wants them
             orders.append(order)
     assert orders[0] == orders[1] == orders[2]
     for wrong in [
