@@ -117,12 +117,14 @@ fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
     make_files(folder, 1_000, 110_592)?; // 27 blocks: about an image of ImageNet
     let image = Image::open(&[Address::from_path(folder)], &OpenOptions::default())?;
     let device = in_memory_copy(&image.devices()[0])?;
-    let plain = image.clone().with_devices(vec![Arc::clone(&device)]);
+    let plain = image.with_devices(vec![device]);
     let tiers = TierOptions { tiers: vec!["ram:1G".parse()?], ..TierOptions::default() };
-    let tiered = image.with_devices(vec![device]).with_tiers(&tiers)?;
-    for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 }] {
+    let (global, grouped) = (OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 });
+    for (filled_by, kind) in [(global, global), (grouped, grouped), (global, grouped)] {
+        let tiered = plain.clone().with_tiers(&tiers)?;
         let mut ratios = Vec::new();
-        for round in 0..9 {
+        for round in 0..17 {
+            let kind = if round == 0 { filled_by } else { kind };
             let speed = |image: &Image| -> dlfs::Result<f64> {
                 let options = LoaderOptions::new(OrderSpec { kind, seed: round }, 64, 6);
                 let mut loader = image.loader(options)?;
@@ -142,7 +144,8 @@ fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
         let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
         let median = ratios[ratios.len() / 2];
         println!(
-            "\nall in memory, {kind:?}: with tiers / without {median:.3} ({least:.3} to {most:.3})"
+            "\nall in memory, {kind:?}, tier filled by {filled_by:?}: with tiers / without {median:.3} \
+             ({least:.3} to {most:.3})"
         );
     }
     Ok(())
