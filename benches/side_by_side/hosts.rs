@@ -240,7 +240,8 @@ fn read_samples(options: &Options, image: &Image) {
         }
         let mut loader = loader(image, options, MANY_EPOCHS);
         // Every buffer of the window has been used once when this much has been read.
-        let warm_bytes = 2 * options.number("window");
+        // A thread makes the window's pages beside it, on the same processor here: they are all made then.
+        let warm_bytes = 4 * options.number("window");
         take_batches(&mut loader, &mut batch, WARM, warm_bytes);
         measured(|| take_batches(&mut loader, &mut batch, limit(options), 0));
     });
