@@ -4,6 +4,9 @@
 //! `cargo bench --bench tiers`. A throttled origin against the bound that no cache can beat, which the
 //! simulator says, is `cargo bench -p dlfs-sim --bench measured`.
 
+#[path = "support/origin.rs"]
+mod origin;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,28 +17,16 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::folder::FolderNamespace;
-use dlfs::qpair::mem::MemNamespace;
 use dlfs::reader::Batch;
 use dlfs::tier::Policy;
 use dlfs::volume::{Image, OpenOptions};
+use origin::{in_memory_copy, make_files};
 
 fn main() -> dlfs::Result<()> {
     let place = tempfile::tempdir()?;
     small_files()?;
     large_files()?;
     in_memory(&place.path().join("data"))
-}
-
-fn in_memory_copy(origin: &Arc<dyn Device>) -> dlfs::Result<Arc<dyn Device>> {
-    let len = origin.namespace().len_bytes();
-    let copy = MemNamespace::new(len, 4096)?;
-    let mut from = Blocking::new(origin.queue_pair()?)?;
-    let mut to = Blocking::new(copy.queue_pair()?)?;
-    for at in (0..len).step_by(1 << 20) {
-        let bytes = from.read(at, (len - at).min(1 << 20) as usize)?;
-        to.write_at(at, &bytes)?;
-    }
-    Ok(Arc::new(copy.read_only()))
 }
 
 /// A folder of equal small files, 55 % of them kept, three epochs: opens and bytes of the origin.
@@ -155,20 +146,4 @@ fn settle(tiers: Option<&Cache>) {
     while tiers.is_some_and(|tiers| !tiers.is_settled()) {
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-fn make_files(folder: &std::path::Path, count: u64, len: u64) -> dlfs::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let mut word = 88_172_645_463_325_252_u64;
-    for file in 0..count {
-        let mut bytes = vec![0; len as usize];
-        for bytes in bytes.chunks_mut(8) {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
-        }
-        std::fs::write(folder.join(format!("{file:06}")), bytes)?;
-    }
-    Ok(())
 }

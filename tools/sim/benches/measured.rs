@@ -9,6 +9,8 @@
 //! - *read*: `dlfs probe` and `dlfs read` as processes against a target of this process whose namespace is
 //!   throttled. What was probed is what the simulator is given; the sizes come from the image's directory.
 
+#[path = "../../../benches/support/origin.rs"]
+mod origin;
 #[path = "../../../benches/support/throttle.rs"]
 mod throttle;
 
@@ -22,9 +24,7 @@ use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::Device;
-use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
-use dlfs::qpair::mem::MemNamespace;
 use dlfs::reader::Batch;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tier;
@@ -32,6 +32,7 @@ use dlfs::units::Nsid;
 use dlfs::volume::{Image, OpenOptions};
 use dlfs_sim::environment::{Class, Config, Dataset, Environment, Scheme, Sharing, Training};
 use dlfs_sim::policy::{Policy, Simulation};
+use origin::{in_memory_copy, make_files};
 use throttle::Throttled;
 
 type Failure = Box<dyn std::error::Error>;
@@ -78,7 +79,7 @@ fn training(epochs: u32, batch: u64) -> Training {
 fn bound(place: &Path) -> Result<(), Failure> {
     const FILES: u64 = 1_000;
     let folder = place.join("few");
-    make_files(&folder, FILES)?;
+    make_files(&folder, FILES, FILE_BYTES)?;
     let quota = FILES / 2 * FILE_BYTES;
     println!("origin 100 MB/s, {FILES} samples of {FILE_BYTES} bytes, tier of half, 5 epochs");
     println!("| compute MB/s | policy | seconds | bound | over it | simulated | of no tiers |");
@@ -141,7 +142,7 @@ fn read(place: &Path) -> Result<(), Failure> {
         return Ok(());
     };
     let (folder, image) = (place.join("many"), place.join("many.dlfs"));
-    make_files(&folder, FILES)?;
+    make_files(&folder, FILES, FILE_BYTES)?;
     command.run(&["import", "--quiet", text(&folder), text(&image)])?;
     let file: Arc<dyn Device> = Arc::new(FileNamespace::open(&image, FileOptions::default())?);
     let sizes = sizes(&image)?;
@@ -259,34 +260,6 @@ fn sizes(image: &Path) -> Result<Vec<u32>, Failure> {
     let directory = image.directory();
     let ids = (0..directory.num_live()).map(|rank| directory.id_of_live(rank));
     Ok(ids.map(|id| directory.len_bytes(id).unwrap_or(0)).collect())
-}
-
-fn in_memory_copy(origin: &Arc<dyn Device>) -> dlfs::Result<Arc<dyn Device>> {
-    let len = origin.namespace().len_bytes();
-    let copy = MemNamespace::new(len, 4096)?;
-    let mut from = Blocking::new(origin.queue_pair()?)?;
-    let mut to = Blocking::new(copy.queue_pair()?)?;
-    for at in (0..len).step_by(1 << 20) {
-        let bytes = from.read(at, (len - at).min(1 << 20) as usize)?;
-        to.write_at(at, &bytes)?;
-    }
-    Ok(Arc::new(copy.read_only()))
-}
-
-fn make_files(folder: &Path, count: u64) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let mut word = 88_172_645_463_325_252_u64;
-    for file in 0..count {
-        let mut bytes = vec![0; FILE_BYTES as usize];
-        for bytes in bytes.chunks_mut(8) {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
-        }
-        std::fs::write(folder.join(format!("{file:06}")), bytes)?;
-    }
-    Ok(())
 }
 
 fn text(path: &Path) -> &str {
