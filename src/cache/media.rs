@@ -72,8 +72,12 @@ fn in_file(
         let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
     };
-    let named =
-        |error: Error| error.hint(format!("see the tier {name}; each process needs its own"));
+    let named = |error: Error| match error.kind() {
+        ErrorKind::NotFound => {
+            error.hint(format!("the folder of the tier {name} is to be made first"))
+        }
+        _ => error.hint(format!("see the tier {name}; each process needs its own")),
+    };
     let device = open_file(path, quota).map_err(named)?;
     let mut io = Blocking::new(device.queue_pair()?)?;
     let old = io.read(0, data_offset as usize)?;
