@@ -341,9 +341,12 @@ fn a_state_file_is_replaced_as_a_whole_and_nothing_stays_beside_it() {
         assert_eq!(job::load_state(&path).unwrap().unwrap(), loader.state());
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    fs::write(&path, "{}").unwrap();
-    let error = job::load_state(&path).unwrap_err();
-    assert!(error.to_string().contains("run.json"), "{error}");
+    for wrong in [&b"{}"[..], b"\xff\xfe", &[b' '; 1 << 17]] {
+        fs::write(&path, wrong).unwrap();
+        let error = job::load_state(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("run.json"), "{error}");
+    }
     let nowhere = folder.path().join("no/run.json");
     assert!(job::save_state(&nowhere, &loader.state()).is_err());
 }
