@@ -2,25 +2,55 @@
 //
 // Made by cbindgen from tools/capi/src; do not edit.
 //
-// A function returns DLFS_OK (0), a positive number where it says so, or the negative number of an
-// error, whose text dlfs_last_error then has for the same thread.
+// What there is, in the order of a program:
+//
+//   dlfs_mount, dlfs_unmount                     a data set, by its address
+//   dlfs_get_info, dlfs_stat, dlfs_name, dlfs_list, ...   what is in it
+//   dlfs_open, dlfs_read, dlfs_close             one sample, as one reads a file
+//   dlfs_read_batch, dlfs_release                many samples in one call, by id or name
+//   dlfs_sequence, dlfs_bread, dlfs_release      a trainer's loop: shuffled batches, epoch after epoch,
+//                                                read ahead while the last one is worked on
+//   dlfs_state_save, dlfs_state_load             stop such a loop, and go on: every sample once
+//   dlfs_stats, dlfs_sequence_stats              what was read, in numbers
+//   dlfs_last_error, dlfs_strerror               why a call has failed
+//   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for tools that measure
+//
+// What the words mean: a data set (`dlfs import` makes one) is a number of *samples*, each a *record* of
+// bytes with a checksum, an *id* that counts from 0 in the order of its source, a name, and perhaps a
+// *label*; a label is the number of a *class* where classes have names. A record may be divided into
+// *fields*. An *image* is a data set as it lies on its *namespaces* (files, disks, NVMe/TCP targets);
+// adding and deleting samples makes its next *generation*. Of the *ranks* of a job, `world_size` many,
+// each is given its share of an *epoch*, which goes through all samples in a new order. A *window* is the
+// memory for what is read ahead, a *tier* a faster place that keeps what was read.
+//
+// A first program: examples/epoch.c. How to build one: cc program.c $(pkg-config --cflags --libs dlfs)
+//
+// Errors: a function returns DLFS_OK (0), a positive number where it says so, or the negative number of
+// an error, whose text dlfs_last_error then has for the same thread. Any function may return
+// DLFS_E_HANDLE, DLFS_E_SIZE, DLFS_E_INVALID and DLFS_E_NO_MEMORY; a function that reads, any number.
+// What is to be filled is left alone, or emptied, when a call fails; `needed` is filled all the same.
 //
 // Handles are checked: NULL, a closed handle, one that is closed twice and one that never was are
 // DLFS_E_HANDLE. A struct begins with its size, which is checked too; zero in any other field of an
 // option struct means the default. What the library cannot check is for the caller: a pointer that is
-// not NULL points to what its type says, and strings end with NUL.
+// not NULL points to what its type says, and strings end with NUL. Names of samples, classes and files
+// are bytes, in whatever encoding; NQNs, tiers and further `paths` are UTF-8.
 //
 // Threads: every function may be called from any thread at any time, also with the same handle; where
 // threads then share something, the function says what. A text of dlfs_last_error belongs to its thread.
 //
-// Forks: a child may use every handle of its parent. It makes connections of its own when it first
-// needs one, and the parent goes on undisturbed. Batches that were handed out before belong to both,
-// and each releases its own.
+// Functions of the caller's (should_stop, visit, arrived) run on the thread that made the call. They may
+// call the library. They must return: no longjmp, and no exception of C++.
+//
+// Forks: a child may use every handle of its parent, but for blocks. It makes connections of its own when
+// it first needs one, and the parent goes on undisturbed. Batches that were handed out before belong to
+// both, and each releases its own. A child that was made in a function of the caller's ends in it.
 //
 // Signals: no function is safe in a signal handler. A call that waits asks `should_stop` at least every
-// 100 ms, which may look at what a handler has set.
+// 100 ms, which may look at what a handler has set. Handlers may run on the library's threads, which
+// have the signal mask of the thread that called.
 //
-// A first program: examples/epoch.c. How to build one: cc program.c $(pkg-config --cflags --libs dlfs)
+// The library stays loaded when it is closed with dlclose.
 
 #ifndef DLFS_H
 #define DLFS_H
@@ -85,9 +115,6 @@
 // A mistake of the library itself.
 #define DLFS_E_INTERNAL -17
 
-// The label of a sample that has none.
-#define DLFS_NO_LABEL INT64_MIN
-
 // A full shuffle of all samples: the default.
 #define DLFS_ORDER_GLOBAL 0
 
@@ -148,6 +175,9 @@
 // The id of a folder in dlfs_list.
 #define DLFS_FOLDER UINT64_MAX
 
+// The label of a sample that has none.
+#define DLFS_NO_LABEL INT64_MIN
+
 // Fill the buffer from the namespace.
 #define DLFS_NS_READ 0
 
@@ -169,58 +199,8 @@ typedef struct dlfs_ns dlfs_ns;
 // A sequence of batches. Never looked into: a handle.
 typedef struct dlfs_seq dlfs_seq;
 
-// One field of a sample.
-typedef struct {
-    // Its bytes; NULL when this sample does not have the field.
-    const uint8_t *data;
-    // How many they are.
-    size_t len;
-} dlfs_field;
-
-// One sample of a batch.
-typedef struct {
-    // Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
-    uint64_t id;
-    // Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
-    const uint8_t *data;
-    // Its length in bytes.
-    size_t len;
-    // Its label, or DLFS_NO_LABEL.
-    int64_t label;
-    // Its fields, `num_fields` of them; one, the record, where samples are not divided.
-    const dlfs_field *fields;
-    // How many fields there are.
-    size_t num_fields;
-    // Its position in what was asked for; in a sequence, in the batch.
-    size_t index;
-    // DLFS_OK, or why it could not be read.
-    int status;
-} dlfs_item;
-
-// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
-//
-// What it points to stays until dlfs_release, whatever else is closed before.
-typedef struct {
-    // sizeof(dlfs_batch).
-    size_t size;
-    // The samples, `count` of them.
-    const dlfs_item *items;
-    // How many there are.
-    size_t count;
-    // Bytes of all samples.
-    uint64_t len_bytes;
-    // The epoch it belongs to; 0 for dlfs_read_batch.
-    uint64_t epoch;
-    // 1 when it is the last of its epoch on this rank, else 0.
-    uint32_t ends_epoch;
-    // Zero.
-    uint32_t reserved;
-    // What dlfs_release closes.
-    void *handle;
-} dlfs_batch;
-
-// Asked at least every 100 ms by a call that waits, on the thread that called it; a value other than
-// zero ends the call with DLFS_E_INTERRUPTED. It may call the library, and must return.
+// Asked at least every 100 ms by a call that waits, on the thread that made the call; a value other
+// than zero ends it with DLFS_E_INTERRUPTED. A call that need not wait may not ask.
 typedef int (*dlfs_should_stop)(void *user);
 
 // How a data set is mounted. Set `size` to `sizeof(dlfs_mount_options)`, and everything that is not
@@ -318,11 +298,40 @@ typedef struct {
 } dlfs_sample;
 
 // Sees one entry of dlfs_list: its name, which is good until it returns, and its id, or DLFS_FOLDER.
-// A value other than zero ends the listing with DLFS_E_INTERRUPTED. It may call the library.
+// A value other than zero ends the listing with DLFS_E_INTERRUPTED.
 typedef int (*dlfs_visit)(void *user, const char *name, uint64_t id);
 
+// One field of a sample.
+typedef struct {
+    // Its bytes; NULL when this sample does not have the field.
+    const uint8_t *data;
+    // How many they are.
+    size_t len;
+} dlfs_field;
+
+// One sample of a batch.
+typedef struct {
+    // Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
+    uint64_t id;
+    // Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
+    const uint8_t *data;
+    // Its length in bytes.
+    size_t len;
+    // Its label, or DLFS_NO_LABEL.
+    int64_t label;
+    // Its fields, `num_fields` of them; one, the record, where samples are not divided.
+    const dlfs_field *fields;
+    // How many fields there are.
+    size_t num_fields;
+    // Its position in what was asked for; in a sequence, in the batch.
+    size_t index;
+    // DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, but for a record
+    // that arrived as it was written and whose division into fields makes no sense: DLFS_E_CORRUPT.
+    int status;
+} dlfs_item;
+
 // Sees one sample as it arrives. The item, its fields and, unless the caller's memory was given, its
-// bytes are good until it returns. It may call the library, and must return.
+// bytes are good until it returns.
 typedef void (*dlfs_arrived)(void *user, const dlfs_item *item);
 
 // Which samples, and where to. Set `size` to `sizeof(dlfs_read_request)`, either `ids` or `names`, and
@@ -351,6 +360,29 @@ typedef struct {
     // Passed to `arrived`.
     void *user;
 } dlfs_read_request;
+
+// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
+//
+// What it points to stays until dlfs_release, whatever else is closed before. A batch that is filled
+// again without that is lost: its memory comes back to nobody. A copy of the struct is the same batch.
+typedef struct {
+    // sizeof(dlfs_batch).
+    size_t size;
+    // The samples, `count` of them.
+    const dlfs_item *items;
+    // How many there are.
+    size_t count;
+    // Bytes of all samples.
+    uint64_t len_bytes;
+    // The epoch it belongs to; 0 for dlfs_read_batch.
+    uint64_t epoch;
+    // 1 when it is the last of its epoch on this rank, else 0.
+    uint32_t ends_epoch;
+    // Zero.
+    uint32_t reserved;
+    // What dlfs_release closes.
+    void *handle;
+} dlfs_batch;
 
 // How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
 // that is not wanted otherwise to zero. Copied by the call.
@@ -395,6 +427,10 @@ typedef struct {
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
+    // 1: the thread that reads ahead burns a core rather than sleep while it waits.
+    uint32_t busy_poll;
+    // Zero.
+    uint32_t reserved;
 } dlfs_sequence_options;
 
 // What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
@@ -487,17 +523,15 @@ const char *dlfs_strerror(int code);
 // The version of the library, such as "0.1.0". Never NULL; valid for ever. Any thread.
 const char *dlfs_version(void);
 
-// Gives the memory of `batch` back, and empties the struct. Any thread.
-//
-// Items and everything that they point to are gone with it. DLFS_E_HANDLE: it was released before, or
-// never filled.
-int dlfs_release(dlfs_batch *batch);
-
-// Mounts the data set that lies on `addresses` (a path, an NVMe/TCP address, or several, separated by
-// commas, in any order) and gives its handle in `*fs`.
+// Mounts the data set that lies on `addresses` and gives its handle in `*fs`, to be closed with
+// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn`; several are separated by commas,
+// in any order.
 //
 // Reads the directory, not the names: those come with the first call that needs one. `options` may be
 // NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
+//
+// DLFS_E_NOT_FOUND: there is no such file, host or image. DLFS_E_REFUSED: the target, or the system,
+// lets nobody in. DLFS_E_TIMED_OUT: nothing has answered. DLFS_E_BUSY: another process has a tier.
 int dlfs_mount(const char *addresses,
                const dlfs_mount_options *options,
                dlfs_fs **fs);
@@ -557,8 +591,9 @@ int dlfs_open_id(const dlfs_fs *fs, uint64_t id, dlfs_file **file);
 // Reads up to `len` bytes from where the last dlfs_read of this handle ended, as read(2) does: returns
 // how many, 0 at the end, or an error's number.
 //
-// The first read brings the whole sample, verified, and later ones copy from it. Any thread; threads
-// that read from one handle get different parts.
+// The first read brings the whole sample, verified, and later ones copy from it. A call that fails
+// does not move where the next goes on. Any thread; threads that read from one handle get different
+// parts.
 int64_t dlfs_read(const dlfs_file *file,
                   void *buf,
                   size_t len);
@@ -582,11 +617,9 @@ int dlfs_read_batch(const dlfs_fs *fs,
                     const dlfs_read_request *request,
                     dlfs_batch *batch);
 
-// Makes a sequence of batches along an order and gives its handle in `*seq`. Reading ahead begins with
-// the first dlfs_bread. No I/O. Any thread.
-int dlfs_sequence(const dlfs_fs *fs,
-                  const dlfs_sequence_options *options,
-                  dlfs_seq **seq);
+// Makes a sequence of batches along an order and gives its handle in `*seq`, to be closed with
+// dlfs_sequence_close. Reading ahead begins with the first dlfs_bread. No I/O. Any thread.
+int dlfs_sequence(const dlfs_fs *fs, const dlfs_sequence_options *options, dlfs_seq **seq);
 
 // Gives the next batch in `batch`, to be released with dlfs_release, and waits while none is ready;
 // DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
@@ -596,6 +629,20 @@ int dlfs_sequence(const dlfs_fs *fs,
 // the batch that the parent was given last.
 int dlfs_bread(const dlfs_seq *seq,
                dlfs_batch *batch);
+
+// Has the memory for what is read ahead (`window_bytes`) made in the background from now on, which the
+// first dlfs_bread does otherwise: worth calling before a model is built, in the process that will
+// read. Returns at once, and does nothing where there is such memory already. No I/O. Any thread.
+//
+// DLFS_E_NO_MEMORY: the system does not give it.
+int dlfs_sequence_prepare(const dlfs_seq *seq);
+
+// Says where the run stands: the epoch of the next batch in `*epoch`, and in `*batches_left` how many
+// of its batches this rank has still to be given; 0 at the run's end. Either may be NULL. No I/O. Any
+// thread.
+int dlfs_sequence_at(const dlfs_seq *seq,
+                     uint64_t *epoch,
+                     uint64_t *batches_left);
 
 // Gives the number of batches of a whole epoch on this rank. No I/O. Any thread.
 int dlfs_sequence_len(const dlfs_seq *seq, uint64_t *batches);
@@ -632,6 +679,12 @@ int dlfs_state_get(const dlfs_seq *seq,
 // batches.
 int dlfs_state_set(const dlfs_seq *seq,
                    const char *json);
+
+// Gives the memory of `batch` back, and empties the struct. Any thread.
+//
+// Items and everything that they point to are gone with it. DLFS_E_HANDLE: it was released before, or
+// never filled.
+int dlfs_release(dlfs_batch *batch);
 
 // Says what reads by id and name on this mount have moved. Any thread.
 int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);

@@ -3,7 +3,8 @@
 //   cc epoch.c $(pkg-config --cflags --libs dlfs) -o epoch
 //   ./epoch train.dlfs 256 2 run.json
 //
-// With a state file a run that was stopped goes on where it was: stop it with Ctrl-C and see.
+// With a state file a run that was stopped goes on where it was: stop it with Ctrl-C and see. EPOCHS 0 is
+// without end.
 
 #include <dlfs.h>
 #include <signal.h>
@@ -34,6 +35,7 @@ int main(int argc, char **argv) {
     }
     const char *state = argc > 4 ? argv[4] : NULL;
     signal(SIGINT, on_signal);
+    setvbuf(stdout, NULL, _IOLBF, 0); // each line is seen when it is printed
 
     dlfs_mount_options mount = {.size = sizeof mount, .should_stop = should_stop};
     dlfs_fs *fs;
@@ -49,13 +51,19 @@ int main(int argc, char **argv) {
     };
     dlfs_seq *seq;
     if (dlfs_sequence(fs, &options, &seq)) return fail("sequence");
-    if (state && dlfs_state_load(seq, state) < 0) printf("from the start: %s\n", dlfs_last_error());
+    // A run that is new has no state yet; any other error, say a state of another data set, is one.
+    int loaded = state ? dlfs_state_load(seq, state) : DLFS_OK;
+    if (loaded != DLFS_OK && loaded != DLFS_E_NOT_FOUND) return fail("state");
+
+    // The memory for what is read ahead is made from here on, while a trainer builds its model.
+    if (dlfs_sequence_prepare(seq)) return fail("prepare");
 
     uint64_t samples = 0, bytes = 0;
     int64_t labels = 0;
-    int result;
+    int result = DLFS_OK;
     dlfs_batch batch = {.size = sizeof batch};
-    while ((result = dlfs_bread(seq, &batch)) == DLFS_OK) {
+    // should_stop is asked by a call that waits; one that need not wait is followed by this look.
+    while (!stopped && (result = dlfs_bread(seq, &batch)) == DLFS_OK) {
         for (size_t i = 0; i < batch.count; i++) {
             const dlfs_item *item = &batch.items[i];
             bytes += item->len; // item->data has as many bytes, each verified
@@ -72,6 +80,12 @@ int main(int argc, char **argv) {
         dlfs_release(&batch);
     }
     if (result < 0 && result != DLFS_E_INTERRUPTED) return fail("bread");
+
+    uint64_t epoch, left;
+    if (dlfs_sequence_at(seq, &epoch, &left)) return fail("at");
+    if (stopped)
+        printf("stopped: %llu batches of epoch %llu are left\n", (unsigned long long)left,
+               (unsigned long long)epoch);
     if (state && dlfs_state_save(seq, state)) return fail("save");
     dlfs_sequence_close(seq);
     dlfs_unmount(fs);

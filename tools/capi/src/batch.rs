@@ -41,13 +41,15 @@ pub struct Item {
     pub num_fields: usize,
     /// Its position in what was asked for; in a sequence, in the batch.
     pub index: usize,
-    /// DLFS_OK, or why it could not be read.
+    /// DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, but for a record
+    /// that arrived as it was written and whose division into fields makes no sense: DLFS_E_CORRUPT.
     pub status: c_int,
 }
 
 /// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
 ///
-/// What it points to stays until dlfs_release, whatever else is closed before.
+/// What it points to stays until dlfs_release, whatever else is closed before. A batch that is filled
+/// again without that is lost: its memory comes back to nobody. A copy of the struct is the same batch.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct BatchOut {

@@ -1,8 +1,9 @@
 //! One sample as a file: open, read, close.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use dlfs::job::{OnError, Wanted};
 use dlfs::reader::Batch;
@@ -21,8 +22,9 @@ pub(crate) struct File {
     /// `None` in tests of the table alone.
     mount: Option<Arc<Mount>>,
     id: SampleId,
-    /// The whole sample, once something has read from it.
-    bytes: OnceLock<Batch>,
+    /// The whole sample in a box of its own, once something has read from it; NULL before, and once set
+    /// the same to the end.
+    batch: AtomicPtr<Batch>,
     position: AtomicU64,
 }
 
@@ -64,12 +66,16 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
 /// Reads up to `len` bytes from where the last dlfs_read of this handle ended, as read(2) does: returns
 /// how many, 0 at the end, or an error's number.
 ///
-/// The first read brings the whole sample, verified, and later ones copy from it. Any thread; threads
-/// that read from one handle get different parts.
+/// The first read brings the whole sample, verified, and later ones copy from it. A call that fails
+/// does not move where the next goes on. Any thread; threads that read from one handle get different
+/// parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
         let file = handles::get::<File>(file.cast())?;
+        if buf.is_null() && len > 0 {
+            return Err(Failure::invalid("buf is NULL"));
+        }
         let bytes = file.bytes()?;
         let take = |position: u64| Some(position + part(bytes, position, len).len() as u64);
         let from = file.position.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
@@ -102,7 +108,8 @@ pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
 }
 
 fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
-    let file = File { mount: Some(mount), id, bytes: OnceLock::new(), position: AtomicU64::new(0) };
+    let batch = AtomicPtr::new(null_mut());
+    let file = File { mount: Some(mount), id, batch, position: AtomicU64::new(0) };
     Ok(handles::insert(file)?.cast())
 }
 
@@ -128,22 +135,39 @@ unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
 impl File {
     /// The sample's bytes, read by whoever asks first. Two threads may both read them; one copy stays.
     fn bytes(&self) -> Result<&[u8], Failure> {
-        if self.bytes.get().is_none() {
-            let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
-            let wanted = [self.id];
-            let read = mount.dataset.read(
-                Wanted::Ids(&wanted),
-                OnError::Raise,
-                &mut mount.stop.clone(),
-            )?;
-            let _ = self.bytes.set(read.batch); // another thread's are as good
+        if let Some(batch) = self.batch() {
+            return Ok(batch.bytes(0));
         }
-        Ok(self.bytes.get().map_or(&[], |batch| batch.bytes(0)))
+        let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
+        let (wanted, stop) = ([self.id], &mut mount.stop.clone());
+        let read = mount.dataset.read(Wanted::Ids(&wanted), OnError::Raise, stop)?;
+        let mine = Box::into_raw(Box::new(read.batch));
+        let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+        if self.batch.compare_exchange(null_mut(), mine, set, seen).is_err() {
+            // SAFETY: it was made above and nobody else has it; another thread's is as good.
+            drop(unsafe { Box::from_raw(mine) });
+        }
+        Ok(self.batch().map_or(&[], |batch| batch.bytes(0)))
+    }
+
+    fn batch(&self) -> Option<&Batch> {
+        // SAFETY: NULL or a box that `bytes` has set and that stays until this is dropped.
+        unsafe { self.batch.load(Ordering::Acquire).as_ref() }
     }
 
     #[cfg(test)]
     pub(crate) fn of_nothing() -> File {
-        let (bytes, position) = (OnceLock::new(), AtomicU64::new(0));
-        File { mount: None, id: SampleId(0), bytes, position }
+        let (batch, position) = (AtomicPtr::new(null_mut()), AtomicU64::new(0));
+        File { mount: None, id: SampleId(0), batch, position }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let batch = *self.batch.get_mut();
+        if !batch.is_null() {
+            // SAFETY: a box that `bytes` has set, and nobody has a reference to it any more.
+            drop(unsafe { Box::from_raw(batch) });
+        }
     }
 }

@@ -72,11 +72,15 @@ unsafe impl Struct for SampleOut {
     const NAME: &str = "dlfs_sample";
 }
 
-/// Mounts the data set that lies on `addresses` (a path, an NVMe/TCP address, or several, separated by
-/// commas, in any order) and gives its handle in `*fs`.
+/// Mounts the data set that lies on `addresses` and gives its handle in `*fs`, to be closed with
+/// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn`; several are separated by commas,
+/// in any order.
 ///
 /// Reads the directory, not the names: those come with the first call that needs one. `options` may be
 /// NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
+///
+/// DLFS_E_NOT_FOUND: there is no such file, host or image. DLFS_E_REFUSED: the target, or the system,
+/// lets nobody in. DLFS_E_TIMED_OUT: nothing has answered. DLFS_E_BUSY: another process has a tier.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mount(
     addresses: *const c_char,

@@ -7,7 +7,6 @@ use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_INTERRUPTED, DLFS_OK, Failure, guard};
 use crate::mount::{Fs, mount_of};
-use crate::options::unknown;
 use crate::structs::{give_text, optional_text};
 
 /// Bytes that the longest name takes with its NUL.
@@ -17,7 +16,7 @@ pub const DLFS_NAME_MAX: usize = 4097;
 pub const DLFS_FOLDER: u64 = u64::MAX;
 
 /// Sees one entry of dlfs_list: its name, which is good until it returns, and its id, or DLFS_FOLDER.
-/// A value other than zero ends the listing with DLFS_E_INTERRUPTED. It may call the library.
+/// A value other than zero ends the listing with DLFS_E_INTERRUPTED.
 pub type Visit =
     Option<unsafe extern "C" fn(user: *mut c_void, name: *const c_char, id: u64) -> c_int>;
 
@@ -74,7 +73,7 @@ pub unsafe extern "C" fn dlfs_list(
                 EntryKind::Sample(id) => show(&entry.name, id.0),
             }),
             1 => directory.for_each_below(folder, &mut |id, name| show(name, id.0)),
-            other => return Err(unknown("recursive", other as u32)),
+            other => return Err(Failure::invalid(format!("recursive is {other}, not 0 or 1"))),
         };
         listed.map_err(dlfs::Error::from)?;
         match stopped {

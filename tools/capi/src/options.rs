@@ -13,7 +13,7 @@ use dlfs::qpair::Direct;
 use dlfs::tier::{self, Policy};
 
 use crate::error::Failure;
-use crate::structs::{Struct, array, optional_text, path, text};
+use crate::structs::{Struct, array, path, utf8};
 
 /// A full shuffle of all samples: the default.
 pub const DLFS_ORDER_GLOBAL: u32 = 0;
@@ -56,8 +56,8 @@ pub const DLFS_POLICY_CLAIRVOYANT: u32 = 1;
 /// Tiers keep nothing.
 pub const DLFS_POLICY_NONE: u32 = 2;
 
-/// Asked at least every 100 ms by a call that waits, on the thread that called it; a value other than
-/// zero ends the call with DLFS_E_INTERRUPTED. It may call the library, and must return.
+/// Asked at least every 100 ms by a call that waits, on the thread that made the call; a value other
+/// than zero ends it with DLFS_E_INTERRUPTED. A call that need not wait may not ask.
 pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
 /// How a data set is mounted. Set `size` to `sizeof(dlfs_mount_options)`, and everything that is not
@@ -171,6 +171,10 @@ pub struct SequenceOptions {
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
+    /// 1: the thread that reads ahead burns a core rather than sleep while it waits.
+    pub busy_poll: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 // SAFETY: numbers, a pointer and an optional function, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -212,11 +216,11 @@ impl MountOptions {
         // SAFETY: the caller's promise.
         unsafe {
             for &address in array(self.paths, self.num_paths, "paths")? {
-                let address = String::from_utf8_lossy(text(address, "a path")?);
+                let address = utf8(address, "a path")?;
                 connect.paths.push(address.parse::<Address>().map_err(dlfs::Error::from)?);
             }
-            if let Some(nqn) = optional_text(self.hostnqn) {
-                let nqn = String::from_utf8_lossy(nqn);
+            if !self.hostnqn.is_null() {
+                let nqn = utf8(self.hostnqn, "hostnqn")?;
                 let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
                 connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
             }
@@ -224,8 +228,7 @@ impl MountOptions {
                 options.open.tiers = Environment::read(path(self.tiers_file)?)?.options()?;
             }
             for &tier in array(self.tiers, self.num_tiers, "tiers")? {
-                let tier = String::from_utf8_lossy(text(tier, "a tier")?);
-                options.open.tiers.tiers.push(tier.parse()?);
+                options.open.tiers.tiers.push(utf8(tier, "a tier")?.parse()?);
             }
             if !self.snapshot.is_null() {
                 options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
@@ -329,6 +332,10 @@ impl SequenceOptions {
             other => return Err(unknown("on_error", other)),
         };
         options.copy_threads = flag(self.one_piece, "one_piece")?.then_some(1);
+        options.busy_poll = flag(self.busy_poll, "busy_poll")?;
+        if self.reserved != 0 {
+            return Err(Failure::invalid("reserved is not zero"));
+        }
         set_time(&mut options.deadline, self.call_timeout_ms);
         set_pairs(&mut options.queue_pairs, self.queue_pairs)?;
         set_window(&mut options.window_bytes, self.window_bytes)?;

@@ -13,7 +13,7 @@ use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP
 use crate::structs::{Struct, array, check_out, give, take, text};
 
 /// Sees one sample as it arrives. The item, its fields and, unless the caller's memory was given, its
-/// bytes are good until it returns. It may call the library, and must return.
+/// bytes are good until it returns.
 pub type Arrived = Option<unsafe extern "C" fn(user: *mut c_void, item: *const Item)>;
 
 /// Which samples, and where to. Set `size` to `sizeof(dlfs_read_request)`, either `ids` or `names`, and

@@ -11,7 +11,7 @@ use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
 use crate::handles;
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop};
-use crate::structs::{check_out, give, give_text, path, put, take, text};
+use crate::structs::{check_out, give, give_text, path, put, take, utf8};
 
 /// A sequence of batches. Never looked into: a handle.
 pub struct Seq(());
@@ -20,6 +20,22 @@ pub struct Seq(());
 pub(crate) struct Sequence {
     pub(crate) loader: Loader,
     stop: Stop,
+}
+
+impl Sequence {
+    /// The epoch of the next batch, and how many of its batches are left, both of one epoch.
+    fn place(&self) -> (u64, u64) {
+        loop {
+            let epoch = self.loader.epoch();
+            if epoch >= self.loader.options().epochs.end {
+                return (epoch, 0);
+            }
+            let left = self.loader.batches_left();
+            if self.loader.epoch() == epoch {
+                return (epoch, left);
+            }
+        }
+    }
 }
 
 impl Drop for Sequence {
@@ -32,8 +48,8 @@ pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
     handles::get(seq.cast())
 }
 
-/// Makes a sequence of batches along an order and gives its handle in `*seq`. Reading ahead begins with
-/// the first dlfs_bread. No I/O. Any thread.
+/// Makes a sequence of batches along an order and gives its handle in `*seq`, to be closed with
+/// dlfs_sequence_close. Reading ahead begins with the first dlfs_bread. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence(
     fs: *const Fs,
@@ -80,6 +96,43 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         let place = (next.epoch().0, next.ends_epoch());
         // SAFETY: the items point into the batch that goes with them.
         unsafe { hand_out(batch, Some(next), items, fields, place)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Has the memory for what is read ahead (`window_bytes`) made in the background from now on, which the
+/// first dlfs_bread does otherwise: worth calling before a model is built, in the process that will
+/// read. Returns at once, and does nothing where there is such memory already. No I/O. Any thread.
+///
+/// DLFS_E_NO_MEMORY: the system does not give it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
+    guard(|| {
+        sequence_of(seq)?.loader.prepare()?;
+        Ok(DLFS_OK)
+    })
+}
+
+/// Says where the run stands: the epoch of the next batch in `*epoch`, and in `*batches_left` how many
+/// of its batches this rank has still to be given; 0 at the run's end. Either may be NULL. No I/O. Any
+/// thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_at(
+    seq: *const Seq,
+    epoch: *mut u64,
+    batches_left: *mut u64,
+) -> c_int {
+    guard(|| {
+        let sequence = sequence_of(seq)?;
+        let (at, left) = sequence.place();
+        // SAFETY: the caller's promise, see the chapter of the library.
+        unsafe {
+            for (to, value, what) in [(epoch, at, "epoch"), (batches_left, left, "batches_left")] {
+                if !to.is_null() {
+                    put(to, value, what)?;
+                }
+            }
+        }
         Ok(DLFS_OK)
     })
 }
@@ -170,8 +223,8 @@ pub unsafe extern "C" fn dlfs_state_get(
 pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise, see the chapter of the library.
-        let json = String::from_utf8_lossy(unsafe { text(json, "json")? });
-        sequence_of(seq)?.loader.set_state(&State::from_json(&json)?)?;
+        let json = unsafe { utf8(json, "json")? };
+        sequence_of(seq)?.loader.set_state(&State::from_json(json)?)?;
         Ok(DLFS_OK)
     })
 }

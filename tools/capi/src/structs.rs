@@ -1,6 +1,7 @@
 //! Structs that carry their size, strings and buffers: what comes from C, checked as far as it can be.
 
 use std::ffi::{CStr, OsStr, c_char};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -12,23 +13,30 @@ use crate::error::{DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure};
 /// As said: its first field is a `usize` at offset 0, and no byte pattern is invalid for it.
 pub(crate) unsafe trait Struct: Copy {
     const NAME: &str;
+    /// Sizes that it had in earlier versions: what was added since is zero for programs of then.
+    const EARLIER: &[usize] = &[];
 }
 
-/// What is behind `from`, whose size is known and whose unknown rest is zero.
+/// What is behind `from`, whose size is known; fields that it has not are zero, as are those that this
+/// version does not know.
 ///
 /// # Safety
 /// `from` is NULL or points to a struct of the size that its first field says.
 pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
     let size = known_size(from)?;
-    let known = size_of::<T>();
+    let known = size.min(size_of::<T>());
     // SAFETY: the caller's promise; `size` bytes are there.
     let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|byte| *byte != 0) {
         let text = format!("{} has fields that this version does not know", T::NAME);
         return Err(Failure::new(DLFS_E_UNSUPPORTED, text));
     }
-    // SAFETY: aligned, as large as it must be, and any bytes make a `T`.
-    Ok(unsafe { from.read() })
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are there and in `value`; whole fields or zeroes, and any bytes make a `T`.
+    unsafe {
+        value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from.cast(), known);
+        Ok(value.assume_init())
+    }
 }
 
 /// As [`take`], where NULL means `T`'s defaults.
@@ -55,11 +63,13 @@ pub(crate) unsafe fn check_out<T: Struct>(to: *mut T) -> Result<(), Failure> {
 /// As [`take`], and nothing else looks at it meanwhile.
 pub(crate) unsafe fn give<T: Struct>(to: *mut T, value: T) -> Result<(), Failure> {
     let size = known_size(to.cast_const())?;
+    let known = size.min(size_of::<T>());
+    let bytes = to.cast::<u8>();
     // SAFETY: aligned, and `size` bytes of it are there.
     unsafe {
-        to.write(value);
-        to.cast::<usize>().write(size);
-        to.cast::<u8>().add(size_of::<T>()).write_bytes(0, size - size_of::<T>());
+        bytes.copy_from_nonoverlapping((&raw const value).cast(), known);
+        bytes.cast::<usize>().write(size);
+        bytes.add(known).write_bytes(0, size - known);
     }
     Ok(())
 }
@@ -74,11 +84,14 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
     }
     // SAFETY: not NULL and aligned; by the trait, the first field is a `usize`.
     let size = unsafe { at.cast::<usize>().read() };
-    if (size_of::<T>()..=MAX_SIZE).contains(&size) {
+    let known = size_of::<T>();
+    if (known..=MAX_SIZE).contains(&size) || T::EARLIER.contains(&size) {
         return Ok(size);
     }
-    let known = size_of::<T>();
-    let text = format!("{name} says that it has {size} bytes, at least {known} are known");
+    let text = format!(
+        "{name} says that it has {size} bytes, which is none of its sizes; here it has {known}: \
+         set size to sizeof({name})"
+    );
     Err(Failure::new(DLFS_E_SIZE, text))
 }
 
@@ -96,6 +109,17 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a [u8
 pub(crate) unsafe fn optional_text<'a>(text: *const c_char) -> Option<&'a [u8]> {
     // SAFETY: not NULL, and it ends with NUL by the caller's promise.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
+}
+
+/// A string that is UTF-8: what it names would be another thing otherwise.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    // SAFETY: the same promise.
+    let bytes = unsafe { self::text(text, what)? };
+    std::str::from_utf8(bytes)
+        .map_err(|_| Failure::invalid(format!("{what} is not UTF-8: '{}'", bytes.escape_ascii())))
 }
 
 /// # Safety
@@ -189,6 +213,19 @@ mod tests {
         const NAME: &str = "two";
     }
 
+    /// As a later version has it.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    #[repr(C)]
+    struct Three {
+        two: Two,
+        added: u64,
+    }
+    // SAFETY: numbers alone, the size first.
+    unsafe impl Struct for Three {
+        const NAME: &str = "three";
+        const EARLIER: &[usize] = &[size_of::<Two>()];
+    }
+
     fn code<T>(result: Result<T, Failure>) -> i32 {
         result.err().map_or(0, |failure| failure.code)
     }
@@ -221,6 +258,22 @@ mod tests {
         // SAFETY: three numbers are there.
         unsafe { give(to, Two { size: 0, value: 5 }) }.ok().unwrap();
         assert_eq!(numbers, [24, 5, 0]);
+    }
+
+    #[test]
+    fn a_smaller_struct_of_an_earlier_version_is_taken_and_filled_as_far_as_it_goes() {
+        let mut numbers = [16u64, 7, 9];
+        let at = numbers.as_mut_ptr().cast::<Three>();
+        // SAFETY: as many numbers are there as the first says.
+        let three = unsafe { take(at.cast_const()) }.ok().unwrap();
+        assert_eq!((three.two.value, three.added), (7, 0), "what it has not is zero");
+        let value = Three { two: Two { size: 0, value: 5 }, added: 6 };
+        // SAFETY: as above.
+        unsafe { give(at, value) }.ok().unwrap();
+        assert_eq!(numbers, [16, 5, 9], "nothing behind its end is touched");
+        numbers[0] = 20; // of no version: half a field
+        // SAFETY: as above.
+        assert_eq!(code(unsafe { take(numbers.as_ptr().cast::<Three>()) }), DLFS_E_SIZE);
     }
 
     #[test]

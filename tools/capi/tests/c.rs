@@ -2,200 +2,20 @@
 //!
 //! What the machine lacks is skipped, loudly.
 
-use std::ffi::OsStr;
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
-use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 use dlfs::volume::{Image, OpenOptions};
 
-/// libdlfs, installed; `None` where programs in C cannot be built.
-fn prefix() -> Option<&'static Path> {
-    static PREFIX: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
-    let prefix = PREFIX.get_or_init(|| {
-        if !(has("cc") && has("pkg-config") && has("python3")) {
-            return None;
-        }
-        let prefix = tempfile::tempdir().unwrap();
-        // This program lies in the folder where cargo has built the library.
-        let built = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-        let install = here().join("install");
-        run(Command::new("python3").arg(install).arg(prefix.path()).arg("--from").arg(built));
-        Some(prefix)
-    });
-    if prefix.is_none() {
-        println!("SKIPPED: cc, pkg-config and python3 are needed");
-    }
-    prefix.as_ref().map(tempfile::TempDir::path)
-}
-
-/// Memory that nothing points to any more is an error.
-const LEAKS: &str = "--leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite";
-
-fn here() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn has(program: &str) -> bool {
-    let found = Command::new(program).arg("--version").output();
-    found.is_ok_and(|output| output.status.success())
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}\n{text}{complaints}", output.status);
-    text
-}
-
-/// How a program is built and run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum How {
-    Plain,
-    Static,
-    Asan,
-    Valgrind,
-}
-
-impl How {
-    /// All that this machine has; says what it has not.
-    fn all() -> Vec<How> {
-        let mut ways = vec![How::Plain, How::Static];
-        if has_asan() {
-            ways.push(How::Asan);
-        } else {
-            println!("SKIPPED: cc has no AddressSanitizer here");
-        }
-        if has("valgrind") {
-            ways.push(How::Valgrind);
-        } else {
-            println!("SKIPPED: valgrind is not installed");
-        }
-        ways
-    }
-}
-
-fn has_asan() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
-        fs::write(&source, "int main(void) { return 0; }").unwrap();
-        let mut cc = Command::new("cc");
-        cc.arg("-fsanitize=address,undefined").arg(&source).arg("-o").arg(&program);
-        cc.output().is_ok_and(|output| output.status.success())
-            && Command::new(&program).output().is_ok_and(|output| output.status.success())
-    })
-}
-
-/// A source file, built against the installed library.
-struct Program {
-    folder: tempfile::TempDir,
-    how: How,
-}
-
-impl Program {
-    fn build(prefix: &Path, source: &Path, how: How) -> Program {
-        let folder = tempfile::tempdir().unwrap();
-        let pkg_config = |option: &[&str]| {
-            let mut command = Command::new("pkg-config");
-            command.args(option).arg("dlfs");
-            let text = run(command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")));
-            text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-        };
-        let plus = source.extension() == Some(OsStr::new("cpp"));
-        let mut cc = Command::new(if plus { "c++" } else { "cc" });
-        cc.args([if plus { "-std=c++11" } else { "-std=gnu99" }, "-g", "-O1", "-pthread"]);
-        cc.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"]).arg(source);
-        cc.args(pkg_config(&["--cflags"]));
-        if how == How::Asan {
-            cc.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
-        }
-        if how == How::Static {
-            cc.arg(prefix.join("lib/libdlfs.a"));
-            let libraries = pkg_config(&["--libs", "--static"]);
-            cc.args(libraries.iter().filter(|name| *name != "-ldlfs"));
-        } else {
-            cc.args(pkg_config(&["--libs"]));
-            cc.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
-        }
-        run(cc.arg("-o").arg(folder.path().join("program")));
-        Program { folder, how }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let program = self.folder.path().join("program");
-        let mut command = match self.how {
-            How::Valgrind => {
-                let mut valgrind = Command::new("valgrind");
-                valgrind.args(["-q", "--error-exitcode=9", "--fair-sched=yes"]);
-                let known = here().join("tests/c/valgrind.supp");
-                valgrind.arg(format!("--suppressions={}", known.display()));
-                valgrind.env("VALGRIND_OPTS", LEAKS);
-                valgrind.arg(program);
-                valgrind
-            }
-            _ => Command::new(program),
-        };
-        command.args(arguments);
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> String {
-        run(&mut self.command(arguments))
-    }
-}
-
-/// A data set of 180 samples in 3 classes, as tests/c/check.h knows it.
-struct Source {
-    temp: tempfile::TempDir,
-}
-
-impl Source {
-    fn new() -> Source {
-        let temp = tempfile::tempdir().unwrap();
-        for id in 0..180usize {
-            let folder = temp.path().join(format!("files/class{}", id / 60));
-            fs::create_dir_all(&folder).unwrap();
-            let bytes: Vec<u8> = (0..id * 37 % 5000).map(|i| (id * 31 + i * 7) as u8).collect();
-            fs::write(folder.join(format!("{:04}", id % 60)), bytes).unwrap();
-        }
-        let source = Source { temp };
-        source.import("files", "train.dlfs");
-        source
-    }
-
-    fn import(&self, from: &str, to: &str) {
-        let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
-        let (from, to) = (self.temp.path().join(from), Address::from_path(self.path(to)));
-        import(&[from], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.temp.path().join(name)
-    }
-
-    fn address(&self) -> String {
-        self.path("train.dlfs").to_str().unwrap().to_owned()
-    }
-
-    fn serve(&self) -> Target {
-        let image = Address::from_path(self.path("train.dlfs"));
-        let device = qpair::open(&image, &ConnectOptions::default()).unwrap();
-        let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let nqn = "nqn.2026-11.io.dlfs:train".parse().unwrap();
-        Target::bind(TargetOptions { listen, ..TargetOptions::new(nqn) }, vec![device]).unwrap()
-    }
-}
+use common::{How, Program, Source, has, here, prefix, run};
 
 #[test]
 fn every_function_is_right_used_right_and_an_error_used_wrong() {
@@ -213,48 +33,6 @@ fn every_function_is_right_used_right_and_an_error_used_wrong() {
             println!("{how:?} {address}");
             program.run(&[&address, other, folder]);
         }
-    }
-}
-
-#[test]
-fn threads_share_handles_and_children_of_forks_read_on() {
-    let Some(prefix) = prefix() else { return };
-    let source = Source::new();
-    let target = source.serve();
-    for how in How::all() {
-        let program = Program::build(prefix, &here().join("tests/c/threads.c"), how);
-        let forks = match how {
-            // A thousand in all where it is quick, half of them while threads read.
-            How::Plain => "250",
-            // A child may find the sanitizer's allocator locked by a thread that it does not have
-            // (google/sanitizers issue 774, gcc before 14): threads alone there.
-            How::Asan => "0",
-            How::Static | How::Valgrind => "3",
-        };
-        for address in [source.address(), target.address(Nsid(1)).to_string()] {
-            println!("{how:?} {address}");
-            // A child leaves alone, and so leaks, what its parent's threads had: that is the rule.
-            run(program.command(&[&address, forks]).env("VALGRIND_OPTS", "--leak-check=no"));
-        }
-    }
-}
-
-#[test]
-fn a_target_that_goes_away_is_an_error_in_time() {
-    let Some(prefix) = prefix() else { return };
-    let source = Source::new();
-    let ways = How::all().into_iter().filter(|how| *how != How::Static);
-    for how in ways {
-        let target = source.serve();
-        let program = Program::build(prefix, &here().join("tests/c/away.c"), how);
-        let mut command = program.command(&[&target.address(Nsid(1)).to_string()]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        target.stop();
-        let output = child.wait_with_output().unwrap();
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{how:?}: {line}{complaints}");
     }
 }
 
@@ -301,20 +79,6 @@ fn a_damaged_sample_costs_what_the_caller_says() {
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
             program.run(&[&address, "100"]);
-        }
-    }
-}
-
-#[test]
-fn a_program_may_end_with_everything_open_and_reads_under_way() {
-    let Some(prefix) = prefix() else { return };
-    let source = Source::new();
-    let target = source.serve();
-    for how in How::all() {
-        let program = Program::build(prefix, &here().join("tests/c/leave.c"), how);
-        for address in [source.address(), target.address(Nsid(1)).to_string()] {
-            println!("{how:?} {address}");
-            (0..5).for_each(|_| drop(program.run(&[&address])));
         }
     }
 }
@@ -393,11 +157,36 @@ fn the_examples_do_what_they_say() {
             assert_eq!(out.matches(&line).count(), 2, "{out}");
             let again = epoch.run(&[&address, "50", "2", state.to_str().unwrap()]);
             assert_eq!(again, "", "the state says that all is read");
-            fs::remove_file(state).unwrap();
+            fs::remove_file(&state).unwrap();
+            stop_and_go_on(&epoch, &address, &state);
             let out = files.run(&[&address, "class1"]);
             assert!(out.starts_with("class1/0000 has 2220 bytes\n60 samples, "), "{out}");
         }
     }
+}
+
+/// Ctrl-C in the middle of a run without an end; then one more epoch from the state.
+fn stop_and_go_on(epoch: &Program, address: &str, state: &Path) {
+    let arguments = [address, "7", "0", state.to_str().unwrap()];
+    let mut child = epoch.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap(); // it reads
+    run(Command::new("kill").args(["-INT", &child.id().to_string()]));
+    let last = lines.last().unwrap().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(last.starts_with("stopped: "), "{last}");
+    let numbers = last.split(' ').filter_map(|word| word.parse().ok()).collect::<Vec<u64>>();
+    let [left, at] = numbers[..] else { panic!("{last}") };
+    let out = epoch.run(&[address, "7", &(at + 1).to_string(), state.to_str().unwrap()]);
+    // 25 batches of 7 and one of 5; where it stopped between two epochs, all 26 of the next are left.
+    let samples = if left == 0 { 0 } else { (left - 1) * 7 + 5 };
+    let line = format!("epoch {at}: {samples} samples, ");
+    assert!(samples > 0 && out.starts_with(&line) && out.lines().count() == 1, "{last}\n{out}");
+    fs::write(state, "{}").unwrap();
+    let refused = epoch.command(&arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("no reading state"), "{said}");
+    fs::remove_file(state).unwrap();
 }
 
 #[test]
@@ -409,6 +198,28 @@ fn the_header_is_c_plus_plus_too() {
     }
     let source = Source::new();
     Program::build(prefix, &here().join("tests/c/plus.cpp"), How::Plain).run(&[&source.address()]);
+}
+
+#[test]
+fn the_header_stands_alone_in_every_standard() {
+    for (compiler, standards) in [
+        ("gcc", &["c99", "c11", "gnu17"][..]),
+        ("clang", &["c99", "c11", "gnu17"]),
+        ("g++", &["c++11", "c++14", "c++17", "c++20"]),
+        ("clang++", &["c++11", "c++14", "c++17", "c++20"]),
+    ] {
+        if !has(compiler) {
+            println!("SKIPPED: {compiler} is not installed");
+            continue;
+        }
+        let language = if compiler.ends_with("++") { "c++" } else { "c" };
+        for standard in standards {
+            let mut check = Command::new(compiler);
+            check.arg(format!("-std={standard}")).args(["-fsyntax-only", "-x", language]);
+            check.args(["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]);
+            run(check.arg("-include").arg(here().join("dlfs.h")).arg("/dev/null"));
+        }
+    }
 }
 
 #[test]

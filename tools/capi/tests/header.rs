@@ -5,13 +5,13 @@ use std::path::Path;
 /// In the order in which the header has them.
 const SOURCES: [&str; 10] = [
     "error",
-    "batch",
     "options",
     "mount",
     "names",
     "file",
     "read_batch",
     "sequence",
+    "batch",
     "stats",
     "namespace",
 ];

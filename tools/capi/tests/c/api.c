@@ -200,12 +200,23 @@ static void of_sequences(dlfs_fs *fs) {
             dlfs_seq *seq;
             CHECK(dlfs_sequence(fs, &options, &seq) == 0);
             uint64_t batches;
+            uint64_t epoch, left;
             CHECK(dlfs_sequence_len(seq, &batches) == 0 && batches == 26);
-            CHECK(drain(seq, ids) == 2 * NUM);
+            CHECK(dlfs_sequence_prepare(seq) == 0 && dlfs_sequence_prepare(seq) == 0); // the second: no more
+            CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && epoch == 0 && left == 26);
+            for (uint64_t i = 1; i <= 27; i++) { // into the second epoch, and back
+                dlfs_batch batch = {.size = sizeof batch};
+                CHECK(dlfs_bread(seq, &batch) == 0 && batch.ends_epoch == (i == 26));
+                CHECK(dlfs_release(&batch) == 0 && dlfs_sequence_at(seq, &epoch, &left) == 0);
+                CHECK(epoch == i / 26 && left == 26 - i % 26);
+            }
+            CHECK(dlfs_set_epoch(seq, 0) == 0 && drain(seq, ids) == 2 * NUM);
+            CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && epoch == 2 && left == 0);
+            CHECK(dlfs_sequence_prepare(seq) == 0); // there is such memory already
             for (size_t i = 0; i < NUM; i++) CHECK(ids[i] == 2);
             dlfs_stats_t stats = {.size = sizeof stats};
             CHECK(dlfs_sequence_stats(seq, &stats) == 0);
-            CHECK(stats.samples == 2 * NUM && stats.batches == 52);
+            CHECK(stats.samples > 2 * NUM && stats.batches == 52 + 27 && stats.sample_bytes > 0);
             CHECK(dlfs_set_epoch(seq, 1) == 0 && drain(seq, ids) == NUM);
             CHECK(dlfs_sequence_close(seq) == 0);
             FAILS(DLFS_E_HANDLE, dlfs_sequence_close(seq), "closed before");
@@ -278,7 +289,7 @@ static void of_states(dlfs_fs *fs, const char *other, const char *folder) {
     CHECK(dlfs_sequence(fs, &options, &rest) == 0);
     FAILS(DLFS_E_INVALID, dlfs_state_load(rest, path), "seed is 3");
     FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "{}"), "no reading state");
-    FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "\xff"), "no reading state");
+    FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "\xff"), "not UTF-8");
     FAILS(DLFS_E_INVALID, dlfs_state_set(rest, NULL), "json is NULL");
     FAILS(DLFS_E_INVALID, dlfs_set_epoch(rest, 2), "no epoch 2");
     snprintf(path, sizeof path, "%s/absent.json", folder);

@@ -1,0 +1,173 @@
+//! What C programs do wrong, and what is done to them: misuse, threads, forks, signals, a system that has
+//! nothing left, targets that are away. An error comes back, in time, and nothing worse.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use dlfs::units::Nsid;
+
+use common::{How, Program, Source, here, prefix, run};
+
+#[test]
+fn whatever_is_asked_wrongly_is_an_error_and_nothing_worse() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/wrong.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address, source.temp.path().to_str().unwrap()]);
+        }
+    }
+}
+
+#[test]
+fn every_function_may_be_in_use_by_all_threads_at_once() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/crowd.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address, source.temp.path().to_str().unwrap()]);
+        }
+    }
+}
+
+#[test]
+fn a_child_uses_and_closes_what_its_parent_had_in_every_state() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        if how == How::Asan {
+            continue; // a child may hang in the sanitizer's allocator, see below
+        }
+        let program = Program::build(prefix, &here().join("tests/c/forks.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            // A child leaks what its parent's threads had: that is the rule.
+            run(program.command(&[&address]).env("VALGRIND_OPTS", "--leak-check=no"));
+        }
+    }
+}
+
+#[test]
+fn signals_that_interrupt_every_call_change_nothing() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    // In valgrind a program gets no further between two signals.
+    for how in How::all().into_iter().filter(|how| *how != How::Valgrind) {
+        let program = Program::build(prefix, &here().join("tests/c/signals.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address]);
+        }
+    }
+}
+
+#[test]
+fn what_the_system_does_not_give_is_an_error() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    // Sanitizer and valgrind take files and addresses of their own.
+    for how in [How::Plain, How::Static] {
+        let program = Program::build(prefix, &here().join("tests/c/starved.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address]);
+        }
+    }
+}
+
+#[test]
+fn a_target_that_says_nothing_is_given_up() {
+    let Some(prefix) = prefix() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap(); // connects by the kernel, and nobody accepts
+    let address = format!("nvme-tcp://{}/nqn.2026-11.io.dlfs:x", listener.local_addr().unwrap());
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/silent.c"), how);
+        // The thread that connects is left to its own end: what it has then is in use yet.
+        run(program.command(&[&address]).env("VALGRIND_OPTS", "--leak-check=no"));
+    }
+}
+
+#[test]
+fn a_plugin_may_be_closed_with_everything_open() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let program = source.path("plugin");
+    let mut cc = Command::new("cc"); // not linked with the library: it is loaded, and closed
+    cc.args(["-std=gnu99", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]);
+    cc.arg("-I").arg(prefix.join("include")).arg(here().join("tests/c/plugin.c"));
+    run(cc.arg("-ldl").arg("-o").arg(&program));
+    for address in [source.address(), target.address(Nsid(1)).to_string()] {
+        println!("{address}");
+        run(Command::new(&program).arg(address).arg(prefix.join("lib/libdlfs.so")));
+    }
+}
+
+#[test]
+fn threads_share_handles_and_children_of_forks_read_on() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/threads.c"), how);
+        let forks = match how {
+            // A thousand in all where it is quick, half of them while threads read.
+            How::Plain => "250",
+            // A child may find the sanitizer's allocator locked by a thread that it does not have
+            // (google/sanitizers issue 774, gcc before 14): threads alone there.
+            How::Asan => "0",
+            How::Static | How::Valgrind => "3",
+        };
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            // A child leaves alone, and so leaks, what its parent's threads had: that is the rule.
+            run(program.command(&[&address, forks]).env("VALGRIND_OPTS", "--leak-check=no"));
+        }
+    }
+}
+
+#[test]
+fn a_target_that_goes_away_is_an_error_in_time() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let ways = How::all().into_iter().filter(|how| *how != How::Static);
+    for how in ways {
+        let target = source.serve();
+        let program = Program::build(prefix, &here().join("tests/c/away.c"), how);
+        let mut command = program.command(&[&target.address(Nsid(1)).to_string()]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        target.stop();
+        let output = child.wait_with_output().unwrap();
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{how:?}: {line}{complaints}");
+    }
+}
+
+#[test]
+fn a_program_may_end_with_everything_open_and_reads_under_way() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/leave.c"), how);
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            (0..5).for_each(|_| drop(program.run(&[&address])));
+        }
+    }
+}
