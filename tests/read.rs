@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
-use dlfs::format::Pack;
+use dlfs::format::{ImageLayout, Pack};
 use dlfs::nvme::Status;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{Batching, Loader, LoaderOptions, OnError};
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{Device, Direct};
 use dlfs::reader::{Batch, Reader, ReaderOptions};
 use dlfs::units::SampleId;
 use dlfs::volume::{Image, OpenOptions, VerifyOptions};
@@ -279,6 +280,49 @@ fn batching_modes_differ_in_their_commands() {
     assert_eq!(commands(Batching::Chunk), chunks, "one command a chunk");
     let sample = commands(Batching::Sample);
     assert!(chunks < sample && sample <= 400, "{sample}");
+}
+
+/// The ids of an epoch in grouped order of 60 samples in a file, and the commands that it took; `None`
+/// where the file system has no such `direct`.
+fn grouped_epoch_of_a_file(
+    sample_len: usize,
+    direct: Direct,
+    batching: Option<Batching>,
+) -> Option<(Vec<u64>, u64)> {
+    let source: Vec<Sample> =
+        (0..60).map(|i| sample(&format!("{i:02}"), None, sample_len - i)).collect();
+    let mut media = images::Image::new(1, Pack::Aligned);
+    media.layout = ImageLayout::new(media.layout.uuid, 1 << 20, Pack::Aligned, 1).unwrap();
+    media.add(&source, 7, 60, &[]);
+    let mut bytes = media.namespaces[0].clone();
+    bytes.resize(bytes.len().next_multiple_of(4096), 0);
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+    let options = FileOptions { direct, ..FileOptions::default() };
+    let device = match FileNamespace::open(file.path(), options) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return None,
+        device => Arc::new(device.unwrap()),
+    };
+    let image = Image::from_devices(vec![device], &OpenOptions::default()).unwrap();
+    let fixture = Fixture { source, faulty: Vec::new(), image };
+    let mut loader = fixture.loader(GROUPED, |options| options.batching = batching);
+    let ids = fixture.drain(&mut loader);
+    Some((ids, loader.stats().read.commands))
+}
+
+#[test]
+fn large_samples_that_the_page_cache_holds_are_read_one_by_one_also_in_grouped_order() {
+    let read = grouped_epoch_of_a_file;
+    let (by_chunk, few) = read(80_000, Direct::Off, Some(Batching::Chunk)).unwrap();
+    let (ids, commands) = read(80_000, Direct::Off, None).unwrap();
+    assert_eq!(ids, by_chunk, "the order is the same");
+    assert!(commands > few + 10, "{commands} commands, {few} by chunks");
+    let small = read(8_000, Direct::Off, Some(Batching::Chunk));
+    assert_eq!(read(8_000, Direct::Off, None), small, "small ones come by chunks");
+    match read(80_000, Direct::On, None) {
+        Some((_, commands)) => assert_eq!(commands, few, "no cache holds the chunks"),
+        None => println!("SKIPPED: O_DIRECT, which this file system has not"),
+    }
 }
 
 #[test]

@@ -74,7 +74,8 @@ impl Loader {
         let mut running = self.running.get().lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            *prepared = Some(prefetch::Loader::window(self.dataset.directory(), &self.options)?);
+            let (directory, devices) = (self.dataset.directory(), self.dataset.image().devices());
+            *prepared = Some(prefetch::Loader::window(directory, devices, &self.options)?);
         }
         Ok(())
     }

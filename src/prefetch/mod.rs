@@ -3,7 +3,7 @@
 //! A [`Loader`] has one thread, the *poller*: it plans batches from the order, reads them through the
 //! `reader`'s pump and puts them, in order, where [`Loader::next`] takes them. How a batch is read is
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
-//! samples out of them. `memory` is the window that bounds both; `copy` gathers batches into one
+//! samples out of them; `batching` says which. `memory` is the window that bounds both; `copy` gathers batches into one
 //! piece where the caller wants that; `window` is that memory itself, and the thread that makes its pages.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
@@ -11,6 +11,7 @@
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
 
+mod batching;
 mod chunks;
 mod copy;
 mod lead;
@@ -32,7 +33,7 @@ use parking_lot::Mutex;
 use crate::buf::process_id;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
+use crate::order::{OrderKind, OrderSpec, State, Tail};
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
@@ -48,19 +49,9 @@ use residency::Residency;
 use samples::SampleDriver;
 use stream::Head;
 
+pub use batching::Batching;
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
-
-/// How the samples of a batch are brought in (DLFS's batching modes).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Batching {
-    /// One command after the other: what a plain synchronous reader does.
-    None,
-    /// Many reads of single samples at once, neighbours merged, up to the depth of the queues.
-    Sample,
-    /// Whole chunks, samples handed out of them: needs an order that goes through whole chunks.
-    Chunk,
-}
 
 /// What happens when a sample cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +81,8 @@ pub struct LoaderOptions {
     pub drop_short: bool,
     /// Where to go on, instead of at the first epoch's begin.
     pub resume: Option<State>,
-    /// How batches are brought in; `None`: chunks for a grouped order, samples for any other.
+    /// How batches are brought in; `None`: chunks for a grouped order, samples for any other, and for a
+    /// grouped order of large samples where the page cache holds the chunks already.
     pub batching: Option<Batching>,
     /// The most memory for what is read ahead and not yet dropped, in bytes.
     pub window_bytes: usize,
@@ -136,23 +128,7 @@ impl LoaderOptions {
     /// # Errors
     /// `InvalidArgument`: the first that does not.
     pub(crate) fn check(&self) -> Result<()> {
-        self.batching().map(drop)
-    }
-
-    fn batching(&self) -> Result<Batching> {
-        let by_slot = OrderKind::Sequential { by: SequentialBy::Slot };
-        let chunked =
-            matches!(self.order.kind, OrderKind::Grouped { .. }) || self.order.kind == by_slot;
-        match self.batching {
-            None if chunked => Ok(Batching::Chunk),
-            None => Ok(Batching::Sample),
-            Some(Batching::Chunk) if !chunked => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "whole chunks can be read only for an order that goes through whole chunks",
-            )
-            .hint("use --order grouped, or --batching sample")),
-            Some(batching) => Ok(batching),
-        }
+        self.stated_batching().map(drop)
     }
 }
 
@@ -265,8 +241,12 @@ impl Loader {
     ///
     /// # Errors
     /// `InvalidArgument`: as [`Loader::new`]. `OutOfMemory`: the system does not give it.
-    pub(crate) fn window(directory: &Directory, options: &LoaderOptions) -> Result<Arc<Window>> {
-        let batching = options.batching()?;
+    pub(crate) fn window(
+        directory: &Directory,
+        devices: &[Arc<dyn Device>],
+        options: &LoaderOptions,
+    ) -> Result<Arc<Window>> {
+        let batching = options.batching_on(directory, devices)?;
         let layout = directory.layout();
         let chunk = u64::from(layout.chunk_size_bytes);
         let (num_chunks, num_samples) =
@@ -311,6 +291,8 @@ impl Loader {
         window: Option<Arc<Window>>,
     ) -> Result<Loader> {
         let start = Stream::start_state(&directory, &options)?;
+        let batching = Some(options.batching_on(&directory, &devices)?);
+        let options = LoaderOptions { batching, ..options };
         let mut loader = Loader {
             directory,
             devices,
@@ -477,7 +459,7 @@ impl Loader {
     /// `window` is one of a loader with the same options, or made here.
     fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
-        let batching = options.batching()?;
+        let batching = options.batching_on(&self.directory, &self.devices)?;
         let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
         pump.learn(&self.directory);
         let geometry = pump.geometry();
@@ -534,7 +516,8 @@ impl Loader {
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
         });
-        let window = window.map_or_else(|| Loader::window(&self.directory, options), Ok)?;
+        let window = window
+            .map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
         let (memory, cpus) = (Memory::new(Arc::clone(&window)), options.cpus.clone());

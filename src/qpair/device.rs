@@ -33,6 +33,11 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
+    fn is_page_cached(&self) -> bool {
+        false
+    }
+
     /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can.
     /// Queue pairs see the new size with their next submission.
     ///

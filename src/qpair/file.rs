@@ -130,6 +130,10 @@ impl Device for FileNamespace {
         !self.namespace.read_only
     }
 
+    fn is_page_cached(&self) -> bool {
+        self.files.direct.is_none()
+    }
+
     fn grow(&self, len_bytes: u64) -> Result<()> {
         let path = &self.files.path;
         if self.namespace.read_only {
