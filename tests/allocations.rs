@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use counting_alloc::{CountingAlloc, allocations_during, allocations_of_all_during};
+use counting_alloc::{CountingAlloc, allocations_during, allocations_of_all_during, peak_during};
 use dlfs::buf::{HugePages, Pool, PoolOptions, SharedBuf};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
@@ -18,9 +18,9 @@ use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{Completion, ConnectOptions, Device, Direct, Io, IoOp, open};
-use dlfs::reader::Batch;
+use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
-use dlfs::units::{Lba, Nsid};
+use dlfs::units::{Lba, Nsid, SampleId};
 use dlfs::volume::{Image, OpenOptions};
 
 #[global_allocator]
@@ -109,15 +109,44 @@ fn a_warm_loader_goes_from_epoch_to_epoch_without_allocating() {
     }
 }
 
+/// What an allocator is asked for by the megabyte, in varying lengths, it keeps: 12 epochs grew by 170 MiB.
+#[test]
+fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let address = image(temp.path(), 200, 60_000, 512 << 10);
+    let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
+    let kind = OrderKind::Grouped { lanes: 4, group: 4 };
+    let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 4);
+    options.window_bytes = 1 << 20;
+    let mut loader = image.loader(options).unwrap();
+    let (peak, ()) = peak_during(|| while loader.next().transpose().unwrap().is_some() {});
+    let outside = loader.stats().over_window;
+    println!("loader: {peak} bytes of the heap, {outside} runs outside the window");
+    assert!(outside > 0 && peak < 2 << 20, "{peak} bytes of the heap for {outside} runs");
+
+    let options = ReaderOptions { window_bytes: 1 << 20, ..ReaderOptions::default() };
+    let (mut reader, mut batch) = (image.reader(options).unwrap(), Batch::new());
+    let ids: Vec<SampleId> = (0..200).map(SampleId).collect();
+    let (peak, result) = peak_during(|| reader.read_batch(&ids, &mut batch));
+    result.unwrap();
+    println!("reader: {peak} bytes of the heap for a batch of {}", batch.len_bytes());
+    assert!(peak < 2 << 20, "{peak} bytes of the heap for a batch of {}", batch.len_bytes());
+}
+
 /// An image of 600 samples, 13 of them a chunk.
 fn small_image(at: &Path) -> Address {
+    image(at, 600, 4096, 64 << 10)
+}
+
+fn image(at: &Path, count: usize, len: usize, chunk_size_bytes: u32) -> Address {
     let source = at.join("source");
     std::fs::create_dir(&source).unwrap();
-    for number in 0..600 {
-        std::fs::write(source.join(format!("{number:04}")), [number as u8; 4096]).unwrap();
+    for number in 0..count {
+        std::fs::write(source.join(format!("{number:04}")), vec![number as u8; len]).unwrap();
     }
-    let image = Address::from_path(at.join("small.dlfs"));
-    let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
+    let image = Address::from_path(at.join("image.dlfs"));
+    let options = ImportOptions { chunk_size_bytes, ..ImportOptions::default() };
     let connect = ConnectOptions::default();
     import(&[source], std::slice::from_ref(&image), &options, &connect, &mut ()).unwrap();
     image

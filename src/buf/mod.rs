@@ -33,7 +33,7 @@ pub use pool::{HugePages, Pool, PoolOptions};
 pub use process::process_id;
 pub use shared::SharedBuf;
 
-use run::Run;
+use run::{MAPPED_FROM_LEN, PASSING_MAPPED_FROM_LEN, Run};
 
 /// Owned bytes that move with their I/O: a whole run of memory, or a window of one.
 ///
@@ -60,10 +60,20 @@ impl IoBuf {
     ///
     /// Allocates; the read path takes its buffers from a [`Pool`] instead.
     pub fn zeroed(len: usize) -> IoBuf {
+        IoBuf::allocated(len, MAPPED_FROM_LEN)
+    }
+
+    /// As [`IoBuf::zeroed`], for what comes and goes by the megabyte and in varying lengths: the system has
+    /// it back when it is dropped, where an allocator would keep it, and map more for what does not fit.
+    pub fn passing(len: usize) -> IoBuf {
+        IoBuf::allocated(len, PASSING_MAPPED_FROM_LEN)
+    }
+
+    fn allocated(len: usize, mapped_from_len: usize) -> IoBuf {
         if len == 0 {
             return IoBuf::empty();
         }
-        let (run, start) = Run::allocate_zeroed(len);
+        let (run, start) = Run::allocate_zeroed(len, mapped_from_len);
         IoBuf { run: Some(run), start, len }
     }
 

@@ -102,7 +102,8 @@ impl Mapping {
 
     /// Maps `len` bytes for one buffer: it leaves the pages that were set aside to the pools.
     pub(super) fn transparent_or_base(len: usize) -> Result<Mapping> {
-        let transparent = if transparent_is_allowed() { Mapping::transparent(len) } else { None };
+        let huge = len >= HUGE_LEN && transparent_is_allowed();
+        let transparent = if huge { Mapping::transparent(len) } else { None };
         transparent.map_or_else(|| Mapping::new(len, false), Ok)
     }
 

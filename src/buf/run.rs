@@ -43,10 +43,12 @@ unsafe impl Send for Header {}
 unsafe impl Sync for Header {}
 
 impl Run {
-    /// A run of `len` zero bytes of its own, and where it begins.
-    pub(super) fn allocate_zeroed(len: usize) -> (Run, NonNull<u8>) {
+    /// A run of `len` zero bytes of its own, and where it begins: on the heap, unless `len` is at least
+    /// `mapped_from_len`.
+    pub(super) fn allocate_zeroed(len: usize, mapped_from_len: usize) -> (Run, NonNull<u8>) {
         assert!(len > 0, "an empty window needs no run");
-        let (home, start) = Run::mapped(len).unwrap_or_else(|| Run::on_the_heap(len));
+        let mapped = if len >= mapped_from_len { Run::mapped(len) } else { None };
+        let (home, start) = mapped.unwrap_or_else(|| Run::on_the_heap(len));
         let header = Box::new(Header { handles: AtomicUsize::new(1), home });
         (Run(NonNull::from(Box::leak(header))), start)
     }
@@ -54,7 +56,7 @@ impl Run {
     /// Memory for a large buffer: zero as it is mapped, and in huge pages where the kernel makes
     /// them, since what is large and stays, a directory, is looked up in at random.
     fn mapped(len: usize) -> Option<(Home, NonNull<u8>)> {
-        let mapping = (len >= MAPPED_FROM_LEN).then(|| Mapping::transparent_or_base(len))?.ok()?;
+        let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
         Some((Home::Mapped { _mapping: mapping }, start))
     }
@@ -165,4 +167,8 @@ impl Header {
 }
 
 /// Buffers of this many bytes and more are mapped: four huge pages.
-const MAPPED_FROM_LEN: usize = 8 << 20;
+pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
+
+/// Of those that come and go, these are: as many as the allocators of C map at first. A process has few
+/// mappings (65,530), which smaller ones would use up.
+pub(super) const PASSING_MAPPED_FROM_LEN: usize = 128 << 10;

@@ -13,7 +13,7 @@ pub(super) enum Need {
     Ahead,
     /// What is delivered next.
     Next,
-    /// What is delivered next, and nothing else can: where all starves, the heap gives it.
+    /// What is delivered next, and nothing else can: where all starves, the system gives it.
     Alone,
 }
 
@@ -35,7 +35,7 @@ impl Memory {
     /// A run of `len` bytes, or `None` until some come back.
     ///
     /// When [`Need::Alone`] starves, because one sample is larger than the window or the consumer keeps
-    /// batches, the heap gives it, and the first time a warning says so.
+    /// batches, the system gives it, and the first time a warning says so.
     pub(super) fn take(&mut self, len: usize, need: Need) -> Option<IoBuf> {
         let run = self.pool().take(len).filter(|run| self.may_touch(run, need));
         self.exhausted = run.is_none();
@@ -53,7 +53,7 @@ impl Memory {
                 "what is read next does not fit the window: it is read alone, outside it"
             );
         }
-        Some(IoBuf::zeroed(len))
+        Some(IoBuf::passing(len))
     }
 
     /// Whether `run` has pages, or is needed at once.
@@ -81,7 +81,7 @@ impl Memory {
         self.exhausted
     }
 
-    /// Runs that the heap had to give.
+    /// Runs that came from outside the window.
     pub(super) fn over_window(&self) -> u64 {
         self.over_window
     }

@@ -43,7 +43,7 @@ pub(crate) use watch::{TICK, interrupted};
 /// How a [`Reader`] works.
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Memory for batches, in bytes; a batch that needs more gets it from the heap, with a warning.
+    /// Memory for batches, in bytes; a batch that needs more gets it from the system, with a warning.
     pub window_bytes: usize,
     /// Queue pairs a namespace.
     pub queue_pairs: usize,
@@ -246,7 +246,7 @@ impl Reader {
         absent
     }
 
-    /// Memory for a run: from the window, or, where that is too small, from the heap.
+    /// Memory for a run: from the window, or, where that is too small, from the system.
     fn take(&mut self, len: usize) -> Result<IoBuf> {
         if let Some(run) = self.pool.take(len) {
             return Ok(run);
@@ -254,10 +254,10 @@ impl Reader {
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
                 window_bytes = self.options.window_bytes,
-                "batches need more memory than the window has; the heap gives the rest"
+                "batches need more memory than the window has; the rest comes from outside it"
             );
         }
-        Ok(IoBuf::zeroed(len))
+        Ok(IoBuf::passing(len))
     }
 
     /// Lets what was asked for after `token` come to nothing.
