@@ -573,6 +573,31 @@ fn a_loader_that_was_closed_reads_no_further_and_keeps_its_place_and_figures() {
 }
 
 #[test]
+fn a_loader_that_was_closed_leaves_its_tiers_to_others_while_its_batches_stay() {
+    let source = Source::new(20);
+    let cache = tempfile::tempdir().unwrap();
+    let mut opening = Options::default();
+    opening.open.tiers.tiers = vec![format!("file:{}:8M", cache.path().display()).parse().unwrap()];
+    let open = || Dataset::open(&[source.address()], &opening, &mut ());
+    let _no_fork = FORKS.read().unwrap(); // a child would have the lock too
+    let dataset = open().unwrap();
+    let loader = dataset.loader(options(GROUPED, 5, 1000)).unwrap();
+    let prepared = dataset.loader(options(GROUPED, 5, 1000)).unwrap();
+    prepared.prepare().unwrap();
+    let batch = loader.next(&mut ()).unwrap().unwrap();
+    drop(dataset);
+    prepared.close();
+    assert_eq!(open().unwrap_err().kind(), ErrorKind::Busy, "one loader reads still");
+    let state = loader.state();
+    loader.close();
+    let again = open().unwrap();
+    source.drain(&again.loader(options(GROUPED, 5, 1)).unwrap());
+    source.assert_right(&batch);
+    assert_eq!((loader.state(), loader.batches_left()), (state, 35));
+    assert_eq!(loader.next(&mut ()).unwrap_err().kind(), ErrorKind::Interrupted);
+}
+
+#[test]
 fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
     let source = Source::new(16);
     let target = source.serve();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
@@ -22,7 +23,9 @@ use super::stats;
 ///
 /// The run may be moved to another epoch or state at any time; it is always between two batches.
 pub struct Loader {
-    dataset: Dataset,
+    /// What it reads, until it is closed; locked for no longer than it takes to clone it.
+    dataset: Mutex<Option<Dataset>>,
+    directory: Arc<Directory>,
     options: LoaderOptions,
     share: Share,
     /// Image, generation and order; epoch and samples consumed are in `position`.
@@ -51,10 +54,12 @@ impl Loader {
     pub(super) fn new(dataset: Dataset, options: LoaderOptions) -> Result<Loader> {
         let base = check(&dataset, &options)?;
         let share = Share::new(&dataset, &options)?;
-        let base = normal(base, &dataset);
+        let directory = Arc::clone(dataset.directory());
+        let base = normal(base, &directory);
         let position = AtomicU64::new(pack(&base)?);
         Ok(Loader {
-            dataset,
+            dataset: Mutex::new(Some(dataset)),
+            directory,
             share,
             base,
             position,
@@ -74,8 +79,9 @@ impl Loader {
         let mut running = self.running.get().lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            let (directory, devices) = (self.dataset.directory(), self.dataset.image().devices());
-            *prepared = Some(prefetch::Loader::window(directory, devices, &self.options)?);
+            let dataset = self.dataset()?;
+            let devices = dataset.image().devices();
+            *prepared = Some(prefetch::Loader::window(&self.directory, devices, &self.options)?);
         }
         Ok(())
     }
@@ -133,7 +139,7 @@ impl Loader {
     /// `InvalidArgument`, `Stale`: it belongs to another data set or order, and the message says which;
     /// the run stays where it was.
     pub fn set_state(&self, state: &State) -> Result<()> {
-        let directory = self.dataset.directory();
+        let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
         let (image, len) = (directory.uuid().0, directory.num_live());
         state.check(image, directory.generation(), order, *world_size, len)?;
@@ -167,23 +173,24 @@ impl Loader {
         &self.options
     }
 
-    /// The data set that it reads.
-    pub fn dataset(&self) -> &Dataset {
-        &self.dataset
+    /// What is known of the samples that it reads, also once it is closed.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
     }
 
-    /// Ends waits of other threads, and every later one, with `Interrupted`, and reads no further.
-    /// Batches stay valid.
+    /// Ends waits of other threads, and every later one, with `Interrupted`, reads no further and gives
+    /// the data set up, with its connections and tiers when nobody else has it. Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get().lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
+        let dataset = self.lock_dataset().and_then(|mut dataset| dataset.take());
         drop(running);
-        drop(ended); // without the lock: their threads end in it
+        drop((ended, dataset)); // without the lock: their threads end in it
     }
 
     fn go_to(&self, state: State) -> Result<()> {
-        let state = normal(state, &self.dataset);
+        let state = normal(state, &self.directory);
         if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
         {
             let (epoch, epochs) = (state.epoch, &self.options.epochs);
@@ -232,7 +239,7 @@ impl Loader {
         previous: Option<prefetch::Loader>,
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Loader>> {
-        let (image, state) = (self.dataset.image().clone(), self.state());
+        let (image, state) = (self.dataset()?.image().clone(), self.state());
         if let Some(previous) = previous {
             return Background::start(move || previous.begin_anew(state));
         }
@@ -241,17 +248,28 @@ impl Loader {
     }
 
     fn check_open(&self) -> Result<()> {
-        match self.closed.load(Ordering::Acquire) {
-            true => Err(Error::new(ErrorKind::Interrupted, "the loader was closed")),
-            false => Ok(()),
-        }
+        if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+    }
+
+    fn dataset(&self) -> Result<Dataset> {
+        let Some(dataset) = self.lock_dataset() else {
+            let text = "the process was forked while another thread began or closed the loader";
+            return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
+        };
+        dataset.clone().ok_or_else(closed)
+    }
+
+    /// `None` in a child of a fork, where the thread that had it locked is not: for ever.
+    fn lock_dataset(&self) -> Option<MutexGuard<'_, Option<Dataset>>> {
+        self.dataset.try_lock_for(LOCK_LIMIT)
     }
 
     fn late(&self) -> Error {
         let text = format!("no batch was ready within {:?}", self.options.deadline);
-        let devices = self.dataset.image().devices();
+        let dataset = self.dataset().ok();
+        let device = dataset.as_ref().and_then(|dataset| dataset.image().devices().first());
         Error::new(ErrorKind::TimedOut, text)
-            .target(devices.first().map_or_else(String::new, |d| d.namespace().address))
+            .target(device.map_or_else(String::new, |device| device.namespace().address))
             .hint("see whether the target is up; raise the deadline if it is merely slow")
     }
 }
@@ -274,9 +292,13 @@ impl std::fmt::Debug for Loader {
 }
 
 /// The end of an epoch is the begin of the next.
-fn normal(state: State, dataset: &Dataset) -> State {
+fn normal(state: State, directory: &Directory) -> State {
     let (epoch, consumed) = (state.epoch, state.consumed);
-    if consumed == 0 { state } else { state.at(epoch, consumed, dataset.len()) }
+    if consumed == 0 { state } else { state.at(epoch, consumed, directory.num_live()) }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Interrupted, "the loader was closed")
 }
 
 /// Epoch and samples consumed in one word, so that both are of one moment: 24 and 40 bits.
@@ -293,6 +315,9 @@ fn pack(state: &State) -> Result<u64> {
 fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
+
+/// Longer than a clone takes on the busiest machine.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 const CONSUMED_BITS: u32 = 40;
 const EPOCH_BITS: u32 = 64 - CONSUMED_BITS;

@@ -86,7 +86,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         let sequence = sequence_of(seq)?;
         let next = sequence.loader.next(&mut sequence.stop.clone())?;
         let Some(next) = next else { return Ok(DLFS_END) };
-        let mut fields = FieldTable::new(sequence.loader.dataset().fields().len(), next.len());
+        let mut fields = FieldTable::new(sequence.loader.directory().fields().len(), next.len());
         let mut items = Vec::with_capacity(next.len());
         for index in 0..next.len() {
             let mut item = item_of(&next, index);
