@@ -134,6 +134,25 @@ fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
     assert!(peak < 2 << 20, "{peak} bytes of the heap for a batch of {}", batch.len_bytes());
 }
 
+/// Where all chunks fit the window nothing but its own limit stops the poller from planning.
+#[test]
+fn no_more_is_planned_ahead_than_can_be_of_use() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let address = small_image(temp.path());
+    let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
+    let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+    let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 600, 10_000);
+    let mut loader = image.loader(options).unwrap();
+    let (peak, ()) = peak_during(|| {
+        for _ in 0..200 {
+            assert_eq!(loader.next().unwrap().unwrap().len(), 600);
+        }
+    });
+    println!("{peak} bytes of the heap");
+    assert!(peak < 8 << 20, "{peak} bytes of the heap");
+}
+
 /// An image of 600 samples, 13 of them a chunk.
 fn small_image(at: &Path) -> Address {
     image(at, 600, 4096, 64 << 10)

@@ -33,6 +33,8 @@ pub(super) struct ChunkDriver {
     /// By chunk number: its place in `residents`, or `NONE`.
     place_of: Vec<u32>,
     planned: VecDeque<Planned>,
+    /// Samples of all of `planned`.
+    num_planned: usize,
     /// So many of `planned`, from the front, have all their chunks requested.
     requested: usize,
     /// Number of `planned[0]`.
@@ -90,6 +92,7 @@ impl ChunkDriver {
             residents: Slab::new(),
             place_of,
             planned: VecDeque::new(),
+            num_planned: 0,
             requested: 0,
             first: 1,
             spare: Vec::new(),
@@ -301,7 +304,7 @@ impl Resident {
 
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let mut moved = false;
+        let (mut moved, begun_with) = (false, self.num_planned);
         loop {
             while self.requested < self.planned.len() {
                 let age = self.requested;
@@ -313,11 +316,17 @@ impl Driver for ChunkDriver {
                 }
                 self.requested += 1;
             }
-            if self.planned.len() == MAX_PLANNED {
+            // Where all chunks fit the window, memory never stops planning.
+            let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
+            if enough || self.planned.len() == MAX_PLANNED {
                 return Ok(moved);
+            }
+            if self.num_planned - begun_with >= PLANNED_A_TURN {
+                return Ok(true);
             }
             let mut picks = self.spare_picks.pop().unwrap_or_default();
             let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(moved) };
+            self.num_planned += picks.len();
             self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
             moved = true;
         }
@@ -349,6 +358,7 @@ impl Driver for ChunkDriver {
             return None;
         }
         let planned = self.planned.pop_front()?;
+        self.num_planned -= planned.picks.len();
         self.requested = self.requested.saturating_sub(1);
         Some(self.assemble(planned))
     }
@@ -371,5 +381,12 @@ fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
 
 const NONE: u32 = u32::MAX;
 
-/// Batches planned ahead at most: a plan costs 8 bytes a sample, and memory stops planning first.
+/// Batches planned ahead at most, where they are small.
 const MAX_PLANNED: usize = 4096;
+
+/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 1 KiB
+/// each. Their plans take 2 MiB.
+const MAX_PLANNED_SAMPLES: usize = 256 << 10;
+
+/// Samples planned before the poller looks at what has arrived: 0.3 ms. A first batch waits for some turns.
+const PLANNED_A_TURN: usize = 2 << 10;
