@@ -97,6 +97,11 @@ impl Batch {
         &self.pieces[place.piece as usize][place.offset..place.offset + place.len_bytes as usize]
     }
 
+    /// Whether samples of the data set have labels, though those of this batch may have none.
+    pub fn has_labels(&self) -> bool {
+        self.directory.as_ref().is_some_and(|directory| directory.labels().is_some())
+    }
+
     /// The label of the sample at `index`, from memory.
     ///
     /// # Panics

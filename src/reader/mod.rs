@@ -96,7 +96,7 @@ impl Reader {
         options: ReaderOptions,
     ) -> Result<Reader> {
         let pool = Pool::new(PoolOptions {
-            bytes: options.window_bytes,
+            bytes: options.window_bytes.max(SLOT_LEN_BYTES),
             slot_len_bytes: SLOT_LEN_BYTES,
             huge_pages: HugePages::Auto,
         })?;

@@ -6,8 +6,9 @@ use dlfs::reader;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice, PyTuple};
 
-use crate::error::{raise, raise_index};
+use crate::error::raise;
 use crate::ffi::{Memory, Source, Views};
+use crate::index::position;
 use crate::numpy;
 
 /// A batch that views may hold on to, and its bytes in one piece once somebody wanted them so.
@@ -120,13 +121,7 @@ impl Batch {
             let picked = picked.map(|at| self.show(&views, at as usize));
             return Ok(PyList::new(py, picked.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        let given: isize = index.extract()?;
-        let at = if given < 0 { given + len } else { given };
-        if !(0..len).contains(&at) {
-            let text = format!("sample {given} of a batch of {len}");
-            return Err(raise_index(py, text));
-        }
-        self.view(py, at as usize)
+        self.view(py, position(index, len as u64, "batch")? as usize)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -152,16 +147,16 @@ impl Batch {
         numpy::int64(py, self.batch().ids().map(|id| id.0 as i64))
     }
 
-    /// Labels, from memory: int64[B], or None when the data set has none. dlfs.NO_LABEL stands where
-    /// a sample has none.
+    /// Labels, from memory: int64[B], or None when no sample of the data set has one. dlfs.NO_LABEL
+    /// stands where a sample has none.
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let labels: Vec<_> =
-            (0..self.batch().len()).map(|index| self.batch().label(index)).collect();
-        if labels.iter().all(Option::is_none) && !labels.is_empty() {
+        let batch = self.batch();
+        if !batch.has_labels() {
             return Ok(None);
         }
-        numpy::int64(py, labels.into_iter().map(|label| label.unwrap_or(NO_LABEL))).map(Some)
+        let labels = (0..batch.len()).map(|index| batch.label(index).unwrap_or(NO_LABEL));
+        numpy::int64(py, labels).map(Some)
     }
 
     /// Lengths in bytes: int64[B].

@@ -10,11 +10,12 @@ use dlfs::reader::Batch as RawBatch;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 
 use crate::batch::{Absent, Batch};
-use crate::error::{raise, raise_index, raise_invalid, raise_lookup};
+use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
+use crate::index::{self, position};
 use crate::options::open_options;
 use crate::watch::{detached, try_detached};
 use crate::{log, names, numpy};
@@ -54,27 +55,24 @@ impl Dataset {
     }
 
     /// ds[i]: sample i, counted from the end where i is negative; ds[name]: the sample of that name, a
-    /// str (as os.fsdecode makes it) or bytes. A read-only memoryview.
+    /// str (as os.fsdecode makes it) or bytes. A read-only memoryview. ds[i:j]: a Batch, read at once.
     fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = key.py();
         let dataset = self.dataset(py)?;
+        if let Ok(slice) = key.cast::<PySlice>() {
+            let ids = picked(slice, dataset.len())?.map(|at| dataset.id_at(at));
+            let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
+            return Ok(read_ids(py, &dataset, &ids)?.into_any());
+        }
         let id = if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
             let name = names::to_bytes(key)?;
             try_detached(py, |watch| dataset.lookup(&name, watch))?
                 .map_err(|error| raise_lookup(py, &error))?
         } else {
-            let given: i64 = key.extract()?;
-            let len = dataset.len() as i64;
-            let at = if given < 0 { given + len } else { given };
-            if !(0..len).contains(&at) {
-                let text = format!("there is no sample {given}: the data set has {len}");
-                return Err(raise_index(py, text));
-            }
-            dataset.id_at(at as u64).map_err(|error| raise(py, &error))?
+            let at = position(key, dataset.len(), "data set")?;
+            dataset.id_at(at).map_err(|error| raise(py, &error))?
         };
-        let wanted = [id];
-        let read = detached(py, |watch| dataset.read(Wanted::Ids(&wanted), OnError::Raise, watch))?;
-        Batch::new(py, read.batch, Absent::none())?.get().view(py, 0)
+        read_ids(py, &dataset, &[id])?.get().view(py, 0)
     }
 
     /// Whether there is a sample of this name.
@@ -91,8 +89,8 @@ impl Dataset {
         }
     }
 
-    /// Reads many samples at once, in the order asked for: `ids` are ids (any sequence of integers or
-    /// integer array) or names (a list of str or bytes).
+    /// Reads many samples at once, in the order asked for: `ids` are ids (any iterable of integers or
+    /// integer array; none is negative) or names (of str or bytes).
     ///
     /// out: a writable buffer of uint8 that takes the bytes, one sample behind the other; then the
     /// result is where each begins, int64[B + 1]. Without it the result is a Batch.
@@ -177,9 +175,10 @@ impl Dataset {
     }
 
     /// Name of the sample `id`, as os.fsdecode makes it.
-    fn name<'py>(&self, py: Python<'py>, id: u64) -> PyResult<Bound<'py, PyAny>> {
+    fn name<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, id) = (id.py(), SampleId(index::id(id)?));
         let dataset = self.dataset(py)?;
-        let name = detached(py, |watch| dataset.name(SampleId(id), watch))?;
+        let name = detached(py, |watch| dataset.name(id, watch))?;
         names::to_str(py, &name)
     }
 
@@ -192,8 +191,9 @@ impl Dataset {
     }
 
     /// Length of the sample `id` in bytes, without I/O.
-    fn length(&self, py: Python<'_>, id: u64) -> PyResult<u32> {
-        self.dataset(py)?.len_bytes(SampleId(id)).map_err(|error| raise(py, &error))
+    fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))
     }
 
     /// What lies directly in a folder: a list of (name, id), id None for a folder. "" is the top.
@@ -322,17 +322,43 @@ impl Names {
         self.dataset.len() as usize
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyAny>> {
-        let len = self.dataset.len() as i64;
-        let at = if index < 0 { index + len } else { index };
-        if !(0..len).contains(&at) {
-            let text = format!("there is no sample {index}: the data set has {len}");
-            return Err(raise_index(py, text));
+    /// names[i]: a str; names[i:j]: a list of them.
+    fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, len) = (index.py(), self.dataset.len());
+        if let Ok(slice) = index.cast::<PySlice>() {
+            let names = picked(slice, len)?.map(|at| self.at(py, at));
+            return Ok(PyList::new(py, names.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        let id = self.dataset.id_at(at as u64).map_err(|error| raise(py, &error))?;
+        self.at(py, position(index, len, "data set")?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<names of {} samples>", self.dataset.len())
+    }
+}
+
+impl Names {
+    fn at<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
+        let id = self.dataset.id_at(index).map_err(|error| raise(py, &error))?;
         let name = detached(py, |watch| self.dataset.name(id, watch))?;
         names::to_str(py, &name)
     }
+}
+
+/// The indices that a slice picks of `len`.
+fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterator<Item = u64>> {
+    let slice = slice.indices(len as isize)?;
+    Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
+}
+
+/// Reads samples by their ids, of which all are there.
+fn read_ids<'py>(
+    py: Python<'py>,
+    dataset: &job::Dataset,
+    ids: &[SampleId],
+) -> PyResult<Bound<'py, Batch>> {
+    let read = detached(py, |watch| dataset.read(Wanted::Ids(ids), OnError::Raise, watch))?;
+    Batch::new(py, read.batch, Absent::none())
 }
 
 /// What `read_batch` was asked for.
@@ -343,7 +369,6 @@ enum Keys {
 
 impl Keys {
     fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
-        let py = given.py();
         if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
             let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));
@@ -353,23 +378,16 @@ impl Keys {
             true => given.call_method0("tolist")?,
             false => given.clone(),
         };
-        let first = given.try_iter()?.next().transpose()?;
-        let named = first
+        // Once: a generator gives its elements to the first who asks.
+        let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
+        let named = keys
+            .first()
             .is_some_and(|key| key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>());
         if named {
-            let names = given.try_iter()?.map(|name| names::to_bytes(&name?));
-            return Ok(Keys::Names(names.collect::<PyResult<_>>()?));
+            return Ok(Keys::Names(keys.iter().map(names::to_bytes).collect::<PyResult<_>>()?));
         }
-        let mut ids = Vec::with_capacity(given.len().unwrap_or(0));
-        for id in given.try_iter()? {
-            let id: i64 = id?.extract()?;
-            let id = u64::try_from(id).map_err(|_| {
-                let text = format!("there is no such sample (sample {id}): ids are not negative");
-                raise_index(py, text)
-            })?;
-            ids.push(SampleId(id));
-        }
-        Ok(Keys::Ids(ids))
+        let ids = keys.iter().map(|key| Ok(SampleId(index::id(key)?)));
+        Ok(Keys::Ids(ids.collect::<PyResult<_>>()?))
     }
 }
 

@@ -122,7 +122,9 @@ impl Output {
     /// `TypeError`: it is none, or its items are no bytes. `InvalidArgument`: read-only or with gaps.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Output> {
         let buffer = PyBuffer::<u8>::get(object).map_err(|error| {
-            PyTypeError::new_err(format!("out must be a writable buffer of uint8: {error}"))
+            let text =
+                format!("out must be a writable buffer of uint8, as tensor.numpy() is: {error}");
+            PyTypeError::new_err(text)
         })?;
         let wrong = match (buffer.readonly(), buffer.is_c_contiguous()) {
             (true, _) => "out is read-only; it must be writable",

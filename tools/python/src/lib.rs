@@ -1,13 +1,15 @@
 //! The native half of the Python package `dlfs`. Thin: what it does, the library does.
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`; `batch.rs`, `dataset.rs` and
-//! `loader.rs` are the classes; `error.rs` makes exceptions, `log.rs` hands warnings to `logging`. The
-//! Python half lies beside, in `python/dlfs`. Read `dataset.rs` first.
+//! `loader.rs` are the classes; `index.rs`, `names.rs` and `options.rs` read what Python gives; `error.rs`
+//! makes exceptions, `log.rs` hands warnings to `logging`. The Python half lies beside, in `python/dlfs`.
+//! Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
 mod error;
 mod ffi;
+mod index;
 mod loader;
 mod log;
 mod names;

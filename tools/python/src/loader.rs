@@ -7,7 +7,7 @@ use dlfs::job;
 use dlfs::order::State;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::batch::{Absent, Batch};
 use crate::dataset::Dataset;
@@ -26,7 +26,8 @@ use crate::watch::detached;
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
     loader: job::Loader,
-    dataset: Py<Dataset>,
+    /// Until it is closed. Locked with the interpreter at hand, as forks happen, so never across one.
+    dataset: Mutex<Option<Py<Dataset>>>,
     options: Py<PyDict>,
     /// A state was loaded and nothing read since: set_epoch of its epoch must not lose the place.
     resumed: AtomicBool,
@@ -43,7 +44,7 @@ impl Loader {
         let made = dataset.get().dataset(py)?.loader(parsed);
         Ok(Loader {
             loader: made.map_err(|error| raise(py, &error))?,
-            dataset: dataset.clone().unbind(),
+            dataset: Mutex::new(Some(dataset.clone().unbind())),
             options: options.unbind(),
             resumed: AtomicBool::new(false),
         })
@@ -128,15 +129,28 @@ impl Loader {
         Ok(dict)
     }
 
-    /// Ends waits of other threads, and reads no further. Batches stay valid.
+    /// Ends waits of other threads, reads no further and gives the data set up, with its connections and
+    /// tiers when nobody else has it. Batches stay valid. Leaving a `with` does it too.
     fn close(&self, py: Python<'_>) {
+        let dataset = self.held().take();
         py.detach(|| self.loader.close());
+        drop(dataset); // it may be the last who has it
     }
 
-    /// The data set.
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    /// The data set. Raises InvalidArgument once the loader is closed.
     #[getter]
-    fn dataset(&self, py: Python<'_>) -> Py<Dataset> {
-        self.dataset.clone_ref(py)
+    fn dataset(&self, py: Python<'_>) -> PyResult<Py<Dataset>> {
+        let dataset = self.held().as_ref().map(|dataset| dataset.clone_ref(py));
+        dataset.ok_or_else(|| raise_invalid(py, "the loader is closed: it has no data set".into()))
     }
 
     /// The options that it was made with.
@@ -148,11 +162,17 @@ impl Loader {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let make = py.import("dlfs")?.getattr("_remake")?;
         let state = self.state_dict(py)?;
-        Ok((make, (&self.dataset, &self.options, state)).into_pyobject(py)?.into_any())
+        Ok((make, (self.dataset(py)?, &self.options, state)).into_pyobject(py)?.into_any())
     }
 
     fn __repr__(&self) -> String {
         format!("<dlfs.Loader at {}>", self.loader.state().to_json())
+    }
+}
+
+impl Loader {
+    fn held(&self) -> MutexGuard<'_, Option<Py<Dataset>>> {
+        self.dataset.lock().unwrap_or_else(|held| held.into_inner())
     }
 }
 

@@ -55,11 +55,24 @@ def test_names_that_are_no_utf_8_are_str_as_file_names_are(tmp_path):
 def test_a_batch_is_read_by_ids_arrays_and_names_in_the_order_asked_for(ds, source):
     ids = [7, 300, 7, 0]
     wanted = [source.contents[i] for i in ids]
-    for given in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint16)):
+    for given in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint16), iter(ids)):
         assert ds.read_batch(given).tobytes() == wanted
+    names = (source.names[i] for i in ids)
+    assert ds.read_batch(names).tobytes() == wanted
+    assert ds.read_batch(iter(())).tobytes() == []
     batch = ds.read_batch([source.names[i] for i in ids])
     assert batch.tobytes() == wanted and batch.ids.tolist() == ids
     assert len(ds.read_batch([])) == 0
+
+
+@pytest.mark.parametrize(
+    "piece", [slice(3, 9), slice(None, None, -100), slice(-2, None), slice(5, 5), slice(390, 10**30)]
+)
+def test_a_slice_is_read_at_once(ds, source, piece):
+    batch = ds[piece]
+    assert batch.tobytes() == source.contents[piece]
+    assert batch.ids.tolist() == list(range(len(ds)))[piece]
+    assert ds.names[piece] == source.names[piece]
 
 
 def test_out_takes_the_bytes_and_the_offsets_come_back(ds, source):
@@ -83,6 +96,15 @@ def test_on_error_says_what_becomes_of_absent_samples(ds, source):
     assert position == 1 and isinstance(why, dlfs.NotFound) and str(10**9) in str(why)
     gaps = ds.read_batch(["ant/0000.bin", "absent"], on_error="none")
     assert gaps[1] is None and "absent" in str(gaps.failures[0][1])
+    assert gaps.labels.tolist() == [0, dlfs.NO_LABEL]
+    nothing = ds.read_batch([10**9], on_error="none")
+    assert nothing.tolist() == [None] and nothing.labels.tolist() == [dlfs.NO_LABEL]
+    assert ds.read_batch([10**9], on_error="skip").labels.tolist() == []
+    room = bytearray(30_000)
+    for policy, count in (("skip", 2), ("none", 3)):
+        offsets = ds.read_batch([3, 10**9, 4], out=room, on_error=policy)
+        assert len(offsets) == count + 1
+        assert room[: offsets[-1]] == source.contents[3] + source.contents[4]
 
 
 def test_folders_are_listed(ds):
@@ -233,8 +255,7 @@ def test_tiers_change_where_samples_come_from_and_nothing_else(tmp_path):
                 for batch in loader:
                     assert batch.tobytes() == [expected[index] for index in batch.ids]
                     order += batch.ids.tolist()
-            loader.close()
-            del loader  # it has the tiers too, and the next policy wants them
+            loader.close()  # it has the tiers too, and the next policy wants them
             orders.append(order)
     assert orders[0] == orders[1] == orders[2]
     for wrong in [
@@ -263,6 +284,24 @@ def test_copies_of_a_run_before_are_used_again_and_one_process_has_them(tmp_path
         assert [bytes(dataset[index]) for index in range(40)] == expected
         stats = dataset.stats()
         assert stats["origin_bytes"] == 0 and stats["tiers"][0]["hits"] > 0, stats
+
+
+def test_a_loader_that_is_closed_leaves_its_tiers_to_others(tmp_path):
+    expected = files_of_forty(tmp_path / "files")
+    (tmp_path / "cache").mkdir()
+    options = {"tiers": [f"file:{tmp_path / 'cache'}:4M"]}
+    with dlfs.Loader(dlfs.open(tmp_path / "files", **options), 8, seed=3) as loader:
+        assert len(loader.dataset) == 40
+        batch = next(iter(loader))
+        with pytest.raises(dlfs.Busy):
+            dlfs.open(tmp_path / "files", **options)
+    with dlfs.open(tmp_path / "files", **options) as again:
+        assert bytes(again[7]) == expected[7]
+    assert batch.tobytes() == [expected[id] for id in batch.ids]
+    assert loader.state_dict()["consumed"] == 8 and len(loader) == 5
+    for use in (lambda: next(iter(loader)), lambda: loader.dataset, lambda: pickle.dumps(loader)):
+        with pytest.raises(dlfs.Error, match="closed"):
+            use()
 
 
 def test_tiers_are_named_by_a_file_too(tmp_path):

@@ -101,6 +101,37 @@ def test_an_iterable_data_set_gives_every_sample_once(ds, source, workers, order
     assert epochs[0] != epochs[1], "another epoch, another order"
 
 
+PREPARED = """
+import os, sys, dlfs, dlfs.torch
+from torch.utils.data import DataLoader
+
+def mapped():
+    return int(open("/proc/self/statm").read().split()[0]) * 4096
+
+MEMORY = 1 << 30  # more than anything else that happens here
+ds = dlfs.open(sys.argv[1])
+before = mapped()
+data = dlfs.torch.IterableDataset(ds, 8, transform=len, prefetch_bytes=MEMORY)
+loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+assert sum(loader) == len(ds)
+print("workers", mapped() - before > MEMORY)
+batches = iter(DataLoader(data, batch_size=None))
+iter(data)
+print("iterated", mapped() - before > MEMORY, data.state_dict()["consumed"])
+assert sum(batches) == len(ds)
+other = dlfs.torch.IterableDataset(ds, 8, transform=len, prefetch_bytes=MEMORY)
+before = mapped()
+other.prepare()
+print("prepared", mapped() - before > MEMORY)
+assert sum(other) == len(ds)
+"""
+
+
+def test_memory_is_made_in_the_process_that_reads_as_soon_as_it_iterates(run_python, equal):
+    found = run_python(PREPARED, equal[1]).splitlines()
+    assert found == ["workers False", "iterated True 0", "prepared True"]
+
+
 GROWTH = """
 import os, sys, dlfs, dlfs.torch
 from torch.utils.data import DataLoader

@@ -88,8 +88,9 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return bytes(self._view(path)[start:end])
 
     def _view(self, path: str) -> memoryview:
+        name: str = self._strip_protocol(path)
         try:
-            return self.dataset[self._strip_protocol(path)]
+            return self.dataset[name]
         except NameNotFound:
             raise FileNotFoundError(path) from None
 

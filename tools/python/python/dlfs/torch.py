@@ -209,7 +209,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._followed = moves
         return self._loader
 
+    def prepare(self) -> None:
+        """Has the memory for what is read ahead made in the background, as Loader.prepare: for a DataLoader
+        without workers, before a model is built. Who iterates does it too, in the process that reads."""
+        self._current().prepare()
+
     def __iter__(self) -> Iterator[Any]:
+        self.prepare()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        # The place is looked up with the first batch: StatefulDataLoader loads states in between.
         loader = self._current()
         self._resumed = None
         for batch in loader:

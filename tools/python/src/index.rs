@@ -1,0 +1,47 @@
+//! Indices and ids as Python gives them: any object that counts as an integer, however large.
+
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::error::raise_index;
+
+/// The position that `given` means among `len` samples of `whole`; a negative one counts from the end.
+///
+/// # Errors
+/// `IndexOutOfRange`: there is none. `TypeError`: it is no integer.
+pub(crate) fn position(given: &Bound<'_, PyAny>, len: u64, whole: &str) -> PyResult<u64> {
+    let number = integer(given)?.map(|number| match number < 0 {
+        true => number.saturating_add_unsigned(len),
+        false => number,
+    });
+    let position = number.and_then(|number| u64::try_from(number).ok());
+    position.filter(|&position| position < len).ok_or_else(|| {
+        let text = format!("there is no sample {given}: the {whole} has {len}");
+        raise_index(given.py(), text)
+    })
+}
+
+/// The id that `given` is.
+///
+/// # Errors
+/// `IndexOutOfRange`: no sample can have it. `TypeError`: it is no integer, or an element of a mask.
+pub(crate) fn id(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if given.is_instance_of::<PyBool>() {
+        let text = "ids are integers, not bool: numpy.flatnonzero makes ids of a mask";
+        return Err(PyTypeError::new_err(text));
+    }
+    integer(given)?.and_then(|number| u64::try_from(number).ok()).ok_or_else(|| {
+        let text = format!("there is no sample {given}: ids go from 0 to 2^40");
+        raise_index(given.py(), text)
+    })
+}
+
+/// An integer; `None` where it is larger than any count.
+fn integer(given: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    match given.extract() {
+        Ok(number) => Ok(Some(number)),
+        Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
