@@ -6,8 +6,8 @@
 IMAGE is any image or address, e.g. the one that bench_peers.py --keep leaves under ROOT/small/dlfs.
 Prints, for grouped and for global order: epochs that follow each other, as in a job, handed over as the
 harness does (which begins each epoch anew); batches taken by Python beside the same batches taken by the
-command `dlfs read`, which is the library's loop in Rust; what Python's calls cost by themselves; and the
-memory of a job with 0, 2 and 4 worker processes of torch's DataLoader, where torch is installed.
+command `dlfs read`, which is the library's loop in Rust; what Python's calls cost by themselves, for a
+batch that is ready, too; and the memory of a job with 0, 2 and 4 worker processes of torch's DataLoader, where torch is installed.
 """
 import json
 import os
@@ -23,6 +23,7 @@ EPOCHS = 4
 ROUNDS = 3
 WORKERS = (0, 2, 4)
 MEMORY_EPOCHS = 4
+READY_NS = 1_000_000
 
 
 def epochs(address, batch_size, order):
@@ -89,6 +90,33 @@ def cost_us(work):
     return min(mean() for _ in range(5))
 
 
+def ready(address, batch_size, order):
+    """What the layer adds to a batch that the library has ready: the whole call for it, the library's part of
+    which is in it, and a view of each sample."""
+    took = {"next": [], "tolist": [], "dropping both": []}
+    with dlfs.open(address, direct="off") as ds:
+        loader = dlfs.Loader(ds, batch_size, order, seed=1)
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            until = time.perf_counter_ns() + READY_NS
+            while time.perf_counter_ns() < until:  # not asleep: a processor that slept is slow at first
+                pass
+            at = [time.perf_counter_ns()]
+            batch = next(batches)
+            at.append(time.perf_counter_ns())
+            views = batch.tolist()
+            at.append(time.perf_counter_ns())
+            del batch, views
+            at.append(time.perf_counter_ns())
+            for call, (begin, end) in zip(took, zip(at, at[1:])):
+                took[call].append(end - begin)
+        loader.close()
+    medians = {call: sorted(times)[len(times) // 2] / 1e3 for call, times in took.items()}
+    print(f"{order}, a batch of {batch_size} that is ready, us: " +
+          ", ".join(f"{call} {us:.1f}" for call, us in medians.items()) +
+          f"; in all {sum(medians.values()):.1f} (medians of {len(took['next'])} batches)")
+
+
 def calls(address, batch_size):
     with dlfs.open(address, direct="off") as ds:
         batch = ds.read_batch(ds.ids[:batch_size])
@@ -122,6 +150,8 @@ def main():
         epochs(address, batch_size, order)
     for order in ORDERS:
         beside_rust(address, batch_size, order)
+    for order in ORDERS:
+        ready(address, batch_size, order)
     calls(address, batch_size)
     for workers in WORKERS:  # each in a process of its own
         subprocess.run([sys.executable, __file__, address, str(batch_size), "--memory", str(workers)])

@@ -516,8 +516,8 @@ impl Loader {
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
         });
-        let window = window
-            .map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
+        let window =
+            window.map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
         let (memory, cpus) = (Memory::new(Arc::clone(&window)), options.cpus.clone());

@@ -130,6 +130,8 @@ fn set_loader_option(
         "rank" => options.rank = value.extract()?,
         "world_size" => options.world_size = at_least_one(key, value)?,
         "prefetch_bytes" => options.window_bytes = at_least_one(key, value)?,
+        "batching" if value.is_none() => {}
+        "batching" => options.batching = Some(loader_batching(value)?),
         "contiguous" => options.copy_threads = value.extract::<bool>()?.then_some(1),
         "on_error" => options.on_error = loader_on_error(value)?,
         "deadline" => options.deadline = seconds(key, value)?,
@@ -202,6 +204,18 @@ fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind>
                 "order is \"grouped\", \"global\", \"sequential\", \"local\" or \"partial\", not {other:?}"
             );
             Err(raise_invalid(py, text))
+        }
+    }
+}
+
+fn loader_batching(value: &Bound<'_, PyAny>) -> PyResult<prefetch::Batching> {
+    match &*value.extract::<String>()? {
+        "chunk" => Ok(prefetch::Batching::Chunk),
+        "sample" => Ok(prefetch::Batching::Sample),
+        "none" => Ok(prefetch::Batching::None),
+        other => {
+            let text = format!("batching is \"chunk\", \"sample\" or \"none\", not {other:?}");
+            Err(raise_invalid(value.py(), text))
         }
     }
 }

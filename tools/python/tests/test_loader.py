@@ -36,6 +36,17 @@ def test_an_epoch_is_every_sample_once_and_every_byte_right(address, source, ord
             assert sorted(seen) == list(range(len(source)))
 
 
+def test_how_batches_are_brought_in_changes_commands_alone(ds):
+    taken, commands = [], []
+    for batching in ("chunk", "sample", "none", None):
+        loader = dlfs.Loader(ds, 8, seed=5, batching=batching)
+        taken.append([batch.ids.tolist() for batch in loader])
+        commands.append(loader.stats()["commands"])
+        loader.close()
+    assert taken[1:] == taken[:1] * 3
+    assert commands[0] < commands[1] <= commands[2], commands
+
+
 def test_epochs_differ_and_a_seed_gives_the_same_ones_again(ds):
     first, second = dlfs.Loader(ds, 32, seed=1), dlfs.Loader(ds, 32, seed=1)
     epochs = [ids_of(first) for _ in range(3)]

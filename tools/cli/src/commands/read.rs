@@ -81,7 +81,8 @@ struct RunArgs {
     /// Epochs to read
     #[arg(long, value_name = "E", default_value_t = 1)]
     epochs: u64,
-    /// How samples are fetched [default: chunk for grouped and --by slot, else sample]
+    /// How samples are fetched [default: chunk for grouped and --by slot, else sample; sample for grouped,
+    /// too, where samples are large and the page cache holds their chunks]
     #[arg(long, value_enum)]
     batching: Option<BatchingArg>,
     /// The most memory for samples read ahead

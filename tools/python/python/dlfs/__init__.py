@@ -162,6 +162,10 @@ class Loader(_Loader):
     prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes
     lanes, group     grouped: lanes that take turns (8), chunks of a lane shuffled together (4)
     by               sequential: "id", or "slot", as samples lie on media, which is faster
+    batching         "chunk": whole chunks are read, and held until their samples are out; "sample": each
+                     sample by itself, just before it is wanted; "none": one read after the other.
+                     None chooses: chunks for grouped and by="slot", samples for the rest, and for
+                     grouped, too, where samples are large and the page cache holds their chunks
     exchange         partial: part of each share that moves to other ranks in an epoch (0.1)
     contiguous       gather each batch in one piece as it is made, so that Batch.data copies nothing
     on_error         "raise", or "skip" samples that cannot be read (stats counts them)
@@ -190,6 +194,7 @@ class Loader(_Loader):
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
+        batching: Literal["chunk", "sample", "none"] | None = None,
         contiguous: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         deadline: float = 60.0,
@@ -211,6 +216,7 @@ class Loader(_Loader):
             group=group,
             by=by,
             exchange=exchange,
+            batching=batching,
             contiguous=contiguous,
             on_error=on_error,
             deadline=deadline,
