@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::cache::{Cache, Identity, Plan, TierOptions};
+use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
@@ -64,11 +64,11 @@ impl Origin {
 }
 
 /// A plan that keeps `copies` in the first tier; all units are read once but those of `often`.
-fn plan(copies: impl Iterator<Item = u32>, often: std::ops::Range<usize>) -> Plan {
+fn plan(copies: impl Iterator<Item = u32>, often: std::ops::Range<usize>) -> TierPlan {
     let mut reads = vec![1; NUM_UNITS as usize];
     reads[often].fill(5);
     let copies = copies.map(|unit| (unit, 0)).collect();
-    Plan { copies, reads, fingerprint: Origin::units().fingerprint() }
+    TierPlan { copies, reads, fingerprint: Origin::units().fingerprint() }
 }
 
 fn settle(cache: &Cache) {
@@ -177,10 +177,10 @@ fn a_plan_of_another_data_set_or_of_other_tiers_is_refused() {
     let good = plan(0..4, 0..0);
     let other = Units::from_pages([(0, 1), (5, 9)]).fingerprint();
     let refused = [
-        (Plan { fingerprint: other, ..good.clone() }, "another data set"),
-        (Plan { reads: vec![1; 3], ..good.clone() }, "another data set"),
-        (Plan { copies: vec![(NUM_UNITS as u32, 0)], ..good.clone() }, "a unit"),
-        (Plan { copies: vec![(0, 1)], ..good.clone() }, "a tier"),
+        (TierPlan { fingerprint: other, ..good.clone() }, "another data set"),
+        (TierPlan { reads: vec![1; 3], ..good.clone() }, "another data set"),
+        (TierPlan { copies: vec![(NUM_UNITS as u32, 0)], ..good.clone() }, "a unit"),
+        (TierPlan { copies: vec![(0, 1)], ..good.clone() }, "a tier"),
     ];
     for (plan, why) in refused {
         let error = cache.set_plan(&plan).unwrap_err();

@@ -48,7 +48,7 @@ use crate::units::Generation;
 
 pub use config::{Environment, Point, TierTable};
 pub use options::{TierKind, TierOptions, TierSpec};
-pub use plan::Plan;
+pub use plan::TierPlan;
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
@@ -181,7 +181,7 @@ impl Cache {
     ///
     /// # Errors
     /// `InvalidArgument`: the plan is of another data set, or of other tiers; nothing has changed.
-    pub fn set_plan(&self, plan: &Plan) -> Result<()> {
+    pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
         let shared = &*self.shared;
         plan.check(&shared.units, shared.media.len())?;
         let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
@@ -208,7 +208,7 @@ impl Cache {
 
 impl Shared {
     /// The copies that give way to those of a plan.
-    fn leaving(&self, plan: &Plan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
+    fn leaving(&self, plan: &TierPlan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
         let candidate = |unit: u32| {
             let together = self.units.together_with(unit);
             let pages = together.map(|unit| u64::from(self.units.get(unit).pages)).sum();

@@ -5,7 +5,7 @@ use crate::tier::Units;
 
 /// Which units a run keeps where, and how often it reads each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct TierPlan {
     /// Units with their tiers, in the order in which they are to be fetched.
     pub copies: Vec<(u32, u8)>,
     /// For each unit, how often the run reads it; of those kept together the first counts.
@@ -14,7 +14,7 @@ pub struct Plan {
     pub fingerprint: u64,
 }
 
-impl Plan {
+impl TierPlan {
     /// Whether it is one of `units` and as many tiers.
     pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
         let refuse = |text: &'static str| {

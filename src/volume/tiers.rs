@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cache::{Cache, Identity, Plan, TierOptions};
+use crate::cache::{Cache, Identity, TierOptions, TierPlan};
 use crate::directory::Directory;
 use crate::error::Result;
 use crate::plan::{ByUnit, Planner, Run, Tier};
@@ -45,7 +45,7 @@ impl Image {
 }
 
 /// The units that this rank keeps, each with its tier, in the order in which it reads them first.
-fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Result<Plan> {
+fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Result<TierPlan> {
     let (first, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
@@ -68,7 +68,7 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     let frequencies = planner.frequencies();
     let reads = (0..cache.units().len()).map(|unit| frequencies.of(SampleId(unit.into())));
     let fingerprint = cache.units().fingerprint();
-    Ok(Plan { copies, reads: reads.collect(), fingerprint })
+    Ok(TierPlan { copies, reads: reads.collect(), fingerprint })
 }
 
 /// Epochs that a plan looks ahead: as many as planning is timed for.
