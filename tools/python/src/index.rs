@@ -16,10 +16,8 @@ pub(crate) fn position(given: &Bound<'_, PyAny>, len: u64, whole: &str) -> PyRes
         false => number,
     });
     let position = number.and_then(|number| u64::try_from(number).ok());
-    position.filter(|&position| position < len).ok_or_else(|| {
-        let text = format!("there is no sample {given}: the {whole} has {len}");
-        raise_index(given.py(), text)
-    })
+    let position = position.filter(|&position| position < len);
+    position.ok_or_else(|| absent(given, &format!("the {whole} has {len}")))
 }
 
 /// The id that `given` is.
@@ -31,10 +29,16 @@ pub(crate) fn id(given: &Bound<'_, PyAny>) -> PyResult<u64> {
         let text = "ids are integers, not bool: numpy.flatnonzero makes ids of a mask";
         return Err(PyTypeError::new_err(text));
     }
-    integer(given)?.and_then(|number| u64::try_from(number).ok()).ok_or_else(|| {
-        let text = format!("there is no sample {given}: ids go from 0 to 2^40");
-        raise_index(given.py(), text)
-    })
+    let id = integer(given)?.and_then(|number| u64::try_from(number).ok());
+    id.ok_or_else(|| absent(given, "ids go from 0 to 2^40"))
+}
+
+/// What ends loops over a sequence too: a Ctrl-C that waits until then is found by `str`, and goes first.
+fn absent(given: &Bound<'_, PyAny>, why: &str) -> PyErr {
+    match given.str() {
+        Ok(given) => raise_index(given.py(), format!("there is no sample {given}: {why}")),
+        Err(error) => error,
+    }
 }
 
 /// An integer; `None` where it is larger than any count.

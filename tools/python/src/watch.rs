@@ -44,7 +44,9 @@ pub(crate) fn try_detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
 ) -> PyResult<Result<T, Error>> {
-    log::hand_over(py)?; // before the work, of which nothing may be lost
+    // Before the work, of which nothing may be lost: list(ds) has no other place to look for a Ctrl-C.
+    py.check_signals()?;
+    log::hand_over(py)?;
     let mut signals = Signals::default();
     let result = py.detach(|| work(&mut signals));
     match (result, signals.raised) {

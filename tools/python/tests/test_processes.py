@@ -189,6 +189,24 @@ def test_ctrl_c_ends_waits_for_a_target_that_is_gone(image, run_python):
     assert all(" was interrupted " in line for line in lines)
 
 
+@pytest.mark.parametrize("what", ["ds.__getitem__", "ds.names.__getitem__", "ds.name"])
+def test_ctrl_c_ends_loops_that_the_interpreter_does_not_see(image, run_python, what):
+    """As in list(ds): no line of Python runs, so nobody but dlfs looks for signals."""
+    out = run_python(
+        f"""
+import collections, itertools, os, signal, threading, dlfs
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ds = dlfs.open({image!r})
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    collections.deque(map({what}, itertools.repeat(0)), 0)
+except KeyboardInterrupt:
+    print("interrupted", len(ds))
+"""
+    )
+    assert out == "interrupted 400\n"
+
+
 @pytest.mark.parametrize("end", ["return", "sys.exit(0)", "os._exit(0)", "raise SystemExit"])
 @pytest.mark.parametrize("what", ["loader", "thread", "daemon"])
 def test_an_interpreter_ends_with_reads_in_flight(address, run_python, end, what):
