@@ -1,5 +1,6 @@
 """dlfs:// as a file system: what is there, batch reads, and what libraries read through it."""
 
+import numpy as np
 import pytest
 
 import dlfs
@@ -42,7 +43,11 @@ def test_files_are_read_whole_and_in_parts(fs, source):
     assert fs.cat("bee/0003.bin") == fs.cat_file("dlfs://bee/0003.bin") == data
     assert fs.cat_file("bee/0003.bin", 2, -3) == data[2:-3]
     assert fs.head("bee/0003.bin", 5) == data[:5] and fs.tail("bee/0003.bin", 5) == data[-5:]
+    assert fs.read_block("bee/0003.bin", 1, 5) == data[1:6]
+    with fs.open("bee/0003.bin", "r", encoding="latin-1", newline="") as text:
+        assert text.read() == data.decode("latin-1")
     with fs.open("bee/0003.bin") as file:
+        assert file.size == len(data) and not file.writable()
         assert file.read(4) == data[:4] and file.seek(-4, 2) and file.read() == data[-4:]
     with pytest.raises(FileNotFoundError):
         fs.open("nothing")
@@ -69,10 +74,22 @@ def test_ranges_are_one_batch_read_and_errors_are_told_apart(fs, source):
     with pytest.raises(ValueError):
         fs.cat_ranges(paths, [0], [1])
     assert fs.cat_ranges([], [], []) == []
+    both = np.array([[0, 2], [4, 9]])
+    assert fs.cat_ranges(paths[2:], *both) == [source.contents[5][:4], source.contents[6][2:9]]
 
 
 def test_nothing_can_be_written_and_an_address_is_needed(fs):
-    with pytest.raises(dlfs.Error, match="read-only"):
+    name = "bee/0003.bin"
+    for write in (
+        lambda: fs.open("new", "wb"), lambda: fs.open(name, "ab"), lambda: fs.pipe("new", b"x"),
+        lambda: fs.rm(name), lambda: fs.mv(name, "new"), lambda: fs.cp(name, "new"),
+        lambda: fs.mkdir("new"), lambda: fs.makedirs("new"), lambda: fs.touch("new"),
+        lambda: fs.put(__file__, "new"), lambda: fs.open(name).write(b"x"),
+        lambda: fs.open(name).truncate(0), lambda: fs.open(name).writelines([b"x"]),
+    ):
+        with pytest.raises(OSError, match="read-only"):
+            write()
+    with pytest.raises(dlfs.Error, match="new"):
         fs.open("new", "wb")
     with pytest.raises(ValueError, match="address"):
         fsspec.filesystem("dlfs")

@@ -13,11 +13,12 @@ Paths are names of samples; `address` and the other options are those of dlfs.op
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from fsspec import AbstractFileSystem
 
-from . import Dataset, Error, NameNotFound, open
+from . import Dataset, NameNotFound, Refused, open
 
 __all__ = ["DlfsFileSystem"]
 
@@ -122,8 +123,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> list[Any]:
         """start:end of each path: one batch read, each sample once however often it is named."""
         count = len(paths)
-        starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
-        ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
+        starts = list(starts) if isinstance(starts, Iterable) else [starts] * count
+        ends = list(ends) if isinstance(ends, Iterable) else [ends] * count
         if len(starts) != count or len(ends) != count:
             raise ValueError(f"{count} paths, {len(starts)} starts and {len(ends)} ends")
         names = [self._strip_protocol(path) for path in paths]
@@ -146,10 +147,16 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             found.append(error)
         return found
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> _File:
         if mode != "rb":
-            raise Error(f"dlfs:// is read-only: {path} cannot be opened with mode {mode!r}")
-        return io.BytesIO(self._view(path))
+            raise Refused(f"dlfs:// is read-only: {path} cannot be opened with mode {mode!r}")
+        return _File(path, self._view(path))
+
+    def _refuse(self, *what: Any, **_: Any) -> NoReturn:
+        raise Refused(f"dlfs:// is read-only: nothing can be written ({what[0] if what else '?'})")
+
+    mkdir = makedirs = rmdir = rm = rm_file = mv = copy = cp_file = put = put_file = _refuse
+    touch = pipe = pipe_file = _refuse
 
     def created(self, path: str) -> Any:
         """Images keep no times of samples."""
@@ -160,3 +167,21 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     def ukey(self, path: str) -> str:
         """Changes when the data set does."""
         return f"{self.dataset.uuid}-{self.dataset.generation}-{self._strip_protocol(path)}"
+
+
+class _File(io.BytesIO):
+    """The bytes of a sample, opened for reading."""
+
+    mode = "rb"
+
+    def __init__(self, path: str, view: memoryview) -> None:
+        super().__init__(view)
+        self.path, self.size = path, len(view)
+
+    def writable(self) -> bool:
+        return False
+
+    def write(self, *_: Any) -> NoReturn:
+        raise io.UnsupportedOperation(f"dlfs:// is read-only: {self.path} was opened for reading")
+
+    writelines = truncate = write
