@@ -1,6 +1,7 @@
 //! `Dataset`: an open data set, shared by threads, reopened by what it is pickled to.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::sync::{Arc, RwLock};
 
 use dlfs::cache::TierStats;
@@ -407,8 +408,9 @@ fn fill<'py>(py: Python<'py>, mut out: Output, batch: &RawBatch) -> PyResult<Bou
 pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let py = given.py();
     let one = |given: &Bound<'_, PyAny>| {
-        let text: OsString = py.import("os")?.call_method1("fspath", (given,))?.extract()?;
-        Address::parse_list_os(&text).map_err(|error| raise_invalid(py, error.to_string()))
+        let path = names::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
+        Address::parse_list_os(&OsString::from_vec(path))
+            .map_err(|error| raise_invalid(py, error.to_string()))
     };
     let is_list = given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>();
     if !is_list {

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import tarfile
@@ -116,7 +117,8 @@ def test_folders_are_listed(ds):
 def test_a_path_may_be_a_path_and_an_image_may_lie_on_several(source, tmp_path):
     parts = [tmp_path / "a.dlfs", tmp_path / "b.dlfs"]
     command("import", source.root, f"{parts[0]},{parts[1]}", "--chunk-size", "64K", "--quiet")
-    for address in ([parts[1], parts[0]], f"{parts[0]},{parts[1]}", tuple(map(str, parts))):
+    both = f"{parts[0]},{parts[1]}"
+    for address in ([parts[1], parts[0]], both, tuple(map(str, parts)), os.fsencode(both)):
         with dlfs.open(address) as ds:
             assert bytes(ds[42]) == source.contents[42]
     with pytest.raises(dlfs.InvalidArgument):
@@ -219,6 +221,14 @@ def test_the_command_comes_with_the_wheel(image):
     assert listing.stdout.split() == ["ant/", "bee/", "cat/", "dog/"]
     wrong = subprocess.run([script, "ls", "/absent"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1 and "/absent" in wrong.stderr
+    child = subprocess.Popen(
+        [script, "serve", image, "--listen", "127.0.0.1:0", "--json"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[1] == "" and child.returncode == 0
 
 
 def files_of_forty(folder):

@@ -68,11 +68,12 @@ __all__ = [
 ]
 
 Address: TypeAlias = str | os.PathLike[str]
+Addresses: TypeAlias = Address | bytes | Sequence[Address | bytes]
 Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
 
 
 def open(
-    address: Address | Sequence[Address],
+    address: Addresses,
     *,
     window_bytes: int = 64 << 20,
     queue_pairs: int = 1,
@@ -225,7 +226,7 @@ class Loader(_Loader):
         )
 
 
-def _reopen(address: Address | Sequence[Address], options: Mapping[str, Any]) -> Dataset:
+def _reopen(address: Addresses, options: Mapping[str, Any]) -> Dataset:
     """What a pickled data set becomes."""
     return Dataset(address, **options)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from . import Address
+from . import Addresses
 
 __version__: str
 NO_LABEL: int
@@ -66,7 +66,7 @@ class Names:
 
 @final
 class Dataset:
-    def __new__(cls, address: Address | Sequence[Address], **options: Any) -> Self: ...
+    def __new__(cls, address: Addresses, **options: Any) -> Self: ...
     def __len__(self) -> int: ...
     @overload
     def __getitem__(self, key: SupportsIndex | str | bytes, /) -> memoryview: ...
