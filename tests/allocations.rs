@@ -13,7 +13,7 @@ use dlfs::buf::{HugePages, Pool, PoolOptions, SharedBuf};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
-use dlfs::prefetch::LoaderOptions;
+use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::mem::MemNamespace;
@@ -118,7 +118,7 @@ fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
     let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
     let kind = OrderKind::Grouped { lanes: 4, group: 4 };
     let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 4);
-    options.window_bytes = 1 << 20;
+    (options.window_bytes, options.batching) = (1 << 20, Some(Batching::Chunk));
     let mut loader = image.loader(options).unwrap();
     let (peak, ()) = peak_during(|| while loader.next().transpose().unwrap().is_some() {});
     let outside = loader.stats().over_window;
