@@ -133,8 +133,8 @@ fn table(
         let runs = std::thread::scope(|scope| -> Result<Vec<Moved>> {
             let running: Vec<_> = (0..threads)
                 .map(|thread| {
-                    scope
-                        .spawn(move || run(device, u64::from(thread), options.slice, bytes, writes))
+                    let places = Places::new(bytes, thread, threads);
+                    scope.spawn(move || run(device, places, options.slice, writes))
                 })
                 .collect();
             running.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
@@ -161,29 +161,56 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
     (bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)).max(0.001)
 }
 
-/// Reads or writes of one thread at scattered places.
+/// Where one thread moves bytes: each place once before any comes again, none beside the one before it.
+/// Otherwise it would be the processor's cache that is measured.
+struct Places {
+    count: u64,
+    step: u64,
+    next: u64,
+}
+
+impl Places {
+    /// Places in `bytes`; those of several threads begin apart.
+    fn new(bytes: u64, thread: u32, threads: u32) -> Places {
+        let count = (bytes / IO_BYTES).max(1);
+        // The golden section lies far from every simple fraction. A step with no divisor in common
+        // with the count comes to all places.
+        let mut step = (count as f64 * 0.618) as u64 | 1;
+        while gcd(step, count) != 1 {
+            step += 2;
+        }
+        Places { count, step, next: count * u64::from(thread) / u64::from(threads) }
+    }
+
+    /// Where the next I/O begins, in bytes.
+    fn next(&mut self) -> u64 {
+        let place = self.next;
+        self.next = (place + self.step) % self.count;
+        place * IO_BYTES
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Reads or writes of one thread, with one buffer that has all its pages: those that read samples have.
 fn run(
     device: &Arc<dyn Device>,
-    thread: u64,
+    mut places: Places,
     slice: Duration,
-    bytes: u64,
     writes: bool,
 ) -> Result<Moved> {
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let pieces = (bytes / IO_BYTES).max(1);
-    let len = IO_BYTES.min(bytes) as usize;
+    let len = IO_BYTES.min(device.namespace().len_bytes()) as usize;
     let mut buf = IoBuf::zeroed(len);
-    let (mut moved, mut at) = (0, thread * 7919);
+    buf.fill(0xA5);
+    let mut moved = 0;
     let began = Instant::now();
     while began.elapsed() < slice {
-        let offset = at % pieces * IO_BYTES;
-        if writes {
-            buf = io.write(offset, buf)?;
-        } else {
-            drop(io.read(offset, len)?);
-        }
+        let offset = places.next();
+        buf = if writes { io.write(offset, buf)? } else { io.read_into(offset, buf)? };
         moved += len;
-        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(thread * 2 + 1) >> 1;
     }
     if writes {
         io.flush()?;
@@ -212,6 +239,33 @@ mod tests {
         let (stages, origin) = parsed.stages().unwrap();
         assert!(stages[0].read.at(1) > crate::plan::Rate(0) && origin.is_some());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn every_place_is_come_to_before_any_comes_again_and_no_two_are_neighbours() {
+        for count in (1..200).chain([256, 4096, 65_536, 104_729]) {
+            for thread in 0..3 {
+                let mut places = Places::new(count * IO_BYTES, thread, 3);
+                let mut seen = vec![false; count as usize];
+                let mut before = None;
+                for _ in 0..count {
+                    let place = places.next() / IO_BYTES;
+                    assert!(
+                        !std::mem::replace(&mut seen[place as usize], true),
+                        "{place} of {count}"
+                    );
+                    let near = before.is_some_and(|before: u64| before.abs_diff(place) == 1);
+                    assert!(!near || count < 8, "{place} of {count} comes behind its neighbour");
+                    before = Some(place);
+                }
+                assert_eq!(
+                    places.next() / IO_BYTES,
+                    count * u64::from(thread) / 3,
+                    "from the start"
+                );
+            }
+        }
+        assert_eq!(Places::new(100, 0, 1).next(), 0, "less than one I/O is one place");
     }
 
     #[test]

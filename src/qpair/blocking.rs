@@ -51,6 +51,14 @@ impl Blocking {
         Ok(())
     }
 
+    /// Reads whole blocks into `buf` and gives it back.
+    ///
+    /// # Errors
+    /// As [`Calls::read_into`].
+    pub fn read_into(&mut self, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+        self.0.read_into(0, offset_bytes, buf)
+    }
+
     /// Writes whole blocks and gives the buffer back. Durable only after [`Blocking::flush`].
     ///
     /// # Errors

@@ -98,6 +98,18 @@ impl Calls {
         Ok(bytes)
     }
 
+    /// Reads whole blocks into `buf` and gives it back.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not whole blocks. Otherwise as [`Calls::read`]; the buffer is lost then.
+    pub fn read_into(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+        if buf.is_empty() {
+            return Ok(buf);
+        }
+        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
+        self.run(pair, IoOp::Read, slba, buf)
+    }
+
     /// Writes whole blocks and gives the buffer back. Durable only after [`Calls::flush`].
     ///
     /// # Errors
@@ -107,7 +119,7 @@ impl Calls {
         if buf.is_empty() {
             return Ok(buf);
         }
-        let slba = self.block_of(pair, offset_bytes, &buf)?;
+        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
         self.run(pair, IoOp::Write, slba, buf)
     }
 
@@ -116,7 +128,7 @@ impl Calls {
     /// # Errors
     /// `InvalidArgument`: not whole blocks. All else is told when it is taken.
     pub fn begin_write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
-        let slba = self.block_of(pair, offset_bytes, &buf)?;
+        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Write, slba, buf))
     }
 
@@ -125,7 +137,7 @@ impl Calls {
     /// # Errors
     /// `InvalidArgument`: not whole blocks. All else is told when it is taken.
     pub fn begin_read(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
-        let slba = self.block_of(pair, offset_bytes, &buf)?;
+        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Read, slba, buf))
     }
 
@@ -221,14 +233,17 @@ impl Calls {
         }
     }
 
-    /// The block that `offset_bytes` is, where whole blocks can be written from there.
-    fn block_of(&self, pair: usize, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
+    /// The block that `offset_bytes` is, where whole blocks begin and end.
+    fn block_of(&self, pair: usize, what: &str, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
         let are_whole = |bytes: u64| bytes.is_multiple_of(block_len);
         match are_whole(offset_bytes) && are_whole(buf.len() as u64) {
             true => Ok(offset_bytes / block_len),
-            false => Err(outside(namespace, "write whole blocks as", offset_bytes, buf.len())),
+            false => {
+                let what = format!("{what} whole blocks as");
+                Err(outside(namespace, &what, offset_bytes, buf.len()))
+            }
         }
     }
 
