@@ -23,6 +23,7 @@ use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use images::{Sample, folder, sample};
 use support::faults::{Fault, Faulty, Rule};
 use support::random::Random;
+use support::warnings::warnings_of;
 
 /// An image in memory, behind devices that can be told to fail.
 struct Fixture {
@@ -423,6 +424,36 @@ fn a_window_smaller_than_the_need_is_exceeded_for_what_comes_next_alone() {
         assert_eq!(sorted(fixture.drain(&mut loader)), (0..81).collect::<Vec<_>>(), "{kind:?}");
         assert!(loader.stats().over_window > 0);
     }
+}
+
+#[test]
+fn a_window_that_cannot_hold_what_a_grouped_order_has_open_is_told_what_it_needs() {
+    let fixture = fixture(folder(4, 400), 1, 4096);
+    let directory = fixture.image.directory();
+    let (lanes, group) = (4, 2);
+    let chunk = directory.layout().chunk_size_bytes as usize;
+    assert!(directory.num_chunks() > 3 * lanes * group, "{} chunks", directory.num_chunks());
+    let read = |window_bytes, batching| {
+        let (mut loader, warnings) = warnings_of(|| {
+            fixture.loader(OrderKind::Grouped { lanes, group }, |options| {
+                (options.window_bytes, options.batching) = (window_bytes, batching);
+            })
+        });
+        assert_eq!(sorted(fixture.drain(&mut loader)), (0..1600).collect::<Vec<_>>());
+        (loader.stats().read.bytes, warnings)
+    };
+    let open = (lanes * group) as usize * chunk;
+    let (more, warnings) = read(open / 2, None);
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let (_, enough) = warning.split_once("enough_bytes=").expect("it names the number to set");
+    let enough: usize = enough.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(enough, (lanes * (group + 1)) as usize * chunk);
+    let (less, none) = read(enough, None);
+    assert!(none.is_empty(), "{none:?}");
+    assert!(less < more, "{less} bytes were read with what it says, {more} before");
+    assert_eq!(read(open - chunk, None).1.len(), 1);
+    assert_eq!(read(open, None).1.len(), 0);
+    assert!(read(open / 2, Some(Batching::Sample)).1.is_empty(), "chunks are not kept then");
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod chunks;
 mod copy;
 mod lead;
 mod memory;
+mod open;
 mod residency;
 mod samples;
 mod stream;
@@ -33,7 +34,7 @@ use parking_lot::Mutex;
 use crate::buf::process_id;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderKind, OrderSpec, State, Tail};
+use crate::order::{OrderSpec, State, Tail};
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
@@ -45,6 +46,7 @@ use chunks::ChunkDriver;
 use copy::Copiers;
 use lead::{LEAD_TOKEN, LedDriver};
 use memory::Memory;
+use open::LEAD_ROOM_CHUNKS;
 use residency::Residency;
 use samples::SampleDriver;
 use stream::Head;
@@ -247,6 +249,9 @@ impl Loader {
         options: &LoaderOptions,
     ) -> Result<Arc<Window>> {
         let batching = options.batching_on(directory, devices)?;
+        if batching == Batching::Chunk {
+            open::warn_of_small_window(directory, options);
+        }
         let layout = directory.layout();
         let chunk = u64::from(layout.chunk_size_bytes);
         let (num_chunks, num_samples) =
@@ -472,7 +477,7 @@ impl Loader {
         let mut driver: Box<dyn Driver> = match batching {
             Batching::Chunk => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
-                let lead = match self.has_lead() {
+                let lead = match open::has_lead(&self.directory, options) {
                     true => Some(stream.split_first()?),
                     false => None,
                 };
@@ -522,21 +527,6 @@ impl Loader {
         pump.use_pool(window.pool());
         let (memory, cpus) = (Memory::new(Arc::clone(&window)), options.cpus.clone());
         Poller::start(pump, memory, driver, shared, options.copy_threads, cpus, window)
-    }
-}
-
-impl Loader {
-    /// Whether the first batch would wait for so many chunks that it is rather read by itself; and
-    /// there is memory for both.
-    fn has_lead(&self) -> bool {
-        let OrderKind::Grouped { lanes, group } = self.options.order.kind else { return false };
-        let chunk = u64::from(self.directory.layout().chunk_size_bytes);
-        let chunks =
-            u64::from(lanes) * u64::from(group) / u64::from(self.options.world_size.max(1));
-        let chunks = chunks.min(u64::from(self.directory.num_chunks()));
-        let awaited = chunks.saturating_mul(chunk);
-        let room = (self.options.window_bytes as u64).saturating_sub(awaited);
-        awaited >= LEAD_FROM_BYTES && room >= LEAD_ROOM_CHUNKS * chunk
     }
 }
 
@@ -763,12 +753,6 @@ enum Handed {
 
 /// The longest sleep of an idle poller: memory that comes back without a word is noticed then.
 const REST: Duration = Duration::from_millis(20);
-
-/// A first batch that waits for this much and more is read by itself: at 5 GB/s, 3 ms.
-const LEAD_FROM_BYTES: u64 = 16 << 20;
-
-/// Chunks' worth of memory beside those awaited without which there is no such batch.
-const LEAD_ROOM_CHUNKS: u64 = 8;
 
 /// Batches ready at most, whatever the memory.
 const READY_BATCHES: usize = 64;

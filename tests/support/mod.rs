@@ -11,3 +11,4 @@ pub mod hasty;
 pub mod nvmf_tgt;
 pub mod random;
 pub mod raw_host;
+pub mod warnings;
