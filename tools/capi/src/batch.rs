@@ -1,6 +1,7 @@
 //! Batches as C sees them: an array of items that point into memory which the batch keeps.
 
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::ops::Range;
 
 use dlfs::format::fields;
@@ -79,17 +80,18 @@ unsafe impl Struct for BatchOut {
 pub(crate) struct Held {
     /// Where the items' bytes are, unless the caller's memory has them.
     _batch: Option<Batch>,
-    items: Vec<Item>,
+    _items: Vec<Item>,
     _fields: Vec<Field>,
 }
 
-// SAFETY: the pointers lead into `_batch` and `_fields`, which nobody changes, or into memory that the
-// caller has lent and looks after; both may be read by any thread.
+// SAFETY: the pointers lead into this value, which nobody changes, or into memory that the caller has
+// lent and looks after; both may be read by any thread.
 unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// Where the fields of records lie, in one table for a whole batch.
+/// Where the fields of divided records lie, in one table for a whole batch. A record that is not divided
+/// has one field, itself, which the item shows already: see [`show_whole`].
 pub(crate) struct FieldTable {
     each: usize,
     fields: Vec<Field>,
@@ -99,20 +101,25 @@ impl FieldTable {
     /// A table for `count` samples of `each` fields; its memory does not move until it is full.
     pub(crate) fn new(each: usize, count: usize) -> FieldTable {
         let each = each.max(1);
-        FieldTable { each, fields: Vec::with_capacity(each * count) }
+        let room = if each == 1 { 0 } else { each * count };
+        FieldTable { each, fields: Vec::with_capacity(room) }
     }
 
     /// Fills in the fields of `item`, whose record is `record`; damaged ones make it an error.
     pub(crate) fn add(&mut self, item: &mut Item, record: &[u8]) {
-        assert!(
-            self.fields.len() + self.each <= self.fields.capacity(),
-            "more than was made room for"
-        );
+        item.num_fields = self.each;
+        if self.each > 1 {
+            self.split(item, record);
+        }
+        if item.status != DLFS_OK {
+            (item.data, item.len) = (std::ptr::null(), 0);
+        }
+    }
+
+    fn split(&mut self, item: &mut Item, record: &[u8]) {
         let from = self.fields.len();
-        let whole = Some(0..record.len());
-        if self.each == 1 {
-            self.fields.push(field(record, whole));
-        } else if item.status == DLFS_OK {
+        assert!(from + self.each <= self.fields.capacity(), "more than was made room for");
+        if item.status == DLFS_OK {
             match fields::split(record, self.each) {
                 Ok(ranges) => self.fields.extend(ranges.into_iter().map(|at| field(record, at))),
                 Err(_) => item.status = DLFS_E_CORRUPT,
@@ -121,10 +128,18 @@ impl FieldTable {
         if item.status != DLFS_OK {
             self.fields.truncate(from);
             self.fields.extend((0..self.each).map(|_| field(record, None)));
-            (item.data, item.len) = (std::ptr::null(), 0);
         }
         item.fields = self.fields[from..].as_ptr();
-        item.num_fields = self.each;
+    }
+}
+
+/// Has each item with one field show itself as that. To be called where the items stay.
+pub(crate) fn show_whole(items: &mut [Item]) {
+    const { assert!(offset_of!(Item, len) - offset_of!(Item, data) == offset_of!(Field, len)) };
+    const { assert!(offset_of!(Field, data) == 0) };
+    for item in items.iter_mut().filter(|item| item.num_fields == 1) {
+        let whole = std::ptr::from_mut(item).wrapping_byte_add(offset_of!(Item, data));
+        item.fields = whole.cast_const().cast::<Field>();
     }
 }
 
@@ -135,13 +150,12 @@ fn field(record: &[u8], at: Option<Range<usize>>) -> Field {
     }
 }
 
-/// The item of the sample at `index` of `batch`, its fields still to come.
-pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
-    let bytes = batch.bytes(index);
+/// The item of the sample at `index` of `batch`, which has `record`; its fields are still to come.
+pub(crate) fn item_of(batch: &Batch, index: usize, record: &[u8]) -> Item {
     Item {
         id: batch.id(index).0,
-        data: bytes.as_ptr(),
-        len: bytes.len(),
+        data: record.as_ptr(),
+        len: record.len(),
         label: batch.label(index).unwrap_or(DLFS_NO_LABEL),
         fields: std::ptr::null(),
         num_fields: 0,
@@ -157,10 +171,11 @@ pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
 pub(crate) unsafe fn hand_out(
     out: *mut BatchOut,
     batch: Option<Batch>,
-    items: Vec<Item>,
+    mut items: Vec<Item>,
     fields: FieldTable,
     place: (u64, bool),
 ) -> Result<(), Failure> {
+    show_whole(&mut items);
     let mut value = BatchOut {
         size: 0,
         items: items.as_ptr(),
@@ -171,7 +186,7 @@ pub(crate) unsafe fn hand_out(
         reserved: 0,
         handle: std::ptr::null_mut(),
     };
-    value.handle = handles::insert(Held { _batch: batch, items, _fields: fields.fields })?;
+    value.handle = handles::insert(Held { _batch: batch, _items: items, _fields: fields.fields })?;
     // SAFETY: the caller's promise.
     unsafe { give(out, value) }
 }
@@ -205,15 +220,6 @@ impl BatchOut {
             ends_epoch: 0,
             reserved: 0,
             handle: std::ptr::null_mut(),
-        }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // A copy of the array that outlives it would otherwise look good by chance.
-        for item in &mut self.items {
-            (item.data, item.len, item.fields) = (std::ptr::null(), 0, std::ptr::null());
         }
     }
 }

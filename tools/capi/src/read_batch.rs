@@ -6,7 +6,7 @@ use dlfs::job::{OnError, Wanted, Watch};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
-use crate::batch::{BatchOut, DLFS_NO_LABEL, FieldTable, Item, hand_out, item_of};
+use crate::batch::{BatchOut, DLFS_NO_LABEL, FieldTable, Item, hand_out, item_of, show_whole};
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard};
 use crate::mount::{Fs, Mount, mount_of};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
@@ -188,7 +188,7 @@ impl Watch for Sink {
         if self.arrived.is_some() {
             let mut table = FieldTable::new(self.fields, 1);
             let item = self.item(batch, index, &mut table);
-            self.show(&item);
+            self.show(item);
         }
     }
 }
@@ -196,18 +196,16 @@ impl Watch for Sink {
 impl Sink {
     /// The sample at `index` of `batch`, where the caller sees its bytes.
     fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
-        let mut item = item_of(batch, index);
-        if self.place.out.is_null() {
-            table.add(&mut item, batch.bytes(index));
-            return item;
+        let mut record = batch.bytes(index);
+        if !self.place.out.is_null() {
+            // SAFETY: laid out by `Placement::new`, and filled when the sample arrived.
+            record = unsafe {
+                let from = self.place.out.add(self.place.offsets[index]);
+                std::slice::from_raw_parts(from, record.len())
+            };
         }
-        // SAFETY: laid out by `Placement::new`, and filled when the sample arrived.
-        let bytes = unsafe {
-            let from = self.place.out.add(self.place.offsets[index]);
-            std::slice::from_raw_parts(from, item.len)
-        };
-        item.data = bytes.as_ptr();
-        table.add(&mut item, bytes);
+        let mut item = item_of(batch, index, record);
+        table.add(&mut item, record);
         item
     }
 
@@ -224,14 +222,15 @@ impl Sink {
             status,
         };
         table.add(&mut item, &[]);
-        self.show(&item);
+        self.show(item);
         item
     }
 
-    fn show(&self, item: &Item) {
+    fn show(&self, mut item: Item) {
         if let Some(arrived) = self.arrived {
+            show_whole(std::slice::from_mut(&mut item));
             // SAFETY: the caller's function with the caller's argument, and an item that lives.
-            unsafe { arrived(self.user, item) };
+            unsafe { arrived(self.user, &item) };
         }
     }
 }

@@ -89,8 +89,9 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         let mut fields = FieldTable::new(sequence.loader.directory().fields().len(), next.len());
         let mut items = Vec::with_capacity(next.len());
         for index in 0..next.len() {
-            let mut item = item_of(&next, index);
-            fields.add(&mut item, next.bytes(index));
+            let record = next.bytes(index);
+            let mut item = item_of(&next, index, record);
+            fields.add(&mut item, record);
             items.push(item);
         }
         let place = (next.epoch().0, next.ends_epoch());
