@@ -13,6 +13,7 @@
 //   dlfs_state_save, dlfs_state_load             stop such a loop, and go on: every sample once
 //   dlfs_stats, dlfs_sequence_stats              what was read, in numbers
 //   dlfs_last_error, dlfs_strerror               why a call has failed
+//   dlfs_log                                     what the library warns of
 //   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for tools that measure
 //
 // What the words mean: a data set (`dlfs import` makes one) is a number of *samples*, each a *record* of
@@ -40,7 +41,7 @@
 // threads then share something, the function says what. A text of dlfs_last_error belongs to its thread.
 //
 // Functions of the caller's (should_stop, visit, arrived) run on the thread that made the call. They may
-// call the library. They must return: no longjmp, and no exception of C++.
+// call the library. They must return: no longjmp, and no exception of C++. For dlfs_log it is otherwise.
 //
 // Forks: a child may use every handle of its parent, but for blocks. It makes connections of its own when
 // it first needs one, and the parent goes on undisturbed. Batches that were handed out before belong to
@@ -177,6 +178,15 @@
 
 // The label of a sample that has none.
 #define DLFS_NO_LABEL INT64_MIN
+
+// Something went wrong for good.
+#define DLFS_LOG_ERROR 1
+
+// Something went wrong and was mended, or costs more than it need.
+#define DLFS_LOG_WARNING 2
+
+// Worth knowing.
+#define DLFS_LOG_INFO 3
 
 // Fill the buffer from the namespace.
 #define DLFS_NS_READ 0
@@ -471,6 +481,11 @@ typedef struct {
     uint64_t origin_bytes;
 } dlfs_stats_t;
 
+// Sees one message of the library: its level, DLFS_LOG_..., and its text, which is good until it returns.
+// It is called by whichever thread has something to say, also by those of the library and by several
+// at a time. It must not call the library, and should not wait.
+typedef void (*dlfs_on_log)(void *user, int level, const char *text);
+
 // What a namespace is. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
 typedef struct {
     // sizeof(dlfs_ns_info_t).
@@ -691,6 +706,15 @@ int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 
 // Says what a sequence has done. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
+
+// Has `on_log` told what the library warns of from now on, no more than a few messages a second: a
+// connection that is made again, a sample that is left out, a window that is too small. NULL ends that.
+// Without it nothing is written anywhere. Any thread; one function for the process. A thread may be in
+// the function that was set before until it returns.
+//
+// DLFS_E_BUSY: the program has another place for messages, as one in Rust may have.
+int dlfs_log(dlfs_on_log on_log,
+             void *user);
 
 // Opens the namespace at `address` (a path, an NVMe/TCP address, or what else the build knows), makes a
 // queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.

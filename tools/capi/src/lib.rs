@@ -18,6 +18,7 @@ pub mod batch;
 pub mod error;
 pub mod file;
 mod handles;
+pub mod log;
 pub mod mount;
 pub mod names;
 pub mod namespace;

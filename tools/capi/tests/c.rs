@@ -67,12 +67,7 @@ fn blocks_of_a_namespace_are_written_and_read_without_a_data_set() {
 fn a_damaged_sample_costs_what_the_caller_says() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
-    let image = Address::from_path(source.path("train.dlfs"));
-    let image = Image::open(&[image], &OpenOptions::default()).unwrap();
-    let extent = image.directory().extent(SampleId(100)).unwrap();
-    let mut bytes = fs::read(source.path("train.dlfs")).unwrap();
-    bytes[extent.offset_bytes as usize + 7] ^= 4;
-    fs::write(source.path("train.dlfs"), bytes).unwrap();
+    damage(&source.path("train.dlfs"), SampleId(100));
     let target = source.serve();
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/damage.c"), how);
@@ -81,6 +76,31 @@ fn a_damaged_sample_costs_what_the_caller_says() {
             program.run(&[&address, "100"]);
         }
     }
+}
+
+#[test]
+fn warnings_are_told_to_who_wants_them() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let bad = source.path("bad.dlfs");
+    fs::copy(source.path("train.dlfs"), &bad).unwrap();
+    damage(&bad, SampleId(100));
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/log.c"), how);
+        // A child leaks what its parent had.
+        let mut command = program.command(&[&source.address(), bad.to_str().unwrap()]);
+        run(command.env("VALGRIND_OPTS", "--leak-check=no"));
+    }
+}
+
+/// Flips a bit of the sample `id`.
+fn damage(path: &Path, id: SampleId) {
+    let image = Image::open(&[Address::from_path(path)], &OpenOptions::default()).unwrap();
+    let extent = image.directory().extent(id).unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    bytes[extent.offset_bytes as usize + 7] ^= 4;
+    fs::write(path, bytes).unwrap();
 }
 
 /// SPDK's host reads our target: nothing but the library needs to have been built with it.

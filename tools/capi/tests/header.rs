@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which the header has them.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "error",
     "options",
     "mount",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 10] = [
     "sequence",
     "batch",
     "stats",
+    "log",
     "namespace",
 ];
 

@@ -1,0 +1,69 @@
+// What the library warns of.  log ADDRESS BAD: a data set, and one with a sample that is damaged
+
+#include "check.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char all[1 << 16];
+static int count;
+
+static void on_log(void *user, int level, const char *text) {
+    pthread_mutex_lock(&lock); // by any thread
+    CHECK(user == &count && level == DLFS_LOG_WARNING);
+    size_t len = strlen(all);
+    snprintf(all + len, sizeof all - len, "%s\n", text);
+    count++;
+    pthread_mutex_unlock(&lock);
+}
+
+static int said(const char *text) {
+    pthread_mutex_lock(&lock);
+    int found = strstr(all, text) != NULL;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+// Reads an epoch in a window that is too small for its order, leaving out what cannot be read.
+static void read_all(const char *address, uint64_t window) {
+    count = 0, all[0] = 0;
+    dlfs_fs *fs;
+    dlfs_seq *seq;
+    dlfs_sequence_options options = {
+        .size = sizeof options, .order = DLFS_ORDER_GROUPED, .batch_size = 10, .epochs = 1,
+        .on_error = DLFS_ON_ERROR_SKIP, .window_bytes = window};
+    dlfs_batch batch = {.size = sizeof batch};
+    CHECK(dlfs_mount(address, NULL, &fs) == 0 && dlfs_sequence(fs, &options, &seq) == 0);
+    int result;
+    while ((result = dlfs_bread(seq, &batch)) == DLFS_OK) CHECK(dlfs_release(&batch) == 0);
+    CHECK(result == DLFS_END && dlfs_sequence_close(seq) == 0 && dlfs_unmount(fs) == 0);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    read_all(argv[1], 128 << 10); // nobody listens
+    CHECK(dlfs_log(NULL, NULL) == 0);
+    CHECK(dlfs_log(on_log, &count) == 0);
+    read_all(argv[1], 0);
+    CHECK(count == 0);
+    read_all(argv[1], 128 << 10);
+    CHECK(count > 0 && said("enough_bytes"));
+    read_all(argv[2], 0);
+    CHECK(count == 1 && said("a sample is left out") && said("checksum"));
+    pid_t pid = fork(); // a child says what it has to say by itself
+    if (pid == 0) {
+        read_all(argv[1], 128 << 10);
+        _exit(count > 0 && said("enough_bytes") ? 0 : 1);
+    }
+    int status;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(dlfs_log(on_log, &count) == 0); // again is no more than once
+    read_all(argv[2], 0);
+    CHECK(count == 1);
+    CHECK(dlfs_log(NULL, NULL) == 0);
+    read_all(argv[2], 0);
+    CHECK(count == 0);
+    return 0;
+}
