@@ -134,6 +134,19 @@
 // As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
 #define DLFS_ORDER_PARTIAL 5
 
+// Batches are brought in as fits: by chunks in grouped order and by slot, by samples in the others, and
+// in grouped order too where samples are large and the page cache holds their chunks. The default.
+#define DLFS_BATCHING_AUTO 0
+
+// Whole chunks are read, and held until their samples are out; in grouped order and by slot only.
+#define DLFS_BATCHING_CHUNK 1
+
+// Each sample is read by itself, just before it is wanted, many at a time.
+#define DLFS_BATCHING_SAMPLE 2
+
+// One sample is read after the other.
+#define DLFS_BATCHING_NONE 3
+
 // Every sample of an epoch is read; some ranks have one more than others. The default.
 #define DLFS_TAIL_KEEP 0
 
@@ -238,7 +251,8 @@ typedef struct {
     uint32_t queue_size;
     // Keep-alive timeout in ms; default 15,000; UINT32_MAX switches it off.
     uint32_t keep_alive_tmo_ms;
-    // How long reconnecting goes on, in ms; default 600,000.
+    // How long reconnecting goes on, in ms; default 600,000. After that the target is given up for good:
+    // DLFS_E_DISCONNECTED, until the data set is mounted again.
     uint32_t ctrl_loss_tmo_ms;
     // How long a queue may go without progress, in ms; default 5,000.
     uint32_t io_timeout_ms;
@@ -439,8 +453,8 @@ typedef struct {
     void *user;
     // 1: the thread that reads ahead burns a core rather than sleep while it waits.
     uint32_t busy_poll;
-    // Zero.
-    uint32_t reserved;
+    // DLFS_BATCHING_...
+    uint32_t batching;
 } dlfs_sequence_options;
 
 // What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
@@ -528,7 +542,7 @@ extern "C" {
 
 // What went wrong in the last call of this thread that failed: what, where, why, and what to try.
 //
-// Never NULL; empty when no call has failed. Valid until the next call of this thread that fails, and
+// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the next call of this thread that fails, and
 // for this thread only.
 const char *dlfs_last_error(void);
 
@@ -640,7 +654,8 @@ int dlfs_sequence(const dlfs_fs *fs, const dlfs_sequence_options *options, dlfs_
 // DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
 //
 // After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
-// again until dlfs_set_epoch or a state starts anew. In a child of a fork the sequence goes on behind
+// again until dlfs_set_epoch or a state starts anew; after DLFS_E_DISCONNECTED in a sequence of a new
+// mount, which dlfs_state_get of the old one and dlfs_state_set have go on where it was. In a child of a fork the sequence goes on behind
 // the batch that the parent was given last.
 int dlfs_bread(const dlfs_seq *seq,
                dlfs_batch *batch);

@@ -8,7 +8,7 @@ use dlfs::cache::Environment;
 use dlfs::job::{Options, Watch};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
-use dlfs::prefetch::{LoaderOptions, OnError};
+use dlfs::prefetch::{Batching, LoaderOptions, OnError};
 use dlfs::qpair::Direct;
 use dlfs::tier::{self, Policy};
 
@@ -27,6 +27,16 @@ pub const DLFS_ORDER_BY_SLOT: u32 = 3;
 pub const DLFS_ORDER_LOCAL: u32 = 4;
 /// As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
 pub const DLFS_ORDER_PARTIAL: u32 = 5;
+
+/// Batches are brought in as fits: by chunks in grouped order and by slot, by samples in the others, and
+/// in grouped order too where samples are large and the page cache holds their chunks. The default.
+pub const DLFS_BATCHING_AUTO: u32 = 0;
+/// Whole chunks are read, and held until their samples are out; in grouped order and by slot only.
+pub const DLFS_BATCHING_CHUNK: u32 = 1;
+/// Each sample is read by itself, just before it is wanted, many at a time.
+pub const DLFS_BATCHING_SAMPLE: u32 = 2;
+/// One sample is read after the other.
+pub const DLFS_BATCHING_NONE: u32 = 3;
 
 /// Every sample of an epoch is read; some ranks have one more than others. The default.
 pub const DLFS_TAIL_KEEP: u32 = 0;
@@ -87,7 +97,8 @@ pub struct MountOptions {
     pub queue_size: u32,
     /// Keep-alive timeout in ms; default 15,000; UINT32_MAX switches it off.
     pub keep_alive_tmo_ms: u32,
-    /// How long reconnecting goes on, in ms; default 600,000.
+    /// How long reconnecting goes on, in ms; default 600,000. After that the target is given up for good:
+    /// DLFS_E_DISCONNECTED, until the data set is mounted again.
     pub ctrl_loss_tmo_ms: u32,
     /// How long a queue may go without progress, in ms; default 5,000.
     pub io_timeout_ms: u32,
@@ -173,8 +184,8 @@ pub struct SequenceOptions {
     pub user: *mut c_void,
     /// 1: the thread that reads ahead burns a core rather than sleep while it waits.
     pub busy_poll: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// DLFS_BATCHING_...
+    pub batching: u32,
 }
 // SAFETY: numbers, a pointer and an optional function, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -333,9 +344,13 @@ impl SequenceOptions {
         };
         options.copy_threads = flag(self.one_piece, "one_piece")?.then_some(1);
         options.busy_poll = flag(self.busy_poll, "busy_poll")?;
-        if self.reserved != 0 {
-            return Err(Failure::invalid("reserved is not zero"));
-        }
+        options.batching = match self.batching {
+            DLFS_BATCHING_AUTO => None,
+            DLFS_BATCHING_CHUNK => Some(Batching::Chunk),
+            DLFS_BATCHING_SAMPLE => Some(Batching::Sample),
+            DLFS_BATCHING_NONE => Some(Batching::None),
+            other => return Err(unknown("batching", other)),
+        };
         set_time(&mut options.deadline, self.call_timeout_ms);
         set_pairs(&mut options.queue_pairs, self.queue_pairs)?;
         set_window(&mut options.window_bytes, self.window_bytes)?;

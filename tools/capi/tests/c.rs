@@ -8,8 +8,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::slice;
 
+use dlfs::job::{Dataset, Options};
 use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
@@ -207,6 +211,46 @@ fn stop_and_go_on(epoch: &Program, address: &str, state: &Path) {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("no reading state"), "{said}");
     fs::remove_file(state).unwrap();
+}
+
+#[test]
+fn a_c_program_reads_what_rust_reads_also_stopped_and_gone_on_by_two_ranks() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let address = target.address(Nsid(1));
+    let dataset = Dataset::open(slice::from_ref(&address), &Options::default(), &mut ()).unwrap();
+    let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+    let options = LoaderOptions::new(OrderSpec { kind, seed: 11 }, 8, 2);
+    let loader = dataset.loader(options).unwrap();
+    let mut wanted = Vec::new();
+    while let Some(batch) = loader.next(&mut ()).unwrap() {
+        for sample in batch.iter() {
+            let (label, len) = (sample.label.unwrap(), sample.bytes.len());
+            let sum = sample.bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+            wanted.push(format!("{} {} {label} {len} {sum}", batch.epoch().0, sample.id.0));
+        }
+    }
+    assert_eq!(wanted.len(), 360);
+    let (address, state) = (address.to_string(), source.path("same.json"));
+    let program = Program::build(prefix, &here().join("tests/c/same.c"), How::Plain);
+    let read = |most: &str, rank: &str, world: &str| {
+        let out = program.run(&[&address, state.to_str().unwrap(), most, rank, world]);
+        out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // 56 samples alone, up to the epoch's middle; from there by two ranks to the end.
+    let mut found = read("7", "0", "1");
+    assert_eq!(found, wanted[..56]);
+    let ranks = [read("100", "1", "2"), read("100", "0", "2")]; // rank 0 writes the state: last
+    for rank in &ranks {
+        assert_eq!(rank.len(), (360 - 56) / 2);
+    }
+    for index in 0..(360 - 56) / 2 {
+        found.push(ranks[1][index].clone());
+        found.push(ranks[0][index].clone());
+    }
+    assert_eq!(found, wanted, "ranks take turns, from where the run stopped");
+    assert!(read("1", "0", "1").is_empty(), "the state says that all is read");
 }
 
 #[test]

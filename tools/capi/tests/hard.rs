@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
@@ -140,21 +140,27 @@ fn threads_share_handles_and_children_of_forks_read_on() {
 }
 
 #[test]
-fn a_target_that_goes_away_is_an_error_in_time() {
+fn a_target_that_goes_away_is_an_error_in_time_and_the_run_goes_on_when_it_is_back() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let ways = How::all().into_iter().filter(|how| *how != How::Static);
     for how in ways {
         let target = source.serve();
+        let (address, at) = (target.address(Nsid(1)).to_string(), target.local_addr());
         let program = Program::build(prefix, &here().join("tests/c/away.c"), how);
-        let mut command = program.command(&[&target.address(Nsid(1)).to_string()]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let mut command = program.command(&[&address]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        lines.next().unwrap().unwrap(); // it reads
         target.stop();
+        lines.next().expect("it says that the target is gone").unwrap();
+        let target = source.serve_at(at);
+        writeln!(child.stdin.take().unwrap()).unwrap();
         let output = child.wait_with_output().unwrap();
         let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{how:?}: {line}{complaints}");
+        assert!(output.status.success(), "{how:?}: {complaints}");
+        target.stop();
     }
 }
 

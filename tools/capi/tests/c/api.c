@@ -193,11 +193,16 @@ static size_t drain(dlfs_seq *seq, unsigned char *seen_ids) {
 static void of_sequences(dlfs_fs *fs) {
     for (uint32_t order = DLFS_ORDER_GLOBAL; order <= DLFS_ORDER_PARTIAL; order++) {
         for (uint32_t one_piece = 0; one_piece < 2; one_piece++) {
+            // Whole chunks go with two of the orders, the rest with all.
+            uint32_t chunked = order == DLFS_ORDER_GROUPED || order == DLFS_ORDER_BY_SLOT;
             unsigned char ids[NUM] = {0};
             dlfs_sequence_options options = sequence_options();
             options.order = order;
             options.one_piece = one_piece;
             dlfs_seq *seq;
+            options.batching = DLFS_BATCHING_CHUNK;
+            if (!chunked) FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "whole chunks");
+            options.batching = DLFS_BATCHING_SAMPLE - (one_piece && chunked); // by chunks once
             CHECK(dlfs_sequence(fs, &options, &seq) == 0);
             uint64_t batches;
             uint64_t epoch, left;
@@ -241,6 +246,9 @@ static void of_sequences(dlfs_fs *fs) {
     options = sequence_options();
     options.tail = 3;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "tail is 3");
+    options = sequence_options();
+    options.batching = 4;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "batching is 4");
     options = sequence_options();
     options.drop_short = 2;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "drop_short is 2");

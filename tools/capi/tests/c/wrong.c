@@ -242,7 +242,7 @@ static void numbers(const char *address) {
     uint64_t longs[] = {0, 1, 4095, 1 << 20, INT64_MAX, UINT64_MAX - 1, UINT64_MAX};
     double parts[] = {-1, -0.0, 1e-300, 0.5, 1, 1.0000001, 1e300, 0.0 / 0.0, 1 / 0.0, -1 / 0.0};
     size_t made = 0, refused = 0;
-    for (int field = 0; field < 18; field++) {
+    for (int field = 0; field < 19; field++) {
         for (size_t k = 0; k < 11; k++) {
             dlfs_sequence_options it = {.size = sizeof it, .batch_size = 4, .epochs = 1};
             uint32_t value = shorts[k];
@@ -265,6 +265,7 @@ static void numbers(const char *address) {
             case 14: it.queue_pairs = value == 65535 ? 16 : value; break; // each a ring of the kernel's
             case 15: it.window_bytes = wide; break;
             case 16: it.busy_poll = value; break;
+            case 17: it.batching = value; break;
             default: it.order = DLFS_ORDER_LOCAL, it.world_size = value; break;
             }
             dlfs_seq *seq;
@@ -279,7 +280,7 @@ static void numbers(const char *address) {
             uint64_t batches, epoch, left;
             CHECK(dlfs_sequence_len(seq, &batches) == 0);
             CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && left <= batches);
-            if (field != 9 && field != 15 && field != 17) CHECK(left > 0 || it.drop_short || it.tail);
+            if (field != 9 && field != 15 && field != 18) CHECK(left > 0 || it.drop_short || it.tail);
             dlfs_batch batch = {.size = sizeof batch};
             result = dlfs_bread(seq, &batch);
             if (result == DLFS_OK) {

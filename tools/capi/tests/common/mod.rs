@@ -184,9 +184,12 @@ impl Source {
     }
 
     pub(crate) fn serve(&self) -> Target {
+        self.serve_at("127.0.0.1:0".parse().unwrap())
+    }
+
+    pub(crate) fn serve_at(&self, listen: SocketAddr) -> Target {
         let image = Address::from_path(self.path("train.dlfs"));
         let device = qpair::open(&image, &ConnectOptions::default()).unwrap();
-        let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let nqn = "nqn.2026-11.io.dlfs:train".parse().unwrap();
         Target::bind(TargetOptions { listen, ..TargetOptions::new(nqn) }, vec![device]).unwrap()
     }
