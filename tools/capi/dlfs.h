@@ -542,8 +542,8 @@ extern "C" {
 
 // What went wrong in the last call of this thread that failed: what, where, why, and what to try.
 //
-// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the next call of this thread that fails, and
-// for this thread only.
+// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the
+// next call of this thread that fails, and for this thread only.
 const char *dlfs_last_error(void);
 
 // What the number `code` means in general. Never NULL; valid for ever. Any thread.
@@ -654,9 +654,9 @@ int dlfs_sequence(const dlfs_fs *fs, const dlfs_sequence_options *options, dlfs_
 // DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
 //
 // After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
-// again until dlfs_set_epoch or a state starts anew; after DLFS_E_DISCONNECTED in a sequence of a new
-// mount, which dlfs_state_get of the old one and dlfs_state_set have go on where it was. In a child of a fork the sequence goes on behind
-// the batch that the parent was given last.
+// again until dlfs_set_epoch or a state starts anew. After DLFS_E_DISCONNECTED the data set is mounted
+// again: a new sequence goes on where dlfs_state_get says that the old one stands. In a child of a fork
+// the sequence goes on behind the batch that the parent was given last.
 int dlfs_bread(const dlfs_seq *seq,
                dlfs_batch *batch);
 

@@ -123,8 +123,8 @@ pub(crate) fn remember(text: &str) {
 
 /// What went wrong in the last call of this thread that failed: what, where, why, and what to try.
 ///
-/// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the next call of this thread that fails, and
-/// for this thread only.
+/// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the
+/// next call of this thread that fails, and for this thread only.
 #[unsafe(no_mangle)]
 pub extern "C" fn dlfs_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

@@ -73,9 +73,9 @@ pub unsafe extern "C" fn dlfs_sequence(
 /// DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
 ///
 /// After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
-/// again until dlfs_set_epoch or a state starts anew; after DLFS_E_DISCONNECTED in a sequence of a new
-/// mount, which dlfs_state_get of the old one and dlfs_state_set have go on where it was. In a child of a fork the sequence goes on behind
-/// the batch that the parent was given last.
+/// again until dlfs_set_epoch or a state starts anew. After DLFS_E_DISCONNECTED the data set is mounted
+/// again: a new sequence goes on where dlfs_state_get says that the old one stands. In a child of a fork
+/// the sequence goes on behind the batch that the parent was given last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_int {
     guard(|| {

@@ -242,12 +242,9 @@ fn a_c_program_reads_what_rust_reads_also_stopped_and_gone_on_by_two_ranks() {
     let mut found = read("7", "0", "1");
     assert_eq!(found, wanted[..56]);
     let ranks = [read("100", "1", "2"), read("100", "0", "2")]; // rank 0 writes the state: last
-    for rank in &ranks {
-        assert_eq!(rank.len(), (360 - 56) / 2);
-    }
-    for index in 0..(360 - 56) / 2 {
-        found.push(ranks[1][index].clone());
-        found.push(ranks[0][index].clone());
+    assert!(ranks.iter().all(|rank| rank.len() == (360 - 56) / 2));
+    for (one, zero) in ranks[0].iter().zip(&ranks[1]) {
+        found.extend([zero.clone(), one.clone()]);
     }
     assert_eq!(found, wanted, "ranks take turns, from where the run stopped");
     assert!(read("1", "0", "1").is_empty(), "the state says that all is read");
