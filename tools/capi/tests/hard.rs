@@ -6,6 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlfs::units::Nsid;
 
@@ -21,6 +22,23 @@ fn whatever_is_asked_wrongly_is_an_error_and_nothing_worse() {
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
             program.run(&[&address, source.temp.path().to_str().unwrap()]);
+        }
+    }
+}
+
+#[test]
+fn calls_by_chance_are_right_or_say_why_not() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().to_string();
+    println!("seed {seed}");
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/chance.c"), how);
+        let calls = if how == How::Plain { "10000" } else { "1000" };
+        for address in [source.address(), target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[&address, &seed, calls]);
         }
     }
 }
