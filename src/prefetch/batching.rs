@@ -52,8 +52,8 @@ impl LoaderOptions {
     ) -> Result<Batching> {
         let held = self.batching.is_none()
             && self.is_grouped()
-            && mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES
-            && devices.iter().all(|device| device.is_page_cached());
+            && devices.iter().all(|device| device.is_page_cached())
+            && mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
         if held { Ok(Batching::Sample) } else { self.stated_batching() }
     }
 
@@ -63,8 +63,8 @@ impl LoaderOptions {
 }
 
 fn mean_sample_bytes(directory: &Directory) -> u64 {
-    let chunk = u64::from(directory.layout().chunk_size_bytes);
-    u64::from(directory.num_chunks()).saturating_mul(chunk) / directory.num_samples().max(1)
+    let lens = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
+    lens.sum::<u64>() / directory.num_samples().max(1)
 }
 
 /// From here on a read of each sample costs little beside the copy of its bytes.
