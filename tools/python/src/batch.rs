@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use dlfs::reader;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PySlice, PyTuple};
+use pyo3::types::{PyDict, PyList, PySlice, PyTuple};
 
 use crate::error::raise;
 use crate::ffi::{Memory, Source, Views};
@@ -56,10 +56,10 @@ impl Held {
 
 /// Samples that were read together, in the order of the order or of the ids asked for.
 ///
-/// A sequence of read-only memoryviews, one a sample (None where
-/// on_error="none" left a gap), of the verified bytes where the read brought
-/// them: nothing is copied. The memory lives while any view of it does, also after the data set was
-/// closed. The batch itself has the buffer protocol: all its bytes, one sample behind the other.
+/// A sequence of read-only memoryviews, one a sample (None where on_error="none" left a gap), of the
+/// verified bytes where the read brought them: nothing is copied. batch[i:j] is a list of them. The memory
+/// lives while any view of it does, also after the data set was closed. The batch itself has the buffer
+/// protocol: all its bytes, one sample behind the other.
 ///
 /// >>> for image in batch: decode(image)
 /// >>> numpy.frombuffer(batch[0], dtype="<f4")
@@ -135,7 +135,8 @@ impl Batch {
         PyList::new(py, views.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// The samples' bytes as bytes objects: copies, which may be kept and pickled. Empty where it could not be read.
+    /// The samples' bytes as bytes objects: copies, which may be kept and pickled. Empty where a sample
+    /// could not be read.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let batch = self.batch();
         PyList::new(py, (0..batch.len()).map(|i| pyo3::types::PyBytes::new(py, batch.bytes(i))))
@@ -241,13 +242,21 @@ impl Batch {
         PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// The bytes for any library that takes DLPack: as `array` where lengths are equal, else as `data`.
-    #[pyo3(signature = (**options))]
+    /// The bytes for any library that takes DLPack: as `array` where lengths are equal, else as `data`. A
+    /// copy for those that ask in a way older than DLPack 1.0, which cannot say that memory is read-only.
+    #[pyo3(signature = (*, max_version = None, **options))]
     fn __dlpack__<'py>(
         slf: &Bound<'py, Self>,
-        options: Option<&Bound<'py, pyo3::types::PyDict>>,
+        max_version: Option<(u32, u32)>,
+        options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Batch::shaped(slf)?.call_method("__dlpack__", (), options)
+        let mut array = Batch::shaped(slf)?;
+        let options = options.map_or_else(|| PyDict::new(slf.py()), Clone::clone);
+        match max_version {
+            Some(version) if version >= (1, 0) => options.set_item("max_version", version)?,
+            _ => array = array.call_method0("copy")?,
+        }
+        array.call_method("__dlpack__", (), Some(&options))
     }
 
     /// Where the bytes are: the memory of the CPU.

@@ -23,10 +23,10 @@ use crate::{log, names, numpy};
 
 /// An open data set: a sequence of samples. `dlfs.open` makes it.
 ///
-/// ds[i] and ds[name] are the verified bytes of a sample as a read-only memoryview; read_batch reads
-/// many in few large reads; a dlfs.Loader goes through all of them. Threads may share it; a forked
-/// child may use it, and opens connections of its own; pickling it carries the address and options,
-/// and opens it again. No Python object is kept per sample.
+/// ds[i] and ds[name], a str or bytes, are the verified bytes of a sample as a read-only memoryview;
+/// ds[i:j] and read_batch read many in few large reads, as a Batch; a dlfs.Loader goes through all of them.
+/// Threads may share it; a forked child may use it, and opens connections of its own; pickling it carries
+/// the address and options, and opens it again. No Python object is kept per sample.
 ///
 /// An index counts the samples that there are; an id is what an import gave out. They are the same
 /// unless samples were deleted.

@@ -65,8 +65,27 @@ def test_dlpack_gives_the_bytes_to_others(equal, ds, source):
         array = np.from_dlpack(batch)
         assert array.shape == (2, 1024) and np.array_equal(array, batch.array)
         assert not array.flags.writeable and batch.__dlpack_device__() == (1, 0)
+        old = np.from_dlpack(Once(batch.__dlpack__()))
+        assert np.array_equal(old, batch.array) and not np.shares_memory(old, batch.array)
     batch = ds.read_batch([1, 2])
     assert np.from_dlpack(batch).tobytes() == b"".join(source.contents[1:3])
+    assert np.from_dlpack(batch, copy=True).flags.writeable
+    for wrong in ({"colour": "red"}, {"max_version": "new"}):
+        with pytest.raises(TypeError):
+            batch.__dlpack__(**wrong)
+
+
+class Once:
+    """An exporter of before DLPack 1.0, as JAX asks for."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)
 
 
 def test_empty_samples_and_empty_batches_are_no_special_case(tmp_path):

@@ -1,5 +1,9 @@
 """What trains on top of torch: Lightning, Accelerate, DALI. Each is skipped where it is not installed."""
 
+import multiprocessing
+import os
+import socket
+
 import pytest
 
 import dlfs
@@ -57,6 +61,43 @@ def test_accelerate_prepares_a_loader_and_gives_every_sample_once(ds):
     loader = accelerate.Accelerator(cpu=True).prepare(loader)
     found = [int(length) for batch in loader for length in batch]
     assert found == [ds.length(i) for i in order]
+
+
+def accelerate_rank(rank, path, port, queue):
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    import accelerate
+
+    accelerator, ds = accelerate.Accelerator(cpu=True), dlfs.open(path)
+    whole = {"rank": 0, "world_size": 1}  # it shares out what it prepares
+    found = []
+    for options, prepare in (({}, lambda loader: loader), (whole, accelerator.prepare)):
+        data = dlfs.torch.IterableDataset(ds, 20, seed=1, transform=lambda b: torch.tensor(b.ids), **options)
+        sampler = dlfs.torch.BatchSampler(ds, 20, seed=1, **options)
+        for loader in (
+            torch.utils.data.DataLoader(data, batch_size=None),
+            torch.utils.data.DataLoader(range(len(ds)), batch_sampler=sampler),
+        ):
+            found.append([i for batch in prepare(loader) for i in batch.tolist()])
+    queue.put(found)
+    accelerator.end_training()
+
+
+def test_accelerate_shares_out_what_it_prepares_and_dlfs_what_it_does_not(image, ds):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [
+        context.Process(target=accelerate_rank, args=(rank, image, port, queue)) for rank in range(2)
+    ]
+    [rank.start() for rank in ranks]
+    found = [queue.get(timeout=120) for _ in ranks]
+    [rank.join(30) for rank in ranks]
+    for one, other in zip(*found, strict=True):
+        assert len(one) == len(other) and sorted(one + other) == list(range(len(ds)))
 
 
 def test_dali_takes_batches_as_an_external_source(ds):

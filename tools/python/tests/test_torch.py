@@ -291,18 +291,26 @@ def test_indices_stay_right_where_samples_were_deleted(source, tmp_path):
 
 
 def distributed_rank(rank, path, port, queue):
+    ds = dlfs.open(path)
+    early = dlfs.torch.IterableDataset(ds, 32, transform=ids_list), dlfs.torch.BatchSampler(ds, 32)
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
     )
-    with dlfs.open(path) as ds:
-        data = dlfs.torch.IterableDataset(ds, 32)
-        ids = [int(i) for batch in data for i in batch.ids]
-        indices = [i for batch in dlfs.torch.BatchSampler(ds, 32) for i in batch]
-    queue.put((ids, indices))
+    late = dlfs.torch.IterableDataset(ds, 32, transform=ids_list), dlfs.torch.BatchSampler(ds, 32)
+    found = []
+    for data, sampler in (early, late):
+        assert len(sampler) == data.num_batches() == 7
+        found.append([i for batch in sampler for i in batch])
+        for method in (None, "fork", "spawn"):
+            loader = DataLoader(
+                data, batch_size=None, num_workers=2 if method else 0, multiprocessing_context=method
+            )
+            found.append([i for batch in loader for i in batch])
+    queue.put(found)
     torch.distributed.destroy_process_group()
 
 
-def test_rank_and_world_size_come_from_torch_distributed(image, source):
+def test_rank_and_world_size_come_from_torch_distributed_whenever_that_begins(image, source):
     import socket
 
     with socket.socket() as probe:
@@ -317,12 +325,12 @@ def test_rank_and_world_size_come_from_torch_distributed(image, source):
     [rank.start() for rank in ranks]
     found = [queue.get(timeout=90) for _ in ranks]
     [rank.join(30) for rank in ranks]
-    for part in range(2):
-        assert sorted(found[0][part] + found[1][part]) == list(range(len(source)))
+    for one, other in zip(*found, strict=True):
+        assert sorted(one + other) == list(range(len(source)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("style", ["map", "iterable"])
+@pytest.mark.parametrize("style", ["map", "grouped", "global", "local", "partial"])
 def test_stateful_data_loader_goes_on_exactly_once(ds, source, workers, style):
     stateful = pytest.importorskip(
         "torchdata.stateful_dataloader", reason="torchdata is not installed"
@@ -338,7 +346,7 @@ def test_stateful_data_loader_goes_on_exactly_once(ds, source, workers, style):
             return stateful.StatefulDataLoader(
                 data, batch_sampler=sampler, collate_fn=as_is, **context
             )
-        data = dlfs.torch.IterableDataset(ds, 16, seed=8, transform=ids_list)
+        data = dlfs.torch.IterableDataset(ds, 16, style, seed=8, transform=ids_list)
         return stateful.StatefulDataLoader(data, batch_size=None, **context)
 
     global LOOKUP

@@ -8,7 +8,8 @@ share the epoch and serve to decode. Where something else chooses the samples:
     data = dlfs.torch.Dataset(ds, transform=decode)
     loader = DataLoader(data, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=2)
 
-Rank and world size are those of torch.distributed where that is initialised, unless they are given.
+Rank and world size are those of torch.distributed where that is initialised when an epoch begins, unless
+they are given. What shares data out by itself, as Accelerate's prepare() does, wants rank=0, world_size=1.
 All of it works with fork, spawn and forkserver, and keeps its place in a StatefulDataLoader.
 """
 
@@ -169,22 +170,19 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         **options: Any,
     ) -> None:
         self.dataset, self.transform = dataset, transform
-        rank, world_size = _place(rank, world_size)
         self._options = {**options, "batch_size": batch_size, "order": order}
-        self._place = (rank, world_size)
-        self._loader: Loader | None = None
-        self._share = (0, 1)
-        # What a StatefulDataLoader has given this worker.
-        self._state: Mapping[str, Any] | None = None
+        self._given = (rank, world_size)
+        # Rank, world size, worker and workers that the loader is for.
+        self._place = (*_place(*self._given), 0, 1)
+        self._loader = self._make(self._place)  # refuses what cannot be now, not in a worker
         # How often the run was moved from outside, to which epoch, and behind how many samples of it:
         # in shared memory, where workers look at the begin of each epoch.
         self._moves = _share(torch.zeros(3, dtype=torch.int64))
         self._followed = 0
         self._resumed: int | None = None
-        self._whole = self._make((0, 1))  # refuses what cannot be now, not in a worker
 
-    def _make(self, share: tuple[int, int]) -> Loader:
-        (rank, world_size), (worker, workers) = self._place, share
+    def _make(self, place: tuple[int, int, int, int]) -> Loader:
+        rank, world_size, worker, workers = place
         return Loader(
             self.dataset,
             rank=worker * world_size + rank,
@@ -196,16 +194,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The loader of this process, which takes its worker's share of the rank's."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
-        if self._loader is None or share != self._share:
-            self._loader = self._whole if share == (0, 1) else self._make(share)
-            self._share, self._followed = share, 0
+        place = (*_place(*self._given), *share)
+        if place != self._place:
+            self._loader, self._place, self._followed = self._make(place), place, 0
         moves, epoch, consumed = self._moves.tolist()
-        if self._state is not None:
-            self._loader.load_state_dict(self._state)
-            self._state = None
-        elif moves != self._followed:
-            place = {"epoch": epoch, "consumed": consumed}
-            self._loader.load_state_dict({**self._loader.state_dict(), **place})
+        if moves != self._followed:
+            moved = {"epoch": epoch, "consumed": consumed}
+            self._loader.load_state_dict({**self._loader.state_dict(), **moved})
         self._followed = moves
         return self._loader
 
@@ -236,8 +231,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         There is no len: it could not know the workers, each of which may end with a short batch, and a
         trainer that believed it would leave out the last ones.
         """
-        count = max(workers, 1)
-        return sum(len(self._make((worker, count))) for worker in range(count))
+        count, place = max(workers, 1), _place(*self._given)
+        return sum(len(self._make((*place, worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the begin of `epoch` at the next iteration, in worker processes too. Right after
@@ -251,11 +246,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` says, at the next iteration. Raises what Loader.load_state_dict does."""
-        self._whole.load_state_dict(state)
+        loader = self._current()
+        loader.load_state_dict(state)
         if torch.utils.data.get_worker_info() is not None:
-            self._state = dict(state)  # this worker's own
-            return
-        place = self._whole.state_dict()
+            return  # a StatefulDataLoader gives each worker its own
+        place = loader.state_dict()
         self._move(place["epoch"], place["consumed"])
         self._resumed = place["epoch"]
 
@@ -266,7 +261,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._resumed = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loader": None}
+        # A worker that is spawned knows nothing of torch.distributed.
+        return {**self.__dict__, "_given": _place(*self._given)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -291,23 +287,33 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        rank, world_size = _place(rank, world_size)
-        self._made = (dataset, {
-            **options,
-            "batch_size": batch_size,
-            "order": order,
-            "rank": rank,
-            "world_size": world_size,
-        })
-        self._ids = _Ids(dataset, **self._made[1])
+        self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
+        self._given = (rank, world_size)
+        self._place = _place(rank, world_size)
+        self._ids = self._make()
         self._resumed = False
 
+    def _make(self) -> _Ids:
+        dataset, options = self._made
+        rank, world_size = self._place
+        return _Ids(dataset, rank=rank, world_size=world_size, **options)
+
+    def _current(self) -> _Ids:
+        """The order, for the place that torch.distributed may have given this process since."""
+        place = _place(*self._given)
+        if place != self._place:
+            self._place, before = place, self._ids.state_dict()
+            self._ids = self._make()
+            if before["epoch"] or before["consumed"]:
+                self._ids.load_state_dict(before)
+        return self._ids
+
     def __len__(self) -> int:
-        return self._ids.batches_per_epoch
+        return self._current().batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         self._resumed = False
-        epoch = self._ids.epoch
+        epoch = self._current().epoch
         while self._ids.epoch == epoch:
             drawn = self._ids.next()
             if drawn is None:
@@ -331,11 +337,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._resumed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"made": self._made, "state": self.state_dict()}
+        state = self._current().state_dict()
+        return {"made": self._made, "place": self._place, "state": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._made = state["made"]
-        self._ids = _Ids(self._made[0], **self._made[1])
+        self._made, self._place = state["made"], state["place"]
+        self._given = self._place
+        self._ids = self._make()
         self.load_state_dict(state["state"])
 
 
