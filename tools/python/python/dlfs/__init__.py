@@ -176,7 +176,8 @@ class Loader(_Loader):
 
     The first batch that is asked for starts the reading, which goes on across the ends of epochs.
     prepare() makes the memory for it before.
-    A batch that is kept keeps its memory; what does not fit prefetch_bytes then comes from the heap.
+    A batch that is kept keeps its memory; what does not fit prefetch_bytes then is read outside it. close(),
+    or leaving a `with`, ends the reading; batches stay as they are.
     """
 
     def __new__(
