@@ -1,6 +1,7 @@
 """Everything that a caller, a target or a medium can get wrong: an exception that says what."""
 
 import signal
+import socket
 import threading
 
 import numpy as np
@@ -25,6 +26,23 @@ from conftest import command, damaged, target, wait_until
 def test_a_wrong_address(address, kind, text):
     with pytest.raises(kind, match=text):
         dlfs.open(address)
+
+
+@pytest.mark.parametrize(
+    "says, kind", [(None, dlfs.TimedOut), (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, dlfs.Corrupt)]
+)
+def test_somebody_else_who_listens_there(says, kind):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer():
+            with listener.accept()[0] as peer:
+                peer.sendall(says)
+
+        if says:
+            threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(kind, match=str(port)):
+            dlfs.open(f"nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x", connect_timeout=0.5)
 
 
 def test_a_file_that_is_no_image(tmp_path):

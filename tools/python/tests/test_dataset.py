@@ -1,5 +1,6 @@
 """Opening a data set and reading samples by index, id and name."""
 
+import gc
 import os
 import pathlib
 import pickle
@@ -40,6 +41,20 @@ def test_a_sample_is_found_by_str_bytes_and_negative_index(ds, source):
     assert ds.id_of("bee/0003.bin") == 103 and ds.name(103) == "bee/0003.bin"
     assert "bee/0003.bin" in ds and "bee" not in ds and 3 not in ds
     assert ds.length(103) == len(source.contents[103])
+
+
+def test_labels_are_a_view_and_nothing_is_kept_for_each_sample(image, source):
+    gc.collect()
+    before = sys.getallocatedblocks()
+    ds = dlfs.open(image)
+    labels, names, ids, loader = ds.labels, ds.names, ds.ids, dlfs.Loader(ds, 8)
+    assert [name for name in names] == source.names and sum(len(batch) for batch in loader) == len(ds)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < len(ds) / 2, "objects of Python"
+    commands = ds.stats()["commands"]
+    assert not labels.flags.owndata and not labels.flags.writeable and labels.itemsize == 1
+    assert np.shares_memory(labels, ds.labels) and len(ids) == len(ds)
+    assert ds.stats()["commands"] == commands == 0, "no sample was read by id"
 
 
 def test_names_that_are_no_utf_8_are_str_as_file_names_are(tmp_path):
@@ -172,10 +187,11 @@ def test_it_is_pickled_by_what_it_was_opened_by(address, source):
 def test_a_view_is_good_after_everything_else_is_gone(image, source):
     ds = dlfs.open(image)
     batch = ds.read_batch([5, 6])
-    view, array = batch[0], np.frombuffer(batch[1], dtype=np.uint8)
+    view, array, labels = batch[0], np.frombuffer(batch[1], dtype=np.uint8), ds.labels
     ds.close()
     assert ds.closed and len(batch) == 2
     del batch, ds
+    assert labels.tolist() == source.labels
     assert bytes(view) == source.contents[5] and array.tobytes() == source.contents[6]
 
 

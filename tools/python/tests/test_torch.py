@@ -236,6 +236,9 @@ def test_a_batch_is_pinned_where_there_is_something_to_pin_for(ds, source):
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):
             batch.pin_memory()  # what torch says of its own tensors here
+        data = dlfs.torch.IterableDataset(ds, 32)
+        loader = DataLoader(data, batch_size=None, pin_memory=True)  # which then pins nothing
+        assert sorted(id for batch in loader for id in batch.ids.tolist()) == list(range(len(ds)))
         pytest.skip("SKIPPED: page-locked memory needs a GPU")
     assert batch.pin_memory().data.is_pinned()
 
