@@ -145,12 +145,13 @@ fn no_more_is_planned_ahead_than_can_be_of_use() {
     let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 600, 10_000);
     let mut loader = image.loader(options).unwrap();
     let (peak, ()) = peak_during(|| {
-        for _ in 0..200 {
-            assert_eq!(loader.next().unwrap().unwrap().len(), 600);
-        }
+        assert_eq!(loader.next().unwrap().unwrap().len(), 600);
+        // Until it has planned all that it wants to.
+        let pause = || std::thread::sleep(Duration::from_millis(50));
+        while allocations_of_all_during(pause).0 > 0 {}
     });
     println!("{peak} bytes of the heap");
-    assert!(peak < 8 << 20, "{peak} bytes of the heap");
+    assert!(peak < 16 << 20, "{peak} bytes of the heap");
 }
 
 /// An image of 600 samples, 13 of them a chunk.

@@ -384,9 +384,9 @@ const NONE: u32 = u32::MAX;
 /// Batches planned ahead at most, where they are small.
 const MAX_PLANNED: usize = 4096;
 
-/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 1 KiB
-/// each. Their plans take 2 MiB.
-const MAX_PLANNED_SAMPLES: usize = 256 << 10;
+/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 256
+/// bytes each, so that reading goes on where groups change. Their plans take 8 MiB.
+const MAX_PLANNED_SAMPLES: usize = 1 << 20;
 
 /// Samples planned before the poller looks at what has arrived: 0.3 ms. A first batch waits for some turns.
 const PLANNED_A_TURN: usize = 2 << 10;
