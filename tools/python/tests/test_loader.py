@@ -44,7 +44,8 @@ def test_how_batches_are_brought_in_changes_commands_alone(ds):
         commands.append(loader.stats()["commands"])
         loader.close()
     assert taken[1:] == taken[:1] * 3
-    assert commands[0] < commands[1] <= commands[2], commands
+    chunk, sample, none, default = commands  # more or less of the next epoch is read ahead
+    assert max(chunk, default) < min(sample, none), commands
 
 
 def test_epochs_differ_and_a_seed_gives_the_same_ones_again(ds):
