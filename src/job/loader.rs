@@ -158,7 +158,8 @@ impl Loader {
 
     /// Batches that this rank has still to be given in the epoch that [`Loader::epoch`] names.
     pub fn batches_left(&self) -> u64 {
-        self.share.batches_after(self.state().consumed)
+        let State { epoch, consumed, .. } = self.state();
+        if epoch.0 < self.options.epochs.end { self.share.batches_after(consumed) } else { 0 }
     }
 
     /// What was done so far, in this process.

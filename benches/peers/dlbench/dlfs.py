@@ -46,7 +46,9 @@ class _Dlfs(Peer):
         # Warm is about the page cache, cold about the disk: as "auto" chooses for data larger than half of
         # the memory, which is not here.
         self.ds = dlfs.open(address, direct=self.direct())
-        self.loader = dlfs.Loader(self.ds, batch_size, self.order, seed=1)
+        # The run's last epoch is the one that is measured, as other loaders too read no further than an epoch.
+        epochs = 2 * (2 if self.mode == "warm" else 1) + 1
+        self.loader = dlfs.Loader(self.ds, batch_size, self.order, seed=1, epochs=epochs)
         self.loader.prepare()
 
     def direct(self):

@@ -197,9 +197,11 @@ impl Epoch {
             return Ok(None);
         }
         if loader.batches_left() == 0 {
-            // This rank has no share of the epoch's rest: nothing will come that ends it.
             self.ended.store(true, Ordering::Relaxed);
-            detached(py, |_| loader.set_epoch(self.epoch + 1))?;
+            if self.epoch < loader.options().epochs.end {
+                // This rank has no share of the epoch's rest: nothing will come that ends it.
+                detached(py, |_| loader.set_epoch(self.epoch + 1))?;
+            }
             return Ok(None);
         }
         let Some(batch) = detached(py, |watch| loader.next(watch))? else {

@@ -127,6 +127,8 @@ fn set_loader_option(
         "order" | "lanes" | "group" | "by" | "exchange" | "drop_last" | "pad" => {}
         "batch_size" => options.batch_size = at_least_one(key, value)?,
         "seed" => options.order.seed = value.extract()?,
+        "epochs" if value.is_none() => {}
+        "epochs" => options.epochs = 0..at_least_one::<u64>(key, value)?.min(EPOCHS),
         "rank" => options.rank = value.extract()?,
         "world_size" => options.world_size = at_least_one(key, value)?,
         "prefetch_bytes" => options.window_bytes = at_least_one(key, value)?,

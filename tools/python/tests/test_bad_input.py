@@ -105,7 +105,7 @@ def test_options_of_another_type_or_name(image, ds):
         ({"on_error": "none"}, "none"), ({"prefetch_bytes": 0}, "prefetch_bytes"),
         ({"batch_size": 2**63}, "batch_size"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"),
         ({"rank": -1}, "rank"), ({"world_size": 2**40}, "world_size: .* out of range"),
-        ({"batching": "file"}, "file"), ({"order": "global", "batching": "chunk"}, "whole chunks"),
+        ({"epochs": 0}, "epochs"), ({"batching": "file"}, "file"), ({"order": "global", "batching": "chunk"}, "whole chunks"),
         ({"lanes": -1}, "lanes"), ({"deadline": float("nan")}, "deadline"),
     ],
 )

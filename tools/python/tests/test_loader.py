@@ -57,6 +57,20 @@ def test_epochs_differ_and_a_seed_gives_the_same_ones_again(ds):
     assert ids_of(dlfs.Loader(ds, 32, "sequential")) == list(range(len(ds)))
 
 
+@pytest.mark.parametrize("order", ["grouped", "global"])
+def test_a_run_of_so_many_epochs_ends_and_reads_no_further(ds, order):
+    loader = dlfs.Loader(ds, 16, order, epochs=2)
+    taken = [[batch.ids.tolist() for batch in loader] for _ in range(4)]
+    endless = dlfs.Loader(ds, 16, order)
+    assert taken == [[batch.ids.tolist() for batch in endless] for _ in range(2)] + [[], []]
+    assert (loader.epoch, loader.batches_left) == (2, 0)
+    assert loader.stats()["samples"] == 2 * len(ds) >= loader.stats()["verified"]
+    loader.set_epoch(1)
+    assert [batch.ids.tolist() for batch in loader] == taken[1]
+    with pytest.raises(dlfs.InvalidArgument, match="epoch 3"):
+        loader.set_epoch(3)
+
+
 def test_set_epoch_goes_there_and_back(ds):
     loader = dlfs.Loader(ds, 32, seed=1)
     epochs = [ids_of(loader) for _ in range(3)]

@@ -158,6 +158,7 @@ class Loader(_Loader):
     order            "grouped": whole chunks at a time, several mixed, the fastest; "global": a full
                      shuffle; "sequential"; "local", "partial": a share for each rank
     seed             the same seed gives the same epochs, whatever the world size
+    epochs           how many there are; nothing is read ahead beyond the last. None: without end
     rank, world_size which part of each epoch is this process's
     drop_last        leave out what does not fill a batch on every rank; pad: fill it up instead
     prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes
@@ -187,6 +188,7 @@ class Loader(_Loader):
         order: Order = "grouped",
         *,
         seed: int = 0,
+        epochs: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
@@ -209,6 +211,7 @@ class Loader(_Loader):
             batch_size=batch_size,
             order=order,
             seed=seed,
+            epochs=epochs,
             rank=rank,
             world_size=world_size,
             drop_last=drop_last,
