@@ -131,7 +131,7 @@ impl Device for FileNamespace {
     }
 
     fn is_page_cached(&self) -> bool {
-        self.files.direct.is_none()
+        !self.files.is_direct()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -167,6 +167,11 @@ struct DirectFile {
 }
 
 impl Files {
+    /// Whether most I/O goes past the page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
     fn new(
         path: &Path,
         buffered: File,

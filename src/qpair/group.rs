@@ -116,6 +116,11 @@ impl PollGroup {
         count
     }
 
+    /// Starts what was submitted to devices that move bytes by themselves, without completing anything.
+    pub fn start(&mut self) {
+        self.pairs.iter_mut().for_each(|pair| pair.start());
+    }
+
     /// Waits until polling again may bring something, a [`Waker`] calls, or `until` has come.
     ///
     /// May return early for no reason; after at most 250 µs of returning at once it sleeps. To be

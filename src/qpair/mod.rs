@@ -189,6 +189,10 @@ pub trait QueuePair: Send {
     /// Also does what time asks for: deadlines, reconnecting.
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
 
+    /// Starts what was taken where a device moves the bytes by itself, and completes nothing; elsewhere it
+    /// starts with the next [`QueuePair::poll`].
+    fn start(&mut self) {}
+
     /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares
     /// it, and may keep the pool. Buffers from elsewhere stay allowed.
     fn use_pool(&mut self, _pool: &Pool) {}

@@ -86,6 +86,13 @@ impl QueuePair for UringPair {
         }
     }
 
+    fn start(&mut self) {
+        while self.ring.files.is_direct() && !self.fresh.is_empty() {
+            self.start_burst();
+            self.ring.enter();
+        }
+    }
+
     fn use_pool(&mut self, pool: &Pool) {
         self.ring.use_pool(pool);
     }
