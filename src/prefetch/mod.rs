@@ -3,8 +3,9 @@
 //! A [`Loader`] has one thread, the *poller*: it plans batches from the order, reads them through the
 //! `reader`'s pump and puts them, in order, where [`Loader::next`] takes them. How a batch is read is
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
-//! samples out of them; `batching` says which. `memory` is the window that bounds both; `copy` gathers batches into one
-//! piece where the caller wants that; `window` is that memory itself, and the thread that makes its pages.
+//! samples out of them; `batching` says which, and `open` what a grouped order then has open at a time.
+//! `memory` is the window that bounds both; `copy` gathers batches into one piece where the caller wants
+//! that; `window` is that memory itself, and the thread that makes its pages.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
 //! and stays; the poller sleeps when the window is full and when nothing is on its way.
