@@ -296,7 +296,8 @@ impl Resident {
     /// Why the sample must not be shown, if it must not. The error is handed out once in full; a
     /// sample that is padded in again says the same in short.
     fn take_failure(&mut self, nth: u32) -> Option<Error> {
-        let (_, error) = self.failures.iter_mut().find(|(index, _)| *index == nth as usize)?;
+        let at = self.failures.binary_search_by_key(&(nth as usize), |(index, _)| *index).ok()?;
+        let (_, error) = &mut self.failures[at];
         let again = Error::new(error.kind(), error.to_string());
         Some(std::mem::replace(error, again))
     }
@@ -343,8 +344,9 @@ impl Driver for ChunkDriver {
         if resident.failures.is_empty() && slots.end - slots.start == num_samples {
             return self.residency.set(slots);
         }
+        let mut failures = resident.failures.iter().map(|(index, _)| *index).peekable();
         for (index, sample) in resident.fetch.samples.iter().enumerate() {
-            let failed = resident.failures.iter().any(|(failed, _)| *failed == index);
+            let failed = failures.next_if_eq(&index).is_some();
             if let Some(Slot(slot)) = self.directory.slot_of(sample.id)
                 && !failed
             {

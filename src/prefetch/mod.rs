@@ -39,7 +39,7 @@ use crate::order::{OrderSpec, State, Tail};
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
-    Batch, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, check_not_stale,
+    Batch, CHECK_LIMIT, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, moved_on,
 };
 use crate::units::SampleId;
 
@@ -61,7 +61,8 @@ pub(crate) use window::Window;
 pub enum OnError {
     /// [`Loader::next`] returns the error, then and from then on.
     Stop,
-    /// The batch comes without the sample; a warning names it and [`LoaderStats`] counts it.
+    /// The batch comes without the sample; a warning names it and [`LoaderStats`] counts it. Where the
+    /// image has moved on, that is an error all the same.
     Skip,
 }
 
@@ -431,12 +432,7 @@ impl Loader {
         }
         match received {
             Some(Ok(delivery)) => Ok(Received::Batch(delivery)),
-            Some(Err(error)) => {
-                if error.kind() == ErrorKind::Corrupt {
-                    check_not_stale(&self.devices, &self.directory)?;
-                }
-                Err(error)
-            }
+            Some(Err(error)) => Err(error),
             None => Ok(Received::End),
         }
     }
@@ -526,8 +522,9 @@ impl Loader {
             window.map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
-        let (memory, cpus) = (Memory::new(Arc::clone(&window)), options.cpus.clone());
-        Poller::start(pump, memory, driver, shared, options.copy_threads, cpus, window)
+        let memory = Memory::new(Arc::clone(&window));
+        let directory = Arc::clone(&self.directory);
+        Poller::start(pump, memory, driver, shared, directory, options, window)
     }
 }
 
@@ -553,11 +550,12 @@ impl Poller {
         memory: Memory,
         driver: Box<dyn Driver>,
         shared: Arc<Shared>,
-        copy_threads: Option<usize>,
-        cpus: Option<Cpus>,
+        directory: Arc<Directory>,
+        options: &LoaderOptions,
         window: Arc<Window>,
     ) -> Result<Poller> {
-        let (copiers, ready) = Copiers::start(copy_threads, &shared)?;
+        let (copiers, ready) = Copiers::start(options.copy_threads, &shared)?;
+        let cpus = options.cpus.clone();
         let (recycle, recycled) = bounded(MAX_RECYCLED);
         let waker = pump.waker();
         let running = Running {
@@ -568,6 +566,9 @@ impl Poller {
             copiers,
             recycled,
             held: None,
+            directory,
+            check_limit: CHECK_LIMIT.min(options.deadline / 4),
+            checked: None,
         };
         let thread = std::thread::Builder::new()
             .name("dlfs-poller".into())
@@ -644,6 +645,11 @@ struct Running {
     recycled: Receiver<Batch>,
     /// A batch that the consumer has no room for yet.
     held: Option<Result<Delivery>>,
+    directory: Arc<Directory>,
+    /// How long a look at the superblocks may take.
+    check_limit: Duration,
+    /// When samples were last left out and the superblocks looked at.
+    checked: Option<Instant>,
 }
 
 impl Running {
@@ -695,7 +701,7 @@ impl Running {
         let mut handed = Handed::Nothing;
         loop {
             self.take_back();
-            let Some(next) = self.held.take().or_else(|| self.driver.next_ready()) else { break };
+            let Some(next) = self.held.take().or_else(|| self.next_ready()) else { break };
             let last = next.is_err();
             self.publish();
             // It waits no more, though it may wake late: until then nothing is read for it outside
@@ -719,6 +725,33 @@ impl Running {
             }
         }
         if self.held.is_none() && self.driver.is_done() { Handed::Over } else { handed }
+    }
+
+    /// The driver's next batch or error; in place of damage, that the image has moved on, if it has.
+    fn next_ready(&mut self) -> Option<Result<Delivery>> {
+        let next = self.driver.next_ready()?;
+        let looks_damaged = match &next {
+            Err(error) => error.kind() == ErrorKind::Corrupt,
+            Ok(delivery) => delivery.skipped > 0 && self.may_check_again(),
+        };
+        if !looks_damaged {
+            return Some(next);
+        }
+        let until = Instant::now() + self.check_limit;
+        match moved_on(&mut self.pump, &self.directory, until) {
+            Some(stale) => Some(Err(stale)),
+            None => Some(next),
+        }
+    }
+
+    /// Whether the superblocks were not looked at just before: where much is left out, seldom will do.
+    fn may_check_again(&mut self) -> bool {
+        let now = Instant::now();
+        let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);
+        if may {
+            self.checked = Some(now);
+        }
+        may
     }
 
     fn publish(&self) {
@@ -754,6 +787,9 @@ enum Handed {
 
 /// The longest sleep of an idle poller: memory that comes back without a word is noticed then.
 const REST: Duration = Duration::from_millis(20);
+
+/// After how long the superblocks are looked at again while samples are left out.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Batches ready at most, whatever the memory.
 const READY_BATCHES: usize = 64;

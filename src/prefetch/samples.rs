@@ -155,8 +155,9 @@ impl Driver for SampleDriver {
         let age = (fetched.token - self.first) as usize;
         let under_way = &mut self.under_way[age];
         under_way.running -= 1;
-        let failed = place_fetched(&fetched, &mut under_way.batch);
-        for (index, (_, error)) in failed.into_iter().zip(fetched.failures) {
+        place_fetched(&fetched, &mut under_way.batch);
+        for (index, error) in fetched.failures {
+            let index = fetched.fetch.samples[index].index as usize;
             match self.on_error {
                 OnError::Stop => under_way.error = under_way.error.take().or(Some(error)),
                 OnError::Skip => {

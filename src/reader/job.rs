@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::qpair::{IoError, Namespace};
 use crate::units::Lba;
 
-use super::plan::{Fetch, Placed};
+use super::plan::{Fetch, Part, Placed};
 use super::pump::io_error;
 
 /// A fetch under way.
@@ -20,6 +20,8 @@ pub(super) struct Job {
     pub(super) waiting: usize,
     pub(super) failures: Vec<(usize, Error)>,
     pub(super) unread: Vec<(usize, Error)>,
+    /// How many of `windows` have failed.
+    pub(super) num_failed: usize,
     /// Some samples cross a part's end and are verified when all parts are in.
     pub(super) crossing: bool,
     /// The sample that goes on in the part behind the last one that came.
@@ -45,7 +47,12 @@ pub(super) struct Carried {
 pub(super) struct Window {
     pub(super) buf: Option<IoBuf>,
     pub(super) repeats: u8,
-    pub(super) failed: bool,
+    /// Why it was not read, also when asked for again.
+    pub(super) failed: Option<IoError>,
+    /// It is a piece of a part that was not read.
+    pub(super) is_piece: bool,
+    /// It is what was left of such a part when its ends were tried.
+    pub(super) was_probed: bool,
     /// The sample that ends here and began in a part before, when its checksum was right.
     pub(super) verified_across: Option<usize>,
 }
@@ -128,7 +135,7 @@ impl Job {
         let mut repeat = Vec::new();
         for (index, sample) in self.fetch.samples.iter().enumerate() {
             let parts = self.fetch.parts_of(sample);
-            if parts.len() < 2 || parts.clone().any(|part| self.windows[part].failed) {
+            if parts.len() < 2 || parts.clone().any(|part| self.windows[part].failed.is_some()) {
                 continue;
             }
             if self.windows[parts.end - 1].verified_across == Some(index) {
@@ -164,14 +171,67 @@ impl Job {
         })
     }
 
-    /// Every sample with bytes in `part` is lost.
-    pub(super) fn fail_part(&mut self, part: usize, error: &IoError, namespace: &Namespace) {
-        self.windows[part].failed = true;
-        let lba = Lba(self.fetch.parts[part].offset_bytes / u64::from(namespace.block_len_bytes));
-        self.unread.push((part, io_error(error, namespace).lba(lba)));
+    /// Cuts the first part that was not read and can be cut into pieces, which take its place; returns
+    /// those that are to be asked for. One at a time, so that few are asked for in vain. `block_len` is
+    /// that of a part's namespace, and whether nothing of it can be read just now: then the first and the
+    /// last piece of a part are tried, and the rest when one was read.
+    ///
+    /// To be called while nothing is under way: parts are named by their index.
+    pub(super) fn cut_failed(&mut self, block_len: impl Fn(&Part) -> (u32, bool)) -> Vec<usize> {
+        for (part, window) in self.windows.iter().enumerate() {
+            let (block_len, is_barren) = block_len(&self.fetch.parts[part]);
+            let may_cut = window.failed.as_ref().is_some_and(is_local)
+                && !window.is_piece
+                && !(is_barren && window.was_probed);
+            if !may_cut {
+                continue;
+            }
+            let pieces = self.fetch.pieces_of(&self.fetch.parts[part], block_len as usize);
+            if pieces.len() > 1 {
+                return self.cut(part, pieces, is_barren);
+            }
+        }
+        Vec::new()
+    }
+
+    fn cut(&mut self, part: usize, mut pieces: Vec<Part>, only_ends: bool) -> Vec<usize> {
+        let Window { buf, failed, .. } = std::mem::take(&mut self.windows[part]);
+        let mut rest = buf.expect("its read has ended");
+        let inner = if only_ends { merge_inner(&mut pieces) } else { None };
+        let (mut asked, mut windows) = (Vec::new(), Vec::with_capacity(pieces.len()));
+        for (number, piece) in pieces.iter().enumerate() {
+            let behind = rest.split_off(piece.len_bytes);
+            let buf = Some(std::mem::replace(&mut rest, behind));
+            windows.push(if inner == Some(number) {
+                Window { buf, failed: failed.clone(), was_probed: true, ..Window::default() }
+            } else {
+                asked.push(part + number);
+                Window { buf, is_piece: true, ..Window::default() }
+            });
+        }
+        self.num_failed -= usize::from(inner.is_none());
+        self.windows.splice(part..=part, windows);
+        self.fetch.parts.splice(part..=part, pieces);
+        self.carried = None;
+        asked
+    }
+
+    /// Samples with bytes in parts that were not read are lost.
+    pub(super) fn fail_unread<'a>(&mut self, namespace: impl Fn(&Part) -> &'a Namespace) {
+        let failed = |part: usize| self.windows[part].failed.as_ref();
+        for (part, at) in self.fetch.parts.iter().enumerate() {
+            if let Some(error) = failed(part) {
+                let namespace = namespace(at);
+                let lba = Lba(at.offset_bytes / u64::from(namespace.block_len_bytes));
+                self.unread.push((part, io_error(error, namespace).lba(lba)));
+            }
+        }
         for (index, sample) in self.fetch.samples.iter().enumerate() {
-            let lost = sample.len_bytes > 0 && self.fetch.parts_of(sample).contains(&part);
-            if lost && !self.failures.iter().any(|(known, _)| *known == index) {
+            if sample.len_bytes > 0
+                && let Some((part, error)) =
+                    self.fetch.parts_of(sample).find_map(|part| failed(part).map(|e| (part, e)))
+            {
+                let namespace = namespace(&self.fetch.parts[part]);
                 self.failures.push((index, io_error(error, namespace)));
             }
         }
@@ -186,6 +246,20 @@ impl Job {
         }
         run.freeze()
     }
+}
+
+/// Whether it says something of the bytes that were asked for: others may be read.
+fn is_local(error: &IoError) -> bool {
+    !matches!(error, IoError::Disconnected(_))
+}
+
+/// Makes one of all pieces between the first and the last; returns which that is.
+fn merge_inner(pieces: &mut Vec<Part>) -> Option<usize> {
+    let inner = pieces.get(1..pieces.len() - 1)?;
+    let merged =
+        Part { len_bytes: inner.iter().map(|piece| piece.len_bytes).sum(), ..*inner.first()? };
+    pieces.splice(1..pieces.len() - 1, [merged]);
+    Some(1)
 }
 
 /// Whether `found` is the sample's checksum. Where the directory has none, it learns it.
@@ -242,6 +316,7 @@ mod tests {
             waiting: 0,
             failures: Vec::new(),
             unread: Vec::new(),
+            num_failed: 0,
             crossing: false,
             carried: None,
             next_sample: 0,

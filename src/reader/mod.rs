@@ -37,7 +37,7 @@ pub(crate) use batch::Place;
 pub(crate) use plan::{Fetch, Geometry, Merge, Wanted, plan_chunk, plan_samples, plan_whole_chunk};
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::read_range;
-pub(crate) use stale::{check_not_stale, read_copies};
+pub(crate) use stale::{moved_on, read_copies};
 pub(crate) use watch::{TICK, interrupted};
 
 /// How a [`Reader`] works.
@@ -194,14 +194,16 @@ impl Reader {
             let now = Instant::now();
             let moved = self.pump()?.turn(now);
             while let Some(fetched) = self.pump()?.next_finished() {
-                let failed = place_fetched(&fetched, batch);
-                for sample in &fetched.fetch.samples {
-                    if !failed.contains(&(sample.index as usize)) {
+                place_fetched(&fetched, batch);
+                let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
+                for (index, sample) in fetched.fetch.samples.iter().enumerate() {
+                    if failed.next_if_eq(&index).is_none() {
                         watch.arrived(batch, sample.index as usize);
                     }
                 }
-                failures.extend(failed.into_iter().zip(fetched.failures.into_iter().map(|f| f.1)));
-                let mut fetch = fetched.fetch;
+                let Fetched { mut fetch, failures: why, .. } = fetched;
+                let why = why.into_iter();
+                failures.extend(why.map(|(index, e)| (fetch.samples[index].index as usize, e)));
                 fetch.clear();
                 self.spare.push(fetch);
             }
@@ -212,17 +214,23 @@ impl Reader {
                     return Err(interrupted());
                 }
             }
-            if !moved && self.pump()?.in_flight() > 0 {
+            if self.pump()?.in_flight() > 0 {
                 if now >= deadline {
                     self.abandon_since(first_token);
                     return Err(self.late());
                 }
-                self.pump()?.wait(deadline.min(next_tick));
+                if !moved {
+                    self.pump()?.wait(deadline.min(next_tick));
+                }
             }
         }
         failures.sort_by_key(|(index, _)| *index);
         if failures.iter().any(|(_, error)| error.kind() == ErrorKind::Corrupt) {
-            check_not_stale(&self.devices, &self.directory)?;
+            let until = deadline.min(Instant::now() + CHECK_LIMIT);
+            let directory = Arc::clone(&self.directory);
+            if let Some(stale) = moved_on(self.pump()?, &directory, until) {
+                return Err(stale);
+            }
         }
         Ok(failures)
     }
@@ -309,20 +317,18 @@ impl Reader {
     }
 }
 
-/// Puts the samples of a run into the batch; returns the positions of those that failed.
-pub(crate) fn place_fetched(fetched: &Fetched, batch: &mut Batch) -> Vec<usize> {
+/// Puts the samples of a run into the batch; those that failed are empty there.
+pub(crate) fn place_fetched(fetched: &Fetched, batch: &mut Batch) {
     let piece = batch.add_piece(fetched.run.clone());
     for sample in &fetched.fetch.samples {
         let place =
             Place { id: sample.id, piece, len_bytes: sample.len_bytes, offset: sample.run_offset };
         batch.place(sample.index as usize, place);
     }
-    let failed = fetched.failures.iter().map(|(index, _)| {
+    for (index, _) in &fetched.failures {
         let sample = &fetched.fetch.samples[*index];
         batch.place(sample.index as usize, Place { id: sample.id, piece, len_bytes: 0, offset: 0 });
-        sample.index as usize
-    });
-    failed.collect()
+    }
 }
 
 fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
@@ -340,3 +346,6 @@ pub(crate) const SLOT_LEN_BYTES: usize = 64 << 10;
 
 /// About how much memory samples of one batch share: fewer, larger runs are harder to find free.
 pub(crate) const RUN_LEN_BYTES: usize = 4 << 20;
+
+/// How long a look at the superblocks may take that tells damage from another generation.
+pub(crate) const CHECK_LIMIT: Duration = Duration::from_secs(5);

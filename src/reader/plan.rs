@@ -54,6 +54,34 @@ impl Fetch {
         let last = self.parts.partition_point(|p| p.run_offset < end);
         first..last.max(first)
     }
+
+    /// `part`, cut at the blocks where the bytes of a sample begin or end: a piece that cannot be read
+    /// costs only the samples that have bytes in it.
+    pub(super) fn pieces_of(&self, part: &Part, block_len_bytes: usize) -> Vec<Part> {
+        let mut cuts = vec![part.len_bytes];
+        for sample in &self.samples {
+            let end =
+                (sample.run_offset + sample.len_bytes as usize).saturating_sub(part.run_offset);
+            let (from, to) =
+                (sample.run_offset.saturating_sub(part.run_offset), end.min(part.len_bytes));
+            if sample.len_bytes > 0 && from < to {
+                cuts.extend([from - from % block_len_bytes, to.next_multiple_of(block_len_bytes)]);
+            }
+        }
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut start = 0;
+        let piece = |cut: usize| {
+            let from = std::mem::replace(&mut start, cut);
+            Part {
+                offset_bytes: part.offset_bytes + from as u64,
+                run_offset: part.run_offset + from,
+                len_bytes: cut - from,
+                ..*part
+            }
+        };
+        cuts.into_iter().filter(|&cut| cut > 0).map(piece).collect()
+    }
 }
 
 /// What planning must know of a namespace.
@@ -370,6 +398,41 @@ mod tests {
         assert_eq!(fetch.parts[0].offset_bytes, 12_288);
         assert_eq!(fetch.parts.len(), 2);
         assert_eq!(fetch.samples[1].run_offset, 10);
+    }
+
+    fn pieces(part: &Part, samples: &[(usize, u32)]) -> Vec<(u64, usize, usize)> {
+        let placed = |&(run_offset, len_bytes)| Placed {
+            id: SampleId(0),
+            index: 0,
+            run_offset,
+            len_bytes,
+            crc32c: 0,
+        };
+        let fetch = Fetch { samples: samples.iter().map(placed).collect(), ..Fetch::default() };
+        let pieces = fetch.pieces_of(part, 4096);
+        pieces.iter().map(|p| (p.offset_bytes, p.run_offset, p.len_bytes)).collect()
+    }
+
+    #[test]
+    fn pieces_of_a_part_hold_blocks_of_the_same_samples() {
+        let part =
+            Part { namespace: 0, offset_bytes: 1 << 20, run_offset: 8192, len_bytes: 65_536 };
+        let at = |first: usize, blocks: usize| {
+            ((1 << 20) + first as u64 * 4096, 8192 + first * 4096, blocks * 4096)
+        };
+        assert_eq!(pieces(&part, &[]), [at(0, 16)], "nobody wants a part of it alone");
+        assert_eq!(pieces(&part, &[(0, 200_000)]), [at(0, 16)], "one sample has all of it");
+        // One that begins before it, some that share its block 1, one of whole blocks, one behind a gap.
+        let samples = [
+            (100, 12_388),
+            (12_488, 0),
+            (12_488, 10),
+            (12_498, 20),
+            (16_384, 8192),
+            (40_960, 90_000),
+        ];
+        let expected = [at(0, 1), at(1, 1), at(2, 2), at(4, 4), at(8, 8)];
+        assert_eq!(pieces(&part, &samples), expected);
     }
 
     proptest! {

@@ -2,7 +2,8 @@
 //!
 //! It knows runs, parts and checksums; what a batch or an order is, its callers know. A part that
 //! fails in a way that another try may mend, and a sample whose checksum differs, is read again once
-//! from the same place. The first failure that stays is final.
+//! from the same place. A part that fails for good is read piece by piece, so that it costs only samples
+//! whose own blocks cannot be read; a namespace of which nothing can be read any more is not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub struct ReadStats {
     pub commands: u64,
     /// Bytes that those commands asked for.
     pub bytes: u64,
-    /// Parts read a second time, after an error or a wrong checksum.
+    /// Commands for what was read before, after an error or a wrong checksum: whole parts, or pieces.
     pub repeated: u64,
     /// Samples whose checksum was computed and right.
     pub verified: u64,
@@ -42,7 +43,7 @@ pub(crate) struct Fetched {
     pub(crate) fetch: Fetch,
     /// The run; empty when the fetch needed no memory.
     pub(crate) run: SharedBuf,
-    /// Index into `fetch.samples`, and why that sample must not be used.
+    /// Index into `fetch.samples`, rising, and why that sample must not be used.
     pub(crate) failures: Vec<(usize, Error)>,
     /// Index into `fetch.parts`, and why that part was not read.
     pub(crate) unread: Vec<(usize, Error)>,
@@ -91,6 +92,8 @@ struct Lane {
     namespace: Namespace,
     pairs: Vec<usize>,
     next: usize,
+    /// Pieces of parts that could not be read since anything was.
+    barren: u32,
 }
 
 impl Pump {
@@ -115,7 +118,7 @@ impl Pump {
                 queues.push(VecDeque::new());
                 depth += usize::from(group.pair(pairs[pairs.len() - 1]).namespace().queue_depth);
             }
-            namespaces.push(Lane { namespace: device.namespace(), pairs, next: 0 });
+            namespaces.push(Lane { namespace: device.namespace(), pairs, next: 0, barren: 0 });
         }
         Ok(Pump {
             group,
@@ -162,6 +165,11 @@ impl Pump {
         self.namespaces.iter().map(of).collect()
     }
 
+    /// Namespace `index` of the image.
+    pub(crate) fn namespace(&self, index: usize) -> Option<&Namespace> {
+        self.namespaces.get(index).map(|lane| &lane.namespace)
+    }
+
     pub(crate) fn stats(&self) -> ReadStats {
         self.stats
     }
@@ -187,6 +195,7 @@ impl Pump {
             waiting,
             failures: Vec::new(),
             unread: Vec::new(),
+            num_failed: 0,
             crossing: false,
             carried: None,
             next_sample: 0,
@@ -253,6 +262,12 @@ impl Pump {
         Some(finished)
     }
 
+    /// Gives fetches back that `next_finished` gave out, to be given out again in their order.
+    pub(crate) fn put_back(&mut self, fetches: Vec<Fetched>) {
+        self.wanted += fetches.len();
+        fetches.into_iter().rev().for_each(|fetched| self.finished.push_front(fetched));
+    }
+
     /// Whether the queue pairs have all that they can do for now: what is started later is read no
     /// later, and memory that is given out later is memory used again sooner, while caches hold it.
     pub(crate) fn is_busy(&self) -> bool {
@@ -306,13 +321,21 @@ impl Pump {
         self.stats.bytes += completion.buf.len() as u64;
         job.windows[part].buf = Some(completion.buf);
         let abandoned = job.abandoned;
+        let lane = &mut self.namespaces[usize::from(job.fetch.parts[part].namespace)];
         let again = match completion.result {
-            Ok(()) => !abandoned && !job.verify_part(part, self.learned.as_deref()),
+            Ok(()) => {
+                lane.barren = 0;
+                !abandoned && !job.verify_part(part, self.learned.as_deref())
+            }
             Err(error) => {
-                let again = !abandoned && job.windows[part].repeats == 0 && may_help(&error);
+                let window = &mut job.windows[part];
+                let again = !abandoned && window.repeats == 0 && may_help(&error);
                 if !again {
-                    let lane = &self.namespaces[usize::from(job.fetch.parts[part].namespace)];
-                    job.fail_part(part, &error, &lane.namespace);
+                    // A file that has changed says nothing of the others.
+                    let counts = window.is_piece && !matches!(error, IoError::Changed(_));
+                    lane.barren = lane.barren.saturating_add(u32::from(counts));
+                    window.failed = Some(error);
+                    job.num_failed += 1;
                 }
                 again
             }
@@ -337,6 +360,19 @@ impl Pump {
         self.enqueue(key, part);
     }
 
+    /// Asks for the parts that were not read piece by piece; whether there is anything to ask for.
+    fn read_in_pieces(&mut self, key: usize) -> bool {
+        let namespaces = &self.namespaces;
+        let pieces = self.jobs[key].cut_failed(|part| {
+            let lane = &namespaces[usize::from(part.namespace)];
+            (lane.namespace.block_len_bytes, lane.barren >= MAX_BARREN)
+        });
+        self.jobs[key].waiting = pieces.len();
+        self.stats.repeated += pieces.len() as u64;
+        pieces.iter().for_each(|&piece| self.enqueue(key, piece));
+        !pieces.is_empty()
+    }
+
     /// All parts are in: verifies what crosses them, and hands the run over.
     fn finish(&mut self, key: usize) {
         let job = &mut self.jobs[key];
@@ -345,6 +381,10 @@ impl Pump {
             self.keep(job.windows);
             return;
         }
+        if job.num_failed > 0 && self.read_in_pieces(key) {
+            return;
+        }
+        let job = &mut self.jobs[key];
         if job.crossing {
             let repeat = job.verify_crossing(self.learned.as_deref());
             if !repeat.is_empty() {
@@ -356,6 +396,11 @@ impl Pump {
             }
         }
         let mut job = self.jobs.remove(key);
+        if job.num_failed > 0 {
+            job.fail_unread(|part| &self.namespaces[usize::from(part.namespace)].namespace);
+        }
+        job.failures.sort_by_key(|(index, _)| *index);
+        job.failures.dedup_by_key(|(index, _)| *index);
         for (index, error) in &mut job.failures {
             let sample = &job.fetch.samples[*index];
             let part = job.fetch.parts[job.fetch.parts_of(sample).start];
@@ -384,7 +429,7 @@ impl Pump {
 /// Whether reading the same place again may end better.
 fn may_help(error: &IoError) -> bool {
     match error {
-        IoError::Short { .. } | IoError::DataDigest => true,
+        IoError::Short { .. } | IoError::DataDigest | IoError::Os(_) => true,
         IoError::Status(status) => !status.dnr,
         // The engine has tried for as long as it was told to.
         _ => false,
@@ -428,3 +473,7 @@ const TURN_BYTES: usize = 512 << 10;
 /// a third of a millisecond. More would only use memory that no cache holds: samples of 110 KiB in
 /// global order over loopback, 4.8 GB/s with 16 MiB and 5.4 with 4.
 const ENOUGH_BYTES: usize = 4 << 20;
+
+/// Pieces that may fail in a row before a namespace counts as gone, until something of it is read: then a
+/// part costs two commands more and not one for each sample. One part of the smallest blocks has as many.
+const MAX_BARREN: u32 = 512;

@@ -1,39 +1,75 @@
 //! Damage, or merely a newer generation? What looks wrong may have been written anew.
 
-use std::sync::Arc;
+use std::time::Instant;
 
+use crate::buf::IoBuf;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use crate::qpair::Device;
 use crate::qpair::blocking::Blocking;
 
-/// Looks at namespace 0's superblocks: is it still the image and generation of `directory`?
+use super::plan::{Fetch, Part};
+use super::pump::Pump;
+
+/// `Stale` where namespace 0's superblocks say that the image of `directory` has moved on, or is another
+/// one now. `None` where it is still the same, and where that cannot be seen before `until`: whoever asks
+/// has an error already, which then stands.
 ///
-/// # Errors
-/// `Stale`: it has moved on, or is another image now. Those of reading.
-pub(crate) fn check_not_stale(devices: &[Arc<dyn Device>], directory: &Directory) -> Result<()> {
-    let Some(first) = devices.first() else { return Ok(()) };
-    let mut blocking = Blocking::new(first.queue_pair()?)?;
-    let copies = read_copies(&mut blocking)?;
-    let stale = |text: String| {
-        Err(Error::new(ErrorKind::Stale, text)
-            .target(first.namespace().address)
-            .hint("open the image again"))
-    };
-    match copies.newest() {
-        Some(newest) if newest.layout.uuid != directory.uuid() => {
-            stale(format!("another image lies here now: {}", newest.layout.uuid))
+/// By the queue pairs that met that error, since there may be no further one to be had.
+pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {
+    let namespace = pump.namespace(0)?;
+    let (address, len) = (namespace.address.clone(), namespace.len_bytes());
+    let mut fetch = Fetch::default();
+    for offset_bytes in COPY_OFFSETS {
+        if offset_bytes + SUPERBLOCK_BYTES as u64 <= len {
+            let (run_offset, len_bytes) = (fetch.len_bytes, SUPERBLOCK_BYTES);
+            fetch.parts.push(Part { namespace: 0, offset_bytes, run_offset, len_bytes });
+            fetch.len_bytes += len_bytes;
         }
-        Some(newest) if newest.generation > directory.generation() => stale(format!(
+    }
+    let run = IoBuf::zeroed(fetch.len_bytes);
+    pump.start(CHECK_TOKEN, fetch, run);
+    let mut others = Vec::new();
+    let fetched = loop {
+        match pump.next_finished() {
+            Some(fetched) if fetched.token == CHECK_TOKEN => break Some(fetched),
+            Some(other) => {
+                others.push(other);
+                continue;
+            }
+            None => {}
+        }
+        let now = Instant::now();
+        if now >= until {
+            pump.abandon(CHECK_TOKEN);
+            break None;
+        }
+        if !pump.turn(now) {
+            pump.wait(until);
+        }
+    };
+    pump.put_back(others);
+    let fetched = fetched?;
+    let copy = |index: usize| {
+        let unread = fetched.unread.iter().any(|(part, _)| *part == index);
+        let bytes = fetched.run.get(index * SUPERBLOCK_BYTES..(index + 1) * SUPERBLOCK_BYTES);
+        bytes.filter(|_| !unread).unwrap_or(&[0; SUPERBLOCK_BYTES])
+    };
+    let copies = Copies::parse(copy(0), copy(1));
+    let newest = copies.newest()?;
+    let text = if newest.layout.uuid != directory.uuid() {
+        format!("another image lies here now: {}", newest.layout.uuid)
+    } else if newest.generation > directory.generation() {
+        format!(
             "the image is at generation {} now, and generation {} was opened",
             newest.generation,
             directory.generation()
-        )),
-        // An older one, or none: what was read is damaged, and so is this.
-        _ => Ok(()),
-    }
+        )
+    } else {
+        return None; // what was read is damaged, and so may be what says that it is current
+    };
+    Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
 /// Reads both superblock copies of a namespace; one that cannot be read counts as empty.
@@ -53,3 +89,6 @@ pub(crate) fn read_copies(blocking: &mut Blocking) -> Result<Copies> {
     }
     Ok(Copies::parse(&blocks[0], &blocks[1]))
 }
+
+/// No other fetch has this number.
+const CHECK_TOKEN: u64 = u64::MAX;

@@ -10,6 +10,7 @@ mod tiers;
 mod verify;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::cache::Cache;
 use crate::directory::Directory;
@@ -17,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::prefetch::{Loader, LoaderOptions, Window};
 use crate::qpair::Device;
-use crate::reader::{Reader, ReaderOptions};
+use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};
 use crate::units::SampleId;
 
 pub use open::OpenOptions;
@@ -60,9 +61,21 @@ impl Image {
     /// list folders, not to train.
     ///
     /// # Errors
-    /// Those of reading; `Corrupt`: the names are damaged.
+    /// Those of reading; `Corrupt`: the names are damaged. `Stale`: the image has moved on.
     pub fn load_names(&self) -> Result<()> {
-        if self.directory.has_names() { Ok(()) } else { open::read_names(self) }
+        if self.directory.has_names() {
+            return Ok(());
+        }
+        open::read_names(self).map_err(|error| match error.kind() {
+            ErrorKind::Corrupt => self.stale().unwrap_or(error),
+            _ => error,
+        })
+    }
+
+    /// `Stale` where the image has moved on since it was opened, if that can be seen.
+    fn stale(&self) -> Option<Error> {
+        let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
+        moved_on(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
     }
 
     /// The sample called `name`, whose names are loaded for it if need be.

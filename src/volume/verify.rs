@@ -7,9 +7,7 @@ use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
 use crate::qpair::blocking::Blocking;
-use crate::reader::{
-    Fetch, Fetched, Geometry, Pump, check_not_stale, plan_whole_chunk, read_copies,
-};
+use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
 use crate::units::SampleId;
 
 use super::Image;
@@ -116,7 +114,10 @@ impl Image {
         }
         report.bytes += pump.stats().bytes;
         if !report.damages.is_empty() {
-            check_not_stale(&self.devices, &self.directory)?;
+            let until = Instant::now() + options.patience;
+            if let Some(stale) = moved_on(&mut pump, &self.directory, until) {
+                return Err(stale);
+            }
         }
         report.damages.sort_by_key(|damage| (damage.namespace, damage.offset_bytes));
         Ok(report)
@@ -156,7 +157,9 @@ impl Image {
     fn judge_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
         let number = fetched.token as u32;
         let chunk = self.directory.chunk(number);
-        let unread = fetched.unread.iter().any(|(part, _)| *part == 0);
+        let reaches =
+            |part: usize| fetched.fetch.parts[part].run_offset < chunk.header_bytes as usize;
+        let unread = fetched.unread.iter().any(|(part, _)| reaches(*part));
         let header = match unread {
             _ if chunk.header_bytes == 0 => Ok(()), // a folder's files have none
             true => Err("the header could not be read".to_owned()),

@@ -32,6 +32,8 @@ pub enum Fault {
     Short,
     /// The operating system fails it.
     Os(i32),
+    /// The operating system fails it after this long.
+    LateOs(Duration, i32),
     /// All I/Os of the queue pair, and all later ones, end with `Disconnected`.
     Disconnect,
 }
@@ -161,6 +163,10 @@ impl FaultyPair {
                 completion.result = Err(IoError::Short { expected, found: expected / 2 });
             }
             Some(Fault::Os(errno)) => completion.result = Err(IoError::Os(errno)),
+            Some(Fault::LateOs(time, errno)) => {
+                completion.result = Err(IoError::Os(errno));
+                return self.held.push((0, Some(now + time), completion));
+            }
             Some(Fault::Disconnect) => self.disconnected = true,
         }
         self.ready.push_back(completion);

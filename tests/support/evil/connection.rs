@@ -391,6 +391,11 @@ impl Connection {
     }
 
     fn read(&mut self, sqe: &Sqe) -> Result<(), Over> {
+        let (start, end) = (sqe.slba().0, sqe.slba().0 + u64::from(sqe.num_blocks()));
+        let is_bad = |evil: &Evil| matches!(evil, Evil::BadBlocks(bad, _) if bad.start < end && start < bad.end);
+        if let Some(Evil::BadBlocks(_, status)) = self.shared.take(is_bad) {
+            return self.complete(sqe, status, 0);
+        }
         let evil = self.shared.take(concerns_reads);
         let further = if let Some(Evil::WrongLba(further)) = evil { further } else { 0 };
         let data = {

@@ -16,6 +16,7 @@ mod connection;
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -119,6 +120,8 @@ pub enum Evil {
     FlippedBit(usize),
     /// Read or write: this status.
     Status(Status),
+    /// Read: this status, where any of these blocks is asked for.
+    BadBlocks(Range<u64>, Status),
     /// Read or write: no answer.
     HangIo,
     /// Read or write: all connections are closed, and nobody listens, until [`EvilTarget::revive`].
