@@ -10,6 +10,7 @@ use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::qpair::Device;
 use crate::qpair::calls::{Calls, Ticket};
+use crate::qpair::shared::SharedDevice;
 use crate::{Error, ErrorKind, Result};
 
 /// The namespaces of an image, in the image's order.
@@ -66,7 +67,18 @@ impl Media {
             let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
-        Ok(Media { devices: devices.into() })
+        let fitted = devices.into_iter().map(|device| match device.max_queue_pairs() {
+            few if few < LEAST_PAIRS => Arc::new(SharedDevice::new(device)) as Arc<dyn Device>,
+            _ => device,
+        });
+        Ok(Media { devices: fitted.collect() })
+    }
+
+    /// How many threads may write side by side: each has a queue pair of its own on every namespace
+    /// that gives out enough of them.
+    pub(super) fn max_threads(&self) -> usize {
+        let most = self.devices.iter().map(|device| device.max_queue_pairs()).min();
+        most.unwrap_or(1).saturating_sub(BESIDE_THREADS).max(1)
     }
 
     /// The same namespaces in another order: `order[i]` says which of these is number `i`.
@@ -244,6 +256,13 @@ impl Channel {
         result
     }
 }
+
+/// Queue pairs on a namespace beside those of the threads that write: the lease's, and that of the
+/// thread which gathers and commits.
+const BESIDE_THREADS: usize = 2;
+
+/// With fewer queue pairs than this all threads share one.
+const LEAST_PAIRS: usize = BESIDE_THREADS + 1;
 
 /// How long one call may last.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -419,12 +419,13 @@ impl Import<'_> {
     }
 
     fn threads(&self) -> usize {
-        if self.options.reader_threads > 0 {
-            return self.options.reader_threads;
-        }
         // More than there are processors, since some of them wait for the source's disk.
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        (processors * 2).clamp(2, 8)
+        let processors = || std::thread::available_parallelism().map_or(2, usize::from);
+        let wanted = match self.options.reader_threads {
+            0 => (processors() * 2).clamp(2, 8),
+            asked => asked,
+        };
+        wanted.min(self.begun.media.max_threads())
     }
 
     fn report(&self, written: Written) -> ImportReport {

@@ -23,6 +23,11 @@ pub trait Device: Send + Sync {
     /// `Refused`: the device gives no more queue pairs. `Disconnected`, `TimedOut`: it is not there.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>>;
 
+    /// The most queue pairs that it gives out at a time now.
+    fn max_queue_pairs(&self) -> usize {
+        usize::MAX
+    }
+
     /// Whether [`grow`](Device::grow) can make it longer.
     fn can_grow(&self) -> bool {
         false

@@ -16,6 +16,7 @@ mod options;
 pub(crate) mod patience;
 mod pread;
 mod remote;
+pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 pub mod tcp;

@@ -97,10 +97,10 @@ struct Lane {
 }
 
 impl Pump {
-    /// Opens `pairs_each` queue pairs to every device.
+    /// Opens `pairs_each` queue pairs to every device, or as many as it gives out.
     ///
     /// # Errors
-    /// Those of [`Device::queue_pair`].
+    /// Those of [`Device::queue_pair`]; there is at least one.
     pub(crate) fn new(
         devices: &[Arc<dyn Device>],
         pairs_each: usize,
@@ -113,8 +113,13 @@ impl Pump {
         let mut depth = 0;
         for device in devices {
             let mut pairs = Vec::with_capacity(pairs_each);
-            for _ in 0..pairs_each.max(1) {
-                pairs.push(group.add(device.queue_pair()?));
+            for _ in 0..pairs_each.clamp(1, device.max_queue_pairs().max(1)) {
+                match device.queue_pair() {
+                    Ok(pair) => pairs.push(group.add(pair)),
+                    // Others hold the rest of what the target granted.
+                    Err(error) if error.kind() == ErrorKind::Refused && !pairs.is_empty() => break,
+                    Err(error) => return Err(error),
+                }
                 queues.push(VecDeque::new());
                 depth += usize::from(group.pair(pairs[pairs.len() - 1]).namespace().queue_depth);
             }

@@ -312,6 +312,14 @@ impl<T: Transport> Remote<T> {
         Ok(())
     }
 
+    /// I/O queues that the live session grants, or that will be asked for.
+    pub(in crate::qpair) fn num_io_queues(&self) -> usize {
+        match &self.lock().phase {
+            Phase::Live(session) => session.num_io_queues.into(),
+            _ => self.options.nr_io_queues.into(),
+        }
+    }
+
     pub(in crate::qpair) fn remove_pair(&self) {
         self.lock().num_pairs -= 1;
     }

@@ -78,6 +78,15 @@ impl Device for SpdkNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
+    fn max_queue_pairs(&self) -> usize {
+        let options = &self.remote.options;
+        // In a child process the lock is the parent's.
+        match self.remote.is_ours() {
+            true => self.remote.num_io_queues(),
+            false => options.nr_io_queues.into(),
+        }
+    }
+
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
         if !self.remote.is_ours() {

@@ -145,6 +145,15 @@ impl Device for TcpNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
+    fn max_queue_pairs(&self) -> usize {
+        let options = &self.remote.options;
+        // In a child process the lock is the parent's.
+        match self.remote.is_ours() {
+            true => self.remote.num_io_queues(),
+            false => options.nr_io_queues.into(),
+        }
+    }
+
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
         let remote = self.remote.for_this_process()?;
