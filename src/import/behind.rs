@@ -151,8 +151,10 @@ impl<T> Behind<T> {
     }
 
     /// Waits until a turn brings something; there must be something under way.
+    ///
+    /// What a call in between has brought, or has given up with its queue pairs, has ended already.
     fn wait_for_io(&mut self) {
-        if !self.turn() {
+        if !self.turn() && !self.reap() {
             self.channel.wait();
             self.turn();
             self.reap(); // also what has lasted too long
@@ -176,8 +178,10 @@ impl<T> Behind<T> {
         all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
     }
 
-    fn reap(&mut self) {
+    /// Takes what has ended; whether there was any.
+    fn reap(&mut self) -> bool {
         let Behind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
+        let mut any = false;
         for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open]) {
             for (write, home) in std::mem::take(&mut parts.under_way) {
                 let result = match channel.take(write) {
@@ -187,6 +191,7 @@ impl<T> Behind<T> {
                         continue;
                     }
                 };
+                any = true;
                 match (result, home) {
                     (Ok(body), Home::Chunk(head, tail)) => spare_bufs.push(join(head, body, tail)),
                     (Ok(piece), Home::Piece) if piece.len() == PIECE_BYTES => {
@@ -198,6 +203,7 @@ impl<T> Behind<T> {
                 }
             }
         }
+        any
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Calls {
     last: u32,
     deadline: Duration,
     done: Vec<(usize, Completion)>,
+    /// Whether a call has ended since the last [`Calls::turn`], within a call that was waited for.
+    unseen: bool,
 }
 
 /// Names a call that was begun, until it is taken.
@@ -38,6 +40,8 @@ struct Call {
     pieces: Vec<Option<IoBuf>>,
     missing: usize,
     failed: Option<(u64, IoError)>,
+    /// How many more of its pieces may be read again.
+    rereads: u8,
     until: Option<Instant>,
 }
 
@@ -54,6 +58,7 @@ impl Calls {
             last: 0,
             deadline,
             done: Vec::new(),
+            unseen: false,
         })
     }
 
@@ -165,13 +170,29 @@ impl Calls {
         pieces.resize_with(missing, || None);
         self.pending[pair].extend(ios);
         let until = Instant::now().checked_add(self.deadline);
-        let failed = None;
-        self.calls.push_back(Call { number, pair, op, slba, pieces, missing, failed, until });
+        let (failed, rereads) = (None, MAX_REREADS);
+        self.calls.push_back(Call {
+            number,
+            pair,
+            op,
+            slba,
+            pieces,
+            missing,
+            failed,
+            rereads,
+            until,
+        });
         Ticket(number)
     }
 
-    /// Moves everything on without waiting; whether any I/O has ended.
+    /// Moves everything on without waiting; whether any I/O has ended since the last turn.
     pub fn turn(&mut self) -> bool {
+        let moved = self.advance();
+        // A call that was waited for may have brought the end of others, which nobody has looked for.
+        std::mem::take(&mut self.unseen) || moved
+    }
+
+    fn advance(&mut self) -> bool {
         for (pair, pending) in self.pending.iter_mut().enumerate() {
             if !pending.is_empty() {
                 self.group.submit(pair, pending);
@@ -209,26 +230,30 @@ impl Calls {
 
     /// Waits until a turn may bring something, a [`Waker`] calls, or `until` has come.
     pub fn wait_until(&mut self, until: Instant) {
-        self.group.wait(until);
+        if !self.unseen {
+            self.group.wait(until);
+        }
     }
 
     /// Waits until a turn may bring something, or a call has lasted too long.
     pub fn wait(&mut self) {
         let limit = Instant::now() + WAIT;
         let until = self.calls.iter().filter_map(|call| call.until).fold(limit, Instant::min);
-        self.group.wait(until);
+        self.wait_until(until);
     }
 
     /// Runs one call to its end.
     fn run(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Result<IoBuf> {
         let ticket = self.begin(pair, op, slba, buf);
+        let until = self.calls.back().and_then(|call| call.until);
         loop {
-            let moved = self.turn();
+            let moved = self.advance();
+            self.unseen |= moved;
             if let Some(result) = self.take(ticket) {
                 return result;
             }
             if !moved {
-                self.wait();
+                self.group.wait(until.unwrap_or_else(|| Instant::now() + WAIT));
             }
         }
     }
@@ -254,6 +279,12 @@ impl Calls {
         };
         let call = &mut self.calls[at];
         let piece = completion.tag & u64::from(u32::MAX);
+        if call.may_reread(&completion) {
+            call.rereads -= 1;
+            let slba = lba_of(self.group.pair(call.pair).namespace(), call.slba, piece);
+            let Completion { tag, buf, .. } = completion;
+            return self.pending[call.pair].push_front(Io { op: call.op, slba, buf, tag });
+        }
         call.missing -= 1;
         match completion.result {
             Ok(()) => call.pieces[piece as usize] = Some(completion.buf),
@@ -296,6 +327,14 @@ impl Calls {
     }
 }
 
+impl Call {
+    /// Whether the piece was damaged on its way, or came in part, and may come whole another time.
+    fn may_reread(&self, completion: &Completion) -> bool {
+        let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
+        damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()
+    }
+}
+
 fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
     let Namespace { max_transfer_bytes, block_len_bytes, .. } = namespace;
     Lba(slba.saturating_add(piece * u64::from(max_transfer_bytes / block_len_bytes)))
@@ -318,6 +357,9 @@ fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
 
 /// How long one wait lasts when nothing moves.
 const WAIT: Duration = Duration::from_secs(60);
+
+/// Pieces of one call that are read again after damage on their way.
+const MAX_REREADS: u8 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -377,6 +419,18 @@ mod tests {
         };
         assert_eq!(end(inside).unwrap().len(), 8_192);
         assert_eq!(end(outside).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn what_ends_within_a_call_that_is_waited_for_is_not_slept_on() {
+        let (_device, mut calls) = calls(1, 8);
+        let begun = calls.begin(0, IoOp::Write, 0, filled(4096, 1));
+        calls.run(0, IoOp::Read, 64, IoBuf::zeroed(4096)).unwrap(); // ends the write too
+        let far = Instant::now() + Duration::from_secs(3600);
+        calls.wait_until(far); // would sleep for an hour
+        assert!(calls.turn(), "the end of the write is told");
+        assert!(!calls.turn(), "once");
+        assert_eq!(calls.take(begun).unwrap().unwrap().len(), 4096);
     }
 
     #[test]

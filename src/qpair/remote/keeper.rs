@@ -149,6 +149,8 @@ struct Charge<T: Transport> {
     /// When the last session was lost, or opening began.
     since: Instant,
     backoff: Backoff,
+    /// How many more rounds opening may take, if what it met may pass.
+    rounds: u32,
     /// Why each portal failed last.
     failures: Vec<Option<Failure>>,
 }
@@ -180,6 +182,7 @@ impl<T: Transport> Charge<T> {
             next_number: 1,
             since: now,
             backoff: Backoff::new(),
+            rounds: OPENING_ROUNDS,
             failures: vec![None; num_portals],
         })
     }
@@ -300,7 +303,7 @@ impl<T: Transport> Charge<T> {
                 remote.give_up(failure);
                 return false;
             }
-            if too_late || opening && self.tried >= remote.portals.len() {
+            if too_late || opening && self.tried >= remote.portals.len() && !self.next_round() {
                 remote.give_up(self.last_words(opening, limit));
                 return false;
             }
@@ -322,6 +325,16 @@ impl<T: Transport> Charge<T> {
                 Err(next) => failure = next,
             }
         }
+    }
+
+    /// Whether opening may go round once more: a byte that was damaged on its way, or a connection that
+    /// broke, may be the only one. What was refused, or not answered in its time, stays so.
+    fn next_round(&mut self) -> bool {
+        let may_pass = |failure: &Failure| {
+            matches!(failure.kind, ErrorKind::Corrupt | ErrorKind::Disconnected)
+        };
+        self.rounds = self.rounds.saturating_sub(1);
+        self.rounds > 0 && self.failures.iter().flatten().any(may_pass)
     }
 
     /// The failure to end with: that of the first portal, and what the others said.
@@ -358,6 +371,9 @@ impl<T: Transport> Charge<T> {
 fn is_stale(failure: &Option<Failure>) -> bool {
     failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
 }
+
+/// Rounds over all portals while a namespace is opened.
+const OPENING_ROUNDS: u32 = 3;
 
 /// A session that lasted this long did work, even if nothing was read.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);

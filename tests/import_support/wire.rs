@@ -1,0 +1,172 @@
+//! A network between host and target that damages bytes, and stands still on request.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    ToTarget,
+    ToHost,
+}
+
+/// One bit to flip, once: in the connection of this number, counted from 0 as they are made.
+#[derive(Debug, Clone, Copy)]
+pub struct Flip {
+    pub connection: usize,
+    pub way: Way,
+    pub offset: u64,
+    pub bit: u32,
+}
+
+/// A forwarder of connections. It ends when it is dropped.
+pub struct Wire {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    target: SocketAddr,
+    flips: Mutex<Vec<Flip>>,
+    struck: AtomicUsize,
+    held: AtomicBool,
+    over: AtomicBool,
+    /// Bytes of each connection to the target and to the host.
+    carried: Mutex<Vec<[u64; 2]>>,
+}
+
+impl Wire {
+    pub fn to(target: SocketAddr) -> Wire {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            target,
+            flips: Mutex::default(),
+            struck: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            carried: Mutex::default(),
+        });
+        let for_accepting = Arc::clone(&shared);
+        thread::spawn(move || accept(&listener, &for_accepting));
+        Wire { address, shared }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn flip(&self, flip: Flip) {
+        self.shared.flips.lock().unwrap().push(flip);
+    }
+
+    /// How many bits were flipped.
+    pub fn struck(&self) -> usize {
+        self.shared.struck.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that each connection has carried: to the target, to the host.
+    pub fn carried(&self) -> Vec<[u64; 2]> {
+        self.shared.carried.lock().unwrap().clone()
+    }
+
+    /// Nothing moves any more until [`Wire::go_on`]; what is on its way is kept.
+    pub fn hold(&self) {
+        self.shared.held.store(true, Ordering::SeqCst);
+    }
+
+    pub fn go_on(&self) {
+        self.shared.held.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::SeqCst);
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    while !shared.over.load(Ordering::SeqCst) {
+        shared.wait_while_held();
+        match listener.accept() {
+            Ok((host, _)) => {
+                let Ok(target) = TcpStream::connect(shared.target) else { continue };
+                let number = {
+                    let mut carried = shared.carried.lock().unwrap();
+                    carried.push([0; 2]);
+                    carried.len() - 1
+                };
+                for stream in [&host, &target] {
+                    stream.set_nonblocking(false).unwrap();
+                    stream.set_nodelay(true).unwrap();
+                    stream.set_read_timeout(Some(TICK)).unwrap();
+                }
+                let ends = (host.try_clone().unwrap(), target.try_clone().unwrap());
+                let (one, other) = (Arc::clone(shared), Arc::clone(shared));
+                thread::spawn(move || one.pump(number, Way::ToTarget, ends.0, ends.1));
+                thread::spawn(move || other.pump(number, Way::ToHost, target, host));
+            }
+            Err(_) => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+impl Shared {
+    fn pump(&self, number: usize, way: Way, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = vec![0; 64 << 10];
+        while !self.over.load(Ordering::SeqCst) {
+            self.wait_while_held();
+            let len = match from.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(len) => len,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    continue;
+                }
+                Err(_) => break,
+            };
+            self.damage(number, way, &mut bytes[..len]);
+            self.wait_while_held();
+            if to.write_all(&bytes[..len]).is_err() {
+                break;
+            }
+        }
+        // One that is closed already stays so.
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    fn damage(&self, number: usize, way: Way, bytes: &mut [u8]) {
+        let start = {
+            let carried = &mut self.carried.lock().unwrap()[number][way as usize];
+            *carried += bytes.len() as u64;
+            *carried - bytes.len() as u64
+        };
+        self.flips.lock().unwrap().retain(|flip| {
+            let at = flip.offset.wrapping_sub(start);
+            let hit = flip.connection == number && flip.way == way && at < bytes.len() as u64;
+            if hit {
+                bytes[at as usize] ^= 1 << (flip.bit % 8);
+                self.struck.fetch_add(1, Ordering::SeqCst);
+            }
+            !hit
+        });
+    }
+
+    fn wait_while_held(&self) {
+        while self.held.load(Ordering::SeqCst) && !self.over.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// How soon an idle connection notices that all is over.
+const TICK: Duration = Duration::from_millis(50);
