@@ -19,6 +19,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("units", ""),
     ("checksum", ""),
     ("permutation", ""),
+    ("replace_file", "error"),
     ("nvme", "units"),
     ("error", "nvme units"),
     ("buf", "error units"),
@@ -33,7 +34,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("reader", "buf checksum directory error format nvme order plan qpair tier units"),
     ("prefetch", "buf directory error format nvme order plan qpair reader tier units"),
     ("cache", "buf checksum error format plan qpair tier units"),
-    ("import", "buf checksum directory error format nvme permutation qpair units"),
+    ("import", "buf checksum directory error format nvme permutation qpair replace_file units"),
     ("target", "buf error nvme qpair tcp units"),
     (
         "volume",
@@ -41,8 +42,8 @@ const LAYERS: &[(&str, &str)] = &[
     ),
     (
         "job",
-        "buf cache directory error format import nvme order plan prefetch qpair reader target tier units \
-         volume",
+        "buf cache directory error format import nvme order plan prefetch qpair reader replace_file target \
+         tier units volume",
     ),
 ];
 

@@ -53,6 +53,9 @@ pub struct TierTable {
     pub path: Option<String>,
     /// What it may keep, as a size: `20G`.
     pub capacity: String,
+    /// Whether whatever lies at `path` now may be destroyed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overwrite: bool,
     /// Threads that fetch into it, in the performance model.
     #[serde(default = "two")]
     pub threads: u32,
@@ -150,7 +153,7 @@ impl TierTable {
                 return Err(refuse(format!("backend '{other}' is neither memory nor filesystem")));
             }
         };
-        Ok(TierSpec { kind, quota_bytes })
+        Ok(TierSpec { kind, quota_bytes, overwrite: self.overwrite })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the copies of a tier lie: opened, locked, and told apart from those of another data set.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::Identity;
 use super::options::{TierKind, TierSpec};
+use super::takeover::{Taken, take_over};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Device;
 use crate::qpair::blocking::Blocking;
@@ -25,6 +27,8 @@ pub(super) struct Media {
     pub(super) capacity_pages: u64,
     /// What it remembers across a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
+    /// Keeps a block device from being mounted meanwhile.
+    _claim: Option<File>,
 }
 
 impl Media {
@@ -34,10 +38,11 @@ impl Media {
         spec: &TierSpec,
         identity: Identity,
         units: &Units,
+        origins: &[Arc<dyn Device>],
     ) -> Result<(Media, Vec<Kept>)> {
         let (media, kept) = match &spec.kind {
             TierKind::Ram => (in_memory(spec, units)?, Vec::new()),
-            TierKind::File(path) => in_file(path, spec, identity, units)?,
+            TierKind::File(path) => in_file(path, spec, identity, units, origins)?,
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).min();
         if smallest.is_some_and(|pages| pages > media.capacity_pages) {
@@ -56,7 +61,14 @@ fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
         error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
     })?;
     let name = spec.to_string();
-    Ok(Media { name, device: Arc::new(device), data_offset: 0, capacity_pages, index: None })
+    Ok(Media {
+        name,
+        device: Arc::new(device),
+        data_offset: 0,
+        capacity_pages,
+        index: None,
+        _claim: None,
+    })
 }
 
 fn in_file(
@@ -64,6 +76,7 @@ fn in_file(
     spec: &TierSpec,
     identity: Identity,
     units: &Units,
+    origins: &[Arc<dyn Device>],
 ) -> Result<(Media, Vec<Kept>)> {
     let name = spec.to_string();
     let data_offset = Index::len_bytes(units.len());
@@ -72,13 +85,17 @@ fn in_file(
         let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
     };
-    let named = |error: Error| match error.kind() {
-        ErrorKind::NotFound => {
-            error.hint(format!("the folder of the tier {name} is to be made first"))
-        }
-        _ => error.hint(format!("see the tier {name}; each process needs its own")),
+    let named = |error: Error| {
+        let hint = match error.kind() {
+            ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
+            _ => format!(
+                "see the tier {name}; each process needs its own, and each data set within one too"
+            ),
+        };
+        error.hint(hint)
     };
-    let device = open_file(path, quota).map_err(named)?;
+    let Taken { path, claim } = take_over(path, FILE_NAME, spec.overwrite, origins)?;
+    let device = open_file(&path, quota).map_err(named)?;
     let mut io = Blocking::new(device.queue_pair()?)?;
     let old = io.read(0, data_offset as usize)?;
     let (index, kept) = match Index::parse(&old, identity.uuid, identity.generation, units) {
@@ -92,15 +109,11 @@ fn in_file(
     };
     let capacity_pages = room / PAGE_BYTES;
     let index = Some(Mutex::new(index));
-    Ok((Media { name, device, data_offset, capacity_pages, index }, kept))
+    Ok((Media { name, device, data_offset, capacity_pages, index, _claim: claim }, kept))
 }
 
 /// Opens the tier's file for this process alone, and makes it as long as the quota.
 fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
-    let metadata = std::fs::metadata(path).map_err(|error| {
-        Error::from(error).path(path).hint("make the folder of a tier before it is used")
-    })?;
-    let path = if metadata.is_dir() { path.join(FILE_NAME) } else { path.to_owned() };
     let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
     Ok(Arc::new(FileNamespace::open(path, options)?))
 }

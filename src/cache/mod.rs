@@ -18,7 +18,7 @@
 //! What is decided, and what is only moved: quota, admission and places are `tier`'s. A child of a fork
 //! reads the copies that there were, and copies nothing.
 //!
-//! Read `pair.rs` first, then `copier.rs`, then `media.rs`.
+//! Read `pair.rs` first, then `copier.rs`, then `media.rs`; `takeover.rs` says what a tier may overwrite.
 
 mod ahead;
 mod assembly;
@@ -30,6 +30,7 @@ mod pair;
 mod plan;
 mod probe;
 mod stats;
+mod takeover;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -101,8 +102,9 @@ impl Cache {
     /// compared, in the background.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: a tier's path is missing or cannot be written. `Busy`: another process
-    /// uses it. `InvalidArgument`: more tiers than there may be, or one too small for its own index.
+    /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or holds something that is no
+    /// tier. `Busy`: another process or a file system uses it. `InvalidArgument`: more tiers than there
+    /// may be, one too small for its own index, or one that is the data set itself.
     /// `OutOfMemory`: for a tier in memory.
     pub fn new(
         origins: &[Arc<dyn Device>],
@@ -114,7 +116,7 @@ impl Cache {
         let mut media = Vec::new();
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) = Media::open(number, spec, identity, &units)?;
+            let (opened, kept) = Media::open(number, spec, identity, &units, origins)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }

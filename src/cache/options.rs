@@ -28,6 +28,9 @@ pub struct TierSpec {
     pub kind: TierKind,
     /// The most that it may keep, its index included.
     pub quota_bytes: u64,
+    /// Whether whatever lies at the path now may be destroyed. Without it, only an empty file or device
+    /// and an earlier tier are taken over.
+    pub overwrite: bool,
 }
 
 /// Where the copies of a tier lie.
@@ -74,7 +77,10 @@ impl fmt::Display for TierSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
             TierKind::Ram => write!(f, "ram:{}", self.quota_bytes),
-            TierKind::File(path) => write!(f, "file:{}:{}", path.display(), self.quota_bytes),
+            TierKind::File(path) => {
+                let overwrite = if self.overwrite { OVERWRITE } else { "" };
+                write!(f, "file:{}:{}{overwrite}", path.display(), self.quota_bytes)
+            }
         }
     }
 }
@@ -82,7 +88,7 @@ impl fmt::Display for TierSpec {
 impl FromStr for TierSpec {
     type Err = Error;
 
-    /// Reads `ram:SIZE` or `file:PATH:SIZE`.
+    /// Reads `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
     fn from_str(text: &str) -> Result<TierSpec> {
         let refuse = |why: &str| {
             Error::new(ErrorKind::InvalidArgument, format!("'{text}' is no tier: {why}"))
@@ -90,16 +96,24 @@ impl FromStr for TierSpec {
         };
         let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));
         if let Some(rest) = text.strip_prefix("ram:") {
-            return Ok(TierSpec { kind: TierKind::Ram, quota_bytes: size(rest)? });
+            let quota_bytes = size(rest)?;
+            return Ok(TierSpec { kind: TierKind::Ram, quota_bytes, overwrite: false });
         }
         let rest = text.strip_prefix("file:").ok_or_else(|| refuse("neither ram: nor file:"))?;
+        let (rest, overwrite) = match rest.strip_suffix(OVERWRITE) {
+            Some(rest) => (rest, true),
+            None => (rest, false),
+        };
         let (path, quota) = rest.rsplit_once(':').ok_or_else(|| refuse("no size"))?;
         if path.is_empty() {
             return Err(refuse("no path"));
         }
-        Ok(TierSpec { kind: TierKind::File(path.into()), quota_bytes: size(quota)? })
+        Ok(TierSpec { kind: TierKind::File(path.into()), quota_bytes: size(quota)?, overwrite })
     }
 }
+
+/// The consent to destroy what lies where the tier is to be.
+const OVERWRITE: &str = ":overwrite";
 
 /// What a place can name.
 const MAX_TIERS: usize = 15;
@@ -111,11 +125,15 @@ mod tests {
     #[test]
     fn tiers_read_from_their_text_and_anything_else_is_refused_with_examples() {
         let tier: TierSpec = "ram:4G".parse().unwrap();
-        assert_eq!(tier, TierSpec { kind: TierKind::Ram, quota_bytes: 4 << 30 });
+        assert_eq!(tier, TierSpec { kind: TierKind::Ram, quota_bytes: 4 << 30, overwrite: false });
         let tier: TierSpec = "file:/a:b:20M".parse().unwrap();
         let kind = TierKind::File("/a:b".into());
-        assert_eq!(tier, TierSpec { kind, quota_bytes: 20 << 20 });
-        assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
+        assert_eq!(tier, TierSpec { kind, quota_bytes: 20 << 20, overwrite: false });
+        let consent: TierSpec = "file:/a:b:20M:overwrite".parse().unwrap();
+        assert_eq!(consent, TierSpec { overwrite: true, ..tier.clone() });
+        for tier in [tier, consent] {
+            assert_eq!(tier.to_string().parse::<TierSpec>().unwrap(), tier);
+        }
         for text in ["", "4G", "ram", "ram:", "ram:x", "file:/a", "file::4G", "disk:/a:4G"] {
             let error = text.parse::<TierSpec>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -49,6 +50,10 @@ impl TieredDevice {
 impl Device for TieredDevice {
     fn namespace(&self) -> Namespace {
         self.describe(self.shared.origins[usize::from(self.number)].namespace())
+    }
+
+    fn local_path(&self) -> Option<PathBuf> {
+        self.shared.origins[usize::from(self.number)].local_path()
     }
 
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {

@@ -85,6 +85,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         backend: if path.is_some() { "filesystem" } else { "memory" }.to_owned(),
         path,
         capacity: spec.quota_bytes.to_string(),
+        overwrite: spec.overwrite,
         threads: 2,
         read,
         write,

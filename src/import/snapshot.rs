@@ -1,7 +1,5 @@
 //! A snapshot of the directory in a file, to open an image without reading it from the target.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +10,7 @@ use crate::import::media::Media;
 use crate::import::run::open_device;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
+use crate::replace_file::replace_file;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
@@ -38,7 +37,7 @@ pub fn snapshot_save(
     let (media, superblock) = open(image, connect)?;
     let directory = begin::read_directory(&media, &superblock)?;
     let bytes = directory.to_snapshot()?;
-    write_whole(file, &bytes).map_err(|error| Error::from(error).path(file))?;
+    replace_file(file, &bytes)?;
     Ok(report(&directory, bytes.len()))
 }
 
@@ -87,18 +86,4 @@ fn report(directory: &Directory, len: usize) -> SnapshotReport {
         live_samples: directory.num_live(),
         len_bytes: len as u64,
     }
-}
-
-/// A file that is there is there whole: written beside its place, made durable, and renamed.
-fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    let written = File::create(&beside)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        // The error at hand says more than that of removing the part would.
-        let _ = std::fs::remove_file(&beside);
-    }
-    written
 }

@@ -1,5 +1,6 @@
 //! A device: what queue pairs are made from, and how an address becomes one.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::file::{FileNamespace, FileOptions};
@@ -41,6 +42,11 @@ pub trait Device: Send + Sync {
     /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
     fn is_page_cached(&self) -> bool {
         false
+    }
+
+    /// The file, block device or folder of this machine that the bytes lie in, if it is one.
+    fn local_path(&self) -> Option<PathBuf> {
+        None
     }
 
     /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can.

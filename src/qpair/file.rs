@@ -122,6 +122,10 @@ impl Device for FileNamespace {
         Ok(Box::new(PreadPair::new(files, namespace)))
     }
 
+    fn local_path(&self) -> Option<PathBuf> {
+        Some(self.files.path.clone())
+    }
+
     fn can_grow(&self) -> bool {
         !self.namespace.read_only && !self.files.is_block_device
     }
@@ -333,7 +337,7 @@ fn lock(file: &File, path: &Path) -> Result<()> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(Errno::WOULDBLOCK) => {
-                let message = "another process is writing to this image";
+                let message = "somebody has it open for writing: another process, or another part of this one";
                 return Err(Error::new(ErrorKind::Busy, message).path(path));
             }
             Err(errno) => return Err(cannot_open(path, errno.into())),

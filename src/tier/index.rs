@@ -137,6 +137,11 @@ impl Index {
         at / page * page..at / page * page + page
     }
 
+    /// Whether an index of any data set begins here, whole or not: these bytes are a tier's.
+    pub fn is_tier(bytes: &[u8]) -> bool {
+        bytes.starts_with(MAGIC)
+    }
+
     /// The bytes as they are to lie on the tier.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

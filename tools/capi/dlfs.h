@@ -271,7 +271,7 @@ typedef struct {
     // Passed to `should_stop`.
     void *user;
     // Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
-    // "file:/fast/cache:20G" for a folder, file or block device.
+    // "file:/fast/cache:20G" for a folder, or an empty file or block device (":overwrite" behind it: any).
     const char *const *tiers;
     // How many there are.
     size_t num_tiers;

@@ -108,6 +108,10 @@ impl Device for FolderNamespace {
         let helpers = Helpers::start(Files::new(Arc::clone(&self.folder), namespace.clone()))?;
         Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
     }
+
+    fn local_path(&self) -> Option<PathBuf> {
+        Some(self.folder.root.clone())
+    }
 }
 
 impl Folder {

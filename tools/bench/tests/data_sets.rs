@@ -32,6 +32,52 @@ fn image(place: &Place) -> PathBuf {
 }
 
 #[test]
+fn a_data_set_is_overwritten_made_longer_or_removed_only_where_the_job_names_it() {
+    let place = Place::new();
+    let image = image(&place);
+    let name = image.to_str().unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let refused = [
+        &["--rw=randwrite", "--ioengine=file"][..],
+        &["--rw=randwrite", "--ioengine=psync"],
+        &["--rw=randrw", "--ioengine=io_uring"],
+        &["--rw=read", "--ioengine=psync", "--size=64m"],
+        &["--rw=read", "--ioengine=file", "--unlink=1"],
+        &["--rw=write", "--overwrite_data_set=another"],
+    ];
+    let job = |more: &[&str]| {
+        let filename = format!("--filename={name}");
+        let fixed = ["--name=j", "--bs=4k", "--number_ios=16", filename.as_str()];
+        run(&[&fixed, more].concat())
+    };
+    for more in refused {
+        job(more).code(1).complains_of(&[name, "holds a dlfs data set", "overwrite_data_set="]);
+        assert!(std::fs::read(&image).unwrap() == before, "{more:?}");
+    }
+    job(&["--rw=randread"]).code(0);
+    job(&["--rw=write", &format!("--overwrite_data_set={name}")]).code(0);
+    assert!(std::fs::read(&image).unwrap() != before);
+}
+
+#[test]
+fn a_data_set_behind_a_target_is_not_overwritten_either() {
+    let place = Place::new();
+    let image = image(&place);
+    let before = std::fs::read(&image).unwrap();
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let device = qpair::open(&Address::from_path(&image), &connect).unwrap();
+    let nqn = "nqn.2026-11.io.dlfs:kept".parse().unwrap();
+    let options = TargetOptions { writable: true, ..TargetOptions::new(nqn) };
+    let target = Target::bind(options, vec![device]).unwrap();
+    let filename = format!("--filename={}", target.address(dlfs::units::Nsid(1)));
+    run(&["--name=j", "--bs=4k", "--rw=randwrite", "--number_ios=16", &filename])
+        .code(1)
+        .complains_of(&["holds a dlfs data set"]);
+    target.stop();
+    assert!(std::fs::read(&image).unwrap() == before);
+}
+
+#[test]
 fn every_sample_of_every_epoch_is_read_and_verified_in_every_order() {
     let place = Place::new();
     let image = image(&place);

@@ -117,7 +117,7 @@ pub struct MountOptions {
     /// Passed to `should_stop`.
     pub user: *mut c_void,
     /// Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
-    /// "file:/fast/cache:20G" for a folder, file or block device.
+    /// "file:/fast/cache:20G" for a folder, or an empty file or block device (":overwrite" behind it: any).
     pub tiers: *const *const c_char,
     /// How many there are.
     pub num_tiers: usize,

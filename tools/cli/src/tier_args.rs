@@ -15,7 +15,8 @@ use crate::size::parse_size;
 #[command(next_help_heading = "Tiers")]
 pub(crate) struct TierArgs {
     /// Keep samples here, fastest first: ram:SIZE, or file:PATH:SIZE for a folder, file or block
-    /// device; may be repeated
+    /// device that is empty or an earlier tier, with :overwrite behind it for any other; may be
+    /// repeated
     #[arg(long = "tier", value_name = "TIER")]
     tier: Vec<TierSpec>,
     /// Take the tiers from FILE, as `dlfs probe` writes it; auto: measure those of --tier and put them

@@ -298,7 +298,7 @@ fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
 fn a_state_that_cannot_be_kept_is_known_before_the_work() {
     let place = Place::with_image();
     let ran = run(&["read", &place.arg("train.dlfs"), "--state", &place.arg("no/such/folder")]);
-    ran.code(1).complains_of(&["cannot write the state", "no/such/folder"]);
+    ran.code(1).complains_of(&["cannot write the file", "no/such/folder"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! `psync` and `uring` work on plain files without any of the library's code. Their blocks are one
 //! byte long: an LBA is an offset.
 
+mod consent;
 mod null;
 mod psync;
 pub(crate) mod target;

@@ -12,6 +12,7 @@ use dlfs::nvme::{Address, SpdkAddress};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, QueuePair};
 
+use super::consent::{check_device, check_file};
 use super::null::NullPair;
 use super::psync::PsyncPair;
 use super::uring::UringPair;
@@ -281,10 +282,18 @@ fn block_len(job: &Job) -> u64 {
 
 fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
     let address = address_of(job, &name)?;
+    if let Address::Path(path) = &address
+        && (writable || job.unlink)
+    {
+        check_file(job, &name, path)?;
+    }
     let device = qpair::open(&address, &connect_options(job, writable)?);
     let device = device.map_err(|error| error.report())?;
     if writable && device.namespace().read_only {
         return Err(format!("{name} is read-only, and rw={} writes", job.rw));
+    }
+    if writable && !matches!(address, Address::Path(_)) {
+        check_device(job, &name, &device)?;
     }
     let mut target = of_device(name, device);
     if let Address::Path(path) = address {
@@ -324,6 +333,9 @@ fn plain_file(
     let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_block_device());
     let wanted = wanted_len(job, count);
     let has = metadata.as_ref().map_or(0, |m| m.len());
+    if written || job.unlink || has < wanted {
+        check_file(job, &name, &path)?;
+    }
     if !is_device && (metadata.is_none() || has < wanted) {
         if wanted == 0 {
             return Err(format!("{name} does not exist, and without size= it cannot be made"));

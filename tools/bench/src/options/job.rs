@@ -175,6 +175,9 @@ pub(crate) struct Job {
     pub(crate) invalidate: bool,
     pub(crate) pre_read: bool,
     pub(crate) unlink: bool,
+    /// Data sets that may be overwritten, named as `filename=` names them.
+    pub(crate) overwrite_data_set: Option<String>,
+    pub(crate) allow_mounted_write: bool,
     pub(crate) direct: Option<bool>,
     pub(crate) sync_flags: i32,
 
@@ -340,6 +343,8 @@ impl Default for Job {
             invalidate: true,
             pre_read: false,
             unlink: false,
+            overwrite_data_set: None,
+            allow_mounted_write: false,
             direct: None,
             sync_flags: 0,
             size: None,

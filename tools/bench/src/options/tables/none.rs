@@ -58,11 +58,6 @@ pub(super) const NONE: &[Opt] = &[
     none("create_serialize", &[], "Files are made one after another."),
     none("create_fsync", &[], "Files that were made are always flushed."),
     none("create_on_open", &[], "Files are made before the start."),
-    none(
-        "allow_mounted_write",
-        &[],
-        "A device that is in use is refused by the kernel, where it refuses.",
-    ),
     none("unlink_each_loop", &[], "Files are removed at the end of the job only."),
     none("filename_format", &[], "Files without a name are NAME.JOB.FILE."),
     none("unique_filename", &[], "There are no clients that could share a name."),

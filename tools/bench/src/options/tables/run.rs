@@ -291,6 +291,26 @@ pub(super) const TARGET: &[Opt] = &[
         j.unlink = boolean(v)?;
         Ok(())
     }),
+    opt(
+        "allow_mounted_write",
+        &[],
+        "BOOL",
+        "Write also to a block device that is mounted or part of a volume.",
+        |j, v| {
+            j.allow_mounted_write = boolean(v)?;
+            Ok(())
+        },
+    ),
+    opt(
+        "overwrite_data_set",
+        &[],
+        "NAME",
+        "Write also to these targets, named as in filename=, where they hold a dlfs data set.",
+        |j, v| {
+            j.overwrite_data_set = Some(v.to_owned());
+            Ok(())
+        },
+    ),
     opt("direct", &[], "BOOL", "Bypass the page cache (O_DIRECT).", |j, v| {
         j.direct = Some(boolean(v)?);
         Ok(())

@@ -1,0 +1,156 @@
+//! What a tier may take over: nothing that anybody could miss.
+//!
+//! A tier overwrites whatever lies at its path, so the path is judged before it is opened for writing:
+//! an empty file, a device of zeroes, or an earlier tier may be taken over. Anything else needs the
+//! user's word for this very path (`file:PATH:SIZE:overwrite`); what is in use, by a file system or as
+//! the data set itself, is refused whatever the user says.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::open::Copies;
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::qpair::Device;
+use crate::tier::Index;
+
+/// A path that a tier may overwrite.
+pub(super) struct Taken {
+    /// The file or block device, without symbolic links; a file may be yet to be made.
+    pub(super) path: PathBuf,
+    /// Keeps a block device from being mounted, or used by anybody else who asks for it alone.
+    pub(super) claim: Option<File>,
+}
+
+/// Judges whether a tier may have `path`: a folder for its one file `name`, a file, or a block device.
+///
+/// # Errors
+/// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it, or is
+/// neither folder nor file nor block device. `Busy`: the block device is mounted or held. `Refused`: it
+/// holds something that is no tier, and `overwrite` is not set.
+pub(super) fn take_over(
+    path: &Path,
+    name: &str,
+    overwrite: bool,
+    origins: &[Arc<dyn Device>],
+) -> Result<Taken> {
+    let io = |error: std::io::Error| {
+        Error::from(error).path(path).hint("make the folder of a tier before it is used")
+    };
+    let named = path;
+    let mut path = std::fs::canonicalize(named).map_err(io)?;
+    if path.is_dir() {
+        path = path.join(name);
+        match std::fs::canonicalize(&path) {
+            Ok(resolved) => path = resolved,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                refuse_own_data(&path, None, origins)?;
+                // A dangling symbolic link is nobody's empty file: opening would make what it names.
+                if path.is_symlink() {
+                    return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
+                }
+                return Ok(Taken { path, claim: None });
+            }
+            Err(error) => return Err(io(error)),
+        }
+    }
+    let metadata = std::fs::metadata(&path).map_err(io)?;
+    refuse_own_data(&path, Some(&metadata), origins)?;
+    let claim = match metadata.file_type() {
+        kind if kind.is_file() => None,
+        kind if kind.is_block_device() => Some(claim(&path)?),
+        _ => {
+            let text = "a tier is a folder, a file or a block device, and this is neither";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+        }
+    };
+    if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
+        return Err(occupied(named, &path, found));
+    }
+    Ok(Taken { path, claim })
+}
+
+fn occupied(named: &Path, path: &Path, found: &str) -> Error {
+    let text = format!("a tier would destroy what lies here: {found}");
+    let hint = format!("name another place, or say file:{}:SIZE:overwrite", named.display());
+    Error::new(ErrorKind::Refused, text).path(path).hint(hint)
+}
+
+/// The data set that the tier is to cache must survive it, whatever link leads to it.
+fn refuse_own_data(
+    path: &Path,
+    found: Option<&Metadata>,
+    origins: &[Arc<dyn Device>],
+) -> Result<()> {
+    for origin in origins {
+        let Some(data) = origin.local_path() else { continue };
+        let Ok(of_data) = std::fs::metadata(&data) else { continue };
+        let same = found.is_some_and(|found| is_same(found, &of_data));
+        let is_within = of_data.is_dir()
+            && std::fs::canonicalize(&data).is_ok_and(|data| path.starts_with(data));
+        if same || is_within {
+            let where_ = if is_within { "lies within" } else { "is" };
+            let text = format!("the tier {where_} the data set that it is to cache");
+            let hint = "a tier needs a folder, file or device of its own";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
+        }
+    }
+    Ok(())
+}
+
+/// Whether both are one file, or nodes of one device.
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
+    if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }
+}
+
+/// Opens a block device as its only user: the kernel refuses that while it is mounted, or part of a
+/// volume, and refuses those while this is open (`open(2)`, O_EXCL).
+fn claim(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let text = "the block device is mounted, or part of a volume";
+            Error::new(ErrorKind::Busy, text).path(path).hint("name a device that nobody uses")
+        }
+        _ => Error::from(error).path(path),
+    })
+}
+
+/// What lies there that somebody could miss; `None`: nothing, or an earlier tier.
+fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
+    let mut file = File::open(path)?;
+    let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+    let mut head = vec![0; len.min(LOOK_BYTES) as usize];
+    file.read_exact_at(&mut head, 0)?;
+    if Index::is_tier(&head) {
+        return Ok(None);
+    }
+    let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
+    let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
+    if !Copies::parse(a, b).is_blank() {
+        return Ok(Some("a dlfs image"));
+    }
+    if metadata.is_file() {
+        // A tier that was made long and not yet written has a length, and no data.
+        let has_data = match rustix::fs::seek(&file, SeekFrom::Data(0)) {
+            Ok(_) => true,
+            Err(Errno::NXIO) => false,
+            Err(_) => len > 0,
+        };
+        return Ok(has_data.then_some("a file with content"));
+    }
+    // File systems, partition tables and volumes have their labels at either end.
+    let mut tail = vec![0; head.len()];
+    file.read_exact_at(&mut tail, len - head.len() as u64)?;
+    let is_blank = head.iter().chain(&tail).all(|&byte| byte == 0);
+    Ok((!is_blank).then_some("a block device with content"))
+}
+
+/// How much of either end of a block device has to be zero.
+const LOOK_BYTES: u64 = 1 << 20;

@@ -1,0 +1,122 @@
+//! A small file replaced in one step: whatever crashes, it is the old one or the new one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind as IoErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Makes `bytes` the content of the file at `path`, durably: written beside it, synced, renamed over it.
+///
+/// A symbolic link stays one, and the file that it names is replaced. Permissions are kept.
+///
+/// # Errors
+/// `InvalidArgument`: what is there is no regular file, a device node for example. Those of the file
+/// system. The old file is then as it was.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let place = resolve(path)?;
+    let old = match fs::metadata(&place) {
+        Ok(metadata) if metadata.is_file() => Some(metadata.permissions()),
+        Ok(_) => {
+            let text = "this would be replaced by a file, and it is something else";
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .path(path)
+                .hint("name a regular file, or one that is not there yet"));
+        }
+        Err(error) if error.kind() == IoErrorKind::NotFound => None,
+        Err(error) => return Err(cannot_write(path, error)),
+    };
+    let (mut file, draft) = create_draft(&place).map_err(|error| cannot_write(path, error))?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&draft, &place))
+        .and_then(|()| sync_folder_of(&place));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&draft); // what matters is why it could not be written
+        cannot_write(path, error)
+    })
+}
+
+/// Follows symbolic links, also to a file that is yet to be made.
+fn resolve(path: &Path) -> Result<PathBuf> {
+    let mut place = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&place) {
+            // Joining an absolute path replaces the whole.
+            Ok(to) => place = place.parent().unwrap_or(Path::new("")).join(to),
+            Err(_) => return Ok(place), // no link; anything else is met when the file is made
+        }
+    }
+    Err(cannot_write(path, std::io::Error::from_raw_os_error(libc::ELOOP)))
+}
+
+/// A new file beside `path`.
+fn create_draft(path: &Path) -> std::io::Result<(File, PathBuf)> {
+    let mut number = std::process::id();
+    loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number:08x}"));
+        match OpenOptions::new().write(true).create_new(true).open(&name) {
+            Ok(file) => return Ok((file, name.into())),
+            // Another thread is at it, or a process of that number died in the middle.
+            Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
+                number = number.wrapping_add(1 << 24);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Has the name that a file was given survive a crash too.
+fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn cannot_write(path: &Path, error: std::io::Error) -> Error {
+    let kind = Error::from(std::io::Error::from(error.kind())).kind();
+    Error::new(kind, "cannot write the file").path(path).source(error)
+}
+
+/// As many as Linux follows.
+const MAX_LINKS: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_with_its_permissions_and_links_stay_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "old").unwrap();
+        fs::set_permissions(at("file"), fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("file", at("link")).unwrap();
+        symlink(at("made"), at("dangling")).unwrap();
+        replace_file(&at("link"), b"new").unwrap();
+        replace_file(&at("dangling"), b"fresh").unwrap();
+        assert!(at("link").is_symlink() && at("dangling").is_symlink());
+        assert_eq!(fs::read(at("file")).unwrap(), b"new");
+        assert_eq!(fs::read(at("made")).unwrap(), b"fresh");
+        assert_eq!(fs::metadata(at("file")).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no draft is left");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (null, loops) = (folder.path().join("null"), folder.path().join("loop"));
+        symlink("/dev/null", &null).unwrap();
+        symlink("loop", &loops).unwrap();
+        for path in [Path::new("/dev/null"), &null, folder.path()] {
+            let error = replace_file(path, b"state").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{}", error.report());
+        }
+        assert!(replace_file(&loops, b"state").unwrap_err().report().contains("symbolic links"));
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+}
