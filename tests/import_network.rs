@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::ErrorKind;
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::import::{self, ImportOptions, Onto};
+use dlfs::import::{self, ImportOptions, Onto, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -137,4 +138,83 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
         assert_eq!(report.damages.len(), 0, "{:?}", report.damages);
         assert_eq!(report.samples, all.len() as u64 - 1, "{queues} queues");
     }
+}
+
+/// Does something once, after some chunks.
+struct AfterChunks<'a> {
+    left: u32,
+    then: &'a mut (dyn FnMut() + Send),
+}
+
+impl Progress for AfterChunks<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {
+        self.left = self.left.wrapping_sub(1);
+        if self.left == 0 {
+            (self.then)();
+        }
+    }
+}
+
+#[test]
+fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile() {
+    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tree(ours.path(), 500, 20_000, 1);
+    let files = tree(theirs.path(), 300, 20_000, 2);
+    std::thread::scope(|scope| {
+        for after in [2, 9, 20, 33, 41, 55] {
+            let (ours, theirs, files) = (ours.path(), theirs.path(), &files);
+            scope.spawn(move || {
+                let disk = MemNamespace::new(16 << 20, 512).unwrap();
+                let target = serve(&disk);
+                let wire = Wire::to(target.local_addr());
+                let (direct, held) = ([target.address(Nsid(1))], [through(&wire)]);
+                let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+                let mut hold = || wire.hold();
+                let mut progress = AfterChunks { left: after, then: &mut hold };
+                let error = std::thread::scope(|scope| {
+                    let slow = scope.spawn(|| {
+                        import::import(&paths(ours), &held, &options, &hasty(), &mut progress)
+                    });
+                    std::thread::sleep(Duration::from_millis(100));
+                    let other = loop {
+                        match import_to(theirs, &direct, &wanted(Onto::Force), &hasty()) {
+                            // Not held yet.
+                            Err(error) if error.kind() == ErrorKind::Busy => {}
+                            result => break result,
+                        }
+                    };
+                    other.unwrap();
+                    wire.go_on();
+                    slow.join().unwrap().unwrap_err()
+                });
+                assert_eq!(error.kind(), ErrorKind::Busy, "after {after} chunks: {error:?}");
+                let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+                assert_eq!(&contents(&devices).unwrap(), files, "held after {after} chunks");
+            });
+        }
+    });
+}
+
+#[test]
+fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(dir.path(), 300, 20_000, 1);
+    let disk = MemNamespace::new(16 << 20, 512).unwrap();
+    let target = serve(&disk);
+    let wire = Arc::new(Wire::to(target.local_addr()));
+    let mut hold = || {
+        wire.hold();
+        let wire = Arc::clone(&wire);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(2)); // longer than the whole lease
+            wire.go_on();
+        });
+    };
+    let mut progress = AfterChunks { left: 7, then: &mut hold };
+    let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+    import::import(&paths(dir.path()), &[through(&wire)], &options, &hasty(), &mut progress)
+        .unwrap();
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+    assert_eq!(contents(&devices).unwrap(), files);
 }

@@ -29,6 +29,7 @@ pub(super) fn prepare(media: &Media, directory: Directory, space: &mut Space) ->
 /// before when it is done again, so doing all of it again is right; but after `Disconnected` what was
 /// not flushed, chunks too, has to be looked at first.
 pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()> {
+    lease.check()?;
     let mut channel = media.channel();
     let layout = *commit.directory.layout();
     // A record says that all chunks of its generation are there: a rebuild believes it.

@@ -79,7 +79,9 @@ pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditR
     let kept: Vec<Run> = directory.runs().collect();
     directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
     let samples = old.num_live() - directory.num_live();
-    with_patience(|| edit.commit(directory.clone(), &mut edit.free_space(), samples, 0))
+    let result =
+        with_patience(|| edit.commit(directory.clone(), &mut edit.free_space(), samples, 0));
+    edit.lease.explain(result)
 }
 
 /// Writes chunks that have deleted samples again, without them, as a new generation. Does nothing
@@ -102,7 +104,8 @@ pub fn purge(
 /// As [`purge`].
 pub fn purge_on(devices: &[Arc<dyn Device>], progress: &mut dyn Progress) -> Result<EditReport> {
     let edit = Edit::begin(devices)?;
-    with_patience(|| edit.purge(progress))
+    let result = with_patience(|| edit.purge(progress));
+    edit.lease.explain(result)
 }
 
 fn open_all(image: &[Address], connect: &ConnectOptions) -> Result<Vec<Arc<dyn Device>>> {

@@ -2,31 +2,41 @@
 //!
 //! A file is locked by the engine that opened it. A remote namespace has no lock that all targets
 //! know, so the importer keeps a *lease* in cell 0 of namespace 0: a block with a number of its own
-//! and a counter that it raises while it lives. Whoever finds the counter of somebody else watches it
-//! for the time of a lease: if it moves, the image is busy; if not, its importer is dead. An importer
-//! that cannot raise its counter in time stops writing.
+//! and a counter that it raises while it lives.
+//!
+//! Two rules keep the writes of two importers apart, whatever is stopped or held in between:
+//!
+//! - A write is sent only while the counter was raised within half a lease: every write asks a
+//!   [`Fence`], wherever it may have waited. An importer that was held up for longer looks at the block
+//!   first: if it is still its own it may go on, else it ends.
+//! - Whoever finds the block of somebody else waits until it has not changed for half a lease and for as
+//!   long as its holder's writes may be late: what was sent in time and then held by the network ends
+//!   with its holder's controller. The block says how long that is.
+//!
+//! Of several that take it at once, the one whose block came last has it: each looks again after the
+//! time that all have to send theirs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::format::checksum::crc32c;
 use crate::import::media::{Channel, Media};
+use crate::qpair::Fence;
 use crate::{Error, ErrorKind, Result};
 
 /// The right to write an image, until it is dropped.
 pub(super) struct Lease {
     lost: Arc<AtomicBool>,
-    keeper: Option<(Sender<()>, JoinHandle<()>)>,
+    keeper: Option<(Sender<()>, JoinHandle<Holder>)>,
     media: Media,
-    kept: bool,
 }
 
 impl Lease {
-    /// Takes the lease of an image.
+    /// Takes the lease of an image: its media can be written from now on.
     ///
     /// # Errors
     /// `Busy`: another importer is at work.
@@ -34,16 +44,12 @@ impl Lease {
         let lost = Arc::new(AtomicBool::new(false));
         let media = media.clone();
         if media.devices().iter().all(|device| device.is_exclusive()) {
-            return Ok(Lease { lost, keeper: None, media, kept: false });
+            media.fence().open_for_good();
+            return Ok(Lease { lost, keeper: None, media });
         }
-        let mut channel = media.channel();
-        wait_for_the_dead(&mut channel, limit)?;
-        let owner = draw_owner()?;
-        write(&mut channel, Block { owner, count: 0 })?;
-        // Of two that took it at once, the one that wrote last has it; if the other has looked by then
-        // already, its keeper finds out.
-        std::thread::sleep(limit / 32);
-        if read(&mut channel)?.is_none_or(|block| block.owner != owner) {
+        let mut holder = Holder::new(&media, limit)?;
+        let dead = holder.wait_for_the_dead()?;
+        if !holder.claim(dead)? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -51,23 +57,34 @@ impl Lease {
             let lost = lost.clone();
             std::thread::Builder::new()
                 .name("dlfs-lease".into())
-                .spawn(move || keep(channel, owner, limit, &stopped, &lost))
+                .spawn(move || holder.keep(&stopped, &lost))
                 .map_err(Error::from)?
         };
-        Ok(Lease { lost, keeper: Some((stop, keeper)), media, kept: true })
+        Ok(Lease { lost, keeper: Some((stop, keeper)), media })
     }
 
-    /// An error when the lease could not be kept: nothing may be written any more.
+    /// An error when another importer has taken the image: nothing may be written any more.
     ///
     /// # Errors
-    /// `Disconnected`.
+    /// `Busy`.
     pub(super) fn check(&self) -> Result<()> {
         match self.lost.load(Ordering::Acquire) {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Disconnected, "the lease on the image was lost")
-                .target(self.media.devices()[0].namespace().address)
-                .hint("go on with dlfs import --resume")),
+            true => {
+                let message =
+                    "this import was held up for so long that another has taken its place";
+                Err(Error::new(ErrorKind::Busy, message)
+                    .target(self.media.devices()[0].namespace().address))
+            }
         }
+    }
+
+    /// The result of what was written: a failure because the lease is lost says so.
+    pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| match self.check() {
+            Err(lost) if error.kind() != ErrorKind::Busy => lost.source(error),
+            _ => error,
+        })
     }
 }
 
@@ -76,49 +93,152 @@ impl Drop for Lease {
         if let Some((stop, keeper)) = self.keeper.take() {
             drop(stop);
             // It panics never, and if it did, the lease would run out by itself.
-            let _ = keeper.join();
-        }
-        if self.kept && !self.lost.load(Ordering::Acquire) {
-            // A lease that is not given back runs out by itself.
-            let _ = self.media.channel().zero(0, LEASE_OFFSET, BLOCK_BYTES as u64);
-        }
-    }
-}
-
-/// Raises the counter until it is told to stop, or cannot.
-fn keep(mut channel: Channel, owner: u64, limit: Duration, stop: &Receiver<()>, lost: &AtomicBool) {
-    let mut raised = Instant::now();
-    for count in 1.. {
-        match stop.recv_timeout(limit / 8) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-        }
-        let still_ours = |block: Option<Block>| block.is_some_and(|block| block.owner == owner);
-        let result = read(&mut channel).map(still_ours).and_then(|ours| {
-            if ours {
-                write(&mut channel, Block { owner, count }).map(|()| true)
-            } else {
-                Ok(false)
+            if let Ok(mut holder) = keeper.join()
+                && !self.lost.load(Ordering::Acquire)
+            {
+                // A lease that is not given back runs out by itself.
+                let _ = holder.give_back();
             }
-        });
-        match result {
-            Ok(true) => raised = Instant::now(),
-            Err(_) if raised.elapsed() < limit / 2 => {} // the next turn may have more luck
-            Ok(false) | Err(_) => return lost.store(true, Ordering::Release),
         }
+        self.media.fence().close();
     }
 }
 
-fn wait_for_the_dead(channel: &mut Channel, limit: Duration) -> Result<()> {
-    let Some(first) = read(channel)? else { return Ok(()) };
-    let until = Instant::now() + limit;
-    while Instant::now() < until {
-        std::thread::sleep(limit / 8);
-        if read(channel)?.is_some_and(|now| now != first) {
-            return Err(busy(channel.media()));
+/// What keeps the block.
+struct Holder {
+    media: Media,
+    channel: Channel,
+    /// What the writes of the block itself ask.
+    fence: Arc<Fence>,
+    limit: Duration,
+    owner: u64,
+    count: u64,
+    /// Until when all writes may be sent.
+    until: Duration,
+}
+
+impl Holder {
+    fn new(media: &Media, limit: Duration) -> Result<Holder> {
+        let fence = Fence::closed();
+        Ok(Holder {
+            media: media.clone(),
+            channel: media.channel_behind(&fence),
+            fence,
+            limit,
+            owner: draw_owner()?,
+            count: 0,
+            until: Duration::ZERO,
+        })
+    }
+
+    /// Waits while the block may be that of a living importer; the block, if its holder is dead.
+    fn wait_for_the_dead(&mut self) -> Result<Option<Block>> {
+        let Some(first) = read(&mut self.channel)? else { return Ok(None) };
+        let wait = first.wait.unwrap_or_else(|| self.wait());
+        let until = Fence::now() + wait;
+        tracing::warn!(
+            "another import has the lease of this image: taking its place if it shows no sign of life for {} s",
+            wait.as_secs()
+        );
+        loop {
+            let left = until.saturating_sub(Fence::now());
+            std::thread::sleep(left.min(self.limit / 8));
+            match read(&mut self.channel)? {
+                None => return Ok(None),
+                Some(now) if now != first => return Err(busy(&self.media)),
+                Some(_) if left.is_zero() => return Ok(Some(first)),
+                Some(_) => {}
+            }
         }
     }
-    Ok(())
+
+    /// Puts a block of our own in the place of `before`; whether it stayed, so that the media are ours.
+    fn claim(&mut self, before: Option<Block>) -> Result<bool> {
+        let begun = Fence::now();
+        let found = read(&mut self.channel)?;
+        if found.is_some() && found != before {
+            return Ok(false);
+        }
+        self.fence.open_until(begun + self.settle());
+        self.put(self.wait())?;
+        let took = Fence::now() - begun;
+        // Another that saw the same has sent its block by then. One that was late itself may have
+        // overwritten the block of an importer which trusted it already: that must notice, and its
+        // writes be past.
+        let settle = if took < self.settle() { self.settle() } else { self.wait() };
+        std::thread::sleep(settle);
+        self.until = Fence::now() + self.limit / 2;
+        self.raise()
+    }
+
+    /// Raises the counter, so that all may write for a while; whether the block was ours.
+    fn raise(&mut self) -> Result<bool> {
+        let begun = Fence::now();
+        self.fence.open_until(self.until);
+        if read(&mut self.channel)?.is_none_or(|block| block.owner != self.owner) {
+            return Ok(false);
+        }
+        self.put(self.wait())?;
+        self.until = begun + self.limit / 2;
+        self.media.fence().open_until(self.until);
+        Ok(true)
+    }
+
+    /// Raises the counter until it is told to stop, or finds the block of somebody else.
+    fn keep(mut self, stop: &Receiver<()>, lost: &AtomicBool) -> Holder {
+        loop {
+            match stop.recv_timeout(self.limit / 8) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return self,
+            }
+            let kept = match Fence::now() < self.until {
+                true => self.raise(),
+                false => self.claim_again(),
+            };
+            // What failed may do better in the next turn; nothing is written meanwhile.
+            if let Ok(false) = kept {
+                self.media.fence().close();
+                lost.store(true, Ordering::Release);
+                return self;
+            }
+        }
+    }
+
+    /// The time to write has passed: another may be about to take the image, or have taken it.
+    fn claim_again(&mut self) -> Result<bool> {
+        match read(&mut self.channel)? {
+            Some(block) if block.owner == self.owner => self.claim(Some(block)),
+            _ => Ok(false),
+        }
+    }
+
+    /// Leaves the image to whoever comes next: at once, unless writes of ours may still be on their way.
+    fn give_back(&mut self) -> Result<()> {
+        self.fence.open_until(self.until);
+        if read(&mut self.channel)?.is_none_or(|block| block.owner != self.owner) {
+            return Ok(());
+        }
+        match self.media.lost_writes_for() {
+            Duration::ZERO => self.channel.zero(0, LEASE_OFFSET, BLOCK_BYTES as u64),
+            left => self.put(left),
+        }
+    }
+
+    fn put(&mut self, wait: Duration) -> Result<()> {
+        self.count += 1;
+        let block = Block { owner: self.owner, count: self.count, wait: Some(wait) };
+        self.channel.write_bytes(0, LEASE_OFFSET, &block.encode())
+    }
+
+    /// How long the block must not have changed before another may be put in its place.
+    fn wait(&self) -> Duration {
+        (self.limit / 2 + self.media.late_writes()).max(self.limit)
+    }
+
+    /// How long the sending of a block may take that is to replace another.
+    fn settle(&self) -> Duration {
+        (self.limit / 32).max(LEAST_SETTLE)
+    }
 }
 
 fn busy(media: &Media) -> Error {
@@ -128,35 +248,52 @@ fn busy(media: &Media) -> Error {
 
 /// The lease as it lies on media.
 ///
-/// | bytes  | field   | meaning                   |
-/// |--------|---------|---------------------------|
-/// | 0..8   | `magic` | "DLFSLEAS"                |
-/// | 8..16  | `owner` | a random number           |
-/// | 16..24 | `count` | raised while it is kept   |
-/// | 24..28 | `crc`   | CRC32C of bytes 0..24     |
+/// | bytes  | field      | meaning                                                   |
+/// |--------|------------|-----------------------------------------------------------|
+/// | 0..8   | `magic`    | "DLFSLEAS"                                                |
+/// | 8..16  | `owner`    | a random number                                           |
+/// | 16..24 | `count`    | raised while it is kept                                   |
+/// | 24..28 | `crc`      | CRC32C of bytes 0..24                                     |
+/// | 28..32 | `wait_ms`  | how long it must not have changed for its holder to be dead |
+/// | 32..36 | `wait_crc` | CRC32C of bytes 0..32; of another value before `wait_ms` was there |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Block {
     owner: u64,
     count: u64,
+    wait: Option<Duration>,
 }
 
-fn write(channel: &mut Channel, block: Block) -> Result<()> {
-    let mut bytes = [0; BLOCK_BYTES];
-    bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..16].copy_from_slice(&block.owner.to_le_bytes());
-    bytes[16..24].copy_from_slice(&block.count.to_le_bytes());
-    let crc = crc32c(&bytes[..24]);
-    bytes[24..28].copy_from_slice(&crc.to_le_bytes());
-    channel.write_bytes(0, LEASE_OFFSET, &bytes)
+impl Block {
+    fn encode(self) -> [u8; BLOCK_BYTES] {
+        let mut bytes = [0; BLOCK_BYTES];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..16].copy_from_slice(&self.owner.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.count.to_le_bytes());
+        let crc = crc32c(&bytes[..24]);
+        bytes[24..28].copy_from_slice(&crc.to_le_bytes());
+        if let Some(wait) = self.wait {
+            let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+            bytes[28..32].copy_from_slice(&wait_ms.to_le_bytes());
+            let crc = crc32c(&bytes[..32]);
+            bytes[32..36].copy_from_slice(&crc.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The block, if one lies there.
+    fn parse(bytes: &[u8]) -> Option<Block> {
+        let eight = |at: usize| bytes[at..at + 8].try_into().expect("eight bytes were cut out");
+        let number = |at: usize| u64::from_le_bytes(eight(at));
+        let is_crc = |at: usize| bytes[at..at + 4] == crc32c(&bytes[..at]).to_le_bytes();
+        let valid = &bytes[..8] == MAGIC && is_crc(24);
+        let wait_ms = number(24) >> 32;
+        let wait = is_crc(32).then(|| Duration::from_millis(wait_ms).min(LONGEST_WAIT));
+        valid.then(|| Block { owner: number(8), count: number(16), wait })
+    }
 }
 
 fn read(channel: &mut Channel) -> Result<Option<Block>> {
-    let bytes = channel.read(0, LEASE_OFFSET, BLOCK_BYTES)?;
-    let number = |at: usize| {
-        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes were cut out"))
-    };
-    let valid = &bytes[..8] == MAGIC && bytes[24..28] == crc32c(&bytes[..24]).to_le_bytes();
-    Ok(valid.then(|| Block { owner: number(8), count: number(16) }))
+    Ok(Block::parse(&channel.read(0, LEASE_OFFSET, BLOCK_BYTES)?))
 }
 
 fn draw_owner() -> Result<u64> {
@@ -170,3 +307,26 @@ pub(super) const LEASE_OFFSET: u64 = 24 << 10;
 
 const BLOCK_BYTES: usize = 4096;
 const MAGIC: &[u8; 8] = b"DLFSLEAS";
+
+/// What a short lease leaves for the sending of a block.
+const LEAST_SETTLE: Duration = Duration::from_millis(100);
+
+/// The longest that a dead importer is waited for, whatever its block says.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_reads_back_and_one_of_before_has_no_time_to_wait() {
+        let block = Block { owner: 7 << 40, count: 3, wait: Some(Duration::from_millis(41_500)) };
+        assert_eq!(Block::parse(&block.encode()), Some(block));
+        let before = Block { wait: None, ..block };
+        assert_eq!(Block::parse(&before.encode()), Some(before));
+        assert_eq!(Block::parse(&[0; BLOCK_BYTES]), None);
+        let mut damaged = block.encode();
+        damaged[17] ^= 1;
+        assert_eq!(Block::parse(&damaged), None);
+    }
+}

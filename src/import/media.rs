@@ -2,21 +2,27 @@
 //! pairs of its own, and flushed together.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::buf::IoBuf;
 use crate::format::geometry::MAX_NAMESPACE_BYTES;
 use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use crate::qpair::Device;
+use crate::import::patience::is_passing;
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::shared::SharedDevice;
+use crate::qpair::{Device, Fence};
 use crate::{Error, ErrorKind, Result};
 
 /// The namespaces of an image, in the image's order.
 #[derive(Clone)]
 pub(super) struct Media {
     devices: Arc<[Arc<dyn Device>]>,
+    /// Closed until there is a lease: see `lease.rs`.
+    fence: Arc<Fence>,
+    /// When a write last failed whose bytes may still be on their way, in ns of [`Fence::now`].
+    lost_write_ns: Arc<AtomicU64>,
 }
 
 /// One thread's way to all namespaces.
@@ -26,6 +32,7 @@ pub(super) struct Media {
 /// writes any place with the same bytes again; but it must look before it believes.
 pub(super) struct Channel {
     media: Media,
+    fence: Arc<Fence>,
     calls: Option<Calls>,
     /// Which of the calls' queue pairs is that of a namespace, once it is used.
     pairs: Vec<Option<usize>>,
@@ -71,7 +78,8 @@ impl Media {
             few if few < LEAST_PAIRS => Arc::new(SharedDevice::new(device)) as Arc<dyn Device>,
             _ => device,
         });
-        Ok(Media { devices: fitted.collect() })
+        let lost_write_ns = Arc::default();
+        Ok(Media { devices: fitted.collect(), fence: Fence::closed(), lost_write_ns })
     }
 
     /// How many threads may write side by side: each has a queue pair of its own on every namespace
@@ -83,7 +91,8 @@ impl Media {
 
     /// The same namespaces in another order: `order[i]` says which of these is number `i`.
     pub(super) fn in_order(&self, order: &[usize]) -> Media {
-        Media { devices: order.iter().map(|&at| self.devices[at].clone()).collect() }
+        let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
+        Media { devices, ..self.clone() }
     }
 
     /// How many namespaces.
@@ -115,8 +124,31 @@ impl Media {
 
     /// A way to all namespaces for one thread. Queue pairs are made when they are first used.
     pub(super) fn channel(&self) -> Channel {
+        self.channel_behind(&self.fence)
+    }
+
+    /// A way whose writes ask a fence of their own.
+    pub(super) fn channel_behind(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
-        Channel { media: self.clone(), calls: None, pairs, era: 0 }
+        Channel { media: self.clone(), fence: Arc::clone(fence), calls: None, pairs, era: 0 }
+    }
+
+    /// What all other writes ask.
+    pub(super) fn fence(&self) -> &Arc<Fence> {
+        &self.fence
+    }
+
+    /// How long after it was sent a write may still come to one of the namespaces.
+    pub(super) fn late_writes(&self) -> Duration {
+        self.devices.iter().map(|device| device.late_writes()).max().unwrap_or_default()
+    }
+
+    /// How long writes that have failed may still come.
+    pub(super) fn lost_writes_for(&self) -> Duration {
+        match self.lost_write_ns.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            at => (Duration::from_nanos(at) + self.late_writes()).saturating_sub(Fence::now()),
+        }
     }
 }
 
@@ -237,7 +269,11 @@ impl Channel {
         let at = usize::from(namespace);
         let calls = match &mut self.calls {
             Some(calls) => calls,
-            none => none.insert(Calls::new(DEADLINE)?),
+            none => {
+                let mut calls = Calls::new(DEADLINE)?;
+                calls.set_fence(Arc::clone(&self.fence));
+                none.insert(calls)
+            }
         };
         let pair = match self.pairs[at] {
             Some(pair) => pair,
@@ -248,7 +284,11 @@ impl Channel {
     }
 
     fn give_up_if_failed<T>(&mut self, result: Result<T>) -> Result<T> {
-        if result.is_err() {
+        if let Err(error) = &result {
+            if is_passing(error) {
+                let now_ns = u64::try_from(Fence::now().as_nanos()).unwrap_or(u64::MAX);
+                self.media.lost_write_ns.fetch_max(now_ns, Ordering::AcqRel);
+            }
             self.calls = None;
             self.pairs.fill(None);
             self.era += 1;

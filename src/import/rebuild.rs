@@ -86,7 +86,7 @@ pub fn rebuild_on(
     let committed = committed(&copies);
     let found = assemble(&media, &layout, &heads, base.as_ref(), committed)?;
     progress.stage(Stage::Committing, 0, 0);
-    with_patience(|| {
+    let result = with_patience(|| {
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
         heads.iter().for_each(|head| space.reserve(head.run()));
@@ -95,7 +95,8 @@ pub fn rebuild_on(
         superblocks.for_each(|superblock| space.reserve(superblock.snapshot_run()));
         let commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
         commit::write(&media, &lease, &commit)
-    })?;
+    });
+    lease.explain(result)?;
     Ok(RebuildReport {
         uuid: layout.uuid,
         generation: found.directory.generation(),

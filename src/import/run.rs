@@ -205,7 +205,10 @@ fn run(
     let lease = Lease::take(&media, options.lease)?;
     let source = match source {
         Opened::Indexed(source) => *source,
-        Opened::Streams(found) => return streamed::run(found, media, &lease, options, progress),
+        Opened::Streams(found) => {
+            let result = streamed::run(found, media, &lease, options, progress);
+            return lease.explain(result);
+        }
     };
     let index = source.index();
     let begun = begin::begin(media, options, index.fingerprint(), index.len())?;
@@ -214,7 +217,8 @@ fn run(
     }
     let mut import = Import { source, begun, options, lease, bad: Vec::new() };
     import.leave_out_taken_names()?;
-    import.run(progress)
+    let result = import.run(progress);
+    import.lease.explain(result)
 }
 
 /// An import under way.

@@ -5,10 +5,11 @@
 //! reads its source.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::group::{PollGroup, Waker};
-use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use super::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
 use crate::buf::IoBuf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::Lba;
@@ -26,6 +27,7 @@ pub struct Calls {
     done: Vec<(usize, Completion)>,
     /// Whether a call has ended since the last [`Calls::turn`], within a call that was waited for.
     unseen: bool,
+    fence: Option<Arc<Fence>>,
 }
 
 /// Names a call that was begun, until it is taken.
@@ -59,11 +61,20 @@ impl Calls {
             deadline,
             done: Vec::new(),
             unseen: false,
+            fence: None,
         })
     }
 
+    /// Writes are not sent while `fence` is closed: for queue pairs that are added from now on.
+    pub fn set_fence(&mut self, fence: Arc<Fence>) {
+        self.fence = Some(fence);
+    }
+
     /// Adds a queue pair; the index names it from now on.
-    pub fn add(&mut self, pair: Box<dyn QueuePair>) -> usize {
+    pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
+        if let Some(fence) = &self.fence {
+            pair.use_fence(fence);
+        }
         self.pending.push(VecDeque::new());
         self.group.add(pair)
     }
@@ -193,6 +204,7 @@ impl Calls {
     }
 
     fn advance(&mut self) -> bool {
+        let refused = self.refuse_fenced();
         for (pair, pending) in self.pending.iter_mut().enumerate() {
             if !pending.is_empty() {
                 self.group.submit(pair, pending);
@@ -204,7 +216,26 @@ impl Calls {
             self.note(completion);
         }
         self.done = done;
-        ended > 0
+        ended > 0 || refused
+    }
+
+    /// Fails the writes that wait when they may not be sent any more; whether there were any.
+    fn refuse_fenced(&mut self) -> bool {
+        if self.fence.as_ref().is_none_or(|fence| fence.is_open()) {
+            return false;
+        }
+        let mut refused = Vec::new();
+        for pending in &mut self.pending {
+            let writes = |io: &Io| io.op == IoOp::Write;
+            refused.extend(pending.iter().filter(|io| writes(io)).map(|io| io.tag));
+            pending.retain(|io| !writes(io));
+        }
+        let any = !refused.is_empty();
+        for tag in refused {
+            let (buf, result) = (IoBuf::empty(), Err(IoError::Fenced));
+            self.note(Completion { tag, buf, result });
+        }
+        any
     }
 
     /// The end of a call, with its buffer; `None` while it is under way. One that has lasted too long

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::file::{FileNamespace, FileOptions};
 use super::folder::FolderNamespace;
@@ -37,6 +38,11 @@ pub trait Device: Send + Sync {
     /// Whether having it open for writing already keeps every other writer away, as a file's lock does.
     fn is_exclusive(&self) -> bool {
         false
+    }
+
+    /// How long after it was sent a write may still come to the medium although its queue pair is gone.
+    fn late_writes(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.

@@ -8,6 +8,7 @@ pub mod calls;
 mod cpus;
 mod device;
 mod engines;
+mod fence;
 pub mod file;
 pub mod folder;
 pub mod group;
@@ -25,10 +26,12 @@ mod uring;
 pub use cpus::Cpus;
 pub use device::{Device, open};
 pub use engines::{Engine, engines};
+pub use fence::Fence;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::buf::{IoBuf, Pool, SharedBuf};
@@ -95,6 +98,9 @@ pub enum IoError {
     /// The operating system failed it.
     #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
+    /// The fence of the writer was closed, see [`Fence`]: nothing was written that had not left before.
+    #[error("it may not be written any more: its writer's time has passed")]
+    Fenced,
     /// A file of a folder namespace is not the one that was listed: named here.
     #[error("{0} has changed since the folder was listed")]
     Changed(String),
@@ -163,7 +169,7 @@ impl IoError {
     pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
         let kind = match &self {
             IoError::Status(_) => ErrorKind::Refused,
-            IoError::Disconnected(_) => ErrorKind::Disconnected,
+            IoError::Disconnected(_) | IoError::Fenced => ErrorKind::Disconnected,
             IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
             IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
             IoError::Os(_) => ErrorKind::Io,
@@ -197,6 +203,10 @@ pub trait QueuePair: Send {
     /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares
     /// it, and may keep the pool. Buffers from elsewhere stay allowed.
     fn use_pool(&mut self, _pool: &Pool) {}
+
+    /// Writes that are submitted from now on are not sent while `fence` is closed: they end with
+    /// [`IoError::Fenced`]. Nothing to do for an engine that keeps no write back.
+    fn use_fence(&mut self, _fence: &Arc<Fence>) {}
 
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;

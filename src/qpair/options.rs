@@ -85,6 +85,25 @@ pub enum Direct {
     Off,
 }
 
+impl ConnectOptions {
+    /// How long after it was sent a write may still come to the medium: a queue pair gives up after
+    /// `io_timeout`; bytes that the network holds then die with the controller, which a target gives up
+    /// after up to two times without a sign of life.
+    pub(super) fn late_writes(&self) -> Duration {
+        let controller = match self.keep_alive_tmo.is_zero() {
+            true => LONGEST_CONTROLLER,
+            false => 2 * self.keep_alive_tmo,
+        };
+        self.io_timeout + controller + SLACK
+    }
+}
+
+/// What a controller without a keep-alive is taken to last after its host is gone: there is no limit.
+const LONGEST_CONTROLLER: Duration = Duration::from_secs(120);
+
+/// What timers of a target are late by.
+const SLACK: Duration = Duration::from_secs(1);
+
 impl Default for ConnectOptions {
     fn default() -> ConnectOptions {
         ConnectOptions {

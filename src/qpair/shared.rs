@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::{Completion, Device, Io, Namespace, QueuePair};
+use super::{Completion, Device, Fence, Io, Namespace, QueuePair};
 use crate::error::Result;
 
 /// A device whose queue pairs are handles on one.
@@ -77,6 +77,10 @@ impl Device for SharedDevice {
         self.device.is_exclusive()
     }
 
+    fn late_writes(&self) -> Duration {
+        self.device.late_writes()
+    }
+
     fn is_page_cached(&self) -> bool {
         self.device.is_page_cached()
     }
@@ -92,6 +96,7 @@ struct Handle {
     number: u64,
     namespace: Namespace,
     owed: usize,
+    fence: Option<Arc<Fence>>,
     next_look: Instant,
 }
 
@@ -102,7 +107,7 @@ impl Handle {
         shared.next_handle += 1;
         shared.arrived.insert(number, VecDeque::new());
         drop(shared);
-        Handle { lane, number, namespace, owed: 0, next_look: Instant::now() }
+        Handle { lane, number, namespace, owed: 0, fence: None, next_look: Instant::now() }
     }
 }
 
@@ -119,6 +124,9 @@ impl QueuePair for Handle {
             Io { tag: key as u64, ..io }
         };
         let mut offered: VecDeque<Io> = pending.drain(..).map(own).collect();
+        if let Some(fence) = &self.fence {
+            pair.use_fence(fence); // for what is submitted now
+        }
         let taken = pair.submit(&mut offered);
         for io in offered {
             let Owner { tag, .. } = owners.remove(io.tag as usize);
@@ -147,6 +155,10 @@ impl QueuePair for Handle {
         self.owed -= count;
         self.next_look = now + LOOK_EVERY;
         count
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.fence = Some(Arc::clone(fence));
     }
 
     fn outstanding(&self) -> usize {

@@ -175,7 +175,7 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
     };
     match error {
         IoError::Status(status) => *status,
-        IoError::Disconnected(_) => Status::INTERNAL_PATH_ERROR,
+        IoError::Disconnected(_) | IoError::Fenced => Status::INTERNAL_PATH_ERROR,
         IoError::Short { .. } | IoError::DataDigest => Status::DATA_TRANSFER_ERROR,
         IoError::Os(libc::ENOSPC | libc::EDQUOT) => Status::CAPACITY_EXCEEDED.do_not_retry(),
         IoError::Os(libc::EROFS | libc::EPERM | libc::EBADF) if kind != Kind::Read => {

@@ -159,6 +159,19 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.len()
     }
 
+    /// Their payloads.
+    pub fn payloads(&self) -> impl Iterator<Item = &B> {
+        self.slots.commands().map(|command| &command.payload)
+    }
+
+    /// Whether a command that has data for the controller is not answered.
+    pub fn owes_data(&self) -> bool {
+        let owes = |command: &Outstanding<B>| {
+            command.transfer == Transfer::Out && command.outcome.is_none()
+        };
+        self.slots.commands().any(owes)
+    }
+
     /// The error that ended the connection.
     pub fn failed(&self) -> Option<ProtocolError> {
         self.failed

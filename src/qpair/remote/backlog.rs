@@ -1,6 +1,7 @@
 //! What becomes of an I/O that is not in a connection: it waits, is tried again, or has failed.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use super::durability::Durability;
 use super::{Failure, Remote, Session, Transport};
 use crate::error::ErrorKind;
 use crate::nvme::{RetryClass, Status};
-use crate::qpair::{Completion, Io, IoError, IoOp, Namespace};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
 
 /// An I/O that was taken, with its past.
 pub(in crate::qpair) struct Attempt {
@@ -17,6 +18,15 @@ pub(in crate::qpair) struct Attempt {
     tries: u8,
     /// For a flush: what it will have covered.
     covers: u64,
+    /// For a write: what must be open for it to be sent.
+    fence: Option<Arc<Fence>>,
+}
+
+impl Attempt {
+    /// Whether it may not be sent any more.
+    pub(in crate::qpair) fn is_fenced(&self) -> bool {
+        self.fence.as_ref().is_some_and(|fence| !fence.is_open())
+    }
 }
 
 /// The I/Os that a queue pair on a remote namespace has taken, but for those in its connection.
@@ -57,12 +67,16 @@ impl Backlog {
         &mut self,
         pending: &mut VecDeque<Io>,
         namespace: &Namespace,
+        fence: Option<&Arc<Fence>>,
     ) -> usize {
         let room = usize::from(namespace.queue_depth).saturating_sub(self.owed);
         let count = room.min(pending.len());
         for io in pending.drain(..count) {
             match namespace.check(&io) {
-                Ok(()) => self.waiting.push_back(Attempt { io, tries: 0, covers: 0 }),
+                Ok(()) => {
+                    let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
+                    self.waiting.push_back(Attempt { io, tries: 0, covers: 0, fence });
+                }
                 Err(error) => self.finished.push_back(failed(io, error)),
             }
         }
@@ -79,6 +93,10 @@ impl Backlog {
     pub(in crate::qpair) fn next_to_issue(&mut self, durability: &Durability) -> Option<Attempt> {
         loop {
             let mut attempt = self.waiting.pop_front()?;
+            if attempt.is_fenced() {
+                self.finished.push_back(failed(attempt.io, IoError::Fenced));
+                continue;
+            }
             if attempt.io.op == IoOp::Flush {
                 if durability.take_lost() {
                     let reason = "writes that had completed were not durable when the target was \
@@ -113,9 +131,9 @@ impl Backlog {
         reason: &str,
     ) {
         for attempt in unfinished.rev() {
-            let Attempt { io, tries, covers } = attempt;
+            let Attempt { io, tries, covers, fence } = attempt;
             if io.op == IoOp::Read && tries < MAX_TRIES {
-                self.waiting.push_front(Attempt { io, tries: tries + 1, covers });
+                self.waiting.push_front(Attempt { io, tries: tries + 1, covers, fence });
                 continue;
             }
             if io.op == IoOp::Flush {
@@ -134,7 +152,7 @@ impl Backlog {
         attempt: Attempt,
         result: Result<Status, IoError>,
     ) -> Option<Completion> {
-        let Attempt { io, tries, covers } = attempt;
+        let Attempt { io, tries, covers, fence } = attempt;
         let status = match result {
             Ok(status) => status,
             Err(error) => return Some(failed(io, error)),
@@ -158,7 +176,7 @@ impl Backlog {
             let failure = Failure::new(ErrorKind::Disconnected, message);
             remote.request_reset(session.number, failure);
         }
-        let attempt = Attempt { io, tries: tries + 1, covers };
+        let attempt = Attempt { io, tries: tries + 1, covers, fence };
         self.delayed.push_back((now + RETRY_DELAY, attempt));
         None
     }

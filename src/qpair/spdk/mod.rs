@@ -78,6 +78,10 @@ impl Device for SpdkNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
+    fn late_writes(&self) -> Duration {
+        self.remote.options.late_writes()
+    }
+
     fn max_queue_pairs(&self) -> usize {
         let options = &self.remote.options;
         // In a child process the lock is the parent's.

@@ -10,7 +10,7 @@ use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
 use crate::qpair::remote::{Attempt, Backlog, Entrance, Session};
-use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
 use crate::spdk::{self, Command, IoQueue, Payload, Refusal};
 
 /// A queue pair by SPDK. What becomes of an I/O without a connection, the backlog knows.
@@ -24,6 +24,8 @@ pub(super) struct SpdkQueuePair {
     bounce: Option<Pool>,
     /// Answers of the last turn that need a judgement.
     answers: Vec<(Job, Status)>,
+    /// What writes are held back by, see [`QueuePair::use_fence`]; what SPDK has taken is out of reach.
+    fence: Option<Arc<Fence>>,
     /// The last time when something moved.
     progress: Instant,
     now: Instant,
@@ -68,6 +70,7 @@ impl SpdkQueuePair {
             backlog: Backlog::new(now),
             bounce: None,
             answers: Vec::new(),
+            fence: None,
             progress: now,
             now,
         };
@@ -428,7 +431,7 @@ impl QueuePair for SpdkQueuePair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = self.backlog.take(pending, &self.namespace);
+        let count = self.backlog.take(pending, &self.namespace, self.fence.as_ref());
         if count > 0 && self.remote.is_ours() {
             self.issue();
         }
@@ -444,6 +447,10 @@ impl QueuePair for SpdkQueuePair {
         }
         self.backlog.handed_out(count);
         count
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.fence = Some(Arc::clone(fence));
     }
 
     fn outstanding(&self) -> usize {

@@ -141,6 +141,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Link<B> {
         }
     }
 
+    /// The payloads of commands that have not ended.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = &B> {
+        let connection = match &self.state {
+            State::Connecting { .. } => None,
+            State::Connected(connection) => Some(connection),
+        };
+        connection.into_iter().flat_map(|connection| connection.payloads())
+    }
+
     pub(super) fn has_room(&self) -> bool {
         matches!(&self.state, State::Connected(connection) if connection.has_room())
     }
@@ -156,6 +165,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Link<B> {
     /// child process may do it to what its parent still uses.
     pub(super) fn abandon(self) -> (Vec<B>, Vec<Event<B>>) {
         let Link { socket, state } = self;
+        if matches!(&state, State::Connected(connection) if connection.owes_data()) {
+            // What the kernel has not sent yet goes with it. Where that fails, it is sent.
+            let _ = socket.set_linger(Some(Duration::ZERO));
+        }
         drop(socket); // before a buffer is anybody else's
         match state {
             State::Connecting { .. } => (Vec::new(), Vec::new()),

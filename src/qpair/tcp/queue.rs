@@ -13,7 +13,7 @@ use super::link::{Link, LinkError, SCRATCH_LEN};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::{ConnectData, Cqe, Sgl, Sqe, Status};
 use crate::qpair::remote::{Attempt, Backlog, Entrance, Failure, Remote, Session};
-use crate::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use crate::tcp::host::{CommandError, Event, Transfer};
 
 /// A queue pair on a remote namespace. What becomes of an I/O without a connection, the backlog knows.
@@ -24,6 +24,8 @@ pub(super) struct TcpQueuePair {
     state: State,
     backlog: Backlog,
     scratch: Vec<u8>,
+    /// What writes are held back by, see [`QueuePair::use_fence`].
+    fence: Option<Arc<Fence>>,
     /// The time of the last turn.
     now: Instant,
 }
@@ -75,6 +77,7 @@ impl TcpQueuePair {
             state: State::Down { retry_at: now, attempt: 1 },
             backlog: Backlog::new(now),
             scratch: vec![0; SCRATCH_LEN],
+            fence: None,
             now,
         };
         pair.wait_joined(now + pair.remote.options.connect_timeout)?;
@@ -105,6 +108,7 @@ impl TcpQueuePair {
             return;
         }
         self.notice_lost_session();
+        self.notice_closed_fence();
         match &mut self.state {
             State::Down { retry_at, .. } if now < *retry_at => {}
             State::Down { attempt, .. } => {
@@ -154,6 +158,17 @@ impl TcpQueuePair {
         };
         if let Some(reason) = self.remote.why_over(session.number) {
             self.close(&reason);
+        }
+    }
+
+    /// Bytes of a write that may not be sent any more must not follow those that were: the connection
+    /// ends, and with it the session, which might hold some of them back.
+    fn notice_closed_fence(&mut self) {
+        let State::Joined { link, .. } = &self.state else { return };
+        let is_fenced = |job: &Job| matches!(job, Job::Io(attempt) if attempt.is_fenced());
+        if self.fence.is_some() && link.outstanding().any(is_fenced) {
+            let message = "the time to write has passed";
+            self.fail_session(Failure::new(ErrorKind::Disconnected, message));
         }
     }
 
@@ -373,7 +388,7 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = self.backlog.take(pending, &self.namespace);
+        let count = self.backlog.take(pending, &self.namespace, self.fence.as_ref());
         if count > 0 && self.remote.is_ours() {
             self.now = Instant::now();
             self.start();
@@ -391,6 +406,10 @@ impl QueuePair for TcpQueuePair {
         }
         self.backlog.handed_out(count);
         count
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.fence = Some(Arc::clone(fence));
     }
 
     fn outstanding(&self) -> usize {

@@ -168,6 +168,11 @@ impl<B> Slots<B> {
     }
 
     /// Every command that is outstanding.
+    pub(super) fn commands(&self) -> impl Iterator<Item = &Outstanding<B>> {
+        self.slots.iter().filter_map(|slot| slot.command.as_ref())
+    }
+
+    /// Every command that is outstanding, to change it.
     pub(super) fn commands_mut(&mut self) -> impl Iterator<Item = &mut Outstanding<B>> {
         self.slots.iter_mut().filter_map(|slot| slot.command.as_mut())
     }
