@@ -162,7 +162,7 @@ impl Backlog {
             self.down_since = None;
             match io.op {
                 IoOp::Read => {}
-                IoOp::Write if session.has_volatile_write_cache => remote.durability().wrote(),
+                IoOp::Write if session.has_volatile_write_cache => remote.wrote(session.number),
                 IoOp::Write => {}
                 IoOp::Flush => remote.durability().flushed(covers),
             }

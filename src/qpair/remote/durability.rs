@@ -18,7 +18,8 @@ pub(in crate::qpair) struct Durability {
 impl Durability {
     /// A write has completed.
     pub(in crate::qpair) fn wrote(&self) {
-        self.written.fetch_add(1, Ordering::Relaxed);
+        // Ordered with the end of the session: see `Remote::wrote`.
+        self.written.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A flush begins: what it will have covered, for [`Durability::flushed`].
@@ -39,8 +40,9 @@ impl Durability {
         }
     }
 
+    /// The session is lost, and with it what was written and not flushed.
     pub(in crate::qpair) fn session_lost(&self) {
-        let written = self.written.load(Ordering::Relaxed);
+        let written = self.written.load(Ordering::SeqCst);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
             self.lost.store(true, Ordering::Relaxed);
         }

@@ -293,10 +293,10 @@ impl<T: Transport> Charge<T> {
             failure = failure.at(portal);
             // Opened over the only path, the caller gets it as the error; and once a loss is told, that
             // it goes on is not news.
-            match remote.live() {
+            match &self.activity {
                 _ if opening && remote.portals.len() > 1 => tracing::warn!("{failure}"),
-                0 => tracing::debug!("{failure}"),
-                _ => tracing::warn!("lost {failure}; reconnecting"),
+                Activity::Live { .. } => tracing::warn!("lost {failure}; reconnecting"),
+                _ => tracing::debug!("{failure}"),
             }
             self.failures[self.portal] = Some(failure.clone());
             if self.failures.iter().all(is_stale) {

@@ -182,8 +182,8 @@ struct State<T: Transport> {
     /// Queue identifiers of the present session that nobody uses, the longest unused first.
     free_qids: std::collections::VecDeque<u16>,
     num_pairs: usize,
-    /// A session that a queue pair wants replaced, and why.
-    reset: Option<(u64, Failure)>,
+    /// Why a queue pair has ended the last session, until the keeper replaces it.
+    reset: Option<Failure>,
 }
 
 impl<T: Transport> Remote<T> {
@@ -347,16 +347,37 @@ impl<T: Transport> Remote<T> {
         (number != self.live()).then(reason)
     }
 
-    /// Asks the keeper to replace session `number`, which does not work for a queue pair.
+    /// Ends session `number`, which does not work for a queue pair; the keeper replaces it.
+    ///
+    /// It is over at once, not when the keeper gets to run: a queue pair that joined it again could
+    /// reach a target that has restarted, whose flush says nothing about writes before that.
     pub(in crate::qpair) fn request_reset(&self, number: u64, reason: Failure) {
         if !self.is_ours() {
             return; // the lock may be held for ever, and the session is not this process's
         }
         let mut state = self.lock();
-        if self.live() == number && state.reset.is_none() {
-            state.reset = Some((number, reason));
+        if self.live() == number {
+            self.end_session();
+            state.phase = Phase::Lost(reason.clone());
+            state.reset = Some(reason);
             drop(state);
             T::keepers().wake();
+        }
+    }
+
+    /// A write of session `number` has completed, and may be in the target's cache.
+    fn wrote(&self, number: u64) {
+        self.durability.wrote();
+        // Told too late for a session that has ended meanwhile: lost with it like those before.
+        if self.live.load(Ordering::SeqCst) != number {
+            self.durability.session_lost();
+        }
+    }
+
+    /// There is no live session any more. The caller holds the lock.
+    fn end_session(&self) {
+        if self.live.swap(0, Ordering::SeqCst) != 0 {
+            self.durability.session_lost();
         }
     }
 
@@ -367,10 +388,9 @@ impl<T: Transport> Remote<T> {
 
     // What the keeper does.
 
-    /// Why the live session shall be replaced, if a queue pair has asked for it.
+    /// Why the last session shall be replaced, if a queue pair has asked for it.
     pub(in crate::qpair) fn take_reset(&self) -> Option<Failure> {
-        let (number, reason) = self.lock().reset.take()?;
-        (number == self.live()).then_some(reason)
+        self.lock().reset.take()
     }
 
     /// A session has begun.
@@ -422,9 +442,7 @@ impl<T: Transport> Remote<T> {
     /// The live session is gone, or another attempt has failed.
     pub(in crate::qpair) fn lose(&self, failure: Failure) {
         let mut state = self.lock();
-        if self.live.swap(0, Ordering::AcqRel) != 0 {
-            self.durability.session_lost();
-        }
+        self.end_session();
         if !matches!(state.phase, Phase::Opening) {
             state.phase = Phase::Lost(failure);
         }

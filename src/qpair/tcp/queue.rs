@@ -475,3 +475,6 @@ const MAX_JOIN_ATTEMPTS: u32 = 10;
 
 /// After how long a refused Connect is tried again.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests;
