@@ -278,7 +278,13 @@ fn a_second_path_to_another_namespace_is_never_read_from() {
     let expected = bytes(7);
     let (first, other) = (EvilTarget::start(expected.clone()), EvilTarget::start(vec![0; LEN]));
     other.replace(vec![0; LEN], [0x22; 16]);
-    let device = open(&first.address(), &with_paths(&[&other])).unwrap();
+    // The namespace is the one that is reached first: on a busy machine, too, that is to be the first.
+    let patient = ConnectOptions {
+        connect_timeout: Duration::from_secs(120),
+        io_timeout: Duration::from_secs(60),
+        ..with_paths(&[&other])
+    };
+    let device = open(&first.address(), &patient).unwrap();
     let mut driver = Driver::new(&*device);
     for _ in 0..3 {
         first.cut();
