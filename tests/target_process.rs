@@ -12,15 +12,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use counting_alloc::{CountingAlloc, peak_during};
-use dlfs::nvme::{ConnectData, Nqn, Sqe};
+use dlfs::nvme::{ConnectData, Nqn, Sgl, Sqe};
+use dlfs::qpair::IoOp;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::tcp::pdu::{CapsuleCmd, Form, IcReq};
 use dlfs::units::{Lba, Nsid};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use support::faults::{Fault, Faulty, Rule};
 use support::fork::in_child;
-use support::raw_host::RawHost;
+use support::raw_host::{RawHost, Reply};
 use zerocopy::IntoBytes as _;
 
 #[global_allocator]
@@ -86,6 +88,89 @@ fn a_connection_before_its_connect_holds_little_memory() {
     println!("{each} bytes of heap a connection before Connect");
     assert!(each < 24 << 10, "{each} bytes of heap a connection");
     drop(strangers);
+}
+
+#[test]
+fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers() {
+    let _alone = alone();
+    let device = MemNamespace::new(1 << 20, 512).unwrap();
+    let mut options = TargetOptions::new(nqn());
+    // The discovery service is there for those who are on no list.
+    options.allow_hosts = vec![Nqn::new("nqn.2026-11.io.dlfs:raw-host").unwrap()];
+    let target = Target::bind(options, vec![Arc::new(device)]).unwrap();
+    assert!(read_works(&target));
+    let (peak, hosts) = peak_during(|| {
+        let hosts: Vec<RawHost> = (0..20)
+            .map(|_| {
+                let (mut host, _) = RawHost::admin(target.local_addr(), &Nqn::discovery(), NONE);
+                // An error log of 1 MiB for each entry of the queue: it is refused, or kept for us.
+                let mut log = Sqe::get_log_page(0, 1, 0, 4);
+                log.cdw10.set(0xFFFF_0001);
+                log.cdw11.set(3);
+                log.sgl = Sgl::transport(1 << 20);
+                (0..31).for_each(|_| _ = host.start(log, &[]));
+                host
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(read_works(&target));
+        hosts
+    });
+    println!("{peak} bytes of heap for 620 answers of 1 MiB");
+    assert!(peak < 16 << 20, "{peak} bytes of heap");
+    drop(hosts);
+}
+
+#[test]
+fn data_in_capsules_wait_in_the_socket_while_a_slow_device_has_the_buffers() {
+    let _alone = alone();
+    let slow = Faulty::new(Arc::new(MemNamespace::new(1 << 20, 512).unwrap()));
+    let rule = |fault| Rule { op: IoOp::Write, blocks: 0..u64::MAX, times: u32::MAX, fault };
+    slow.add(rule(Fault::DelayTime(Duration::from_millis(20))));
+    let mut options = TargetOptions::new(nqn());
+    (options.writable, options.buffer_bytes) = (true, 4 << 20);
+    let target = Target::bind(options, vec![Arc::new(slow)]).unwrap();
+    const HOSTS: usize = 16;
+    const WRITES: u16 = 127;
+    let (admin, mut queues) = RawHost::with_queues::<HOSTS>(target.local_addr(), &nqn(), NONE);
+    let write = Sqe::write(0, Nsid(1), Lba(0), 32, Sgl::in_capsule(16 << 10));
+    let (peak, ()) = peak_during(|| {
+        std::thread::scope(|scope| {
+            for queue in &mut queues {
+                scope.spawn(|| {
+                    // 32 MiB in all, of which the target has room for a quarter.
+                    let data = vec![7; 16 << 10];
+                    (0..WRITES).for_each(|_| _ = queue.start(write, &data));
+                    for _ in 0..WRITES {
+                        let Reply::Resp(cqe) = queue.receive() else { panic!("no answer") };
+                        assert!(cqe.status().is_success(), "{}", cqe.status());
+                    }
+                });
+            }
+        });
+    });
+    println!("{peak} bytes of heap for 32 MiB in capsules");
+    assert!(peak < 24 << 20, "{peak} bytes of heap");
+    assert_eq!(target.stats().writes, (HOSTS * usize::from(WRITES)) as u64);
+    drop((admin, queues));
+}
+
+#[test]
+fn silent_connections_give_way_when_there_is_no_file_descriptor_left() {
+    let _alone = alone();
+    assert!(in_child(|| {
+        let target = serve();
+        let strangers: Vec<TcpStream> =
+            (0..20).map(|_| TcpStream::connect(target.local_addr()).unwrap()).collect();
+        wait_until("all are accepted", || target.stats().connections == 20);
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+        // Two for the host, one for the first of its two connections at the target.
+        let limit = Rlimit { current: Some(open + 3), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let works = read_works(&target);
+        drop(strangers);
+        works && target.stats().evicted > 0
+    }));
 }
 
 #[test]

@@ -7,7 +7,6 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::subsystem::{Controller, Subsystem};
-use crate::buf::IoBuf;
 use crate::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord, Property};
 use crate::nvme::identify::{
     IDENTIFY_LEN_BYTES, IdentifyController, IdentifyNamespace, NamespaceDescriptors, ascii_field,
@@ -20,8 +19,8 @@ use crate::nvme::{Nqn, Sqe, Status, Vs};
 pub(super) enum Answer {
     /// Success, and these command specific dwords.
     Done(u64),
-    /// Success, and these data: as many bytes as the host has room for.
-    Data(IoBuf),
+    /// Success, and these data; the host gets zeros for the rest of its room.
+    Data(Vec<u8>),
     /// Not now: an asynchronous event request.
     Pending,
     /// An error.
@@ -78,13 +77,7 @@ fn fabrics(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe, fctype: u8
 type Page = [u8; IDENTIFY_LEN_BYTES];
 
 fn page(bytes: Page) -> Answer {
-    Answer::Data(buf_of(&bytes))
-}
-
-fn buf_of(bytes: &[u8]) -> IoBuf {
-    let mut buf = IoBuf::zeroed(bytes.len());
-    buf.copy_from_slice(bytes);
-    buf
+    Answer::Data(bytes.to_vec())
 }
 
 fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result<Page, Status> {
@@ -205,7 +198,8 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
             Answer::Done(0)
         }
         feature::KEEP_ALIVE_TIMER => {
-            controller.kato_ms.store(value, Ordering::Relaxed);
+            let kato_ms = subsystem.keep_alive_ms(value, controller.is_discovery);
+            controller.kato_ms.store(kato_ms, Ordering::Relaxed);
             Answer::Done(0)
         }
         feature::HOST_BEHAVIOR => Answer::Done(0), // nothing in it changes what we do
@@ -260,12 +254,8 @@ fn get_log_page(
     if !offset.is_multiple_of(4) || offset > log.len() as u64 {
         return Answer::Fail(Status::INVALID_FIELD);
     }
-    // Bytes past the end of the log are zero.
-    let mut buf = IoBuf::zeroed(len as usize);
-    let log = &log[offset as usize..];
-    let take = log.len().min(buf.len());
-    buf[..take].copy_from_slice(&log[..take]);
-    Answer::Data(buf)
+    let rest = &log[offset as usize..];
+    Answer::Data(rest[..rest.len().min(len as usize)].to_vec())
 }
 
 /// The discovery log: this service and, for a host that may connect, the subsystem. It never changes

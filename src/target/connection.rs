@@ -9,8 +9,10 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
+use super::complaints::Complaint;
 use super::hosts::HostId;
-use super::io::{Backend, Kind, Request, Tag, status_of};
+use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
+use super::peers::Peer;
 use super::stats::Counters;
 use super::subsystem::{Queue, Refusal};
 use crate::buf::IoBuf;
@@ -35,17 +37,27 @@ pub(super) struct HostConnection {
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
     /// Checked commands for whose data there was no memory, oldest first.
-    waiting: VecDeque<(CommandId, Request)>,
+    waiting: VecDeque<(CommandId, Wanted)>,
+    /// Since when the first of those waits, or receiving is paused.
+    hungry_since: Option<Instant>,
+    /// Whether the poller knows that commands wait.
+    pub(super) is_listed: bool,
+    /// Whether nothing is received until there is memory.
+    pub(super) is_paused: bool,
     /// Bytes of buffers that are with the device or with the host.
     held_bytes: usize,
-    /// Whose I/O queue it is, and how much it is known to hold.
+    /// Whose queue it is, and how much it is known to hold.
     host: Option<(HostId, usize)>,
     /// Whether it counts as load of its poller.
     pub(super) is_load: bool,
     async_events: Vec<CommandId>,
     opened: Instant,
-    /// When sending last made progress, or had nothing to do.
-    last_progress: Instant,
+    /// When something was last received.
+    last_received: Instant,
+    /// Answers that the host reads.
+    sending: Progress,
+    /// Data that the host was asked for.
+    awaited: Progress,
     /// Whether the socket is full, so that the poller waits for room.
     pub(super) is_blocked: bool,
     /// Whether the poller knows that there is something to send.
@@ -54,13 +66,60 @@ pub(super) struct HostConnection {
     terminated: Option<Instant>,
 }
 
+/// What a command waits for memory with.
+#[derive(Debug, Clone, Copy)]
+enum Wanted {
+    /// The data of an I/O command.
+    Io(Request),
+    /// The answer of an admin command: so many bytes.
+    Answer(u32),
+    /// So many bytes for an admin command, to be asked for.
+    AdminData(u32),
+}
+
+/// Whether a host does its part. A byte now and then is none.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    /// Since when it has something to do and has not done enough; `None`: it has nothing to do.
+    since: Option<Instant>,
+    bytes: usize,
+}
+
+impl Progress {
+    const NONE: Progress = Progress { since: None, bytes: 0 };
+
+    /// The host has something to do.
+    fn begin(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
+    /// The host has done a part of it.
+    fn go_on(&mut self, now: Instant, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes >= PROGRESS_BYTES && self.since.is_some() {
+            *self = Progress { since: Some(now), bytes: 0 };
+        }
+    }
+
+    /// The host has done everything.
+    fn end(&mut self) {
+        *self = Progress::NONE;
+    }
+
+    fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
+    }
+}
+
 /// The connection is to be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
     /// The host closed it.
     ByHost,
-    /// The host broke the protocol, or one of its time limits passed.
+    /// The host broke the protocol, or one of its time limits passed, or it had to make room.
     Dropped,
+    /// Its controller is gone.
+    Orphaned,
 }
 
 impl HostConnection {
@@ -83,12 +142,17 @@ impl HostConnection {
             protocol: Connection::new(options),
             queue: None,
             waiting: VecDeque::new(),
+            hungry_since: None,
+            is_listed: false,
+            is_paused: false,
             held_bytes: 0,
             host: None,
             is_load: true,
             async_events: Vec::new(),
             opened: now,
-            last_progress: now,
+            last_received: now,
+            sending: Progress::NONE,
+            awaited: Progress::NONE,
             is_blocked: false,
             is_dirty: false,
             terminated: None,
@@ -97,6 +161,11 @@ impl HostConnection {
 
     pub(super) fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// Whether its protocol has failed.
+    pub(super) fn is_terminated(&self) -> bool {
+        self.terminated.is_some()
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -121,24 +190,70 @@ impl HostConnection {
 
     /// It is being closed: what it holds is given back with it.
     pub(super) fn leave(&mut self, backend: &mut Backend) {
+        self.forget_waiting(backend);
         if let Some((host, known)) = self.host.take() {
             backend.hosts.change(host, known, 0);
             backend.hosts.leave(host);
         }
     }
 
+    fn forget_waiting(&mut self, backend: &mut Backend) {
+        backend.num_waiting -= self.waiting.len();
+        self.waiting.clear();
+        self.hungry_since = None;
+    }
+
     /// Bytes that the device or the host has.
-    fn holds_bytes(&self) -> usize {
+    pub(super) fn holds_bytes(&self) -> usize {
         self.held_bytes + self.protocol.transmit().len_bytes()
+    }
+
+    pub(super) fn is_from(&self, peer: Peer) -> bool {
+        Peer::from(self.peer.ip()) == peer
     }
 
     pub(super) fn opened(&self) -> Instant {
         self.opened
     }
 
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
     /// Whether commands wait for memory.
     pub(super) fn is_starved(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Whether what one receive may bring can be kept. If not, it stays with the kernel, and the host
+    /// learns from TCP to wait.
+    pub(super) fn may_receive(&self, backend: &Backend) -> bool {
+        let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
+        let waiting = self.waiting.len();
+        let has_memory = self.held_bytes <= backend.connection_bytes
+            && (!backend.subsystem.options.writable || backend.has_room_for_capsules());
+        !is_io || has_memory && (waiting < MIN_WAITING || backend.num_waiting < MAX_WAITING)
+    }
+
+    /// Stops receiving, or goes on with it.
+    pub(super) fn pause(&mut self, pause: bool, now: Instant) {
+        self.is_paused = pause;
+        if pause {
+            self.hungry_since.get_or_insert(now);
+        } else if self.waiting.is_empty() {
+            self.hungry_since = None;
+        }
+    }
+
+    /// Whether it has waited for memory since `limit` ago, although its host does its part.
+    pub(super) fn is_hungry(&self, now: Instant, limit: Duration) -> bool {
+        let long = |since| now.saturating_duration_since(since) >= limit;
+        self.hungry_since.is_some_and(long) && !self.is_stalled(now, limit)
+    }
+
+    /// Whether its host has not read answers, or sent what it was asked for, for `limit`.
+    pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
+        self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
     }
 
     /// Whether there is something to send.
@@ -166,6 +281,8 @@ impl HostConnection {
         if self.terminated.is_some() {
             return Ok(()); // nobody reads it: the protocol has failed
         }
+        self.last_received = now;
+        let awaited_before = self.protocol.awaited_bytes();
         if let Some(queue) = &self.queue {
             queue.seen(now);
         }
@@ -174,22 +291,40 @@ impl HostConnection {
             self.protocol.payload_received(in_place);
         }
         let mut input = &scratch[..len - in_place];
-        loop {
+        let result = loop {
             match self.protocol.next(&mut input) {
                 Ok(Some(event)) => self.handle(event, backend, now),
-                Ok(None) => return Ok(()),
-                Err(error) => return self.terminate(&error, now),
+                Ok(None) => break Ok(()),
+                Err(error) => break self.terminate(&error, backend, now),
             }
+        };
+        self.note_awaited(awaited_before, now);
+        result
+    }
+
+    /// Notes what came of the data that the host was asked for.
+    fn note_awaited(&mut self, before: u64, now: Instant) {
+        self.awaited.go_on(now, (self.protocol.awaited_bytes() - before) as usize);
+        if self.protocol.awaited() == 0 {
+            self.awaited.end();
         }
     }
 
     /// The protocol has failed: says so to the host, if there is a way, and closes a little later,
     /// so that the host may read it.
-    fn terminate(&mut self, error: &ProtocolError, now: Instant) -> Result<(), Closed> {
-        tracing::debug!(peer = %self.peer, %error, "connection terminated");
+    fn terminate(
+        &mut self,
+        error: &ProtocolError,
+        backend: &mut Backend,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        backend.subsystem.complaints.say(now, Complaint::Protocol, |unsaid| {
+            tracing::warn!(peer = %self.peer, unsaid, "ended a connection that broke the protocol: {error}");
+        });
         self.protocol.terminate(error);
         self.terminated = Some(now);
-        self.waiting.clear();
+        self.forget_waiting(backend);
+        self.awaited.end();
         self.queue = None;
         if self.wants_to_send() { Ok(()) } else { Err(Closed::Dropped) }
     }
@@ -200,22 +335,25 @@ impl HostConnection {
                 None => self.begin_connect(id, &sqe, data),
                 Some(queue) if queue.qid == 0 => {
                     self.async_events.retain(|&parked| parked != id); // the host has forgotten it
-                    self.begin_admin(id, &sqe, data, backend);
+                    self.begin_admin(id, &sqe, data, backend, now);
                 }
                 Some(queue) if !queue.controller.is_enabled() || queue.is_orphan() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
                 }
-                Some(_) => self.begin_io(id, &sqe, data, backend),
+                Some(_) => self.begin_io(id, &sqe, data, backend, now),
             },
             Event::Received { id, sqe, buf } => match &self.queue {
                 None => self.end_connect(id, &sqe, &buf, backend, now),
-                Some(queue) if queue.qid == 0 => self.answer(id, &sqe, 0, backend),
+                Some(queue) if queue.qid == 0 => {
+                    self.held_bytes -= buf.len();
+                    self.answer(id, &sqe, 0, IoBuf::empty(), backend);
+                }
                 Some(_) => self.end_write(id, &sqe, buf, backend),
             },
             Event::Damaged { buf } => {
-                if self.queue.as_ref().is_some_and(|queue| queue.qid != 0) {
+                if let Some(queue) = &self.queue {
                     self.held_bytes -= buf.len();
-                    Counters::add(&backend.counters.errors, 1);
+                    Counters::add(&backend.counters.errors, u64::from(queue.qid != 0));
                 }
             }
         }
@@ -248,7 +386,7 @@ impl HostConnection {
         now: Instant,
     ) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
-        match backend.subsystem.connect(sqe, &data, now) {
+        match backend.subsystem.connect(sqe, &data, self.peer, now) {
             Err(Refusal { status, dw0 }) => self.protocol.finish(id, status, u64::from(dw0)),
             Ok(queue) => {
                 let capsule_data = match queue.qid {
@@ -262,33 +400,55 @@ impl HostConnection {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
                 }
                 self.protocol.finish_with(id, cqe);
-                if queue.qid != 0 {
-                    self.host = Some((backend.hosts.enter(&queue.controller.hostnqn), 0));
-                }
+                self.host = Some((backend.hosts.enter(&queue.controller.hostnqn), 0));
                 self.queue = Some(queue);
             }
         }
     }
 
-    fn begin_admin(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &Backend) {
+    fn begin_admin(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        data: DataTransfer,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
         match data {
-            DataTransfer::None => self.answer(id, sqe, 0, backend),
-            DataTransfer::ToHost(room) => self.answer(id, sqe, room, backend),
-            DataTransfer::FromHost { len, .. } if len <= FABRICS_CAPSULE_DATA_BYTES => {
+            DataTransfer::None => self.answer(id, sqe, 0, IoBuf::empty(), backend),
+            DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
+                self.start_or_wait(id, Wanted::Answer(room), backend, now);
+            }
+            // More than any answer has: refused, but for what is refused in any case.
+            DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
+            DataTransfer::FromHost { len, .. } if len > FABRICS_CAPSULE_DATA_BYTES => {
+                self.fail(id, Status::INVALID_FIELD.do_not_retry());
+            }
+            DataTransfer::FromHost { len, in_capsule: true } => {
+                self.held_bytes += len as usize;
                 self.protocol.receive(id, IoBuf::zeroed(len as usize));
             }
-            DataTransfer::FromHost { .. } => self.fail(id, Status::INVALID_FIELD.do_not_retry()),
+            DataTransfer::FromHost { len, in_capsule: false } => {
+                self.start_or_wait(id, Wanted::AdminData(len), backend, now);
+            }
         }
     }
 
-    fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, backend: &Backend) {
+    /// Answers an admin command; its data, if it has any, go into `buf`, which has `room` bytes or none.
+    fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, mut buf: IoBuf, backend: &Backend) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
         let answer = admin::execute(&backend.subsystem, controller, sqe, room, self.local);
         let is_enabled = controller.is_enabled();
         match answer {
             Answer::Done(result) => self.protocol.finish(id, Status::SUCCESS, result),
-            Answer::Data(buf) => self.protocol.send_data(id, buf.freeze()),
+            Answer::Data(data) if data.len() <= buf.len() => {
+                let (filled, rest) = buf.split_at_mut(data.len());
+                filled.copy_from_slice(&data);
+                rest.fill(0);
+                self.protocol.send_data(id, buf.freeze());
+            }
+            Answer::Data(_) => self.fail(id, Status::INVALID_SGL_LENGTH.do_not_retry()),
             Answer::Fail(status) => self.fail(id, status.do_not_retry()),
             Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
                 self.protocol.park(id);
@@ -303,7 +463,14 @@ impl HostConnection {
         }
     }
 
-    fn begin_io(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
+    fn begin_io(
+        &mut self,
+        id: CommandId,
+        sqe: &Sqe,
+        data: DataTransfer,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
         let request = match backend.check(sqe, data) {
             Ok(request) => request,
             Err(status) => {
@@ -314,22 +481,42 @@ impl HostConnection {
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have come already, so they cannot wait for memory of the pool.
-                let len = len as usize;
-                let buf = backend.pool.take(len).unwrap_or_else(|| IoBuf::zeroed(len));
-                self.held_bytes += len;
-                self.protocol.receive(id, buf);
+                self.held_bytes += len as usize;
+                self.protocol.receive(id, backend.take_for_capsule(len as usize));
             }
-            _ if self.is_starved() || !self.start(id, &request, backend) => {
-                self.waiting.push_back((id, request));
-            }
-            _ => {}
+            _ => self.start_or_wait(id, Wanted::Io(request), backend, now),
         }
     }
 
-    /// Starts what moves data: a read at the device, a write with its R2T. `false`: no memory.
-    fn start(&mut self, id: CommandId, request: &Request, backend: &mut Backend) -> bool {
-        let len = request.len_bytes as usize;
-        if request.kind == Kind::Flush {
+    fn start_or_wait(
+        &mut self,
+        id: CommandId,
+        wanted: Wanted,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        if self.is_starved() || !self.start(id, &wanted, backend, now) {
+            self.waiting.push_back((id, wanted));
+            backend.num_waiting += 1;
+            self.hungry_since.get_or_insert(now);
+        }
+    }
+
+    /// Starts what moves data: a read at the device, a write with its R2T, an answer. `false`: no memory.
+    fn start(
+        &mut self,
+        id: CommandId,
+        wanted: &Wanted,
+        backend: &mut Backend,
+        now: Instant,
+    ) -> bool {
+        let (request, len) = match wanted {
+            Wanted::Io(request) => (Some(request), request.len_bytes as usize),
+            Wanted::Answer(len) | Wanted::AdminData(len) => (None, *len as usize),
+        };
+        if let Some(request) = request
+            && request.kind == Kind::Flush
+        {
             backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
             return true;
         }
@@ -337,7 +524,8 @@ impl HostConnection {
         if holds > 0 && holds + len > backend.connection_bytes {
             return false;
         }
-        if request.kind == Kind::Read
+        if let Some(request) = request
+            && request.kind == Kind::Read
             && let Some(bytes) = backend.lend(request)
         {
             self.protocol.send_data(id, bytes);
@@ -349,24 +537,39 @@ impl HostConnection {
             return false;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
-        self.held_bytes += len;
-        match request.kind {
-            Kind::Read => backend.push(request, buf, self.tag(id, Kind::Read)),
-            _ => self.protocol.receive(id, buf),
+        match wanted {
+            Wanted::Io(request) if request.kind == Kind::Read => {
+                self.held_bytes += len;
+                backend.push(request, buf, self.tag(id, Kind::Read));
+            }
+            Wanted::Io(_) | Wanted::AdminData(_) => {
+                self.held_bytes += len;
+                self.awaited.begin(now);
+                self.protocol.receive(id, buf);
+            }
+            Wanted::Answer(room) => {
+                let sqe = *self.protocol.sqe(id);
+                self.answer(id, &sqe, *room, buf, backend);
+            }
         }
         true
     }
 
     /// Starts commands that waited for memory, as far as it suffices; whether any was started.
-    pub(super) fn start_waiting(&mut self, backend: &mut Backend) -> bool {
+    pub(super) fn start_waiting(&mut self, backend: &mut Backend, now: Instant) -> bool {
         let before = self.waiting.len();
-        while let Some((id, request)) = self.waiting.pop_front() {
-            if !self.start(id, &request, backend) {
-                self.waiting.push_front((id, request));
+        while let Some((id, wanted)) = self.waiting.pop_front() {
+            if !self.start(id, &wanted, backend, now) {
+                self.waiting.push_front((id, wanted));
                 break;
             }
         }
-        self.waiting.len() < before
+        let started = before - self.waiting.len();
+        backend.num_waiting -= started;
+        if started > 0 {
+            self.hungry_since = (self.is_starved() || self.is_paused).then_some(now);
+        }
+        started > 0
     }
 
     /// The data of a write are all here.
@@ -429,6 +632,9 @@ impl HostConnection {
     /// Sends as much as the socket takes, gathered from headers and I/O buffers.
     pub(super) fn send(&mut self, now: Instant) -> Result<(), Closed> {
         self.is_blocked = false;
+        if self.wants_to_send() {
+            self.sending.begin(now);
+        }
         while self.wants_to_send() {
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
             let num_slices = self.protocol.gather(&mut slices);
@@ -438,7 +644,7 @@ impl HostConnection {
             match sendmsg(&self.stream, &slices[..num_slices], &mut control, flags) {
                 Ok(len) => {
                     self.protocol.sent(len);
-                    self.last_progress = now;
+                    self.sending.go_on(now, len);
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => {
@@ -448,25 +654,30 @@ impl HostConnection {
                 Err(_) => return Err(Closed::ByHost),
             }
         }
-        self.last_progress = now;
+        self.sending.end();
         Ok(())
     }
 
-    /// What time asks for: an orphan, a silent host, a slow Connect, answers that nobody reads.
-    pub(super) fn check_time(&self, backend: &Backend, now: Instant) -> Result<(), Closed> {
+    /// What time asks for: an orphan, a silent host, a slow Connect, answers that nobody reads, data
+    /// that nobody sends.
+    pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
+        self.protocol.shrink();
         let options = &backend.subsystem.options;
         let passed =
             |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
         let is_late = match (&self.terminated, &self.queue) {
             (Some(since), _) => passed(*since, LINGER),
             (None, None) => passed(self.opened, options.connect_timeout),
+            (None, Some(queue)) if queue.is_orphan() => return Err(Closed::Orphaned),
             (None, Some(queue)) => {
-                queue.is_orphan()
-                    || queue.qid == 0 && queue.keep_alive_deadline().is_some_and(|at| now >= at)
+                queue.qid == 0 && queue.keep_alive_deadline().is_some_and(|at| now >= at)
             }
         };
-        let is_stuck = self.wants_to_send() && passed(self.last_progress, options.send_timeout);
-        if is_late || is_stuck { Err(Closed::Dropped) } else { Ok(()) }
+        if is_late || self.is_stalled(now, options.send_timeout) {
+            Err(Closed::Dropped)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -475,5 +686,7 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// What a host has to read or to send in time.
+const PROGRESS_BYTES: usize = 64 << 10;
 /// How long a connection that broke the protocol stays open, so that the host can read why.
 const LINGER: Duration = Duration::from_secs(1);

@@ -3,18 +3,25 @@
 //! A host that stops reading its answers keeps their buffers until its time is up. So what one host may
 //! hold falls with what is free: the first such host gets half of the memory, the next a half of the
 //! rest, and something is always left for those that go on reading. Hosts are told apart by their NQN,
-//! as everywhere in the target.
+//! as everywhere in the target; against names that are invented there is the poller, which closes those
+//! that hold memory and do not read while others wait for it.
+
+use std::collections::HashMap;
 
 use crate::nvme::Nqn;
 
-/// The hosts that have I/O queues on one poller.
+/// The hosts that have queues on one poller.
 #[derive(Debug, Default)]
-pub(super) struct Hosts(Vec<Host>);
+pub(super) struct Hosts {
+    hosts: Vec<Host>,
+    by_nqn: HashMap<Nqn, usize>,
+    /// Places of hosts that left.
+    free: Vec<usize>,
+}
 
 #[derive(Debug)]
 struct Host {
     nqn: Nqn,
-    /// I/O queues; 0: the place is free.
     num_queues: usize,
     held_bytes: usize,
 }
@@ -26,34 +33,42 @@ pub(super) struct HostId(usize);
 impl Hosts {
     /// A host has one queue more.
     pub(super) fn enter(&mut self, nqn: &Nqn) -> HostId {
-        let known = self.0.iter().position(|host| host.num_queues > 0 && host.nqn == *nqn);
-        let place = known.or_else(|| self.0.iter().position(|host| host.num_queues == 0));
-        let index = place.unwrap_or(self.0.len());
-        if known.is_none() {
-            let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
-            match self.0.get_mut(index) {
-                Some(place) => *place = host,
-                None => self.0.push(host),
+        let index = match self.by_nqn.get(nqn) {
+            Some(&index) => index,
+            None => {
+                let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
+                let index = self.free.pop().unwrap_or(self.hosts.len());
+                match self.hosts.get_mut(index) {
+                    Some(place) => *place = host,
+                    None => self.hosts.push(host),
+                }
+                self.by_nqn.insert(nqn.clone(), index);
+                index
             }
-        }
-        self.0[index].num_queues += 1;
+        };
+        self.hosts[index].num_queues += 1;
         HostId(index)
     }
 
     /// A host has one queue fewer; what that held has been given back.
     pub(super) fn leave(&mut self, host: HostId) {
-        self.0[host.0].num_queues -= 1;
+        let place = &mut self.hosts[host.0];
+        place.num_queues -= 1;
+        if place.num_queues == 0 {
+            self.by_nqn.remove(&place.nqn);
+            self.free.push(host.0);
+        }
     }
 
     /// What a queue of the host holds has changed.
     pub(super) fn change(&mut self, host: HostId, before: usize, now: usize) {
-        let held = &mut self.0[host.0].held_bytes;
+        let held = &mut self.hosts[host.0].held_bytes;
         *held = *held + now - before;
     }
 
     /// Whether the host may have `len` bytes more while `free_bytes` are free.
     pub(super) fn may_take(&self, host: HostId, len: usize, free_bytes: usize) -> bool {
-        self.0[host.0].held_bytes + len <= free_bytes
+        self.hosts[host.0].held_bytes + len <= free_bytes
     }
 }
 

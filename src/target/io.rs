@@ -11,6 +11,7 @@ use crate::nvme::sqe::{FUA, nvm};
 use crate::nvme::{Sqe, Status};
 use crate::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
 use crate::tcp::controller::{CommandId, DataTransfer};
+use crate::tcp::turn::TARGET_RECEIVE_BYTES;
 use crate::units::Lba;
 
 /// What the connections of one poller share: queue pairs, memory, counters.
@@ -20,6 +21,10 @@ pub(super) struct Backend {
     /// What is to be added to the counters at the end of the turn.
     pub(super) tally: Tally,
     pub(super) pool: Pool,
+    /// Memory for data in capsules when the pool has none: they have come, so they cannot wait.
+    pub(super) reserve: Pool,
+    /// Commands that wait for memory, of all connections.
+    pub(super) num_waiting: usize,
     /// Who holds how much of it.
     pub(super) hosts: Hosts,
     /// One queue pair a namespace, in the order of the NSIDs.
@@ -111,6 +116,19 @@ impl Backend {
         Ok(len_bytes)
     }
 
+    /// Memory for data in a capsule of `len` bytes.
+    pub(super) fn take_for_capsule(&self, len: usize) -> IoBuf {
+        let buf = self.pool.take(len).or_else(|| self.reserve.take(len));
+        // The reserve was there when the capsule was received, but maybe not in one piece.
+        buf.unwrap_or_else(|| IoBuf::zeroed(len))
+    }
+
+    /// Whether there is memory for all that one receive may bring in capsules.
+    pub(super) fn has_room_for_capsules(&self) -> bool {
+        self.pool.free_bytes() >= TARGET_RECEIVE_BYTES
+            || self.reserve.free_bytes() >= RESERVE_BYTES / 2
+    }
+
     /// Queues the I/O of a request; it is submitted at the end of the turn.
     pub(super) fn push(&mut self, request: &Request, buf: IoBuf, tag: Tag) {
         let op = match tag.kind {
@@ -187,6 +205,12 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
     }
 }
 
+/// Bytes of the reserve.
+pub(super) const RESERVE_BYTES: usize = 4 << 20;
+const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);
+/// Commands that may wait for memory on one poller; of a connection, some may always.
+pub(super) const MAX_WAITING: usize = 64 << 10;
+pub(super) const MIN_WAITING: usize = 32;
 /// Connections have indices below this.
 pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
 /// Generations of a connection's index are counted modulo 2^28.

@@ -14,16 +14,23 @@
 //! - Read-only unless asked otherwise; loopback unless hosts are named.
 //! - No memory is sized by what a host sent before it was checked, and before Connect a connection
 //!   has no more than its state and 1,024 bytes of Connect data.
+//! - What hosts can make a poller hold is bounded, whether they read or not: `buffer_bytes` and 4 MiB
+//!   for data of all kinds, some 10 KiB for a connection, some 200 bytes for a command; and a queue has
+//!   no more commands, with answers that are not sent, than it has entries.
+//! - One address cannot take all places, and when all are taken the address with most gives way. What
+//!   is refused or closed for a limit is counted, and warned of now and then.
 //! - A write reaches the device only when all its data have come with the right digests.
 //! - Every wait has a limit: Connect, keep alive, answers that nobody reads, stopping.
 //!
 //! Read `poller.rs` first (the turn of the pump), then `connection.rs`.
 
 mod admin;
+mod complaints;
 mod connection;
 mod hosts;
 mod io;
 mod options;
+mod peers;
 mod poller;
 mod stats;
 mod subsystem;
@@ -64,13 +71,16 @@ impl Target {
         check(&options, &devices)?;
         let address = options.listen;
         let listener = TcpListener::bind(address).map_err(|e| poller::listen_error(address, e))?;
+        // A thousand hosts may come at once; the standard library leaves room for 128.
+        rustix::net::listen(&listener, LISTEN_BACKLOG).map_err(std::io::Error::from)?;
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;
         let num_pollers = options.num_pollers.max(1);
         let doors = (0..num_pollers).map(|_| Door::new()).collect::<Result<Arc<[Door]>>>()?;
+        let counters = Arc::<Counters>::default();
         let mut target = Target {
-            subsystem: Arc::new(Subsystem::new(options, devices)),
-            counters: Arc::default(),
+            subsystem: Arc::new(Subsystem::new(options, devices, counters.clone())),
+            counters,
             doors,
             threads: Vec::new(),
             local_addr,
@@ -161,6 +171,9 @@ impl std::fmt::Debug for Target {
         write!(f, "Target({} on {})", self.nqn(), self.local_addr)
     }
 }
+
+/// Connections that wait to be accepted.
+const LISTEN_BACKLOG: i32 = 4096;
 
 /// What cannot be served at all.
 fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {

@@ -39,13 +39,30 @@ pub struct TargetOptions {
     pub max_queue_entries: u16,
     /// The most I/O queues of a controller.
     pub max_io_queues: u16,
-    /// The most controllers at a time.
+    /// The most controllers at a time, those of the discovery service not counted. When all places are
+    /// taken, the address that has most gives way to one that has few.
     pub max_controllers: u16,
-    /// The most TCP connections at a time, of each poller.
+    /// Of those, the most that hosts at one address may have: an IPv4 address, or the /64 of an IPv6
+    /// address. Hosts behind one router that translates addresses are one address.
+    pub max_controllers_per_address: u16,
+    /// The most controllers of the discovery service at a time. When all places are taken, the one that
+    /// has been silent longest gives way.
+    pub max_discovery_controllers: u16,
+    /// Of those, the most of one address.
+    pub max_discovery_controllers_per_address: u16,
+    /// The most TCP connections at a time, of each poller; fewer where the process may not have as many
+    /// file descriptors, of which the target takes three quarters at most.
     pub max_connections: usize,
+    /// Of those, the most of one address.
+    pub max_connections_per_address: usize,
+    /// The longest keep alive time-out that is worth a place. A controller without one, or with a longer
+    /// one, is left alone while there is room; silent for twice this, it gives way when there is none.
+    /// Discovery controllers have none that is longer.
+    pub max_keep_alive: Duration,
     /// How long a connection may take until its Connect succeeds.
     pub connect_timeout: Duration,
-    /// How long a host may leave answers unread.
+    /// How long a host may take to read 64 KiB of its answers, or to send 64 KiB of the data that it was
+    /// asked for. While others wait for memory, it is a second.
     pub send_timeout: Duration,
 }
 
@@ -65,8 +82,14 @@ impl TargetOptions {
             max_transfer_bytes: 1 << 20,
             max_queue_entries: 1024,
             max_io_queues: 64,
-            max_controllers: 256,
-            max_connections: 1024,
+            // A thousand nodes of 8 ranks are 8,000 controllers, with two connections each.
+            max_controllers: 16_384,
+            max_controllers_per_address: 4_096,
+            max_discovery_controllers: 256,
+            max_discovery_controllers_per_address: 64,
+            max_connections: 32_768,
+            max_connections_per_address: 8_192,
+            max_keep_alive: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
         }

@@ -13,9 +13,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
+use super::complaints::Complaint;
 use super::connection::{Closed, HostConnection, is_transient};
 use super::hosts::Hosts;
-use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, Tag};
+use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
+use super::peers::{Full, Peer, Places};
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use crate::buf::{HugePages, Pool, PoolOptions};
@@ -73,8 +75,13 @@ pub(super) struct Poller {
     epoll: OwnedFd,
     /// The first poller accepts for all.
     listener: Option<TcpListener>,
-    /// Whether accepting has been given up until the next tick, for want of file descriptors.
+    /// Whether accepting has been given up until the next tick.
     accept_paused: bool,
+    /// A file descriptor to give up when there are no others: with it one connection can be accepted
+    /// and closed, so that its host is told.
+    spare: Option<OwnedFd>,
+    /// Who has how many connections.
+    places: Places,
     /// Which of several pollers that are equally loaded gets the next connection.
     next_door: usize,
     connections: Slab<HostConnection>,
@@ -83,6 +90,8 @@ pub(super) struct Poller {
     dirty: Vec<usize>,
     /// Connections with commands that wait for memory.
     starved: Vec<usize>,
+    /// Connections from which nothing is received until there is memory.
+    paused: Vec<usize>,
     scratch: Vec<u8>,
     done: Vec<Completion>,
     /// Bytes of the I/O that completed last: what the next ones will be like.
@@ -110,6 +119,7 @@ impl Poller {
             add(listener, LISTENER)?;
         }
         let busy_poll = subsystem.options.busy_poll;
+        let places = places(&subsystem, doors.len());
         Ok(Poller {
             backend: make_backend(subsystem, counters)?,
             doors,
@@ -117,11 +127,14 @@ impl Poller {
             epoll,
             listener,
             accept_paused: false,
+            spare: spare_descriptor(),
+            places,
             next_door: 0,
             connections: Slab::new(),
             next_generation: 0,
             dirty: Vec::new(),
             starved: Vec::new(),
+            paused: Vec::new(),
             scratch: vec![0; TARGET_RECEIVE_BYTES],
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
@@ -168,7 +181,7 @@ impl Poller {
         let num_completed = self.run_devices(now);
         self.backend.tell(); // before the answers: who has one finds it counted
         self.send_dirty(now);
-        let num_fed = self.feed_starved();
+        let num_fed = self.feed_starved(now) + self.resume_paused(now);
         if now >= self.next_tick {
             self.tick(now);
         }
@@ -234,8 +247,14 @@ impl Poller {
             let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if is_transient(&error) => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if is_out_of_descriptors(&error) && self.find_descriptor(now) => {
+                    continue;
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections for now");
+                    self.complain(now, Complaint::NoConnection, |unsaid| {
+                        tracing::warn!(%error, unsaid, "cannot accept connections for now");
+                    });
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
@@ -274,12 +293,46 @@ impl Poller {
         self.accept_paused = pause;
     }
 
-    fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Instant) {
-        let max = self.backend.subsystem.options.max_connections.min(MAX_CONNECTIONS);
-        if self.connections.len() >= max && !self.drop_oldest_stranger() {
-            tracing::warn!(%peer, "refused: there are {max} connections already");
-            Counters::add(&self.backend.counters.dropped, 1);
-            return self.relieve();
+    /// There is no file descriptor for a connection that wants to be accepted: closes one that has been
+    /// silent, or else accepts the newcomer with the spare one and closes it. Whether to go on.
+    fn find_descriptor(&mut self, now: Instant) -> bool {
+        if self.close_stranger(None, now) {
+            return true;
+        }
+        let Some(spare) = self.spare.take() else { return false };
+        drop(spare);
+        let accepted = self.listener.as_ref().map(TcpListener::accept);
+        if let Some(Ok((stream, peer))) = accepted {
+            drop(stream);
+            self.refuse(peer, "no file descriptor is left", now);
+        }
+        self.spare = spare_descriptor();
+        self.spare.is_some()
+    }
+
+    fn complain(&self, now: Instant, complaint: Complaint, write: impl FnOnce(u64)) {
+        self.backend.subsystem.complaints.say(now, complaint, write);
+    }
+
+    fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
+        Counters::add(&self.backend.counters.dropped, 1);
+        Counters::add(&self.backend.counters.refused, 1);
+        self.complain(now, Complaint::NoConnection, |unsaid| {
+            tracing::warn!(%peer, unsaid, "refused a connection: {why}");
+        });
+    }
+
+    fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+        let peer = Peer::from(from.ip());
+        while let Some(full) = self.places.full(peer) {
+            if !self.make_room(full, peer, now) {
+                let why = match full {
+                    Full::Peer => "its address has as many as one may have",
+                    Full::All => "all places are taken",
+                };
+                self.refuse(from, why, now);
+                return self.relieve();
+            }
         }
         self.next_generation = (self.next_generation + 1) & GENERATION_MASK;
         let entry = self.connections.vacant_entry();
@@ -288,27 +341,57 @@ impl Poller {
         let connection = prepare(&stream).and_then(|()| {
             let token = EventData::new_u64(index as u64);
             epoll::add(&self.epoll, &stream, token, EventFlags::IN)?;
-            HostConnection::new(stream, peer, index, self.next_generation, max_transfer_bytes, now)
+            HostConnection::new(stream, from, index, self.next_generation, max_transfer_bytes, now)
         });
         match connection {
             Ok(connection) => {
                 entry.insert(connection);
+                self.places.enter(peer);
                 Counters::add(&self.backend.counters.connections, 1);
                 self.next_tick = self.next_tick.min(now + TICK);
             }
             Err(error) => {
-                tracing::debug!(%peer, %error, "connection lost while it was accepted");
+                tracing::debug!(%from, %error, "connection lost while it was accepted");
                 self.relieve();
             }
         }
     }
 
-    /// Makes room by closing the oldest connection that has not connected to a queue.
-    fn drop_oldest_stranger(&mut self) -> bool {
-        let strangers =
-            self.connections.iter().filter(|(_, connection)| !connection.is_connected());
-        let oldest = strangers.min_by_key(|(_, connection)| connection.opened());
-        let Some((index, _)) = oldest else { return false };
+    /// Makes room for a connection of `peer`: closes the oldest that has not connected to a queue, or
+    /// else the longest silent one of the address that has by far the most.
+    fn make_room(&mut self, full: Full, peer: Peer, now: Instant) -> bool {
+        let greediest = self.places.greediest(peer);
+        let whose = if full == Full::Peer { Some(peer) } else { greediest };
+        if self.close_stranger(whose, now) {
+            return true;
+        }
+        match (full, greediest) {
+            (Full::Peer, _) => false,
+            (Full::All, Some(greediest)) => {
+                let those = self.connections.iter().filter(|(_, c)| c.is_from(greediest));
+                let longest = those.min_by_key(|(_, c)| c.last_received()).map(|(index, _)| index);
+                longest.is_some_and(|index| self.evict(index, "for one of another address", now))
+            }
+            (Full::All, None) => self.close_stranger(None, now),
+        }
+    }
+
+    /// Closes the oldest connection, of `peer` if one is named, that has not connected to a queue.
+    fn close_stranger(&mut self, peer: Option<Peer>, now: Instant) -> bool {
+        let is_stranger = |connection: &HostConnection| {
+            !connection.is_connected() && peer.is_none_or(|peer| connection.is_from(peer))
+        };
+        let strangers = self.connections.iter().filter(|(_, c)| is_stranger(c));
+        let oldest = strangers.min_by_key(|(_, c)| c.opened()).map(|(index, _)| index);
+        oldest.is_some_and(|index| self.evict(index, "before it had connected to a queue", now))
+    }
+
+    fn evict(&mut self, index: usize, why: &str, now: Instant) -> bool {
+        let peer = self.connections[index].peer;
+        Counters::add(&self.backend.counters.evicted, 1);
+        self.complain(now, Complaint::MadeRoom, |unsaid| {
+            tracing::warn!(%peer, unsaid, "a connection had to make room {why}");
+        });
         self.close(index, Closed::Dropped);
         true
     }
@@ -317,11 +400,19 @@ impl Poller {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let mut result = Ok(());
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            result = connection.receive(&mut self.backend, &mut self.scratch, now);
+            if connection.may_receive(&self.backend) {
+                result = connection.receive(&mut self.backend, &mut self.scratch, now);
+            } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                result = Err(Closed::ByHost); // it would be ready for ever
+            } else if !connection.is_paused {
+                connection.pause(true, now);
+                watch(&self.epoll, index, connection);
+                self.paused.push(index);
+            }
         }
         if flags.contains(EventFlags::OUT) {
             connection.is_blocked = false;
-            watch(&self.epoll, index, connection, EventFlags::IN);
+            watch(&self.epoll, index, connection);
         }
         if let Err(closed) = result {
             return self.close(index, closed);
@@ -330,7 +421,8 @@ impl Poller {
             connection.is_load = false;
             self.doors[self.number].load.fetch_sub(1, Ordering::Relaxed);
         }
-        if connection.is_starved() && !self.starved.contains(&index) {
+        if connection.is_starved() && !connection.is_listed {
+            connection.is_listed = true;
             self.starved.push(index);
         }
         self.mark_dirty(index);
@@ -384,9 +476,7 @@ impl Poller {
             connection.account(&mut self.backend);
             match sent {
                 Err(closed) => self.close(index, closed),
-                Ok(()) if connection.is_blocked => {
-                    watch(&self.epoll, index, connection, EventFlags::IN | EventFlags::OUT);
-                }
+                Ok(()) if connection.is_blocked => watch(&self.epoll, index, connection),
                 Ok(()) => {}
             }
         }
@@ -395,13 +485,17 @@ impl Poller {
 
     /// Starts commands for which there is memory now; what that makes to do is the next turn's.
     /// Returns how many connections could go on.
-    fn feed_starved(&mut self) -> usize {
+    fn feed_starved(&mut self, now: Instant) -> usize {
         let mut num_fed = 0;
         let mut starved = std::mem::take(&mut self.starved);
         starved.retain(|&index| {
             let Some(connection) = self.connections.get_mut(index) else { return false };
-            let fed = connection.start_waiting(&mut self.backend);
+            if !connection.is_listed {
+                return false; // another connection that has its index now
+            }
+            let fed = connection.start_waiting(&mut self.backend, now);
             let is_starved = connection.is_starved();
+            connection.is_listed = is_starved;
             if fed {
                 num_fed += 1;
                 self.mark_dirty(index);
@@ -412,6 +506,45 @@ impl Poller {
         num_fed
     }
 
+    /// Receives again where there is memory for what comes; returns from how many.
+    fn resume_paused(&mut self, now: Instant) -> usize {
+        let before = self.paused.len();
+        let mut paused = std::mem::take(&mut self.paused);
+        paused.retain(|&index| {
+            let Some(connection) = self.connections.get_mut(index) else { return false };
+            if connection.is_paused && connection.may_receive(&self.backend) {
+                connection.pause(false, now);
+                watch(&self.epoll, index, connection);
+            }
+            connection.is_paused
+        });
+        self.paused = paused;
+        before - self.paused.len()
+    }
+
+    /// Where hosts wait for memory, closes those that hold it and do not do their part: those that hold
+    /// most first, until a quarter of it will be free.
+    fn relieve_hungry(&mut self, now: Instant) {
+        let limit = HUNGER.min(self.backend.subsystem.options.send_timeout);
+        if !self.connections.iter().any(|(_, c)| c.is_hungry(now, limit)) {
+            return;
+        }
+        let stalled = self.connections.iter().filter(|(_, c)| c.is_stalled(now, limit));
+        let mut stalled: Vec<(usize, usize)> = stalled
+            .map(|(index, c)| (c.holds_bytes(), index))
+            .filter(|(held, _)| *held > 0)
+            .collect();
+        stalled.sort_unstable_by(|a, b| b.cmp(a));
+        let mut free_bytes = self.backend.pool.free_bytes();
+        for (held, index) in stalled {
+            if free_bytes >= self.backend.connection_bytes {
+                break;
+            }
+            self.evict(index, "since it held memory and did not move data", now);
+            free_bytes += held;
+        }
+    }
+
     /// Looks at every time limit.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now + if self.connections.is_empty() { IDLE_TICK } else { TICK };
@@ -420,24 +553,32 @@ impl Poller {
         }
         let late: Vec<(usize, Closed)> = self
             .connections
-            .iter()
+            .iter_mut()
             .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
             .collect();
         for (index, closed) in late {
+            let peer = self.connections[index].peer;
+            if closed == Closed::Dropped {
+                self.complain(now, Complaint::Late, |unsaid| {
+                    tracing::warn!(%peer, unsaid, "dropped a connection that was silent, or did not read");
+                });
+            }
             self.close(index, closed);
         }
+        self.relieve_hungry(now);
     }
 
     fn close(&mut self, index: usize, closed: Closed) {
         let mut connection = self.connections.remove(index);
         connection.leave(&mut self.backend);
+        self.places.leave(Peer::from(connection.peer.ip()));
         if connection.is_load {
             self.relieve();
         }
         tracing::debug!(peer = %connection.peer, ?closed, "connection closed");
         let counters = &self.backend.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
-        if closed == Closed::Dropped {
+        if closed != Closed::ByHost || connection.is_terminated() {
             Counters::add(&counters.dropped, 1);
         }
         if connection.is_connected() {
@@ -467,9 +608,46 @@ fn make_backend(subsystem: Arc<Subsystem>, counters: Arc<Counters>) -> Result<Ba
         Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
     });
     let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
-    let tally = Tally::default();
-    let hosts = Hosts::default();
-    Ok(Backend { subsystem, counters, tally, hosts, pool, queues, connection_bytes: bytes / 4 })
+    Ok(Backend {
+        subsystem,
+        counters,
+        tally: Tally::default(),
+        hosts: Hosts::default(),
+        pool,
+        reserve: Pool::new(PoolOptions {
+            bytes: RESERVE_BYTES,
+            slot_len_bytes: 4096,
+            huge_pages: HugePages::Off,
+        })?,
+        num_waiting: 0,
+        queues,
+        connection_bytes: bytes / 4,
+    })
+}
+
+/// Connections of a poller: as many as the options say, and no more than its share of three quarters of
+/// the file descriptors that the process may have; the process needs some for itself.
+fn places(subsystem: &Subsystem, num_pollers: usize) -> Places {
+    let options = &subsystem.options;
+    let (max, max_per_peer) = (options.max_connections, options.max_connections_per_address);
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
+    let room = (files / 4 * 3 / num_pollers).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS);
+    if max <= room {
+        return Places::new(max, max_per_peer);
+    }
+    // One address then has the same part of fewer places.
+    let share = max_per_peer as f64 / max as f64;
+    Places::new(room, (room as f64 * share).ceil() as usize)
+}
+
+/// A file descriptor that can be given up.
+fn spare_descriptor() -> Option<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC).ok()
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Sets up an accepted socket: no waiting, no delay, and an end when the other machine is gone.
@@ -493,7 +671,10 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
 }
 
-fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection, flags: EventFlags) {
+fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
+    let mut flags = EventFlags::empty();
+    flags.set(EventFlags::IN, !connection.is_paused);
+    flags.set(EventFlags::OUT, connection.is_blocked);
     // The socket is registered as long as the connection is in the table.
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
@@ -520,6 +701,10 @@ const LISTENER: u64 = u64::MAX - 1;
 /// Bytes under way on a connection within one machine.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
 const ACCEPTS_PER_TURN: usize = 64;
+/// Connections that a poller has room for however few file descriptors there may be.
+const MIN_CONNECTIONS: usize = 16;
+/// How long a host waits for memory before those that hold it without moving data are closed.
+const HUNGER: Duration = Duration::from_secs(1);
 /// Devices at work that a sleeping poller waits for.
 const MAX_WAIT_FDS: usize = 15;
 /// How long it sleeps when there are more.

@@ -11,8 +11,13 @@ pub struct TargetStats {
     pub connections: u64,
     /// TCP connections ever accepted.
     pub accepted: u64,
-    /// Connections that were ended because of what the host did or failed to do.
+    /// Connections that were ended because of what the host did or failed to do, or to make room.
     pub dropped: u64,
+    /// Connections and Connects that were refused: a limit, or a host that may not connect.
+    pub refused: u64,
+    /// Controllers and connections that were closed early for want of places, file descriptors or
+    /// memory; the connections are among those dropped, too.
+    pub evicted: u64,
     /// Reads that succeeded.
     pub reads: u64,
     /// Bytes of those.
@@ -31,6 +36,8 @@ pub(super) struct Counters {
     pub(super) connections: AtomicU64,
     pub(super) accepted: AtomicU64,
     pub(super) dropped: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) evicted: AtomicU64,
     pub(super) reads: AtomicU64,
     pub(super) read_bytes: AtomicU64,
     pub(super) writes: AtomicU64,
@@ -77,6 +84,8 @@ impl Counters {
             connections: value(&self.connections),
             accepted: value(&self.accepted),
             dropped: value(&self.dropped),
+            refused: value(&self.refused),
+            evicted: value(&self.evicted),
             reads: value(&self.reads),
             read_bytes: value(&self.read_bytes),
             writes: value(&self.writes),

@@ -3,13 +3,17 @@
 //! Shared by all pollers. I/O commands touch no lock here: they read their controller's atomics.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::complaints::{Complaint, Complaints};
 use super::options::TargetOptions;
+use super::peers::{Full, Peer, Places};
+use super::stats::Counters;
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 use crate::qpair::{Device, Namespace};
@@ -21,20 +25,25 @@ pub(super) struct Subsystem {
     pub(super) devices: Vec<Arc<dyn Device>>,
     /// The most data of a command: a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
+    pub(super) complaints: Complaints,
+    pub(super) counters: Arc<Counters>,
     /// Times are counted from here, so that they fit into atomics.
     start: Instant,
     controllers: Mutex<Controllers>,
 }
 
-#[derive(Default)]
 struct Controllers {
     by_cntlid: BTreeMap<u16, Arc<Controller>>,
     last_cntlid: u16,
+    io_places: Places,
+    discovery_places: Places,
 }
 
 /// A controller: made by the Connect of its admin queue, gone with that queue's connection.
 pub(super) struct Controller {
     pub(super) cntlid: u16,
+    /// Where its admin queue comes from.
+    peer: Peer,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
@@ -82,13 +91,37 @@ pub(super) struct Refusal {
 }
 
 impl Subsystem {
-    pub(super) fn new(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Subsystem {
+    pub(super) fn new(
+        options: TargetOptions,
+        devices: Vec<Arc<dyn Device>>,
+        counters: Arc<Counters>,
+    ) -> Subsystem {
         let smallest = devices.iter().map(|device| device.namespace().max_transfer_bytes).min();
         let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
         let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
         let max_transfer_bytes = 1 << wanted.min(held).ilog2();
         let start = Instant::now();
-        Subsystem { options, devices, max_transfer_bytes, start, controllers: Mutex::default() }
+        let controllers = Controllers {
+            by_cntlid: BTreeMap::new(),
+            last_cntlid: 0,
+            io_places: Places::new(
+                options.max_controllers.into(),
+                options.max_controllers_per_address.into(),
+            ),
+            discovery_places: Places::new(
+                options.max_discovery_controllers.into(),
+                options.max_discovery_controllers_per_address.into(),
+            ),
+        };
+        Subsystem {
+            options,
+            devices,
+            max_transfer_bytes,
+            complaints: Complaints::new(start),
+            counters,
+            start,
+            controllers: Mutex::new(controllers),
+        }
     }
 
     /// The namespace `nsid` as hosts see it, if there is one.
@@ -136,6 +169,7 @@ impl Subsystem {
         self: &Arc<Self>,
         sqe: &Sqe,
         data: &ConnectData,
+        peer: SocketAddr,
         now: Instant,
     ) -> Result<Queue, Refusal> {
         if sqe.connect_recfmt() != 0 {
@@ -152,11 +186,15 @@ impl Subsystem {
             return Err(Refusal::data(ConnectData::SUBNQN_OFFSET));
         }
         if !is_discovery && !self.allows(&hostnqn) {
-            tracing::warn!(host = %hostnqn.as_str().escape_debug(), "refused a host that is not on the allow-list");
+            Counters::add(&self.counters.refused, 1);
+            let host = hostnqn.as_str().escape_debug();
+            self.complaints.say(now, Complaint::Stranger, |unsaid| {
+                tracing::warn!(%host, %peer, unsaid, "refused a host that is not on the allow-list");
+            });
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
         let controller = match sqe.connect_qid() {
-            0 => self.add_controller(sqe, data, hostnqn, is_discovery, now)?,
+            0 => self.add_controller(sqe, data, hostnqn, is_discovery, peer, now)?,
             qid => self.join_controller(qid, data, &hostnqn, is_discovery)?,
         };
         Ok(Queue {
@@ -175,20 +213,25 @@ impl Subsystem {
         data: &ConnectData,
         hostnqn: Nqn,
         is_discovery: bool,
+        from: SocketAddr,
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
         if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
             return Err(Refusal::data(ConnectData::CNTLID_OFFSET));
         }
-        let kato_ms = match sqe.connect_kato_ms() {
-            0 if is_discovery => DISCOVERY_KATO_MS,
-            kato_ms => kato_ms,
-        };
+        let peer = Peer::from(from.ip());
+        let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
         let mut controllers = self.controllers.lock();
-        let cntlid = controllers.next_cntlid(self.options.max_controllers);
-        let cntlid = cntlid.ok_or(Refusal::from(Status::CONNECT_CONTROLLER_BUSY))?;
+        while let Some(full) = controllers.places(is_discovery).full(peer) {
+            if !self.make_room(&mut controllers, full, peer, is_discovery, now) {
+                drop(controllers);
+                return Err(self.refuse_controller(full, from, is_discovery, now));
+            }
+        }
+        let cntlid = controllers.next_cntlid().ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
         let controller = Arc::new(Controller {
             cntlid,
+            peer,
             hostnqn,
             hostid: data.hostid,
             is_discovery,
@@ -202,7 +245,75 @@ impl Subsystem {
             queues: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, controller.clone());
+        controllers.places(is_discovery).enter(peer);
         Ok(controller)
+    }
+
+    /// The keep alive time-out in force for a controller that asked for this one.
+    pub(super) fn keep_alive_ms(&self, asked_ms: u32, is_discovery: bool) -> u32 {
+        let max_ms = u32::try_from(self.options.max_keep_alive.as_millis()).unwrap_or(u32::MAX);
+        match asked_ms {
+            0 if is_discovery => DISCOVERY_KATO_MS.min(max_ms),
+            _ if is_discovery => asked_ms.min(max_ms),
+            // Hosts may do without: they are found dead by TCP, or when their place is wanted.
+            _ => asked_ms,
+        }
+    }
+
+    /// Ends the controller that has to give way to one from `peer`, if there is one.
+    fn make_room(
+        &self,
+        controllers: &mut Controllers,
+        full: Full,
+        peer: Peer,
+        is_discovery: bool,
+        now: Instant,
+    ) -> bool {
+        let greediest = controllers.places(is_discovery).greediest(peer);
+        // The time for which one must have been silent to give way.
+        let patience_ms = match is_discovery {
+            true => DISCOVERY_PATIENCE_MS,
+            false => 2 * self.options.max_keep_alive.as_millis() as u64,
+        };
+        let now_ms = self.millis(now);
+        let silent_ms = |controller: &Controller| {
+            now_ms.saturating_sub(controller.last_seen_ms.load(Ordering::Relaxed))
+        };
+        let of_kind = |controller: &&Arc<Controller>| controller.is_discovery == is_discovery;
+        let may_go = |controller: &&Arc<Controller>| match full {
+            Full::Peer => controller.peer == peer && silent_ms(controller) >= patience_ms,
+            Full::All => silent_ms(controller) >= patience_ms || greediest == Some(controller.peer),
+        };
+        let candidates = controllers.by_cntlid.values().filter(of_kind).filter(may_go);
+        let seen = |controller: &&Arc<Controller>| controller.last_seen_ms.load(Ordering::Relaxed);
+        let longest = candidates.min_by_key(seen).cloned();
+        let Some(controller) = longest else { return false };
+        controllers.remove(&controller);
+        Counters::add(&self.counters.evicted, 1);
+        self.complaints.say(now, Complaint::MadeRoom, |unsaid| {
+            let host = controller.hostnqn.as_str().escape_debug();
+            let silent_s = silent_ms(&controller) / 1000;
+            tracing::warn!(%host, silent_s, unsaid, "a controller had to make room for another");
+        });
+        true
+    }
+
+    fn refuse_controller(
+        &self,
+        full: Full,
+        peer: SocketAddr,
+        is_discovery: bool,
+        now: Instant,
+    ) -> Refusal {
+        Counters::add(&self.counters.refused, 1);
+        self.complaints.say(now, Complaint::NoController, |unsaid| {
+            let whose = match full {
+                Full::Peer => "its address has as many as one may have",
+                Full::All => "all places are taken",
+            };
+            tracing::warn!(%peer, is_discovery, unsaid, "refused a controller: {whose}");
+        });
+        Status::CONNECT_CONTROLLER_BUSY.into()
     }
 
     fn join_controller(
@@ -233,15 +344,26 @@ impl Subsystem {
     }
 
     fn remove_controller(&self, controller: &Controller) {
-        controller.is_dead.store(true, Ordering::Relaxed);
-        self.controllers.lock().by_cntlid.remove(&controller.cntlid);
+        self.controllers.lock().remove(controller);
     }
 }
 
 impl Controllers {
-    /// A CNTLID that was not in use lately, if there is room for one more controller.
-    fn next_cntlid(&mut self, max: u16) -> Option<u16> {
-        if self.by_cntlid.len() >= usize::from(max) {
+    fn places(&mut self, is_discovery: bool) -> &mut Places {
+        if is_discovery { &mut self.discovery_places } else { &mut self.io_places }
+    }
+
+    /// Takes a controller out, unless that has been done.
+    fn remove(&mut self, controller: &Controller) {
+        if !controller.is_dead.swap(true, Ordering::Relaxed) {
+            self.by_cntlid.remove(&controller.cntlid);
+            self.places(controller.is_discovery).leave(controller.peer);
+        }
+    }
+
+    /// A CNTLID that was not in use lately, if there is one.
+    fn next_cntlid(&mut self) -> Option<u16> {
+        if self.by_cntlid.len() >= usize::from(MAX_CNTLID) {
             return None;
         }
         loop {
@@ -389,5 +511,8 @@ const SQSIZE_OFFSET: u16 = 44;
 const MAX_CNTLID: u16 = 0xFFEF;
 /// CAP.TO: what a controller may take to become ready; ours is at once.
 const READY_TIMEOUT_MS: u32 = 5_000;
-/// A discovery controller without KATO is given up after this time.
+/// A discovery controller without KATO is given up after twice this time.
 const DISCOVERY_KATO_MS: u32 = 60_000;
+/// After so much silence a discovery controller may give way to another: all that hosts do there takes
+/// milliseconds, and those that stay for its events come back.
+const DISCOVERY_PATIENCE_MS: u64 = 1_000;

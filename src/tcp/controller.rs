@@ -4,6 +4,7 @@
 
 mod transmit;
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,6 +39,10 @@ pub struct ConnectionOptions {
 ///
 /// Every command that came out is owed exactly one answer. Until [`Connection::connected`] there is
 /// at most one, and no data but those of its capsule.
+///
+/// A command keeps its place in the queue until its answer is sent, not only given: a host that has not
+/// got the answer cannot know that there is a place. So what is kept for a host that does not read is
+/// bounded by the entries of its queue.
 #[derive(Debug)]
 pub struct Connection {
     options: ConnectionOptions,
@@ -52,6 +57,14 @@ pub struct Connection {
     /// The command whose data come next; `None`: those data are thrown away.
     filling: Option<u16>,
     transmit: Transmit,
+    /// Where in all that was ever put into `transmit` each answer ends that is not sent yet.
+    unsent: VecDeque<u64>,
+    /// Bytes ever sent.
+    sent_bytes: u64,
+    /// Commands whose data were asked for with an R2T and have not all come.
+    num_awaited: usize,
+    /// Bytes of such data ever received.
+    awaited_bytes: u64,
     /// SQ head, counted while SQ flow control is on.
     sqhd: Option<SqHead>,
     terminated: bool,
@@ -155,6 +168,10 @@ impl Connection {
             cids: CidSet::default(),
             filling: None,
             transmit: Transmit::default(),
+            unsent: VecDeque::new(),
+            sent_bytes: 0,
+            num_awaited: 0,
+            awaited_bytes: 0,
             sqhd: None,
             terminated: false,
         }
@@ -217,6 +234,7 @@ impl Connection {
         let at = slot.filled as usize;
         self.deframer.take_data(&slot.buf[at..at + len]);
         slot.filled += len as u32;
+        self.awaited_bytes += if slot.state == State::FillingFromR2t { len as u64 } else { 0 };
     }
 
     /// Answers a command: its data go into `buf`, which has exactly their length. It comes back with
@@ -233,6 +251,7 @@ impl Connection {
             self.filling = Some(id.0);
         } else {
             slot.state = State::FillingFromR2t;
+            self.num_awaited += 1;
             let r2t = R2T::new(slot.sqe.cid.get(), id.0, 0, len, self.form);
             self.transmit.put(self.form, &r2t, None);
         }
@@ -261,7 +280,7 @@ impl Connection {
         let data = C2HData::new(cid, 0, buf.len() as u32, flags, self.form);
         self.transmit.put(self.form, &data, Some(buf));
         if implied {
-            self.release(id);
+            self.answered(id);
         } else {
             self.finish(id, Status::SUCCESS, 0);
         }
@@ -278,9 +297,9 @@ impl Connection {
     /// Answers a command with this completion entry; its CID is set here.
     pub fn finish_with(&mut self, id: CommandId, mut cqe: Cqe) {
         cqe.cid = self.slots[usize::from(id.0)].sqe.cid;
-        self.release(id);
         let entry = cqe.as_bytes().try_into().expect("a completion entry has 16 bytes");
         self.transmit.put(self.form, &CapsuleResp::new(entry, self.form), None);
+        self.answered(id);
     }
 
     /// Ends the connection: puts a termination request after what is still to be sent, where the
@@ -308,11 +327,40 @@ impl Connection {
     /// Notes that the next `len` bytes of [`Connection::gather`] are sent.
     pub fn sent(&mut self, len: usize) {
         self.transmit.sent(len);
+        self.sent_bytes += len as u64;
+        while self.unsent.front().is_some_and(|&end| end <= self.sent_bytes) {
+            self.unsent.pop_front();
+        }
     }
 
     /// Commands that are not answered yet.
     pub fn outstanding(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Commands whose data were asked for and have not all come.
+    pub fn awaited(&self) -> usize {
+        self.num_awaited
+    }
+
+    /// Bytes of data that were asked for and have come, ever.
+    pub fn awaited_bytes(&self) -> u64 {
+        self.awaited_bytes
+    }
+
+    /// The entry of a command that is not answered yet.
+    pub fn sqe(&self, id: CommandId) -> &Sqe {
+        &self.slots[usize::from(id.0)].sqe
+    }
+
+    /// Gives back memory that a burst of commands has left behind, if there is much.
+    pub fn shrink(&mut self) {
+        if self.outstanding() == 0 && self.slots.len() > MAX_IDLE_SLOTS {
+            (self.slots, self.free) = (Vec::new(), Vec::new());
+        }
+        if self.unsent.is_empty() && self.unsent.capacity() > 2 * MAX_IDLE_SLOTS {
+            self.unsent = VecDeque::new();
+        }
     }
 
     /// Digests in force.
@@ -347,7 +395,7 @@ impl Connection {
     ) -> Result<Option<Event>, ProtocolError> {
         let sqe = Sqe::read_from_bytes(&cmd.sqe).expect("an entry has 64 bytes");
         let cid = sqe.cid.get();
-        if self.outstanding() >= usize::from(self.max_outstanding) {
+        if self.outstanding() + self.unsent.len() >= usize::from(self.max_outstanding) {
             return Err(ProtocolError::TooManyCommands { limit: self.max_outstanding });
         }
         if !self.cids.insert(cid) {
@@ -391,6 +439,12 @@ impl Connection {
                 CommandId((self.slots.len() - 1) as u16)
             }
         }
+    }
+
+    /// A command has its answer, which ends with what was put last.
+    fn answered(&mut self, id: CommandId) {
+        self.release(id);
+        self.unsent.push_back(self.sent_bytes + self.transmit.len_bytes() as u64);
     }
 
     fn release(&mut self, id: CommandId) {
@@ -443,6 +497,8 @@ impl Connection {
         let at = slot.filled as usize;
         slot.buf[at..at + bytes.len()].copy_from_slice(bytes);
         slot.filled += bytes.len() as u32;
+        let is_awaited = slot.state == State::FillingFromR2t;
+        self.awaited_bytes += if is_awaited { bytes.len() as u64 } else { 0 };
     }
 
     /// The data of one PDU are complete; the command's may be, too.
@@ -454,6 +510,9 @@ impl Connection {
             return None;
         }
         let (id, sqe, buf) = (CommandId(filling), slot.sqe, std::mem::take(&mut slot.buf));
+        if slot.state == State::FillingFromR2t {
+            self.num_awaited -= 1;
+        }
         if !slot.digest_ok {
             self.finish(id, Status::TRANSIENT_TRANSPORT_ERROR, 0);
             return Some(Event::Damaged { buf });
@@ -522,6 +581,9 @@ impl CidSet {
         }
     }
 }
+
+/// Slots that an idle connection keeps.
+const MAX_IDLE_SLOTS: usize = 128;
 
 /// The most data in the capsule of a Fabrics or admin command.
 pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;

@@ -9,6 +9,7 @@ use dlfs::nvme::{Cc, ConnectData, Cqe, Nqn, Property, Sqe, Status};
 use dlfs::tcp::Digests;
 use dlfs::tcp::deframer::{Deframer, Event, Pdu, Role};
 use dlfs::tcp::pdu::{CapsuleCmd, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, R2T};
+use socket2::{Domain, Socket, Type};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// A plain socket that speaks as much NVMe/TCP as a test asks it to.
@@ -57,7 +58,19 @@ const LIMIT: Duration = Duration::from_secs(20);
 impl RawHost {
     /// Only the TCP connection.
     pub fn open(target: SocketAddr, subnqn: &Nqn) -> RawHost {
-        let stream = TcpStream::connect(target).unwrap();
+        RawHost::over(TcpStream::connect(target).unwrap(), subnqn)
+    }
+
+    /// Only the TCP connection, from another address of this machine: all of 127.0.0.0/8 are.
+    pub fn open_from(last_octet: u8, target: SocketAddr, subnqn: &Nqn) -> RawHost {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, last_octet], 0)).into()).unwrap();
+        socket.connect(&target.into()).unwrap();
+        RawHost::over(socket.into(), subnqn)
+    }
+
+    /// On a connection that there is.
+    pub fn over(stream: TcpStream, subnqn: &Nqn) -> RawHost {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();

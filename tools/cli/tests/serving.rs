@@ -213,3 +213,14 @@ fn an_address_may_be_written_as_spdk_writes_it() {
     run(&["ls", "trtype:PCIE traddr:0000:01:00.0"]).code(1).complains_of(&["trtype:PCIE"]);
     run(&["ls", "trtype:TCP traddr:127.0.0.1"]).code(2).complains_of(&["subnqn"]);
 }
+
+#[test]
+fn limits_are_options_and_a_host_beyond_them_is_told_to_try_again() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let served = Served::start(&image, &["--max-controllers", "1", "--max-keep-alive", "3600"]);
+    let busy = Served::start(&served.address, &[]); // a relay holds the one place
+    run(&["ls", &served.address, "--ctrl-loss-tmo", "1"]).code(1);
+    run(&["ls", &busy.address]).code(0);
+    run(&["serve", &image, "--max-controllers", "0"]).code(2).complains_of(&["--max-controllers"]);
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use dlfs::nvme::{Address, Nqn, TcpAddress};
@@ -55,9 +56,51 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
+}
+
+/// How much hosts may take. The defaults do for a thousand nodes of 8 ranks, wherever they are.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// The most controllers: one for each image that a process has open [default: 16384]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=65_000))]
+    max_controllers: Option<u16>,
+    /// Of those, the most of one address; hosts behind a router that translates addresses are one
+    /// [default: 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_controllers_per_address: Option<u16>,
+    /// The most connections of each poller; fewer where a process may not have the files
+    /// [default: 32768]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: Option<u16>,
+    /// Of those, the most of one address [default: 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections_per_address: Option<u16>,
+    /// Seconds: a controller that is silent for twice this gives way when its place is wanted
+    /// [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_keep_alive: Option<u32>,
+}
+
+impl LimitArgs {
+    fn apply(&self, options: &mut TargetOptions) {
+        let set = |option: &mut usize, value: Option<u16>| {
+            *option = value.map_or(*option, usize::from);
+        };
+        set(&mut options.max_connections, self.max_connections);
+        set(&mut options.max_connections_per_address, self.max_connections_per_address);
+        let per_address = &mut options.max_controllers_per_address;
+        *per_address = self.max_controllers_per_address.unwrap_or(*per_address);
+        options.max_controllers = self.max_controllers.unwrap_or(options.max_controllers);
+        if let Some(seconds) = self.max_keep_alive {
+            options.max_keep_alive = Duration::from_secs(seconds.into());
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -88,7 +131,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         Some(nqn) => nqn.clone(),
         None => default_nqn(&args.image.0)?,
     };
-    let options = TargetOptions {
+    allow_many_files();
+    let mut options = TargetOptions {
         listen,
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
@@ -98,11 +142,20 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         cpus,
         ..TargetOptions::new(nqn.clone())
     };
+    args.limits.apply(&mut options);
     let target = Target::bind(options, devices.clone())?;
     announce(&args, target.local_addr(), &nqn, &devices)?;
     stop.wait();
     drop(target);
     Ok(Outcome::Done)
+}
+
+/// Each connection is a file. The limit that a process begins with is low for the sake of programs that
+/// would not survive more.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without the permission fewer hosts are served; the target finds out how many.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn announce(
