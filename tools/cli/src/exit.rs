@@ -7,6 +7,8 @@ use dlfs::format::FormatError;
 use dlfs::order::OrderError;
 use dlfs::{Error, ErrorKind};
 
+use crate::text::safe_text;
+
 /// The end of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -48,11 +50,11 @@ impl Failure {
     pub(crate) fn conclude(self) -> u8 {
         match self {
             Failure::Error(error) => {
-                eprintln!("dlfs: {}", error.report());
+                complain(&error.report());
                 code_of(error.kind())
             }
             Failure::Usage(message) => {
-                eprintln!("dlfs: {message}\n\nFor more information, try '--help'.");
+                complain(&format!("{message}\n\nFor more information, try '--help'."));
                 2
             }
             Failure::OutputClosed => {
@@ -64,6 +66,11 @@ impl Failure {
             }
         }
     }
+}
+
+/// Says on stderr what went wrong. It may quote names, paths and words of a target.
+pub(crate) fn complain(text: &str) {
+    eprintln!("dlfs: {}", safe_text(text));
 }
 
 fn code_of(kind: ErrorKind) -> u8 {

@@ -30,11 +30,39 @@ use clap::Parser;
 /// Runs the command with its arguments, the program's name first, and says how the process should
 /// exit. Wrong arguments, `--help` and `--version` end the process at once.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = commands::Cli::parse_from(arguments);
+    let cli = match commands::Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let text = error.render().to_string();
+            let safe = text::safe_text(&text);
+            if *safe == *text {
+                error.exit(); // in colours
+            }
+            eprint!("{safe}");
+            return error.exit_code() as u8;
+        }
+    };
     show_warnings(cli.verbose, cli.quiet);
     match cli.run() {
         Ok(outcome) => outcome.number(),
         Err(failure) => failure.conclude(),
+    }
+}
+
+/// Stderr for lines that quote what others wrote. The escape character is left to `tracing`, which
+/// writes it for its colours and nothing else.
+struct SafeStderr;
+
+impl std::io::Write for SafeStderr {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let safe: Vec<_> = text.split('\x1b').map(text::safe_text).collect();
+        std::io::stderr().write_all(safe.join("\x1b").as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
     }
 }
 
@@ -49,7 +77,7 @@ fn show_warnings(verbose: u8, quiet: bool) {
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(std::io::stderr)
+        .with_writer(|| SafeStderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .without_time()

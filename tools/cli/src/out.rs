@@ -3,10 +3,13 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 use dlfs::Error;
 
 use crate::exit::Failure;
+use crate::text::{is_unsafe, safe_text};
 
 /// The results of a command, on standard output.
 pub(crate) struct Out {
@@ -22,10 +25,26 @@ impl Out {
         Out { stdout: BufWriter::with_capacity(64 << 10, stdout), colour }
     }
 
-    /// One line of text.
+    /// One line of text. What is in it of others, names and paths, cannot harm the terminal.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
-        self.bytes(text.as_ref().as_bytes())?;
+        self.text(text.as_ref())?;
         self.bytes(b"\n")
+    }
+
+    /// Text of several lines.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
+        if !self.colour {
+            return self.bytes(safe_text(text).as_bytes());
+        }
+        // Our own styles stay; anything else that begins like one does not.
+        let mut parts = text.split(ESCAPE);
+        self.bytes(safe_text(parts.next().unwrap_or_default()).as_bytes())?;
+        for part in parts {
+            let style = STYLES.iter().find(|style| part.starts_with(**style));
+            self.bytes(style.map_or("\\u{1b}", |_| "\x1b").as_bytes())?;
+            self.bytes(safe_text(part).as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Bytes as they are.
@@ -33,10 +52,11 @@ impl Out {
         self.stdout.write_all(bytes).map_err(output_failed)
     }
 
-    /// One JSON value on a line of its own.
+    /// One JSON value on a line of its own. A character that could harm a terminal is written as
+    /// `\uXXXX`, which means the same to every reader of JSON.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
-        serde_json::to_writer(&mut self.stdout, value)
-            .map_err(|error| output_failed(error.into()))?;
+        let mut serializer = Serializer::with_formatter(&mut self.stdout, SafeJson);
+        value.serialize(&mut serializer).map_err(|error| output_failed(error.into()))?;
         self.bytes(b"\n")
     }
 
@@ -65,12 +85,57 @@ impl Out {
     }
 }
 
+/// JSON on one line, with escapes for what does something to a terminal.
+struct SafeJson;
+
+impl Formatter for SafeJson {
+    fn write_string_fragment<W: Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(is_unsafe) {
+            let (safe, tail) = rest.split_at(at);
+            writer.write_all(safe.as_bytes())?;
+            let mut tail = tail.chars();
+            for unit in tail.next().expect("found there").encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            rest = tail.as_str();
+        }
+        writer.write_all(rest.as_bytes())
+    }
+}
+
+const ESCAPE: char = '\x1b';
+/// How our own styles go on after the escape character.
+const STYLES: [&str; 4] = ["[0m", "[1m", "[2m", "[32;1m"];
+
 fn output_failed(error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::OutputClosed,
         kind => {
             let kind = Error::from(io::Error::from(kind)).kind();
             Failure::Error(Error::new(kind, "cannot write to standard output").source(error))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_says_the_same_in_characters_that_harm_no_terminal() {
+        let names = ["a\u{7f}b", "\u{9b}31m", "x\u{202e}gpj", "\u{e0041}", "größe\n\u{1b}", ""];
+        for name in names {
+            let mut written = Vec::new();
+            let mut serializer = Serializer::with_formatter(&mut written, SafeJson);
+            name.serialize(&mut serializer).unwrap();
+            let text = std::str::from_utf8(&written).unwrap();
+            assert!(!text.contains(is_unsafe), "{text:?}");
+            assert_eq!(serde_json::from_str::<String>(text).unwrap(), name);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Numbers and names as people read them.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -100,10 +101,31 @@ pub(crate) fn safe_name(name: &[u8]) -> String {
     text
 }
 
-fn is_unsafe(character: char) -> bool {
+/// A text that may hold names, paths or words of a target, as harmless as [`safe_name`] makes a name; its
+/// lines stay lines.
+pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
+    let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
+    if !text.contains(harms) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match character {
+            character if harms(character) => safe.extend(character.escape_default()),
+            character => safe.push(character),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// Whether a character does something to the terminal or to the characters beside it: controls, C1 and
+/// DEL among them, directions, and what is not seen at all.
+pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
+        || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}')
+        || matches!(character, '\u{e0000}'..='\u{e007f}')
 }
 
 fn three_digits(value: f64) -> String {
@@ -174,6 +196,13 @@ mod tests {
         assert_eq!(safe_name(b"\xff\xfe"), "\\xff\\xfe");
         assert_eq!(safe_name(b"a\\nb"), "a\\\\nb");
         assert_eq!(safe_name("evil\u{202e}gpj".as_bytes()), "evil\\u{202e}gpj");
+    }
+
+    #[test]
+    fn a_text_keeps_its_lines_and_nothing_else_that_moves_the_cursor() {
+        assert_eq!(safe_text("größe\n  because: \t x"), "größe\n  because: \t x");
+        let hostile = "a\u{9b}31m\u{7f}\u{202e}\rb\u{1b}[2J\u{ad}";
+        assert_eq!(safe_text(hostile), "a\\u{9b}31m\\u{7f}\\u{202e}\\rb\\u{1b}[2J\\u{ad}");
     }
 
     #[test]

@@ -39,6 +39,59 @@ fn ls_long_and_json_tell_id_length_and_label() {
     assert_eq!(entries[3]["label"], 2);
 }
 
+/// Names, paths and tiers that hold C1 controls, DEL, directions and what is not seen.
+#[test]
+fn nothing_that_a_name_or_path_holds_reaches_the_terminal_as_it_is() {
+    let hostile =
+        ["c1\u{9b}31m", "del\u{7f}", "rtl\u{202e}gpj", "zero\u{200b}\u{feff}", "tag\u{e0041}"];
+    let place = Place::new();
+    for name in hostile {
+        let class = place.path("source").join(format!("class{name}"));
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::write(class.join(name), name).unwrap();
+    }
+    let odd = format!("odd{}.dlfs", hostile.concat());
+    let (image, missing) = (place.arg(&odd), place.arg("none\u{9b}\u{202e}\u{7f}.dlfs"));
+    let (source, tier) =
+        (place.arg("source"), format!("file:{}:1M", place.arg("tier\u{9b}\u{202e}")));
+    let out = place.arg("out\u{9b}\u{202e}");
+    run(&["import", &source, &image]).code(0);
+    let lists: [&[&str]; 16] = [
+        &["import", &source, &image],
+        &["import", "--force", &source, &image],
+        &["import", "--force", "--json", &source, &image],
+        &["ls", &image],
+        &["ls", "-Rl", &image],
+        &["ls", "-R", "--json", &image],
+        &["ls", &image, "none\u{9b}\u{202e}"],
+        &["ls", &missing],
+        &["ls", &image, "\u{9b}", "\u{202e}"],
+        &["stat", &image],
+        &["stat", "--json", &image],
+        &["verify", &missing],
+        &["read", &image, "--tier", &tier],
+        &["read", &image, "--tier", &format!("{tier}\u{7f}")],
+        &["export", "--json", &image, &out],
+        &["export", &image, &format!("{out}/none/\u{7f}")],
+    ];
+    for arguments in lists {
+        let ran = run(arguments);
+        for text in [String::from_utf8(ran.stdout).unwrap(), ran.stderr] {
+            let harms = |c: char| {
+                c != '\n' && c.is_control() || "\u{202e}\u{200b}\u{feff}\u{e0041}".contains(c)
+            };
+            assert!(!text.contains(harms), "{arguments:?}: {text:?}");
+        }
+    }
+    // JSON says the same names as before.
+    let listed = run(&["ls", "-R", "--json", &image]).code(0);
+    let name =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].clone();
+    let names: BTreeSet<String> =
+        listed.text().lines().map(|line| name(line).as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, hostile.iter().map(|name| format!("class{name}/{name}")).collect());
+}
+
 #[test]
 fn names_that_would_move_the_cursor_are_escaped_and_raw_with_null() {
     use std::ffi::OsStr;

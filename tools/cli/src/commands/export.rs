@@ -15,7 +15,7 @@ use dlfs::volume::Image;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, complain};
 use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
 use crate::open::ImageArgs;
 use crate::out::Out;
@@ -221,7 +221,7 @@ struct JsonResult<'a> {
 
 fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Result<(), Failure> {
     for refused in &done.refused {
-        eprintln!("dlfs: not exported: {}: {}", safe_name(&refused.raw), refused.reason);
+        complain(&format!("not exported: {}: {}", safe_name(&refused.raw), refused.reason));
     }
     if !done.refused.is_empty() && !args.escape {
         eprintln!("dlfs: --escape writes such names in an escaped form");

@@ -18,7 +18,7 @@ use dlfs::volume::Image;
 
 use crate::args::ConnectionArgs;
 use crate::epochs::{End, read_batches};
-use crate::exit::{Failure, Outcome, about_file};
+use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::open::{ImageArgs, engine};
 use crate::order_args::OrderArgs;
 use crate::out::Out;
@@ -184,7 +184,7 @@ impl Keeper {
         match self.save() {
             Ok(()) => Outcome::Stopped,
             Err(error) => {
-                eprintln!("dlfs: {}", error.report());
+                complain(&error.report());
                 Outcome::Incomplete
             }
         }

@@ -72,7 +72,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     if args.json {
         out.json(&JsonReport { order: &spec, epoch: args.epoch, report: &report })?;
     } else {
-        out.bytes(report.to_string().as_bytes())?;
+        out.text(&report.to_string())?;
     }
     out.flush()?;
     Ok(Outcome::Done)
