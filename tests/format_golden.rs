@@ -150,6 +150,8 @@ fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_
     };
     let future = with(&|block| block[8] = 2);
     assert_eq!(future, Err(FormatError::Version { what: "superblock", found: 2, known: 1 }));
+    let earlier = with(&|block| block[504..508].fill(0));
+    assert_eq!(earlier, Ok(superblock), "its checksum is not 0, as before there was a balance");
     let text = future.unwrap_err().to_string();
     assert!(text.contains("version 2") && text.contains("newer dlfs"), "{text}");
     let required = with(&|block| block[50] = 1);

@@ -28,6 +28,9 @@
 //! 4. Superblock copy (generation mod 2) on namespaces 1.., Flush on each of them.
 //! 5. The same copy on namespace 0, Flush. *This write commits.*
 //!
+//! All that differs between two superblocks lies in one sector of 512 bytes, so a write of one is not torn.
+//! `tests/power.rs` checks what every power loss during all this leaves.
+//!
 //! Opening takes namespace 0's newest valid copy and wants that generation on all others; a newer
 //! copy there is an import that did not commit. [`open`] judges this, purely.
 //!

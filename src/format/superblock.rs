@@ -14,6 +14,11 @@ use crate::units::Generation;
 /// Magic, version and checksum stay where they are in every future version, so that a later image is
 /// told from a damaged one.
 ///
+/// All that differs between two superblocks lies in the first 512 bytes, the smallest unit that a medium
+/// writes whole: `balance` is chosen so that the checksum is 0. So power that goes during the write of a
+/// copy leaves the copy before or this one, and never half of each. (Superblocks of earlier releases have
+/// a `balance` of 0 and another checksum; they read the same.)
+///
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
 /// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
@@ -38,7 +43,9 @@ use crate::units::Generation;
 /// | 108..112   | `reserved_c`         | zero                                                   |
 /// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
 /// | 120..128   | `num_live`           | samples there are                                      |
-/// | 128..4092  | `reserved_d`         | zero                                                   |
+/// | 128..504   | `reserved_d`         | zero                                                   |
+/// | 504..508   | `balance`            | makes `crc` 0                                          |
+/// | 508..4092  | `reserved_e`         | zero                                                   |
 /// | 4092..4096 | `crc`                | CRC32C of bytes 0..4092                                |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -65,10 +72,13 @@ struct RawSuperblock {
     reserved_c: U32,
     num_samples: U64,
     num_live: U64,
-    reserved_d: [u8; 3964],
+    reserved_d: [u8; 376],
+    balance: U32,
+    reserved_e: [u8; 3584],
     crc: U32,
 }
 const _: () = assert!(size_of::<RawSuperblock>() == SUPERBLOCK_BYTES);
+const _: () = assert!(std::mem::offset_of!(RawSuperblock, balance) == BALANCE_OFFSET);
 
 /// A superblock, decoded and checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,10 +145,12 @@ impl Superblock {
             reserved_c: 0.into(),
             num_samples: self.num_samples.into(),
             num_live: self.num_live.into(),
-            reserved_d: [0; 3964],
+            reserved_d: [0; 376],
+            balance: 0.into(),
+            reserved_e: [0; 3584],
             crc: 0.into(),
         };
-        raw.crc = crc32c(&raw.as_bytes()[..SUPERBLOCK_BYTES - 4]).into();
+        raw.balance = (!crc32c(&raw.as_bytes()[..BALANCE_OFFSET]) ^ BALANCED).into();
         zerocopy::transmute!(raw)
     }
 
@@ -227,7 +239,61 @@ pub fn copy_offset(generation: Generation) -> u64 {
 pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// Bytes of one copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
+/// Offset of `balance`, in the first 512 bytes.
+const BALANCE_OFFSET: usize = 504;
+/// What the register of a CRC32C must hold, `balance` included in its first four bytes, so that it ends
+/// as 0 when only zeroes follow.
+const BALANCED: u32 = register_before(SUPERBLOCK_BYTES - 4 - BALANCE_OFFSET);
 const MAGIC: [u8; 8] = *b"DLFSIMG\0";
 const VERSION: u16 = 1;
 /// Required features that this build knows: none so far.
 const REQUIRED_FEATURES: u64 = 0;
+
+/// The register of a CRC32C from which so many bytes of zeroes lead to a checksum of 0.
+const fn register_before(zeroes: usize) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78; // reflected
+    let mut register = u32::MAX; // the checksum is its complement
+    let mut bits = zeroes * 8;
+    while bits > 0 {
+        // Backwards: the polynomial was added if, and only if, its highest bit is there.
+        let was_added = register >> 31 == 1;
+        register = if was_added { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
+        bits -= 1;
+    }
+    register
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_is_torn_after_any_sector_leaves_the_old_superblock_or_the_new_one() {
+        let layout = ImageLayout::new(Uuid([3; 16]), 1 << 20, Pack::Tight, 4).unwrap();
+        let of_generation = |generation| Superblock {
+            layout,
+            namespace: 1,
+            generation: Generation(generation),
+            time_ns: 99 * generation,
+            optional_features: 0,
+            placement_seed: generation << 40,
+            used_len_bytes: 7 << 20,
+            snapshot: SnapshotPlace { len_bytes: 4096 * generation, ..Default::default() },
+            num_samples: 1000,
+            num_live: 1000 - generation,
+        };
+        let (old, new) = (of_generation(2), of_generation(4));
+        let blocks = [[0; SUPERBLOCK_BYTES], old.encode(), new.encode()];
+        for (before, was) in [(blocks[0], None), (blocks[1], Some(old))] {
+            for subset in 0..1u32 << 8 {
+                let mut torn = before;
+                for sector in (0..8).filter(|sector| subset >> sector & 1 == 1) {
+                    let range = sector * 512..(sector + 1) * 512;
+                    torn[range.clone()].copy_from_slice(&blocks[2][range]);
+                }
+                let expected = if subset & 1 == 1 { Some(new) } else { was };
+                assert_eq!(Superblock::parse(&torn).ok(), expected, "sectors {subset:08b}");
+            }
+        }
+    }
+}
