@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::directory::Directory;
 use crate::directory::commit::reserve_current;
 use crate::format::open::{OpenError, Opened, judge};
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, copy_offset};
 use crate::format::{FormatError, ImageLayout, Part, Space, Superblock, Uuid};
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
@@ -331,16 +331,23 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
     probes
 }
 
-/// Gives up whatever lies there: from now on it holds no image.
+/// Gives up whatever lies there: from now on it holds no image. The generation that is committed goes
+/// last: were it gone before the one before it, power that is lost in between would leave that one.
 fn give_up(channel: &mut Channel) -> Result<()> {
-    for namespace in 0..channel.media().len() {
-        let device = &channel.media().devices()[usize::from(namespace)];
-        let len = device.namespace().len_bytes();
-        let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
-        for at in marks.into_iter().filter(|at| at + SUPERBLOCK_BYTES as u64 <= len) {
-            channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
+    let committed = judge_now(channel.media())?.ok().map(|opened| opened.superblock().generation);
+    let last = committed.map(copy_offset);
+    let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
+    for of_committed in [false, true] {
+        for namespace in 0..channel.media().len() {
+            let len = channel.media().devices()[usize::from(namespace)].namespace().len_bytes();
+            let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
+            for at in marks.into_iter().filter(is_there) {
+                if (Some(at) == last) == of_committed {
+                    channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
+                }
+            }
+            channel.flush(namespace)?;
         }
-        channel.flush(namespace)?;
     }
     Ok(())
 }
