@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::buf::IoBuf;
 use crate::directory::rebuild::{Plan, Step, newest_record, plan};
 use crate::directory::{Directory, DirectoryBuilder};
+use crate::format::checksum::crc32c;
 use crate::format::chunk::ChunkKind;
 use crate::format::geometry::{MAX_CHUNK_SAMPLES, MIN_CHUNK_BYTES};
 use crate::format::open::{Copies, judge};
@@ -269,7 +270,9 @@ fn assemble(
     }
 }
 
-/// A plan all of whose headers read whole: a damaged one is as good as none.
+/// A plan all of whose headers read whole: a damaged one is as good as none. So is a chunk whose
+/// samples are damaged while another one has the same: an edit that was interrupted, and that one of the
+/// same generation followed, may have left it half written.
 fn usable_plan(
     channel: &mut Channel,
     base: Option<&Directory>,
@@ -282,10 +285,14 @@ fn usable_plan(
         let plan = plan(base, &usable, record, most_slots)?;
         let mut damaged = Vec::new();
         for step in &plan.steps {
-            if let Step::Head(at) = step
-                && read_header(channel, &usable[*at])?.is_none()
-            {
-                damaged.push(usable[*at]);
+            let Step::Head(at) = step else { continue };
+            let head = &usable[*at];
+            let is_usable = match read_header(channel, head)? {
+                Some(header) if has_rival(&usable, head) => is_whole(channel, &header)?,
+                header => header.is_some(),
+            };
+            if !is_usable {
+                damaged.push(*head);
             }
         }
         if damaged.is_empty() {
@@ -293,6 +300,33 @@ fn usable_plan(
         }
         usable.retain(|head| !damaged.contains(head));
     }
+}
+
+/// Whether another chunk has slots that this one has.
+fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
+    heads.iter().any(|other| {
+        other != this
+            && other.kind == ChunkKind::Samples
+            && other.first_slot.0 < this.end_slot().0
+            && this.first_slot.0 < other.end_slot().0
+    })
+}
+
+/// Whether every sample of a chunk has its checksum.
+fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
+    let head = header.head();
+    let start = head.layout.offset_of(head.cell)?;
+    let device = channel.media().devices()[usize::from(head.namespace)].namespace();
+    for sample in header.samples().filter(|sample| !sample.purged && sample.len_bytes > 0) {
+        let (at, len) = (start + sample.offset_bytes, sample.len_bytes as usize);
+        if at.saturating_add(len as u64) > device.len_bytes() {
+            return Ok(false);
+        }
+        if crc32c(&channel.read(head.namespace, at, len)?) != sample.crc32c {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn carry_out(
