@@ -186,9 +186,11 @@ pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
             let (expected, found) = (zero.generation, newest.generation);
             return Err(OpenError::MixedGenerations { namespace, expected, found });
         };
+        // The snapshot is where namespace 0 says. A rebuild commits the same generation again with
+        // another one, namespace 0 last: until then the others are ahead.
         let same = superblock.layout == zero.layout
             && superblock.namespace == namespace
-            && superblock.snapshot == zero.snapshot;
+            && superblock.time_ns == zero.time_ns;
         if !same {
             return Err(OpenError::Contradiction { namespace });
         }
