@@ -1,0 +1,226 @@
+//! What is done to an image while the power may go, and what must be found there afterwards.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+
+use dlfs::import::{ImportOptions, Onto, delete_on, import_onto, purge_on, rebuild_on};
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::volume::{Image, OpenOptions, VerifyOptions};
+use dlfs::{ErrorKind, Result};
+
+use crate::disk::{Content, Disks, Event, PAGE_BYTES};
+use crate::import_support::{options, paths, tree};
+use crate::random::Random;
+
+/// Names and bytes of all samples.
+pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// One command.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Imports the source of this number, and says this time everywhere.
+    Import {
+        source: usize,
+        onto: Onto,
+        time_ns: u64,
+    },
+    /// Deletes every sample whose place in the list of names is a multiple of this.
+    Delete {
+        every: usize,
+    },
+    Purge,
+    Rebuild,
+}
+
+/// What an image holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// It cannot be opened: nothing was committed, or what is needed to open it was destroyed.
+    Nothing,
+    Samples(Files),
+}
+
+/// A history of commands on disks, with what each of them should leave.
+pub struct Scene {
+    pub name: &'static str,
+    sources: Vec<(tempfile::TempDir, Files)>,
+    chunk_size_bytes: u32,
+    pub start: Vec<Content>,
+    pub steps: Vec<Step>,
+    /// The state before each step, and after the last.
+    pub states: Vec<State>,
+    /// For each step, a hash of the disks after it.
+    pub ends: Vec<u64>,
+    pub events: Vec<Event>,
+}
+
+/// What a scene is made of.
+pub struct Script {
+    pub name: &'static str,
+    pub disks: usize,
+    pub chunk_size_bytes: u32,
+    /// What was done before, undisturbed.
+    pub before: Vec<Step>,
+    /// Whether all superblocks are destroyed then.
+    pub destroyed: bool,
+    pub steps: Vec<Step>,
+}
+
+/// Source 3 is for what comes after.
+pub const LATER: usize = 3;
+
+impl Scene {
+    pub fn record(script: Script) -> Scene {
+        let Script { name, disks, chunk_size_bytes, before, destroyed, steps } = script;
+        let sources = (0..4).map(source).collect();
+        let num_pages = chunk_size_bytes as usize / PAGE_BYTES * CELLS;
+        let blank = vec![Content::zeroes(num_pages); disks];
+        let mut scene = Scene {
+            name,
+            sources,
+            chunk_size_bytes,
+            start: blank,
+            steps: Vec::new(),
+            states: vec![State::Nothing],
+            ends: Vec::new(),
+            events: Vec::new(),
+        };
+        let disks = Disks::holding(scene.start.clone());
+        for step in &before {
+            let after = scene.after(scene.states.last().expect("one was put there"), step);
+            scene.run(step, &disks).unwrap();
+            assert_eq!(read_all(&disks.devices()), Ok(after.clone()), "{name}: {step:?}");
+            scene.states = vec![after];
+        }
+        scene.start = disks.contents();
+        if destroyed {
+            scene.start.iter_mut().for_each(Content::destroy_superblocks);
+        }
+        let disks = Disks::holding(scene.start.clone());
+        disks.record(Random::new(7));
+        for step in steps {
+            let after = scene.after(scene.states.last().expect("one was put there"), &step);
+            scene.run(&step, &disks).unwrap();
+            disks.acknowledge();
+            scene.ends.push(disks.hash());
+            scene.states.push(after);
+            scene.steps.push(step);
+        }
+        scene.events = disks.events();
+        if read_all(&Disks::holding(scene.start.clone()).devices()) == Ok(State::Nothing) {
+            scene.states[0] = State::Nothing;
+        }
+        assert_eq!(read_all(&disks.devices()).as_ref(), Ok(scene.states.last().unwrap()), "{name}");
+        scene
+    }
+
+    /// Carries out one command.
+    pub fn run(&self, step: &Step, disks: &Disks) -> Result<()> {
+        let devices = disks.devices();
+        match step {
+            Step::Import { source, onto, time_ns } => {
+                let chunk_size_bytes = self.chunk_size_bytes;
+                let time_ns = Some(*time_ns);
+                let options = ImportOptions { chunk_size_bytes, time_ns, ..options(*onto) };
+                let root = self.sources[*source].0.path();
+                import_onto(&paths(root), &devices, &options, &mut ()).map(drop)
+            }
+            Step::Delete { every } => {
+                let image = Image::from_devices(devices.clone(), &OpenOptions::default())?;
+                let names = deleted(&names_of(&image)?, *every);
+                delete_on(&devices, &names).map(drop)
+            }
+            Step::Purge => purge_on(&devices, &mut ()).map(drop),
+            Step::Rebuild => rebuild_on(&devices, None, &mut ()).map(drop),
+        }
+    }
+
+    /// What `step` makes of `state`.
+    pub fn after(&self, state: &State, step: &Step) -> State {
+        let mut files = match state {
+            State::Samples(files) => files.clone(),
+            State::Nothing => Files::new(),
+        };
+        match step {
+            Step::Import { source, onto, .. } => {
+                if *onto == Onto::Force {
+                    files.clear();
+                }
+                files.extend(self.sources[*source].1.clone());
+            }
+            Step::Delete { every } => {
+                let names: Vec<Vec<u8>> = files.keys().cloned().collect();
+                for name in deleted(&names, *every) {
+                    files.remove(&name);
+                }
+            }
+            Step::Purge | Step::Rebuild => {}
+        }
+        State::Samples(files)
+    }
+}
+
+/// Cells of a disk.
+const CELLS: usize = 28;
+
+/// A few files of all sizes, one of which fits into no chunk of 64 KiB.
+fn source(number: u64) -> (tempfile::TempDir, Files) {
+    let folder = tempfile::tempdir().unwrap();
+    let (count, large) = [(9, 70_000), (6, 80_000), (7, 0), (4, 0)][number as usize];
+    let mut files = tree(folder.path(), count, 15_000, number + 1);
+    if large > 0 {
+        let bytes: Vec<u8> = (0..large as u32).map(|at| (at * 31 + number as u32) as u8).collect();
+        let name = format!("class0/large-{number}");
+        fs::write(folder.path().join(&name), &bytes).unwrap();
+        files.insert(name.into_bytes(), bytes);
+    }
+    (folder, files)
+}
+
+fn deleted(names: &[Vec<u8>], every: usize) -> Vec<Vec<u8>> {
+    names.iter().step_by(every).cloned().collect()
+}
+
+fn names_of(image: &Image) -> Result<Vec<Vec<u8>>> {
+    image.load_names()?;
+    let directory = image.directory();
+    let name = |rank| Ok(directory.name(directory.id_of_live(rank))?.expect("it has a name"));
+    let mut names = (0..directory.num_live()).map(name).collect::<Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// Opens the image, verifies it, and reads every sample.
+pub fn read_all(devices: &[Arc<dyn Device>]) -> std::result::Result<State, String> {
+    let image = match Image::from_devices(devices.to_vec(), &OpenOptions::default()) {
+        Ok(image) => image,
+        // The first superblock of an image may be torn: that is neither an image nor nothing.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+            return Ok(State::Nothing);
+        }
+        Err(error) => return Err(format!("opening: {}", error.report())),
+    };
+    let told = |error: dlfs::Error| error.report();
+    let report = image.verify(&VerifyOptions::default(), &mut |_| ()).map_err(told)?;
+    // A commit that the power ended may have torn the superblock copy that it wrote.
+    let torn = |what: &str| what.starts_with("superblock copy");
+    if let Some(damage) = report.damages.iter().find(|damage| !torn(&damage.what)) {
+        return Err(format!("verify: {damage:?}"));
+    }
+    let directory = image.directory();
+    let pairs = image.devices().iter().map(|device| device.queue_pair());
+    let mut ios: Vec<Blocking> =
+        pairs.map(|pair| pair.and_then(Blocking::new)).collect::<Result<_>>().map_err(told)?;
+    let mut files = Files::new();
+    for rank in 0..directory.num_live() {
+        let id = directory.id_of_live(rank);
+        let extent = directory.extent(id).ok_or("a live sample lies nowhere")?;
+        let io = &mut ios[usize::from(extent.namespace)];
+        let bytes = io.read(extent.offset_bytes, extent.len_bytes as usize).map_err(told)?;
+        let name = directory.name(id).map_err(|error| error.to_string())?;
+        files.insert(name.ok_or("a live sample has no name")?, bytes.to_vec());
+    }
+    Ok(State::Samples(files))
+}
