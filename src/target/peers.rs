@@ -14,7 +14,7 @@ pub(super) struct Peer(u128);
 impl From<IpAddr> for Peer {
     fn from(ip: IpAddr) -> Peer {
         match ip.to_canonical() {
-            IpAddr::V4(ip) => Peer(u128::from(ip.to_ipv6_mapped().to_bits())),
+            IpAddr::V4(ip) => Peer(ip.to_ipv6_mapped().to_bits()),
             // Every machine of a link shares this prefix.
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Peer(ip.to_bits()),
             IpAddr::V6(ip) => Peer(ip.to_bits() >> 64 << 64),

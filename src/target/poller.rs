@@ -557,8 +557,9 @@ impl Poller {
             .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
             .collect();
         for (index, closed) in late {
-            let peer = self.connections[index].peer;
-            if closed == Closed::Dropped {
+            let connection = &self.connections[index];
+            let peer = connection.peer;
+            if closed == Closed::Dropped && !connection.is_terminated() {
                 self.complain(now, Complaint::Late, |unsaid| {
                     tracing::warn!(%peer, unsaid, "dropped a connection that was silent, or did not read");
                 });
