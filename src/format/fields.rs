@@ -72,7 +72,39 @@ pub fn split(record: &[u8], num_fields: usize) -> Result<Vec<Option<Range<usize>
     Ok(ranges)
 }
 
-fn table_len(num_fields: usize) -> u64 {
+/// Where field number `field` of `record` is, which is below `num_fields`; `None`: the field is absent.
+///
+/// # Errors
+/// The table does not describe the record.
+pub fn find(
+    record: &[u8],
+    num_fields: usize,
+    field: usize,
+) -> Result<Option<Range<usize>>, FormatError> {
+    if num_fields <= 1 {
+        return Ok(Some(0..record.len()));
+    }
+    let mut at = table_len(num_fields);
+    enough("table of fields", at, record.len())?;
+    let mut found = None;
+    for (number, len) in record[..at as usize].as_chunks().0.iter().enumerate() {
+        let len = u32::from_le_bytes(*len);
+        if len == ABSENT {
+            continue;
+        }
+        let end = at + u64::from(len);
+        if number == field {
+            enough("field of a sample", end, record.len())?;
+            found = Some(at as usize..end as usize);
+        }
+        at = end;
+    }
+    equal("length of a sample", record.len() as u64, at)?;
+    Ok(found)
+}
+
+/// Bytes of the table of a record of so many fields: what a record has beside its fields.
+pub fn table_len(num_fields: usize) -> u64 {
     if num_fields > 1 { num_fields as u64 * 4 } else { 0 }
 }
 
@@ -96,6 +128,9 @@ mod tests {
         );
         let found = split(&record, 4).unwrap();
         assert_eq!(found, [Some(16..19), None, Some(19..19), Some(19..21)]);
+        for (field, range) in found.into_iter().enumerate() {
+            assert_eq!(find(&record, 4, field), Ok(range));
+        }
     }
 
     #[test]
@@ -104,6 +139,7 @@ mod tests {
         assert_eq!(put_table(&[Some(5)], &mut [0; 5])[0], 0..5);
         assert_eq!(split(b"hello", 1).unwrap(), [Some(0..5)]);
         assert_eq!(split(b"", 0).unwrap(), [Some(0..0)]);
+        assert_eq!(find(b"hello", 1, 0), Ok(Some(0..5)));
     }
 
     #[test]
@@ -117,13 +153,19 @@ mod tests {
     #[test]
     fn a_table_that_lies_is_refused() {
         let mut record = b"\x01\0\0\0\x01\0\0\0xy".to_vec();
-        assert!(split(&record, 2).is_ok());
-        assert!(split(&record[..9], 2).is_err(), "cut short");
-        assert!(split(&record[..7], 2).is_err(), "table cut short");
-        assert!(split(&record, 3).is_err(), "another number of fields");
+        let is_refused = |record: &[u8], num_fields| {
+            let refused = split(record, num_fields).is_err();
+            let finds = (0..num_fields).map(|field| find(record, num_fields, field));
+            assert!(finds.into_iter().all(|found| found.is_err() == refused));
+            refused
+        };
+        assert!(!is_refused(&record, 2));
+        assert!(is_refused(&record[..9], 2), "cut short");
+        assert!(is_refused(&record[..7], 2), "table cut short");
+        assert!(is_refused(&record, 3), "another number of fields");
         record.push(b'z');
-        assert!(split(&record, 2).is_err(), "bytes that belong to no field");
+        assert!(is_refused(&record, 2), "bytes that belong to no field");
         record[0..4].copy_from_slice(&0xffff_fffeu32.to_le_bytes());
-        assert!(split(&record, 2).is_err(), "a length past the end");
+        assert!(is_refused(&record, 2), "a length past the end");
     }
 }

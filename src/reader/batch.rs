@@ -85,7 +85,8 @@ impl Batch {
         self.samples.iter().map(|place| place.id)
     }
 
-    /// The verified bytes of the sample at `index`.
+    /// The verified bytes of the sample at `index`: its whole record. Where samples have several fields,
+    /// that is a table of lengths and then the fields: see [`Batch::field`].
     ///
     /// # Panics
     /// When `index` is not below [`Batch::len`], as a slice does.
@@ -125,9 +126,9 @@ impl Batch {
             let text = format!("there is no field {field}, samples have {fields}");
             return Err(Error::new(ErrorKind::NotFound, text).sample(self.id(index)));
         }
-        let ranges = crate::format::fields::split(record, fields)
+        let range = crate::format::fields::find(record, fields, field)
             .map_err(|error| Error::from(error).sample(self.id(index)))?;
-        Ok(ranges[field].clone().map(|range| &record[range]))
+        Ok(range.map(|range| &record[range]))
     }
 
     /// The samples, in order.
