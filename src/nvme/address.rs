@@ -66,6 +66,12 @@ pub enum AddressError {
              trtype:PCIE traddr:0000:5e:00.0"
     )]
     SpdkPath(String),
+    /// A URL of something that dlfs does not speak.
+    #[error(
+        "'{0}' is a URL with a scheme that is not supported: an image lies at nvme-tcp://host[:port]/NQN[?ns=N] \
+             or at a path (a file of such a name at ./{0})"
+    )]
+    Scheme(String),
     /// A port that is no number from 1 to 65535.
     #[error("'{0}' is no port")]
     Port(String),
@@ -160,12 +166,24 @@ impl FromStr for Address {
         if text.trim_start().starts_with(TRTYPE_PREFIX) {
             return parse_transport_id(text);
         }
+        if has_scheme(text) {
+            return Err(AddressError::Scheme(text.to_owned()));
+        }
         let path = unescape(text, |byte| byte == b',' || byte == b'%' || byte >= 0x80);
         if path.contains(&0) {
             return Err(AddressError::Nul);
         }
         Ok(Address::Path(PathBuf::from(OsString::from_vec(path))))
     }
+}
+
+/// Whether `text` begins as a URL does: a scheme of RFC 3986, then `://`.
+fn has_scheme(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        let mut bytes = scheme.bytes();
+        bytes.next().is_some_and(|first| first.is_ascii_alphabetic())
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    })
 }
 
 fn parse_url(text: &str, rest: &str) -> Result<TcpAddress, AddressError> {
@@ -299,7 +317,7 @@ impl fmt::Display for Address {
                 let looks_otherwise = [URL_SCHEME, SPDK_PREFIX, TRTYPE_PREFIX]
                     .iter()
                     .any(|prefix| text.trim_start().starts_with(prefix));
-                if looks_otherwise {
+                if looks_otherwise || has_scheme(&text) {
                     f.write_str("./")?;
                 }
                 fmt_path(f, bytes)
@@ -440,6 +458,16 @@ mod tests {
         assert_eq!(parse(""), Empty);
         assert_eq!(Address::parse_list("a,,b"), Err(Empty));
         assert_eq!(parse("a\0b"), Nul);
+        for url in
+            ["s3://bucket/train.dlfs", "http://h/x", "file:///x", "nvme-rdma://h/x", "a+b.1-2://"]
+        {
+            assert_eq!(parse(url), Scheme(url.into()));
+            let path = Address::from_path(format!("./{url}"));
+            assert_eq!(format!("./{url}").parse(), Ok(path), "a file may be called so");
+        }
+        for path in ["://x", "1a://x", "a b://x", "a:/x", "x/s3://y"] {
+            assert_eq!(path.parse(), Ok(Address::from_path(path)));
+        }
         assert!(matches!(parse("nvme-tcp://h"), Url(_)));
         assert!(matches!(parse("nvme-tcp:///x"), Url(_)));
         assert!(matches!(parse("nvme-tcp://::1/x"), Url(_)));
@@ -479,7 +507,7 @@ mod tests {
 
     #[test]
     fn paths_that_look_like_something_else_are_printed_as_paths() {
-        for name in ["nvme-tcp://x/y", "spdk:x", "trtype:TCP", " trtype:x"] {
+        for name in ["nvme-tcp://x/y", "spdk:x", "trtype:TCP", " trtype:x", "s3://x"] {
             let address = Address::from_path(name);
             let back: Address = address.to_string().parse().unwrap();
             assert_eq!(back, Address::from_path(format!("./{name}")));
