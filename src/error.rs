@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::units::{Lba, Nsid, SampleId};
 
@@ -87,6 +87,11 @@ impl Error {
     /// The sample it is about, if it is about one.
     pub fn sample_id(&self) -> Option<SampleId> {
         self.0.sample
+    }
+
+    /// The file it is about, if it is about one.
+    pub fn file(&self) -> Option<&Path> {
+        self.0.path.as_deref()
     }
 
     /// Names the namespace.

@@ -69,6 +69,18 @@ impl Loader {
         })
     }
 
+    /// Another run over the same data set with the same options, which stands where this one stands and
+    /// reads in memory of its own.
+    ///
+    /// # Errors
+    /// `Interrupted`: this one was closed.
+    pub fn begin_another(&self) -> Result<Loader> {
+        self.check_open()?;
+        let another = Loader::new(self.dataset()?, self.options.clone())?;
+        another.go_to(self.state())?;
+        Ok(another)
+    }
+
     /// Has the memory of what is read ahead made in the background, which the first batch asked for does
     /// else, in this process: a job calls it before its own preparations. Nothing is read yet.
     ///

@@ -47,3 +47,4 @@ pub use dataset::{Dataset, NOBODY, OnError, Options, Read, Wanted};
 pub use loader::Loader;
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
+pub use stats::sum as sum_stats;

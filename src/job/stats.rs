@@ -4,7 +4,7 @@ use crate::prefetch::LoaderStats;
 use crate::reader::ReadStats;
 
 /// What two loaders did together.
-pub(super) fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
+pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     let mut read = a.read;
     add_difference(&mut read, ReadStats::default(), b.read);
     LoaderStats {
