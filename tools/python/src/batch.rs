@@ -1,65 +1,28 @@
 //! A batch of samples, as Python sees it: views of the bytes where the read brought them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use dlfs::reader;
+use dlfs::{Error, reader};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PySlice, PyTuple};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
-use crate::error::raise;
+use crate::error::{class, kind_of, raise};
 use crate::ffi::{Memory, Source, Views};
+use crate::held::{Absent, Copied, Fields, Held};
 use crate::index::position;
 use crate::numpy;
-
-/// A batch that views may hold on to, and its bytes in one piece once somebody wanted them so.
-pub(crate) struct Held {
-    batch: reader::Batch,
-    gathered: OnceLock<Box<[u8]>>,
-    absent: Absent,
-}
-
-/// Samples that were asked for and could not be read, by their position, and why.
-pub(crate) struct Absent(Vec<(usize, dlfs::Error)>);
-
-impl Absent {
-    pub(crate) fn none() -> Absent {
-        Absent(Vec::new())
-    }
-
-    /// In rising order of position.
-    pub(crate) fn of(failures: Vec<(usize, dlfs::Error)>) -> Absent {
-        Absent(failures)
-    }
-
-    fn has(&self, index: usize) -> bool {
-        !self.0.is_empty() && self.0.binary_search_by_key(&index, |failure| failure.0).is_ok()
-    }
-}
-
-impl Held {
-    pub(crate) fn batch(&self) -> &reader::Batch {
-        &self.batch
-    }
-
-    /// All bytes, one sample behind the other; copied the first time, unless they lie so.
-    pub(crate) fn whole(&self) -> &[u8] {
-        if let Some(bytes) = self.batch.contiguous() {
-            return bytes;
-        }
-        self.gathered.get_or_init(|| {
-            let mut bytes = Vec::with_capacity(self.batch.len_bytes() as usize);
-            (0..self.batch.len()).for_each(|i| bytes.extend_from_slice(self.batch.bytes(i)));
-            bytes.into()
-        })
-    }
-}
+use crate::sample::Sample;
 
 /// Samples that were read together, in the order of the order or of the ids asked for.
 ///
 /// A sequence of read-only memoryviews, one a sample (None where on_error="none" left a gap), of the
 /// verified bytes where the read brought them: nothing is copied. batch[i:j] is a list of them. The memory
 /// lives while any view of it does, also after the data set was closed. The batch itself has the buffer
-/// protocol: all its bytes, one sample behind the other.
+/// protocol: all its bytes, one sample behind the other. Pickled, it is a copy.
+///
+/// Samples of several fields are dlfs.Sample objects, and batch.field("jpg") is that field of each; unless
+/// the data set was opened with fields="jpg", which then is what each sample is.
 ///
 /// >>> for image in batch: decode(image)
 /// >>> numpy.frombuffer(batch[0], dtype="<f4")
@@ -72,19 +35,33 @@ impl Batch {
     pub(crate) fn new(
         py: Python<'_>,
         batch: reader::Batch,
+        fields: Arc<Fields>,
         absent: Absent,
     ) -> PyResult<Bound<'_, Batch>> {
-        let held = Arc::new(Held { batch, gathered: OnceLock::new(), absent });
+        Batch::of(py, Arc::new(Held::read(batch, fields, absent)))
+    }
+
+    pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<Bound<'_, Batch>> {
         let memory = Memory::whole(Source::Batch(Arc::clone(&held)));
         Bound::new(py, PyClassInitializer::from(memory).add_subclass(Batch { held }))
     }
 
-    fn batch(&self) -> &reader::Batch {
-        &self.held.batch
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
     }
 
-    fn lens(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.batch().len()).map(|index| self.batch().bytes(index).len())
+    fn lens(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        let lens = (0..self.held.len()).map(|index| self.held.len_bytes(index));
+        lens.collect::<dlfs::Result<_>>().map_err(|error| raise(py, &error))
+    }
+
+    /// # Errors
+    /// A sample has several fields, and none is named: it is no buffer.
+    fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
+        match self.held.fields().are_several() {
+            true => Err(raise(py, &self.held.fields().unnamed())),
+            false => Ok(()),
+        }
     }
 
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Views<'py>> {
@@ -97,23 +74,32 @@ impl Batch {
     }
 
     fn show<'py>(&self, views: &Views<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        match self.held.absent.has(index) {
-            true => Ok(views.none()),
-            false => views.view(index),
+        if self.held.lacks(index) {
+            return Ok(views.none());
         }
+        if self.held.fields().are_several() {
+            return Ok(Sample::of(views.py(), &self.held, index)?.into_any());
+        }
+        if self.held.fields().chosen().is_some() {
+            match self.held.shown(index).map_err(|error| raise(views.py(), &error))? {
+                Some(_) => {}
+                None => return Ok(views.none()),
+            }
+        }
+        views.view(index)
     }
 }
 
 #[pymethods]
 impl Batch {
     fn __len__(&self) -> usize {
-        self.batch().len()
+        self.held.len()
     }
 
     /// batch[i]: the bytes of sample i, as a read-only memoryview; batch[i:j]: a list of them.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
-        let len = self.batch().len() as isize;
+        let len = self.held.len() as isize;
         if let Ok(slice) = index.cast::<PySlice>() {
             let slice = slice.indices(len)?;
             let views = self.views(py)?;
@@ -131,50 +117,51 @@ impl Batch {
     /// All samples: a list of read-only memoryviews. One call, for loops that want no other.
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let views = self.views(py)?;
-        let views = (0..self.batch().len()).map(|index| self.show(&views, index));
+        let views = (0..self.held.len()).map(|index| self.show(&views, index));
         PyList::new(py, views.collect::<PyResult<Vec<_>>>()?)
     }
 
     /// The samples' bytes as bytes objects: copies, which may be kept and pickled. Empty where a sample
     /// could not be read.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let batch = self.batch();
-        PyList::new(py, (0..batch.len()).map(|i| pyo3::types::PyBytes::new(py, batch.bytes(i))))
+        let copies = (0..self.held.len()).map(|index| {
+            let shown = self.held.shown(index).map_err(|error| raise(py, &error))?;
+            Ok(PyBytes::new(py, shown.unwrap_or_default()))
+        });
+        PyList::new(py, copies.collect::<PyResult<Vec<_>>>()?)
     }
 
     /// Ids of the samples: int64[B].
     #[getter]
     fn ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        numpy::int64(py, self.batch().ids().map(|id| id.0 as i64))
+        numpy::int64(py, (0..self.held.len()).map(|index| self.held.id(index)))
     }
 
     /// Labels, from memory: int64[B], or None when no sample of the data set has one. dlfs.NO_LABEL
     /// stands where a sample has none.
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let batch = self.batch();
-        if !batch.has_labels() {
+        if !self.held.has_labels() {
             return Ok(None);
         }
-        let labels = (0..batch.len()).map(|index| batch.label(index).unwrap_or(NO_LABEL));
+        let labels = (0..self.held.len()).map(|index| self.held.label(index).unwrap_or(NO_LABEL));
         numpy::int64(py, labels).map(Some)
     }
 
-    /// Lengths in bytes: int64[B].
+    /// Lengths in bytes: int64[B]. Of all fields together where samples have several.
     #[getter]
     fn lengths<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        numpy::int64(py, self.lens().map(|len| len as i64))
+        numpy::int64(py, self.lens(py)?.into_iter().map(|len| len as i64))
     }
 
     /// Where each sample begins in `data`, and behind the last one its end: int64[B + 1].
     #[getter]
     fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let mut at = 0;
-        let ends = self.lens().map(|len| {
-            at += len as i64;
-            at
+        self.check_buffers(py)?;
+        let ends = self.lens(py)?.into_iter().scan(0, |at, len| {
+            *at += len as i64;
+            Some(*at)
         });
-        let ends: Vec<i64> = ends.collect();
         numpy::int64(py, std::iter::once(0).chain(ends))
     }
 
@@ -182,7 +169,8 @@ impl Batch {
     /// memory where the samples lie side by side, else copied together once.
     #[getter]
     fn data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        numpy::view(slf.as_any(), slf.get().nbytes(), "u1")
+        slf.get().check_buffers(slf.py())?;
+        numpy::view(slf.as_any(), slf.get().nbytes(slf.py())?, "u1")
     }
 
     /// The batch as one read-only array uint8[B, L]; `data` says when it is a copy.
@@ -191,8 +179,9 @@ impl Batch {
     #[getter]
     fn array<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        let (count, len) = (slf.get().batch().len(), slf.get().lens().next().unwrap_or(0));
-        if let Some(other) = slf.get().lens().find(|other| *other != len) {
+        let lens = slf.get().lens(py)?;
+        let (count, len) = (lens.len(), lens.first().copied().unwrap_or(0));
+        if let Some(other) = lens.iter().find(|other| **other != len) {
             let text = format!(
                 "samples of {len} and of {other} bytes make no array: use data and offsets"
             );
@@ -203,43 +192,52 @@ impl Batch {
 
     /// Sum of the lengths.
     #[getter]
-    fn nbytes(&self) -> usize {
-        self.lens().sum()
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.lens(py)?.into_iter().sum())
     }
 
     /// What could not be read, with on_error="none": a list of (position, exception).
     #[getter]
     fn failures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let failures = self.held.absent.0.iter();
+        let failures = self.held.failures().iter();
         PyList::new(py, failures.map(|(at, error)| (*at, raise(py, error).into_value(py))))
     }
 
     /// The epoch it belongs to; 0 for samples read by ids.
     #[getter]
     fn epoch(&self) -> u64 {
-        self.batch().epoch().0
+        self.held.epoch()
     }
 
     /// Whether it is the last of its epoch on this rank.
     #[getter]
     fn ends_epoch(&self) -> bool {
-        self.batch().ends_epoch()
+        self.held.ends_epoch()
     }
 
-    /// One field of every sample, by its number in `Dataset.fields`: a list of read-only memoryviews,
-    /// empty where a sample does not have the field.
-    fn field<'py>(&self, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyList>> {
-        let source = Source::Field(Arc::clone(&self.held), field);
-        let views = Views::of(py, source)?;
-        let found = (0..self.batch().len()).map(|index| {
-            if self.held.absent.has(index) {
-                return Ok(views.none());
+    /// One field of every sample, by its name or its number in `Dataset.fields`: a list of read-only
+    /// memoryviews, None where a sample does not have the field.
+    ///
+    /// Raises NotFound when samples have no such field.
+    fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let (py, field) = (field.py(), self.held.fields().numbered(field)?);
+        let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
+        let found = (0..self.held.len()).map(|index| {
+            // Asked here too: an export has nothing to show of what is absent.
+            match self.held.field(index, field).map_err(|error| raise(py, &error))? {
+                Some(_) => views.view(index),
+                None => Ok(views.none()),
             }
-            // Asked here too: an export could only raise a BufferError.
-            self.batch().field(index, field).map_err(|error| raise(py, &error))?;
-            views.view(index)
         });
         PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let make = py.import("dlfs._dlfs")?.getattr("batch_of")?;
+        Ok((make, parts(py, &self.held, 0..self.held.len())?))
     }
 
     /// The bytes for any library that takes DLPack: as `array` where lengths are equal, else as `data`. A
@@ -281,14 +279,15 @@ impl Batch {
     }
 
     fn __repr__(&self) -> String {
-        format!("<dlfs.Batch of {} samples, {} bytes>", self.batch().len(), self.nbytes())
+        let bytes: usize = (0..self.held.len()).map(|i| self.held.record(i).len()).sum();
+        format!("<dlfs.Batch of {} samples, {bytes} bytes>", self.held.len())
     }
 }
 
 impl Batch {
     fn shaped<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let first = slf.get().lens().next();
-        let equal = slf.get().lens().all(|len| Some(len) == first);
+        let lens = slf.get().lens(slf.py())?;
+        let equal = lens.iter().all(|len| *len == lens[0]);
         if equal { Batch::array(slf) } else { Batch::data(slf) }
     }
 
@@ -296,6 +295,58 @@ impl Batch {
         let module = slf.py().import("dlfs.torch")?;
         module.getattr("TensorBatch")?.call_method1("of", (slf,))
     }
+}
+
+/// What a pickle has of some samples of a batch: the arguments of [`held_of`].
+pub(crate) fn parts<'py>(
+    py: Python<'py>,
+    held: &Held,
+    picked: std::ops::Range<usize>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let records: Vec<&[u8]> = picked.clone().map(|index| held.record(index)).collect();
+    let ends = records.iter().scan(0, |at, record| {
+        *at += record.len();
+        Some(*at)
+    });
+    let ends: Vec<usize> = ends.collect();
+    let ids: Vec<i64> = picked.clone().map(|index| held.id(index)).collect();
+    let labels = picked.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
+    let labels: Option<Vec<i64>> = held.has_labels().then(|| labels.collect());
+    let place = (held.epoch(), held.ends_epoch());
+    let names = held.fields().names().iter().map(|name| PyBytes::new(py, name));
+    let fields = (PyTuple::new(py, names)?, held.fields().chosen());
+    let failures = held.failures().iter().filter(|(at, _)| picked.contains(at));
+    let failures: Vec<_> = failures
+        .map(|(at, error)| (at - picked.start, class(error.kind()), error.to_string()))
+        .collect();
+    let records = PyBytes::new(py, &records.concat());
+    (records, ends, ids, labels, place, fields, failures).into_pyobject(py)
+}
+
+/// The batch that [`parts`] made a copy of.
+///
+/// # Errors
+/// `InvalidArgument`: they do not fit together.
+#[allow(clippy::type_complexity)] // what a pickle has, in one place
+pub(crate) fn held_of(
+    py: Python<'_>,
+    (records, ends, ids, labels, (epoch, ends_epoch), (names, chosen), failures): (
+        PyBackedBytes,
+        Vec<usize>,
+        Vec<i64>,
+        Option<Vec<i64>>,
+        (u64, bool),
+        (Vec<PyBackedBytes>, Option<usize>),
+        Vec<(usize, String, String)>,
+    ),
+) -> PyResult<Arc<Held>> {
+    let copied = Copied { records, ends, ids, labels, epoch, ends_epoch }.check(py)?;
+    let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
+    let chosen = chosen.and_then(|field| names.get(field)).map(|name| &**name);
+    let fields = Fields::new(&names, chosen).map_err(|error| raise(py, &error))?;
+    let failures =
+        failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));
+    Ok(Arc::new(Held::copied(copied, fields, Absent::of(failures.collect()))))
 }
 
 /// What stands in a column of labels where a sample has none.

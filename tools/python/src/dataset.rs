@@ -7,15 +7,15 @@ use std::sync::{Arc, RwLock};
 use dlfs::cache::TierStats;
 use dlfs::job::{self, OnError, Wanted};
 use dlfs::nvme::Address;
-use dlfs::reader::Batch as RawBatch;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 
-use crate::batch::{Absent, Batch};
+use crate::batch::Batch;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
+use crate::held::{Absent, Fields, Held};
 use crate::index::{self, position};
 use crate::options::open_options;
 use crate::watch::{detached, try_detached};
@@ -23,7 +23,8 @@ use crate::{log, names, numpy};
 
 /// An open data set: a sequence of samples. `dlfs.open` makes it.
 ///
-/// ds[i] and ds[name], a str or bytes, are the verified bytes of a sample as a read-only memoryview;
+/// ds[i] and ds[name], a str or bytes, are the verified bytes of a sample as a read-only memoryview (a
+/// dlfs.Sample where samples have several fields and `fields` of dlfs.open did not choose one);
 /// ds[i:j] and read_batch read many in few large reads, as a Batch; a dlfs.Loader goes through all of them.
 /// Threads may share it; a forked child may use it, and opens connections of its own; pickling it carries
 /// the address and options, and opens it again. No Python object is kept per sample.
@@ -33,6 +34,7 @@ use crate::{log, names, numpy};
 #[pyclass(frozen, module = "dlfs", name = "Dataset", sequence, weakref)]
 pub(crate) struct Dataset {
     dataset: RwLock<Option<job::Dataset>>,
+    fields: Arc<Fields>,
     address: Py<PyAny>,
     options: Py<PyDict>,
 }
@@ -45,10 +47,13 @@ impl Dataset {
         let py = address.py();
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let (parsed, options) = (addresses(address)?, open_options(&given)?);
+        let chosen = chosen_field(&given)?;
         log::install(py)?;
         let dataset = detached(py, |watch| job::Dataset::open(&parsed, &options, watch))?;
-        let address = address.clone().unbind();
-        Ok(Dataset { dataset: RwLock::new(Some(dataset)), address, options: given.unbind() })
+        let fields = Fields::new(dataset.fields(), chosen.as_deref());
+        let fields = Arc::new(fields.map_err(|error| raise(py, &error))?);
+        let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
+        Ok(Dataset { dataset, fields, address, options: given.unbind() })
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -63,7 +68,7 @@ impl Dataset {
         if let Ok(slice) = key.cast::<PySlice>() {
             let ids = picked(slice, dataset.len())?.map(|at| dataset.id_at(at));
             let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
-            return Ok(read_ids(py, &dataset, &ids)?.into_any());
+            return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
         let id = if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
             let name = names::to_bytes(key)?;
@@ -73,7 +78,7 @@ impl Dataset {
             let at = position(key, dataset.len(), "data set")?;
             dataset.id_at(at).map_err(|error| raise(py, &error))?
         };
-        read_ids(py, &dataset, &[id])?.get().view(py, 0)
+        self.read_ids(py, &dataset, &[id])?.get().view(py, 0)
     }
 
     /// Whether there is a sample of this name.
@@ -116,6 +121,9 @@ impl Dataset {
                 return Err(raise_invalid(py, text));
             }
         };
+        if out.is_some() && self.fields.are_several() {
+            return Err(raise(py, &self.fields.unnamed()));
+        }
         let dataset = self.dataset(py)?;
         let read = match Keys::of(ids)? {
             Keys::Ids(ids) => detached(py, |watch| dataset.read(Wanted::Ids(&ids), policy, watch))?,
@@ -128,14 +136,16 @@ impl Dataset {
             OnError::Blank => Absent::of(read.failures),
             _ => Absent::none(),
         };
+        let batch = Batch::new(py, read.batch, Arc::clone(&self.fields), absent)?;
         match out {
-            None => Ok(Batch::new(py, read.batch, absent)?.into_any()),
-            Some(out) => fill(py, out, &read.batch),
+            None => Ok(batch.into_any()),
+            Some(out) => fill(py, out, batch.get().held()),
         }
     }
 
     /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of ids],
-    /// or None when no sample has one. Its dtype's least value stands where a sample has none.
+    /// or None when no sample has one. Its dtype's least value stands where a sample has none (`label`
+    /// of one sample says None there).
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let dataset = self.dataset(py)?;
@@ -152,8 +162,8 @@ impl Dataset {
         names::tuple(py, self.dataset(py)?.classes())
     }
 
-    /// Names of the fields of a sample, in the order of Batch.field; empty where samples are not divided,
-    /// and field 0 is the whole sample then.
+    /// Names of the fields of a sample, in their order; empty where samples are not divided, and field 0
+    /// is the whole sample then.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.fields())
@@ -191,10 +201,29 @@ impl Dataset {
         found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
     }
 
-    /// Length of the sample `id` in bytes, without I/O.
-    fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<u32> {
+    /// Length of the sample `id` in bytes, without I/O; of all its fields where it has several.
+    ///
+    /// Raises Unsupported where one of several fields stands for the sample: nobody knows its length
+    /// before it is read.
+    fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (py, id) = (id.py(), SampleId(index::id(id)?));
-        self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))
+        let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
+        if self.fields.chosen().is_some() && self.fields.names().len() > 1 {
+            let text = "an image has the length of all fields of a sample together, not of each";
+            return Err(raise(
+                py,
+                &dlfs::Error::new(dlfs::ErrorKind::Unsupported, text).sample(id),
+            ));
+        }
+        Ok(self.fields.len_of(len as usize))
+    }
+
+    /// Label of the sample `id`, without I/O; None where it has none.
+    fn label(&self, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        let dataset = self.dataset(py)?;
+        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether it is there
+        Ok(dataset.directory().label(id))
     }
 
     /// What lies directly in a folder: a list of (name, id), id None for a folder. "" is the top.
@@ -289,16 +318,34 @@ impl Dataset {
         Ok((open, (&self.address, &self.options)).into_pyobject(py)?.into_any())
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let address = self.address.bind(py).str().map_or_else(|_| "?".into(), |s| s.to_string());
-        match self.dataset(py) {
-            Ok(dataset) => format!("<dlfs.Dataset {address}: {} samples>", dataset.len()),
-            Err(_) => format!("<dlfs.Dataset {address}, closed>"),
+    /// Tells objects apart too: fsspec keeps file systems by the text of what they were made of.
+    fn __repr__(slf: &Bound<'_, Self>) -> String {
+        let (py, this, at) = (slf.py(), slf.get(), slf.as_ptr());
+        let address = this.address.bind(py).str().map_or_else(|_| "?".into(), |s| s.to_string());
+        match this.dataset(py) {
+            Ok(dataset) => format!("<dlfs.Dataset {address}: {} samples at {at:?}>", dataset.len()),
+            Err(_) => format!("<dlfs.Dataset {address}, closed, at {at:?}>"),
         }
     }
 }
 
 impl Dataset {
+    /// Reads samples by their ids, of which all are there.
+    fn read_ids<'py>(
+        &self,
+        py: Python<'py>,
+        dataset: &job::Dataset,
+        ids: &[SampleId],
+    ) -> PyResult<Bound<'py, Batch>> {
+        let read = detached(py, |watch| dataset.read(Wanted::Ids(ids), OnError::Raise, watch))?;
+        Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
+    }
+
+    /// The fields of its samples, and which of them stands for the sample.
+    pub(crate) fn shown_fields(&self) -> &Arc<Fields> {
+        &self.fields
+    }
+
     /// The open data set.
     ///
     /// # Errors
@@ -352,16 +399,6 @@ fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterat
     Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
 }
 
-/// Reads samples by their ids, of which all are there.
-fn read_ids<'py>(
-    py: Python<'py>,
-    dataset: &job::Dataset,
-    ids: &[SampleId],
-) -> PyResult<Bound<'py, Batch>> {
-    let read = detached(py, |watch| dataset.read(Wanted::Ids(ids), OnError::Raise, watch))?;
-    Batch::new(py, read.batch, Absent::none())
-}
-
 /// What `read_batch` was asked for.
 enum Keys {
     Ids(Vec<SampleId>),
@@ -393,15 +430,37 @@ impl Keys {
 }
 
 /// Copies the samples into the caller's memory; returns where each begins.
-fn fill<'py>(py: Python<'py>, mut out: Output, batch: &RawBatch) -> PyResult<Bound<'py, PyAny>> {
-    batch.copy_to(out.bytes(py)).map_err(|error| raise(py, &error))?;
-    let lens = (0..batch.len()).map(|index| batch.bytes(index).len() as i64);
-    let ends = lens.scan(0, |at, len| {
-        *at += len;
-        Some(*at)
+fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'py, PyAny>> {
+    let samples = (0..held.len()).map(|index| Ok(held.shown(index)?.unwrap_or_default()));
+    let samples =
+        samples.collect::<dlfs::Result<Vec<&[u8]>>>().map_err(|error| raise(py, &error))?;
+    let (need, out) = (samples.iter().map(|sample| sample.len()).sum::<usize>(), out.bytes(py));
+    if out.len() < need {
+        let text = format!("the batch has {need} bytes, out has {}", out.len());
+        return Err(raise_invalid(py, text));
+    }
+    let ends = samples.iter().scan(0, |at, sample| {
+        let start = *at;
+        *at += sample.len();
+        out[start..*at].copy_from_slice(sample);
+        Some(*at as i64)
     });
     let ends: Vec<i64> = ends.collect();
     numpy::int64(py, std::iter::once(0).chain(ends))
+}
+
+/// The field that `fields` of the options chooses.
+fn chosen_field(options: &Bound<'_, PyDict>) -> PyResult<Option<Vec<u8>>> {
+    match options.get_item("fields")?.filter(|field| !field.is_none()) {
+        None => Ok(None),
+        Some(name) if name.is_instance_of::<PyString>() || name.is_instance_of::<PyBytes>() => {
+            names::to_bytes(&name).map(Some)
+        }
+        Some(other) => {
+            let text = format!("fields: the name of one field, as a str, not {}", other.repr()?);
+            Err(PyTypeError::new_err(text))
+        }
+    }
 }
 
 /// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them; a path may be an os.PathLike.

@@ -1,12 +1,32 @@
 //! Errors of the library as exceptions of `dlfs._errors`, one class a kind.
 
+use std::io;
+
 use dlfs::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 /// The exception that `error` is; its text has causes and what to do.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    make(py, class(error.kind()), error.report(), error.sample_id().map(|id| id.0))
+    let sample = error.sample_id().map(|id| id.0);
+    if !is_missing_file(error) {
+        return make(py, class(error.kind()), error.report(), sample);
+    }
+    let raised = make(py, "FileNotFound", error.report(), sample);
+    // Beside the text, which has it too.
+    let _ = error.file().map(|file| raised.value(py).setattr("filename", file));
+    raised
+}
+
+/// Whether the operating system found no file; a file without an image, or an image without a sample, is
+/// something else that was not found.
+fn is_missing_file(error: &Error) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    error.kind() == ErrorKind::NotFound
+        && error.file().is_some()
+        && causes
+            .filter_map(|cause| cause.downcast_ref::<io::Error>())
+            .any(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
 /// As [`raise`], for an index: what Python's own sequences raise.
@@ -37,19 +57,26 @@ fn make(py: Python<'_>, class: &str, text: String, sample: Option<u64>) -> PyErr
     made().unwrap_or_else(|_| PyRuntimeError::new_err(text.clone()))
 }
 
-fn class(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::NotFound => "NotFound",
-        ErrorKind::InvalidArgument => "InvalidArgument",
-        ErrorKind::Corrupt => "Corrupt",
-        ErrorKind::Unsupported => "Unsupported",
-        ErrorKind::Disconnected => "Disconnected",
-        ErrorKind::TimedOut => "TimedOut",
-        ErrorKind::Refused => "Refused",
-        ErrorKind::Busy => "Busy",
-        ErrorKind::Stale => "Stale",
-        ErrorKind::NoSpace => "NoSpace",
-        ErrorKind::OutOfMemory => "OutOfMemory",
-        _ => "Error",
-    }
+/// The name of the class of errors of `kind`.
+pub(crate) fn class(kind: ErrorKind) -> &'static str {
+    CLASSES.iter().find(|(known, _)| *known == kind).map_or("Error", |(_, name)| name)
 }
+
+/// The kind of errors whose class has the name `class`.
+pub(crate) fn kind_of(class: &str) -> ErrorKind {
+    CLASSES.iter().find(|(_, name)| *name == class).map_or(ErrorKind::Io, |(kind, _)| *kind)
+}
+
+const CLASSES: [(ErrorKind, &str); 11] = [
+    (ErrorKind::NotFound, "NotFound"),
+    (ErrorKind::InvalidArgument, "InvalidArgument"),
+    (ErrorKind::Corrupt, "Corrupt"),
+    (ErrorKind::Unsupported, "Unsupported"),
+    (ErrorKind::Disconnected, "Disconnected"),
+    (ErrorKind::TimedOut, "TimedOut"),
+    (ErrorKind::Refused, "Refused"),
+    (ErrorKind::Busy, "Busy"),
+    (ErrorKind::Stale, "Stale"),
+    (ErrorKind::NoSpace, "NoSpace"),
+    (ErrorKind::OutOfMemory, "OutOfMemory"),
+];

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dlfs::directory::Directory;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::batch::Held;
-use crate::error::raise_invalid;
+use crate::error::{raise, raise_invalid};
+use crate::held::Held;
 
 /// Bytes that never change or move while the source lives: what [`Memory`] may export.
 #[derive(Clone)]
@@ -31,9 +31,9 @@ pub(crate) enum Source {
 impl Source {
     fn bytes(&self, part: usize) -> dlfs::Result<&[u8]> {
         match self {
-            Source::Batch(held) if part == WHOLE => Ok(held.whole()),
-            Source::Batch(held) => Ok(held.batch().bytes(part)),
-            Source::Field(held, field) => Ok(held.batch().field(part, *field)?.unwrap_or_default()),
+            Source::Batch(held) if part == WHOLE => held.whole(),
+            Source::Batch(held) => Ok(held.shown(part)?.unwrap_or_default()),
+            Source::Field(held, field) => Ok(held.field(part, *field)?.unwrap_or_default()),
             Source::Labels(directory) => {
                 Ok(directory.labels().map_or(&[], |labels| labels.as_bytes()))
             }
@@ -70,7 +70,7 @@ impl Memory {
         let bytes = this
             .source
             .bytes(this.part.load(Ordering::Relaxed))
-            .map_err(|error| PyBufferError::new_err(error.to_string()))?;
+            .map_err(|error| raise(slf.py(), &error))?;
         let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
         // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a count
         // of `slf`, which owns the source, so the bytes outlive the view; a `Held` and a `Directory`
@@ -91,6 +91,10 @@ pub(crate) struct Views<'py> {
 impl<'py> Views<'py> {
     pub(crate) fn of(py: Python<'py>, source: Source) -> PyResult<Views<'py>> {
         Ok(Views { exporter: Bound::new(py, Memory::whole(source))? })
+    }
+
+    pub(crate) fn py(&self) -> Python<'py> {
+        self.exporter.py()
     }
 
     /// What stands where there is nothing to view.

@@ -1,20 +1,22 @@
 //! The native half of the Python package `dlfs`. Thin: what it does, the library does.
 //!
-//! `ffi.rs` exports bytes to Python and has the only `unsafe`; `batch.rs`, `dataset.rs` and
-//! `loader.rs` are the classes; `index.rs`, `names.rs` and `options.rs` read what Python gives; `error.rs`
-//! makes exceptions, `log.rs` hands warnings to `logging`. The Python half lies beside, in `python/dlfs`.
-//! Read `dataset.rs` first.
+//! `ffi.rs` exports bytes to Python and has the only `unsafe`; `batch.rs`, `sample.rs`, `dataset.rs` and
+//! `loader.rs` are the classes, `held.rs` is what views of a batch keep; `index.rs`, `names.rs` and
+//! `options.rs` read what Python gives; `error.rs` makes exceptions, `log.rs` hands warnings to `logging`.
+//! The Python half lies beside, in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
 mod error;
 mod ffi;
+mod held;
 mod index;
 mod loader;
 mod log;
 mod names;
 mod numpy;
 mod options;
+mod sample;
 mod watch;
 
 use pyo3::prelude::*;
@@ -25,6 +27,7 @@ mod _dlfs {
     use std::ffi::OsString;
 
     use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
 
     #[pymodule_export]
     use super::batch::Batch;
@@ -34,6 +37,8 @@ mod _dlfs {
     use super::ffi::Memory;
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
+    #[pymodule_export]
+    use super::sample::Sample;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -45,6 +50,24 @@ mod _dlfs {
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
         super::log::hand_over(py)
+    }
+
+    /// What a pickled Batch becomes: a copy.
+    #[pyfunction]
+    #[pyo3(signature = (*parts))]
+    fn batch_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Batch>> {
+        Batch::of(parts.py(), super::batch::held_of(parts.py(), parts.extract()?)?)
+    }
+
+    /// What a pickled Sample becomes: a copy.
+    #[pyfunction]
+    #[pyo3(signature = (*parts))]
+    fn sample_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Sample>> {
+        let held = super::batch::held_of(parts.py(), parts.extract()?)?;
+        match held.len() {
+            1 => Sample::of(parts.py(), &held, 0),
+            _ => Err(super::error::raise_invalid(parts.py(), "this is no pickled sample".into())),
+        }
     }
 
     /// Runs the command `dlfs` with `arguments`, the program's name first; returns its exit code.

@@ -86,7 +86,10 @@ impl Subscriber for Collector {
             Level::WARN => 30,
             _ => 20,
         };
-        let mut text = Text::default();
+        let mut text = Text {
+            of_loader: event.metadata().target().starts_with("dlfs::prefetch"),
+            ..Text::default()
+        };
         event.record(&mut text);
         let record = Record { pid: std::process::id(), level, text: text.whole() };
         with_records(|records| {
@@ -113,6 +116,8 @@ impl Subscriber for Collector {
 struct Text {
     message: String,
     fields: String,
+    /// Whether a loader says it, whose window is called prefetch_bytes here.
+    of_loader: bool,
 }
 
 impl Text {
@@ -130,7 +135,11 @@ impl Visit for Text {
             write!(self.message, "{value:?}")
         } else {
             let comma = if self.fields.is_empty() { "" } else { ", " };
-            write!(self.fields, "{comma}{}: {value:?}", field.name())
+            let name = match field.name() {
+                "window_bytes" if self.of_loader => "prefetch_bytes",
+                name => name,
+            };
+            write!(self.fields, "{comma}{name}: {value:?}")
         };
         written.expect("a String takes everything");
     }

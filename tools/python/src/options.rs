@@ -42,7 +42,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
     let (connect, read) = (&mut options.open.connect, &mut options.read);
     match key {
         "window_bytes" => read.window_bytes = value.extract()?,
-        "queue_pairs" => read.queue_pairs = at_least_one(key, value)?,
+        "queue_pairs" => read.queue_pairs = queue_pairs(key, value)?,
         "deadline" => read.deadline = seconds(key, value)?,
         "busy_poll" => read.busy_poll = value.extract()?,
         "connect_timeout" => connect.connect_timeout = seconds(key, value)?,
@@ -61,7 +61,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         }
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
-        "tiers_file" => {}
+        "tiers_file" | "fields" => {} // read by those who know what they are about
         "tiers" => {
             for tier in value.extract::<Vec<String>>()? {
                 let tier = tier.parse().map_err(|error| raise(py, &error))?;
@@ -137,7 +137,7 @@ fn set_loader_option(
         "contiguous" => options.copy_threads = value.extract::<bool>()?.then_some(1),
         "on_error" => options.on_error = loader_on_error(value)?,
         "deadline" => options.deadline = seconds(key, value)?,
-        "queue_pairs" => options.queue_pairs = at_least_one(key, value)?,
+        "queue_pairs" => options.queue_pairs = queue_pairs(key, value)?,
         "busy_poll" => options.busy_poll = value.extract()?,
         _ => return Ok(false),
     }
@@ -266,6 +266,19 @@ where
     };
     Err(raise_invalid(value.py(), text))
 }
+
+/// A number of queue pairs that somebody may mean: each is opened before the first read.
+fn queue_pairs(key: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let number = at_least_one(key, value)?;
+    if number > MAX_QUEUE_PAIRS {
+        let text = format!("{key} is at most {MAX_QUEUE_PAIRS} a namespace, not {number}");
+        return Err(raise_invalid(value.py(), text));
+    }
+    Ok(number)
+}
+
+/// More than any target grants a host, and few enough to be opened in a moment.
+const MAX_QUEUE_PAIRS: usize = 1024;
 
 /// As many as a loader can count.
 const EPOCHS: u64 = (1 << 24) - 1;

@@ -1,5 +1,7 @@
 """Everything that a caller, a target or a medium can get wrong: an exception that says what."""
 
+import errno
+import pickle
 import signal
 import socket
 import threading
@@ -14,7 +16,8 @@ from conftest import command, damaged, target, wait_until
 @pytest.mark.parametrize(
     "address, kind, text",
     [
-        ("/absent/image.dlfs", dlfs.NotFound, "/absent/image.dlfs"),
+        ("/absent/image.dlfs", dlfs.FileNotFound, "/absent/image.dlfs"),
+        ("s3://bucket/train.dlfs", dlfs.InvalidArgument, "s3://bucket.*scheme that is not supported"),
         ("", dlfs.InvalidArgument, "empty"),
         ("nvme-tcp://host", dlfs.InvalidArgument, "nvme-tcp"),
         ("nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x", dlfs.Refused, "127.0.0.1:1"),
@@ -45,6 +48,22 @@ def test_somebody_else_who_listens_there(says, kind):
             dlfs.open(f"nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x", connect_timeout=0.5)
 
 
+def test_a_file_that_is_absent_is_what_python_calls_that(image, tmp_path):
+    for ask in (
+        lambda: dlfs.open(tmp_path / "absent"), lambda: dlfs.open(image, snapshot=tmp_path / "absent"),
+        lambda: dlfs.open(image, tiers=tmp_path / "absent"), lambda: dlfs.open(f"{image},{tmp_path}/absent"),
+    ):
+        with pytest.raises(FileNotFoundError, match="absent") as error:
+            ask()
+        assert isinstance(error.value, (dlfs.NotFound, OSError)) and error.value.errno == errno.ENOENT
+        assert str(error.value.filename) == str(tmp_path / "absent")
+        again = pickle.loads(pickle.dumps(error.value))
+        assert type(again) is dlfs.FileNotFound and str(again) == str(error.value)
+    with dlfs.open(image) as ds, pytest.raises(dlfs.NotFound) as error:
+        ds["absent"]
+    assert not isinstance(error.value, OSError), "a sample is no file"
+
+
 def test_a_file_that_is_no_image(tmp_path):
     (tmp_path / "x").write_bytes(b"not an image" * 1000)
     with pytest.raises(dlfs.Error, match="x"):
@@ -62,8 +81,9 @@ def test_an_unknown_subsystem_and_namespace_of_a_target(served):
     "options",
     [
         {"deadline": -1}, {"deadline": float("nan")}, {"io_timeout": float("inf")},
-        {"queue_pairs": 0}, {"nr_io_queues": 0}, {"direct": "maybe"}, {"hostnqn": "x" * 300},
-        {"paths": [""]}, {"window_bytes": -1}, {"queue_size": 1 << 16}, {"nr_io_queues": 1 << 20},
+        {"queue_pairs": 0}, {"queue_pairs": 10**6}, {"nr_io_queues": 0}, {"direct": "maybe"}, {"hostnqn": "x" * 300},
+        {"paths": [""]}, {"window_bytes": -1},
+        {"queue_size": 1 << 16}, {"nr_io_queues": 1 << 20},
         {"copy_bandwidth": -1},
     ],
 )
@@ -105,8 +125,10 @@ def test_options_of_another_type_or_name(image, ds):
         ({"on_error": "none"}, "none"), ({"prefetch_bytes": 0}, "prefetch_bytes"),
         ({"batch_size": 2**63}, "batch_size"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"),
         ({"rank": -1}, "rank"), ({"world_size": 2**40}, "world_size: .* out of range"),
-        ({"epochs": 0}, "epochs"), ({"batching": "file"}, "file"), ({"order": "global", "batching": "chunk"}, "whole chunks"),
-        ({"lanes": -1}, "lanes"), ({"deadline": float("nan")}, "deadline"),
+        ({"epochs": 0}, "epochs"), ({"batching": "file"}, "file"),
+        ({"order": "global", "batching": "chunk"}, "whole chunks"),
+        ({"queue_pairs": 10**6}, "queue_pairs is at most"), ({"lanes": -1}, "lanes"),
+        ({"deadline": float("nan")}, "deadline"),
     ],
 )
 def test_a_wrong_option_of_a_loader(ds, options, text):

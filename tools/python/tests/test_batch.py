@@ -129,8 +129,34 @@ def test_all_batches_of_an_epoch_may_be_kept(ds, source):
     assert [found[id] for id in range(len(source))] == source.contents
 
 
-def test_it_refuses_to_be_pickled_and_is_not_made_by_hand(ds):
-    with pytest.raises(TypeError):
-        pickle.dumps(ds.read_batch([0]))
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_it_is_pickled_as_a_copy(ds, source, protocol):
+    batch = next(iter(dlfs.Loader(ds, 400)))
+    again = pickle.loads(pickle.dumps(batch, protocol))
+    assert type(again) is dlfs.Batch and again.ids.tolist() == batch.ids.tolist()
+    assert again.tobytes() == [source.contents[id] for id in batch.ids]
+    assert again.labels.tolist() == batch.labels.tolist() and again.data.tobytes() == batch.data.tobytes()
+    assert (again.epoch, again.ends_epoch) == (0, True)
+    assert bytes(again[-1]) == bytes(batch[-1]) and [bytes(v) for v in again.field(0)] == batch.tobytes()
+    gaps = pickle.loads(pickle.dumps(ds.read_batch([3, 10**9], on_error="none"), protocol))
+    assert bytes(gaps[0]) == source.contents[3] and gaps[1] is None
+    assert gaps.labels.tolist() == [source.labels[3], dlfs.NO_LABEL]
+    ((position, why),) = gaps.failures
+    assert position == 1 and isinstance(why, dlfs.NotFound) and str(10**9) in str(why)
+    assert pickle.loads(pickle.dumps(ds.read_batch([]), protocol)).tolist() == []
+
+
+def test_a_pickle_that_lies_is_refused_and_it_is_not_made_by_hand(ds):
+    make, parts = ds.read_batch([0, 1]).__reduce__()
+    assert make(*parts).tobytes() == ds.read_batch([0, 1]).tobytes()
+    for at, wrong in [(1, [0, 10**9]), (1, [5, 3]), (1, []), (2, [1]), (3, [1]), (5, ((b"a",), 3))]:
+        lie = [*parts[:at], wrong, *parts[at + 1 :]]
+        if at == 5:
+            assert make(*lie).tobytes() == make(*parts).tobytes(), "no such field: none is chosen"
+            continue
+        with pytest.raises(dlfs.InvalidArgument):
+            make(*lie)
+    with pytest.raises(ValueError):
+        make()
     with pytest.raises(TypeError):
         dlfs.Batch()

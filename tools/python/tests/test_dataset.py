@@ -1,6 +1,7 @@
 """Opening a data set and reading samples by index, id and name."""
 
 import gc
+import io
 import os
 import pathlib
 import pickle
@@ -16,6 +17,7 @@ import pytest
 
 import dlfs
 from conftest import command
+from dlfs.fsspec import DlfsFileSystem
 
 
 def test_every_sample_is_what_the_source_had(address, source):
@@ -162,19 +164,108 @@ def test_a_sample_that_is_not_divided_is_its_field_0(ds, source):
         batch.field(1)
 
 
-def test_fields_of_a_sample_are_read_at_once(tmp_path):
+@pytest.fixture
+def divided(tmp_path):
+    """An image of samples of two fields, of which one is without its caption."""
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for i in range(8):
             for end, data in (("jpg", b"image%d" % i), ("txt", b"caption %d" % i)):
-                (tmp_path / "f").write_bytes(data)
-                tar.add(tmp_path / "f", f"{i:03d}.{end}")
+                if (i, end) != (6, "txt"):
+                    (tmp_path / "f").write_bytes(data)
+                    tar.add(tmp_path / "f", f"{i:03d}.{end}")
     command("import", "--from", "webdataset", tmp_path / "s.tar", tmp_path / "i.dlfs", "--quiet")
-    with dlfs.open(tmp_path / "i.dlfs") as ds:
-        batch = ds.read_batch([3, 5])
-        found = {field: batch.field(at) for at, field in enumerate(ds.fields)}
-        assert bytes(found["jpg"][0]) == b"image3" and bytes(found["txt"][1]) == b"caption 5"
-        with pytest.raises(dlfs.NotFound):
-            batch.field(2)
+    return tmp_path / "i.dlfs"
+
+
+def test_fields_of_a_sample_are_read_at_once(divided):
+    with dlfs.open(divided) as ds:
+        assert sorted(ds.fields) == ["jpg", "txt"]
+        batch = ds.read_batch([3, 5, 6])
+        assert [bytes(view) for view in batch.field("jpg")] == [b"image3", b"image5", b"image6"]
+        assert [bytes(view) for view in batch.field(ds.fields.index("txt"))[:2]] == [b"caption 3", b"caption 5"]
+        assert batch.field(b"txt")[2] is None, "it does not have the field"
+        for absent in (2, "png", -1, 2**70):
+            with pytest.raises((dlfs.NotFound, OverflowError)):
+                batch.field(absent)
+        for sample in (ds[3], batch[0], next(iter(ds.read_batch([3]))), pickle.loads(pickle.dumps(ds[3]))):
+            assert isinstance(sample, dlfs.Sample) and (sample.id, sample.label) == (3, None)
+            assert bytes(sample.field("jpg")) == b"image3" and sample.fields == ds.fields
+            assert {k: bytes(v) for k, v in sample.asdict().items()} == {"jpg": b"image3", "txt": b"caption 3"}
+            assert sample.nbytes == 15 == ds.length(3)
+            with pytest.raises(dlfs.NotFound, match="png.*jpg, txt"):
+                sample.field("png")
+        assert ds[6].asdict()["txt"] is None and "jpg" in repr(ds[6])
+        again = pickle.loads(pickle.dumps(batch))
+        assert [bytes(view) for view in again.field("jpg")] == [b"image3", b"image5", b"image6"]
+
+
+def test_a_record_is_never_handed_out_as_the_sample(divided):
+    """A table of lengths stands before the fields: whoever asks for one buffer has to say of which field."""
+    with dlfs.open(divided) as ds:
+        batch = next(iter(dlfs.Loader(ds, 4)))
+        assert batch.nbytes == sum(batch.lengths) == sum(ds.length(id) for id in batch.ids)
+        asked = (
+            lambda: bytes(ds[3]), lambda: memoryview(ds[3]), lambda: io.BytesIO(batch[0]),
+            lambda: np.frombuffer(ds[3], dtype=np.uint8), lambda: memoryview(batch), batch.tobytes,
+            lambda: batch.data, lambda: batch.array, lambda: batch.offsets, batch.__dlpack__,
+            lambda: ds.read_batch([0], out=bytearray(99)),
+        )
+        for ask in asked:
+            with pytest.raises(dlfs.InvalidArgument, match='jpg, txt\n.*fields="jpg"'):
+                ask()
+
+
+def test_a_field_that_is_named_stands_for_the_sample(divided):
+    with dlfs.open(divided, fields="txt") as ds:
+        for again in (ds, pickle.loads(pickle.dumps(ds))):
+            assert bytes(again[3]) == b"caption 3" and again[6] is None
+        batch = ds.read_batch([3, 5, 6])
+        assert batch.tobytes() == [b"caption 3", b"caption 5", b""] and batch[2] is None
+        assert batch.data.tobytes() == b"caption 3caption 5" and batch.lengths.tolist() == [9, 9, 0]
+        assert bytes(batch.field("jpg")[0]) == b"image3"
+        assert pickle.loads(pickle.dumps(batch)).tobytes() == batch.tobytes()
+        out = bytearray(20)
+        assert ds.read_batch([3, 5], out=out).tolist() == [0, 9, 18] and out[:18] == b"caption 3caption 5"
+        for batch in dlfs.Loader(ds, 4, contiguous=True):
+            assert batch.tobytes() == [b"" if id == 6 else b"caption %d" % id for id in batch.ids]
+        with pytest.raises(dlfs.Unsupported):
+            ds.length(3)
+    for wrong, kind in (("png", dlfs.NotFound), (["jpg"], TypeError), (3, TypeError)):
+        with pytest.raises(kind, match="fields" if kind is TypeError else "jpg, txt"):
+            dlfs.open(divided, fields=wrong)
+
+
+def test_a_field_of_what_is_not_divided_is_refused(image):
+    with pytest.raises(dlfs.NotFound, match="not divided"):
+        dlfs.open(image, fields="jpg")
+
+
+def test_torch_grain_and_fsspec_take_the_field_that_is_named(divided):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import dlfs.torch
+    from dlfs.grain import DataSource
+
+    with dlfs.open(divided) as ds:
+        assert dlfs.torch.Dataset(ds, lambda sample, _: bytes(sample.field("jpg")))[3] == b"image3"
+        both = dlfs.torch.IterableDataset(ds, 4, transform=lambda batch: [bytes(v) for v in batch.field("jpg")])
+        assert sorted(sum(both, [])) == [b"image%d" % i for i in range(8)]
+        for ask in (
+            lambda: dlfs.torch.Dataset(ds)[3], lambda: dlfs.torch.TensorBatch.of(ds[:2]),
+            lambda: DataSource(ds)[3], lambda: DlfsFileSystem(dataset=ds).cat_file(ds.names[3]),
+            lambda: DlfsFileSystem(dataset=ds).cat(list(ds.names[:2])),
+            lambda: DlfsFileSystem(dataset=ds).open(ds.names[3]), lambda: dlfs.torch.tensor(ds[3]),
+        ):
+            with pytest.raises((dlfs.InvalidArgument, TypeError)):
+                ask()
+    with dlfs.open(divided, fields="jpg") as ds:
+        data, label = dlfs.torch.Dataset(ds)[3]
+        assert data.numpy().tobytes() == b"image3" and label is None
+        assert DataSource(ds)[3] == (b"image3", None)
+        assert dlfs.torch.TensorBatch.of(ds[:2]).data.shape == (2, 6)
+        fs, name = DlfsFileSystem(dataset=ds), ds.names[3]
+        assert fs.cat(name) == b"image3" and fs.info(name)["size"] == 6 and fs.size(name) == 6
+        assert fs.open(name).read() == b"image3" and fs.cat([name]) == {name: b"image3"}
+        assert [entry["size"] for entry in fs.ls("")] == [None] * 8, "nothing is read for a listing"
 
 
 def test_it_is_pickled_by_what_it_was_opened_by(address, source):

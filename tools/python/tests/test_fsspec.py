@@ -55,6 +55,28 @@ def test_files_are_read_whole_and_in_parts(fs, source):
         fs.cat("nothing")
 
 
+def test_there_is_one_root_however_it_is_written(fs, source):
+    data = source.contents[103]
+    for path in ("/bee/0003.bin", "dlfs:///bee/0003.bin", "//bee/0003.bin"):
+        assert fs.cat(path) == data and fs.info(path)["name"] == "bee/0003.bin" and fs.exists(path)
+        assert fs.open(path).read() == data and fs.cat_ranges([path], 1, 5) == [data[1:5]]
+    assert fs.ls("/", detail=False) == fs.ls("", detail=False) and fs.isdir("/bee")
+    assert fs.glob("/bee/000*.bin") == source.names[100:110]
+
+
+@pytest.mark.parametrize("protocol", ["blockcache", "filecache", "simplecache"])
+def test_the_caches_of_fsspec_read_through_it(image, source, tmp_path, protocol):
+    cached = fsspec.filesystem(
+        protocol, target_protocol="dlfs", target_options={"address": image}, cache_storage=str(tmp_path)
+    )
+    for _ in range(2):
+        with cached.open("bee/0003.bin") as file:
+            assert file.read(7) == source.contents[103][:7]
+            assert file.read() == source.contents[103][7:]
+    with fsspec.open(f"{protocol}::dlfs://cat/0001.bin", dlfs={"address": image}) as file:
+        assert file.read() == source.contents[201]
+
+
 def test_many_files_are_one_batch_read(fs, source):
     before = fs.dataset.stats()
     found = fs.cat(source.names[:200])

@@ -1,7 +1,9 @@
 """Batches along an order: every sample once, stopped and gone on with, over ranks."""
 
+import gc
 import itertools
 import json
+import os
 import pickle
 
 import pytest
@@ -83,12 +85,81 @@ def test_set_epoch_goes_there_and_back(ds):
     assert ids_of(loader) == epochs[2], "an epoch that was begun begins again"
 
 
-def test_an_epoch_that_was_left_goes_on_where_it_was_left(ds):
+def test_an_epoch_that_was_left_begins_again_and_goes_on_from_a_state_alone(ds):
     whole = ids_of(dlfs.Loader(ds, 32, seed=1))
     loader = dlfs.Loader(ds, 32, seed=1)
     front = ids_of(itertools.islice(loader, 5))
     assert loader.batches_left == len(loader) - 5
+    state = loader.state_dict()
+    assert ids_of(loader) == whole and loader.epoch == 1
+    loader.load_state_dict(state)
+    iter(loader)  # which nobody asked for a batch
     assert front + ids_of(loader) == whole
+    ids_of(itertools.islice(loader, 3))
+    assert loader.epoch == 1 and sorted(ids_of(loader)) == sorted(whole), "once, not for ever"
+
+
+def test_iterators_at_the_same_time_go_through_the_epoch_each(ds):
+    whole = [batch.ids.tolist() for batch in dlfs.Loader(ds, 32, seed=1)]
+    loader = dlfs.Loader(ds, 32, seed=1)
+    pairs = [(a.ids.tolist(), b.ids.tolist()) for a, b in zip(loader, loader)]
+    assert pairs == [(ids, ids) for ids in whole]
+    left = iter(loader)
+    first = next(left)
+    assert first.epoch == 1 and len(ids_of(loader)) == len(ds), "the one that was left is still there"
+    assert loader.epoch == 2 and len(ids_of(left)) == len(ds) - 32
+    assert loader.stats()["samples"] == 4 * len(ds), "what each of them read is counted"
+    kept = [iter(loader) for _ in range(3)]
+    [next(iterator) for iterator in kept]
+    loader.close()
+    for iterator in kept:
+        with pytest.raises(dlfs.Error, match="closed"):
+            next(iterator)
+
+
+class Named(dlfs.Loader):
+    """One that is made of something else."""
+
+    def __new__(cls, ds):
+        return super().__new__(cls, ds, 32, seed=4)
+
+    def __init__(self, ds):
+        self.name = "of mine"
+
+
+def test_a_subclass_stays_one_when_it_is_pickled(ds):
+    loader = Named(ds)
+    front = ids_of(itertools.islice(loader, 3))
+    again = pickle.loads(pickle.dumps(loader))
+    assert type(again) is Named and again.name == "of mine"
+    assert sorted(front + ids_of(again)) == list(range(len(ds)))
+
+
+def test_a_cycle_through_a_live_iterator_is_collected(ds):
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def make():
+        loader = dlfs.Loader(ds, 32, prefetch_bytes=1 << 20)
+        loader.iterator = iter(loader)
+        next(loader.iterator)
+
+    gc.collect()
+    before = held()
+    for _ in range(5):
+        make()
+    assert held() > before
+    gc.collect()
+    assert held() == before
+
+
+def test_there_is_no_epoch_before_the_first(ds):
+    for thing in (dlfs.Loader(ds, 4), dlfs._dlfs.Sampler(ds, batch_size=4)):
+        for epoch in (-1, 2**64):
+            with pytest.raises(dlfs.InvalidArgument, match="epoch"):
+                thing.set_epoch(epoch)
+        with pytest.raises(TypeError):
+            thing.set_epoch("1")
 
 
 @pytest.mark.parametrize("order", ["grouped", "global", "sequential"])
@@ -168,7 +239,7 @@ def test_it_is_pickled_with_its_place(address):
         other = pickle.loads(pickle.dumps(loader))
         rest = ids_of(other)
         assert sorted(front + rest) == list(range(len(ds)))
-        assert ids_of(loader) == rest, "the one that was pickled stays where it is"
+        assert loader.state_dict()["consumed"] == 96, "the one that was pickled stays where it is"
 
 
 def test_stats_count_what_was_done(ds, source):

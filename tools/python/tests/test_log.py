@@ -70,5 +70,13 @@ len(ds[-1])
 """,
         path,
     )
-    child, parent = out.split("parent")
-    assert "child" in child and name not in child and name in parent
+    # What was told while the parent waited stands before both.
+    child = out.split("child\n")[1].split("parent\n")[0]
+    assert name not in child and name in out
+
+
+def test_a_small_window_has_the_name_that_the_user_gave_it(ds, caplog):
+    assert sum(len(batch) for batch in dlfs.Loader(ds, 32, prefetch_bytes=4096)) == len(ds)
+    told = [record.getMessage() for record in caplog.records if record.name == "dlfs"]
+    assert any("prefetch_bytes: 4096" in text for text in told), told
+    assert not any("window_bytes" in text for text in told), told

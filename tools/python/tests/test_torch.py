@@ -2,17 +2,20 @@
 
 import itertools
 import multiprocessing
+import pickle
 
 import numpy as np
 import pytest
 
 import dlfs
+import dlfs.grain
 from conftest import command
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import dlfs.torch  # noqa: E402
+from dlfs.fsspec import DlfsFileSystem  # noqa: E402
 
 WORKERS = [0, 1, 3]
 METHODS = [("file", "fork"), ("tcp", "spawn"), ("tcp", "forkserver")]
@@ -326,7 +329,7 @@ def test_rank_and_world_size_come_from_torch_distributed_whenever_that_begins(im
         for rank in range(2)
     ]
     [rank.start() for rank in ranks]
-    found = [queue.get(timeout=90) for _ in ranks]
+    found = [queue.get(timeout=240) for _ in ranks]
     [rank.join(30) for rank in ranks]
     for one, other in zip(*found, strict=True):
         assert sorted(one + other) == list(range(len(source)))
@@ -402,9 +405,292 @@ def test_an_error_in_a_worker_keeps_its_kind(ds, workers):
         next(iter(loader))
 
 
-def test_views_become_tensors_of_the_same_memory(ds, source):
+def test_views_become_tensors_that_copy_or_share(ds, source):
     view = ds[3]
-    tensor = dlfs.torch.tensor(view)
-    assert tensor.numpy().tobytes() == source.contents[3]
-    assert tensor.data_ptr() == np.frombuffer(view, dtype=np.uint8).ctypes.data
+    for share in (False, True):
+        tensor = dlfs.torch.tensor(view, share=share)
+        assert tensor.numpy().tobytes() == source.contents[3]
+        shares = tensor.data_ptr() == np.frombuffer(view, dtype=np.uint8).ctypes.data
+        assert shares == share
+    dlfs.torch.tensor(view).zero_()
+    assert bytes(view) == source.contents[3]
     assert dlfs.torch.tensor(memoryview(b"")).shape == (0,)
+
+
+def test_two_labels_of_three_are_two_labels_and_none(ds, tmp_path):
+    (tmp_path / "list.jsonl").write_text("")
+    for i in range(3):
+        (tmp_path / f"{i}.bin").write_bytes(b"x" * 8)
+    (tmp_path / "list.txt").write_text("0.bin 5\n1.bin\n2.bin 7\n".replace(" ", "\t"))
+    command("import", "--from", "list", tmp_path / "list.txt", tmp_path / "i.dlfs", "--quiet")
+    with dlfs.open(tmp_path / "i.dlfs") as some:
+        labels = [5, None, 7]
+        assert [some.label(id) for id in range(3)] == labels
+        assert [label for _, label in map(dlfs.torch.Dataset(some).__getitem__, range(3))] == labels
+        assert [label for _, label in map(dlfs.grain.DataSource(some).__getitem__, range(3))] == labels
+        fs = DlfsFileSystem(dataset=some)
+        assert [fs.info(f"{i}.bin")["label"] for i in range(3)] == labels
+        assert some.read_batch([0, 1]).labels.tolist() == [5, dlfs.NO_LABEL]
+    with pytest.raises(dlfs.NotFound):
+        ds.label(10**6)
+
+
+# Point by point: what DataLoader does with iterators, and what may become of an epoch.
+
+
+def map_style(kind, ds, workers, sampler, prefetch=None):
+    return kind(
+        dlfs.torch.Dataset(ds, transform=index_of), collate_fn=as_is, num_workers=workers,
+        prefetch_factor=prefetch, multiprocessing_context="fork" if workers else None, **sampler,
+    )
+
+
+@pytest.fixture
+def numbered(equal):
+    """Samples that tell their id."""
+    source, path = equal
+    global LOOKUP
+    LOOKUP = {content: id for id, content in enumerate(source.contents)}
+    with dlfs.open(path) as dataset:
+        yield dataset
+
+
+@pytest.mark.parametrize("workers, prefetch", [(0, None), (1, 2), (4, 2), (2, 8)])
+@pytest.mark.parametrize("sampler", ["BatchSampler", "Sampler"])
+def test_no_iterator_takes_samples_of_the_next(numbered, workers, prefetch, sampler):
+    def make(kind=DataLoader):
+        if sampler == "Sampler":
+            given = {"sampler": dlfs.torch.Sampler(numbered, seed=1), "batch_size": 16}
+        else:
+            given = {"batch_sampler": dlfs.torch.BatchSampler(numbered, 16, seed=1)}
+        return map_style(kind, numbered, workers, given, prefetch)
+
+    everything = list(range(len(numbered)))
+    plain = make()
+    next(iter(plain))
+    first = [i for batch in plain for i in batch]
+    second = [i for batch in plain for i in batch]
+    assert sorted(first) == sorted(second) == everything and first != second
+    for _ in plain:
+        break
+    assert sorted(i for batch in plain for i in batch) == everything
+    pairs = list(zip(plain, plain))
+    assert [sorted(i for b in side for i in b) for side in zip(*pairs)] == [everything] * 2
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    loader = make(stateful.StatefulDataLoader)
+    assert sorted(i for batch in loader for i in batch) == everything
+    again = make(stateful.StatefulDataLoader)
+    again.load_state_dict(loader.state_dict())
+    assert [i for batch in again for i in batch] == second, "the epoch behind the one that ended"
+    assert sorted(i for batch in again for i in batch) == everything
+
+
+def test_a_sampler_goes_on_once_from_a_state_and_says_where_the_newest_iterator_stands(ds):
+    sampler = dlfs.torch.BatchSampler(ds, 32, seed=7)
+    epochs = [list(sampler) for _ in range(2)]
+    sampler.set_epoch(0)
+    older, newer = iter(sampler), iter(sampler)
+    assert [next(older) for _ in range(4)] == epochs[0][:4]
+    assert next(newer) == epochs[0][0] and sampler.state_dict()["consumed"] == 32
+    assert list(older) == epochs[0][4:] and list(newer) == epochs[0][1:]
+    assert list(sampler) == epochs[1], "two that ended were one epoch"
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 1, "consumed": 64})
+    again = pickle.loads(pickle.dumps(sampler))
+    for one in (sampler, again):
+        assert list(itertools.islice(one, 3)) == epochs[1][2:5]
+        assert list(one) == epochs[1], "the loaded place is for one iterator"
+    with pytest.raises(dlfs.InvalidArgument):
+        sampler.set_epoch(-1)
+
+
+def test_a_rank_without_a_share_of_the_rest_loses_no_batch_of_the_next_epoch(ds):
+    ranks = [dlfs.torch.BatchSampler(ds, 32, rank=r, world_size=2, seed=1) for r in range(2)]
+    for rank in ranks:
+        rank.load_state_dict({**rank.state_dict(), "consumed": len(ds) - 1})
+    assert [len(list(rank)) for rank in ranks] == [1, 0]
+    assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(len(ds)))
+
+
+@pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True), (3, True)])
+def test_what_an_iterator_left_is_no_epoch(ds, workers, persistent):
+    data = dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_and_epoch)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=workers, persistent_workers=persistent,
+        multiprocessing_context="fork" if workers else None,
+    )
+    for left in (0, 1, 9):
+        iterator = iter(loader)
+        [next(iterator) for _ in range(left)]
+        if left == 1:
+            del iterator
+        found = list(loader)
+        assert sorted(i for ids, _ in found for i in ids) == list(range(len(ds)))
+        assert len({epoch for _, epoch in found}) == 1, "all workers read the same epoch"
+
+
+def test_two_loops_at_once_read_an_epoch_each(ds):
+    loader = DataLoader(dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_list), batch_size=None)
+    pairs = list(zip(loader, loader))
+    assert all(one == other for one, other in pairs)
+    assert sorted(i for ids, _ in pairs for i in ids) == list(range(len(ds)))
+
+
+@pytest.mark.parametrize("reseed", [False, True])
+def test_fresh_workers_go_on_from_a_state_once(ds, reseed):
+    whole = dlfs.Loader(ds, 32, seed=3)
+    front = [id for batch in itertools.islice(whole, 5) for id in batch.ids.tolist()]
+    data = dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_and_epoch)
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    data.load_state_dict(whole.state_dict())
+    assert data.state_dict() == whole.state_dict(), "no worker has read yet"
+    found = []
+    for _ in range(3):
+        if reseed:
+            torch.manual_seed(1)
+        found.append(list(loader))
+    assert sorted(front + [i for ids, _ in found[0] for i in ids]) == list(range(len(ds)))
+    for epoch in found[1:]:
+        assert sorted(i for ids, _ in epoch for i in ids) == list(range(len(ds)))
+    assert [{number for _, number in epoch} for epoch in found] == [{0}, {1}, {1}]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_state_that_only_workers_know_is_refused(ds, method):
+    data = dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_list)
+    assert data.state_dict()["consumed"] == 0
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=method)
+    next(iter(loader))
+    with pytest.raises(dlfs.Unsupported, match="StatefulDataLoader"):
+        data.state_dict()
+    data.set_epoch(1)
+    assert data.state_dict()["epoch"] == 1 and data.state_dict()["consumed"] == 0
+    list(loader)
+    data.set_epoch(1)  # again, from its begin
+    assert sorted(i for ids in loader for i in ids) == list(range(len(ds)))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_a_stateful_loader_goes_on_from_any_batch_with_workers_that_have_ended(ds, workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def make():
+        data = dlfs.torch.IterableDataset(ds, 30, "global", seed=8, transform=ids_list)
+        context = "fork" if workers else None
+        return stateful.StatefulDataLoader(
+            data, batch_size=None, num_workers=workers, multiprocessing_context=context
+        )
+
+    loader, front, states = make(), [], []
+    for ids in loader:
+        front.append(ids)
+        states.append(loader.state_dict())
+    states[-1] = loader.state_dict()
+    everything = list(range(len(ds)))
+    for count in {1, len(front) // 2, len(front) - 2, len(front) - 1}:
+        again = make()
+        again.load_state_dict(states[count - 1])
+        rest = [i for ids in again for i in ids]
+        assert sorted(sum(front[:count], []) + rest) == everything, count
+        assert sorted(i for ids in again for i in ids) == everything
+    again = make()
+    again.load_state_dict(states[-1])
+    assert sorted(i for ids in again for i in ids) == everything, "the next epoch, whole"
+
+
+def a_view(batch):
+    return {"views": batch.tolist(), "all": memoryview(batch), "batch": batch}
+
+
+def a_generator(batch):
+    return [0, (view for view in batch)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_batches_and_views_are_sent_as_copies_and_the_rest_is_refused_by_name(ds, source, method):
+    def loader(transform):
+        data = dlfs.torch.IterableDataset(ds, 100, seed=1, transform=transform)
+        return DataLoader(
+            data, batch_size=None, num_workers=1, multiprocessing_context=method, collate_fn=as_is
+        )
+
+    seen = []
+    for found in loader(a_view):
+        batch = found["batch"]
+        assert isinstance(batch, dlfs.Batch) and batch.epoch == 0
+        wanted = [source.contents[id] for id in batch.ids]
+        assert batch.tobytes() == wanted == [bytes(view) for view in found["views"]]
+        assert bytes(found["all"]) == b"".join(wanted)
+        seen += batch.ids.tolist()
+    assert sorted(seen) == list(range(len(ds)))
+    with pytest.raises(TypeError, match=r"\[1\] is a builtins.generator.*num_workers=0"):
+        list(loader(a_generator))
+
+
+def a_pair(view, label):
+    return view, label
+
+
+def an_open_file(view, label):
+    return open("/dev/null")
+
+
+def test_map_style_views_are_sent_as_copies_and_nothing_hangs(ds, source):
+    def loader(transform):
+        return DataLoader(
+            dlfs.torch.Dataset(ds, transform=transform), batch_size=100, num_workers=1,
+            multiprocessing_context="fork", collate_fn=as_is,
+        )
+
+    found = [item for items in loader(a_pair) for item in items]
+    assert [bytes(view) for view, _ in found] == source.contents
+    assert all(isinstance(view, memoryview) and view.readonly for view, _ in found)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(loader(an_open_file))
+
+
+def unequal_rank(rank, path, port, queue):
+    import warnings
+
+    ds = dlfs.open(path)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    found = []
+    for options in ({}, {"pad": True}, {"drop_last": True}):
+        for what in ("iterable", "sampler"):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                if what == "iterable":
+                    data = dlfs.torch.IterableDataset(ds, 1, "global", **options, transform=len)
+                    counts = [sum(1 for _ in DataLoader(data, batch_size=None)) for _ in range(2)]
+                else:
+                    sampler = dlfs.torch.BatchSampler(ds, 1, **options)
+                    counts = [sum(1 for _ in sampler) for _ in range(2)]
+            texts = [str(one.message) for one in told if "rank 0 has" in str(one.message)]
+            found.append((counts[0], len(texts), all("pad" in t and "drop_last" in t for t in texts)))
+    queue.put((rank, found))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_with_unequal_batches_are_warned_of_once(tmp_path):
+    import socket
+
+    (tmp_path / "src").mkdir()
+    for i in range(7):
+        (tmp_path / "src" / f"{i}").write_bytes(b"x")
+    command("import", tmp_path / "src", tmp_path / "i.dlfs", "--quiet")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    path = str(tmp_path / "i.dlfs")
+    ranks = [context.Process(target=unequal_rank, args=(r, path, port, queue)) for r in range(2)]
+    [rank.start() for rank in ranks]
+    found = dict(queue.get(timeout=240) for _ in ranks)
+    [rank.join(30) for rank in ranks]
+    for rank, plain in ((0, 4), (1, 3)):
+        once, never = (1, True), (0, True)
+        assert found[rank] == [
+            (plain, *once), (plain, *once), (4, *never), (4, *never), (3, *never), (3, *never)
+        ]

@@ -29,6 +29,38 @@ def test_types_are_strict_and_stubs_are_true(tool):
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+PROGRAM = """
+import dlfs
+import numpy as np
+
+ds = dlfs.open("train.dlfs", fields="jpg")
+out: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.empty(100, dtype=np.uint8)
+offsets = ds.read_batch([1], out=out)
+ds.read_batch([1], out=bytearray(100))
+batch = ds.read_batch([1], on_error="none")
+if batch[0] is None:
+    print("a gap")
+else:
+    print(len(batch[0]))
+first: memoryview = ds[0]
+print(ds[0].field("jpg"), batch.field("jpg")[0] is None, ds.label(0) is None)
+for epoch in range(2):
+    for view in next(iter(dlfs.Loader(ds, 4))):
+        print(bytes(view))
+"""
+
+
+def test_a_program_that_is_right_is_right_by_its_types(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    strict = ["--strict", "--warn-unreachable", "--enable-error-code", "redundant-expr"]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", *strict, str(tmp_path / "program.py")],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_everything_public_is_described():
     for name in dlfs.__all__:
         thing = getattr(dlfs, name)

@@ -11,6 +11,7 @@ What there is:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and gone on with exactly
   Batch               samples that were read together: views, numpy arrays, DLPack
+  Sample              one sample of several fields
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
@@ -25,13 +26,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ._dlfs import NO_LABEL, Batch, Dataset, __version__
+from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __version__
 from ._dlfs import Loader as _Loader
 from ._errors import (
     Busy,
     Corrupt,
     Disconnected,
     Error,
+    FileNotFound,
     IndexOutOfRange,
     InvalidArgument,
     NameNotFound,
@@ -52,6 +54,7 @@ __all__ = [
     "Dataset",
     "Disconnected",
     "Error",
+    "FileNotFound",
     "IndexOutOfRange",
     "InvalidArgument",
     "Loader",
@@ -60,6 +63,7 @@ __all__ = [
     "NotFound",
     "OutOfMemory",
     "Refused",
+    "Sample",
     "Stale",
     "TimedOut",
     "Unsupported",
@@ -95,6 +99,7 @@ def open(
     policy: Literal["first-touch", "clairvoyant", "none"] | None = None,
     copy_bandwidth: int | None = None,
     stop_at_first_failure: bool = False,
+    fields: str | bytes | None = None,
 ) -> Dataset:
     """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
@@ -120,8 +125,9 @@ def open(
                      loader's run names
     copy_bandwidth   the most that copying into tiers takes from `address` for itself, in bytes a second
     stop_at_first_failure   stop keeping for good when a sample first fits nowhere
+    fields           where samples have several fields: the name of the one that stands for the sample
 
-    Raises NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
+    Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     address or option that cannot be.
     """
     options = {
@@ -146,6 +152,7 @@ def open(
         "policy": policy,
         "copy_bandwidth": copy_bandwidth,
         "stop_at_first_failure": stop_at_first_failure,
+        "fields": fields,
     }
     return Dataset(address, **options)
 
@@ -175,6 +182,9 @@ class Loader(_Loader):
     queue_pairs      queue pairs a namespace
     busy_poll        burn a core rather than sleep
 
+    Each `for` goes through one epoch from its begin: the next one after one that came to its end, the same
+    again after one that was left; right after load_state_dict, it goes on where the state says. Threads
+    that share an epoch share one iterator; several iterators read it side by side, in memory of their own.
     The first batch that is asked for starts the reading, which goes on across the ends of epochs.
     prepare() makes the memory for it before.
     A batch that is kept keeps its memory; what does not fit prefetch_bytes then is read outside it. close(),
@@ -235,8 +245,11 @@ def _reopen(address: Addresses, options: Mapping[str, Any]) -> Dataset:
     return Dataset(address, **options)
 
 
-def _remake(dataset: Dataset, options: Mapping[str, Any], state: Mapping[str, Any]) -> Loader:
+def _remake(
+    kind: type[Loader], dataset: Dataset, options: Mapping[str, Any], state: Mapping[str, Any]
+) -> Loader:
     """What a pickled loader becomes: it goes on where that one stood."""
-    loader = Loader(dataset, **options)
+    # Not by the class's own constructor, which may want other things.
+    loader = _Loader.__new__(kind, dataset, **options)
     loader.load_state_dict(state)
     return loader

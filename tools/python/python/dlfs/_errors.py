@@ -4,6 +4,8 @@ Every text says what was being done, where, why it failed and, where something c
 what. `sample_id` is the sample that it is about, or None.
 """
 
+import errno
+
 
 class Error(Exception):
     """Any failure of dlfs; the classes below say which."""
@@ -17,6 +19,16 @@ class InvalidArgument(Error, ValueError):
 
 class NotFound(Error, LookupError):
     """The sample, file, namespace or target does not exist."""
+
+
+class FileNotFound(NotFound, FileNotFoundError):
+    """There is no such file: the image, or a file that an option names."""
+
+    errno = errno.ENOENT
+
+    def __str__(self) -> str:
+        # OSError shows the file alone.
+        return Exception.__str__(self)
 
 
 class IndexOutOfRange(NotFound, IndexError):

@@ -7,7 +7,8 @@
     datasets.load_dataset("parquet", data_files="dlfs://part/*.parquet", storage_options=...)
     webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
-Paths are names of samples; `address` and the other options are those of dlfs.open.
+Paths are names of samples; `address` and the other options are those of dlfs.open. Samples of several
+fields want `fields`, the name of the one that is the file: fields="jpg".
 """
 
 from __future__ import annotations
@@ -43,28 +44,36 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             own = {"asynchronous", "loop", "skip_instance_cache", "use_listings_cache"}
             dataset = open(address, **{k: v for k, v in options.items() if k not in own})
         self.dataset = dataset
+        self._has_labels = dataset.labels is not None
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        # dlfs:///name and /name are name: there is one root.
+        stripped = super()._strip_protocol(path)
+        return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """name, size in bytes (0 of a folder), type; `id` and `label` of a sample."""
+        """name, size in bytes (0 of a folder), type; `id` and `label` of a sample, which may be None."""
         name = self._strip_protocol(path)
         try:
-            return self._entry(name, self.dataset.id_of(name))
+            entry = self._entry(name, self.dataset.id_of(name))
+            if entry["size"] is None:
+                entry["size"] = len(self._view(path))
+            return entry
         except NameNotFound:
             if name == "" or self.dataset.listdir(name):
                 return {"name": name, "size": 0, "type": "directory"}
             raise FileNotFoundError(path) from None
 
     def _entry(self, name: str, id: int) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "name": name,
-            "size": self.dataset.length(id),
-            "type": "file",
-            "id": id,
-        }
-        labels = self.dataset.labels
-        if labels is not None:
-            entry["label"] = int(labels[id])
+        entry = {"name": name, "size": self._size(id), "type": "file", "id": id}
+        if self._has_labels:
+            entry["label"] = self.dataset.label(id)
         return entry
+
+    def _size(self, id: int) -> int | None:
+        # Of one field of several it is known only when the sample was read.
+        return None if len(self.dataset.fields) > 1 else self.dataset.length(id)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """What lies directly in a folder, or the sample itself."""
@@ -91,7 +100,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     def _view(self, path: str) -> memoryview:
         name: str = self._strip_protocol(path)
         try:
-            return self.dataset[name]
+            return _buffer(self.dataset[name])
         except NameNotFound:
             raise FileNotFoundError(path) from None
 
@@ -137,7 +146,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         found: list[Any] = []
         for path, name, start, end in zip(paths, names, starts, ends):
             if name not in why:
-                found.append(bytes(views[name][start:end]))
+                found.append(bytes(_buffer(views[name])[start:end]))
                 continue
             error: Exception = why[name]
             if isinstance(error, LookupError):
@@ -169,14 +178,29 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return f"{self.dataset.uuid}-{self.dataset.generation}-{self._strip_protocol(path)}"
 
 
+def _buffer(sample: Any) -> memoryview:
+    """The bytes of a file: the sample, or its field. None is a sample without the field: an empty file."""
+    return memoryview(b"" if sample is None else sample)
+
+
 class _File(io.BytesIO):
     """The bytes of a sample, opened for reading."""
 
     mode = "rb"
+    # What fsspec's caches of blocks look for in a file, fetch by, and set when it is closed.
+    blocksize = 1 << 20
+    closed = False
 
     def __init__(self, path: str, view: memoryview) -> None:
         super().__init__(view)
         self.path, self.size = path, len(view)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self.getbuffer()[start:end])
 
     def writable(self) -> bool:
         return False

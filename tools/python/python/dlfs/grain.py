@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import Dataset, IndexOutOfRange
+from . import NO_LABEL, Dataset, IndexOutOfRange
 
 __all__ = ["DataSource"]
 
 
 class DataSource:
-    """A `grain.RandomAccessDataSource` of (bytes, label); label None where there are none.
+    """A `grain.RandomAccessDataSource` of (bytes, label); label None where there is none.
+
+    Samples of several fields want dlfs.open(..., fields=...), which names the one to take.
 
     It may be pickled: a worker process opens the data set again.
     """
@@ -43,6 +45,7 @@ class DataSource:
         batch = self.dataset.read_batch([int(index) for index in indices])
         labels: Any = batch.labels
         given = [None] * len(batch) if labels is None else labels.tolist()
+        given = [None if label == NO_LABEL else label for label in given]
         return list(zip(batch.tobytes(), given))
 
     def __repr__(self) -> str:

@@ -15,29 +15,41 @@ All of it works with fork, spawn and forkserver, and keeps its place in a Statef
 
 from __future__ import annotations
 
+import copyreg
+import multiprocessing
+import multiprocessing.queues
+import os
+import pickle
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed
 import torch.utils.data
 
-from . import Batch, IndexOutOfRange, InvalidArgument, Loader, Order
+from . import NO_LABEL, Batch, IndexOutOfRange, InvalidArgument, Loader, Order, Sample, Unsupported
 from . import Dataset as _Dataset
 from ._dlfs import Sampler as _Ids
 
 __all__ = ["BatchSampler", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
 
 
-def tensor(view: memoryview) -> torch.Tensor:
-    """A sample's bytes as a tensor uint8[L] over the same memory. Do not write to it."""
+def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
+    """A sample's bytes as a tensor uint8[L]: a copy, or, with `share`, over the same memory.
+
+    torch has no read-only tensors: who writes to one that shares memory changes the sample in its batch.
+    """
     if len(view) == 0:
         return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
-        # torch has no read-only tensors, and says so each time.
+        # It says each time that memory is read-only.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.frombuffer(view, dtype=torch.uint8)
+        shared = torch.frombuffer(view, dtype=torch.uint8)
+    return shared if share else shared.clone()
 
 
 class TensorBatch:
@@ -46,7 +58,7 @@ class TensorBatch:
     data     uint8[B, L] where lengths are equal, else uint8[sum of lengths]
     offsets  int64[B + 1], where each sample begins in the flat data
     ids      int64[B]
-    labels   int64[B] or None
+    labels   int64[B], dlfs.NO_LABEL where a sample has none, or None when no sample has one
     """
 
     def __init__(
@@ -106,8 +118,8 @@ class TensorBatch:
 class Dataset(torch.utils.data.Dataset[Any]):
     """A map-style data set over what dlfs.open returned; a batch of indices is read at once.
 
-    An item is transform(view, label): `view` a read-only memoryview of the sample's bytes, `label` an
-    int or None. Without a transform it is (uint8[L], label).
+    An item is transform(view, label): `view` a read-only memoryview of the sample's bytes (a dlfs.Sample
+    where it has several fields), `label` an int or None. Without a transform it is (uint8[L], label).
     """
 
     def __init__(
@@ -135,14 +147,21 @@ class Dataset(torch.utils.data.Dataset[Any]):
         if self._ids is not None:
             indices = self._ids[list(indices)].tolist()
         batch = self.dataset.read_batch(indices)
-        labels = batch.labels
-        given = [None] * len(batch) if labels is None else labels.tolist()
+        if torch.utils.data.get_worker_info() is not None:
+            _set_up_worker()
+        given = _labels(batch)
         return [self.transform(view, label) for view, label in zip(batch.tolist(), given)]
 
 
+def _labels(batch: Batch) -> list[int | None]:
+    labels = batch.labels
+    if labels is None:
+        return [None] * len(batch)
+    return [None if label == NO_LABEL else label for label in labels.tolist()]
+
+
 def _plain(view: memoryview, label: int | None) -> tuple[torch.Tensor, int | None]:
-    # A tensor of its own: what DataLoader collates and sends must outlive the batch's memory.
-    return tensor(view).clone(), label
+    return tensor(memoryview(view)), label  # memoryview: a dlfs.Sample says here that it is no buffer
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
@@ -155,7 +174,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     set_epoch, state_dict and load_state_dict are those of the Loader, and reach worker processes at
     their next epoch, also persistent ones. Without set_epoch persistent workers, and a DataLoader
     without workers, go from one epoch to the next; workers that are started anew for each epoch begin
-    with the same one each time. What workers have read is theirs to tell: StatefulDataLoader asks them.
+    with the same one each time. What workers have read is theirs to tell: StatefulDataLoader asks them,
+    and state_dict here raises Unsupported.
     """
 
     def __init__(
@@ -175,11 +195,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         # Rank, world size, worker and workers that the loader is for.
         self._place = (*_place(*self._given), 0, 1)
         self._loader = self._make(self._place)  # refuses what cannot be now, not in a worker
-        # How often the run was moved from outside, to which epoch, and behind how many samples of it:
-        # in shared memory, where workers look at the begin of each epoch.
-        self._moves = _share(torch.zeros(3, dtype=torch.int64))
+        self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
         self._resumed: int | None = None
+        # In a worker: the epoch that the next iteration goes through.
+        self._epoch = 0
+        # Whether torch.distributed joined the process that this one was spawned by to others.
+        self._grouped = False
 
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
         rank, world_size, worker, workers = place
@@ -196,13 +218,30 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         share = (0, 1) if info is None else (info.id, info.num_workers)
         place = (*_place(*self._given), *share)
         if place != self._place:
-            self._loader, self._place, self._followed = self._make(place), place, 0
-        moves, epoch, consumed = self._moves.tolist()
+            self._loader, self._place = self._make(place), place
+            self._followed, self._epoch = 0, 0
+        moves, epoch, consumed = self._shared[:_BEGUN].tolist()
         if moves != self._followed:
+            if consumed and info is not None and not self._goes_on(info):
+                epoch, consumed = epoch + 1, 0
             moved = {"epoch": epoch, "consumed": consumed}
             self._loader.load_state_dict({**self._loader.state_dict(), **moved})
+            self._epoch = epoch
         self._followed = moves
         return self._loader
+
+    def _goes_on(self, info: Any) -> bool:
+        """Whether the place that was loaded is for this worker: those of the first iteration go on from
+        there, and workers that are started for a later one do not."""
+        seed, first = info.seed - info.id, _number_of_process() - info.id
+        move, taken_seed, taken_first = self._shared[_TAKEN:].tolist()
+        if move == int(self._shared[0]):
+            # The seed alone would do, if nobody seeded torch alike before each epoch; the workers of one
+            # iteration are started one after the other, or nearly so where other threads start some.
+            apart = abs(first - int(taken_first))
+            return bool(seed == taken_seed) and apart < max(info.num_workers, 1)
+        self._shared[_TAKEN:] = torch.tensor([int(self._shared[0]), seed, first])
+        return True
 
     def prepare(self) -> None:
         """Has the memory for what is read ahead made in the background, as Loader.prepare: for a DataLoader
@@ -211,19 +250,45 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self.prepare()
-        return self._batches()
+        if torch.utils.data.get_worker_info() is None:
+            self._shared[_BEGUN] = 0  # from here on this process reads
+        return _Batches(self)
 
-    def _batches(self) -> Iterator[Any]:
-        # The place is looked up with the first batch: StatefulDataLoader loads states in between.
-        loader = self._current()
+    def _begin(self) -> Iterator[Batch]:
+        """Begins an epoch, or goes on with the one that was loaded."""
+        loader, info = self._current(), torch.utils.data.get_worker_info()
         self._resumed = None
-        for batch in loader:
-            if self.transform is not None:
-                yield self.transform(batch)
-            elif torch.utils.data.get_worker_info() is not None:
-                yield TensorBatch.of(batch)
-            else:
-                yield batch
+        if info is not None:
+            _set_up_worker()
+            # One further at each iteration, whatever the last one left: all workers agree on that.
+            last = self._options.get("epochs") or sys.maxsize
+            loader.set_epoch(min(self._epoch, last))
+            self._epoch = min(self._epoch + 1, last)
+            self._shared[_BEGUN] = int(self._shared[0]) + 1
+        if (info is None or info.id == 0) and not int(self._shared[_WARNED]):
+            self._shared[_WARNED] = int(
+                _warn_unequal(self._batches_left, self._place, self._options, self._grouped)
+            )
+        return iter(loader)
+
+    def _batches_left(self, rank: int) -> int:
+        """Batches that a rank has in the epoch that begins, over all its workers."""
+        _, world_size, _, workers = self._place
+        state, left = self._loader.state_dict(), 0
+        for worker in range(workers):
+            loader = self._make((rank, world_size, worker, workers))
+            loader.load_state_dict(state)
+            left += loader.batches_left
+        return left
+
+    def _item(self, batch: Batch) -> Any:
+        in_worker = torch.utils.data.get_worker_info() is not None
+        if self.transform is None:
+            return TensorBatch.of(batch) if in_worker else batch
+        item = self.transform(batch)
+        if in_worker:
+            _check_sendable(item, "the transform's result")
+        return item
 
     def num_batches(self, workers: int = 0) -> int:
         """Batches of an epoch on this rank with so many worker processes.
@@ -237,44 +302,93 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Goes to the begin of `epoch` at the next iteration, in worker processes too. Right after
         load_state_dict, the epoch of the state goes on where the state says."""
-        if epoch != self._resumed:
+        if epoch != self._resumed or self._workers_have_begun():
             self._move(epoch, 0)
 
+    def _workers_have_begun(self) -> bool:
+        """Whether workers have read since the run was moved last."""
+        return int(self._shared[_BEGUN]) == int(self._shared[0]) + 1
+
     def state_dict(self) -> dict[str, Any]:
-        """Where this process stands."""
+        """Where this process stands. Raises Unsupported where worker processes read in its place."""
+        if torch.utils.data.get_worker_info() is None and self._workers_have_begun():
+            raise Unsupported(
+                "how far its worker processes have read is known to them alone, and part of it lies in "
+                "queues: take the state from torchdata's StatefulDataLoader, which asks them; or right "
+                "after set_epoch, before the epoch begins; or read without workers (num_workers=0)"
+            )
         return self._current().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` says, at the next iteration. Raises what Loader.load_state_dict does."""
         loader = self._current()
         loader.load_state_dict(state)
-        if torch.utils.data.get_worker_info() is not None:
-            return  # a StatefulDataLoader gives each worker its own
         place = loader.state_dict()
+        if torch.utils.data.get_worker_info() is not None:
+            self._epoch = place["epoch"]
+            return  # a StatefulDataLoader gives each worker its own
         self._move(place["epoch"], place["consumed"])
         self._resumed = place["epoch"]
 
     def _move(self, epoch: int, consumed: int) -> None:
         if epoch < 0:
             raise InvalidArgument(f"there is no epoch {epoch}")
-        self._moves.copy_(torch.tensor([int(self._moves[0]) + 1, epoch, consumed]))
+        self._shared[:_BEGUN] = torch.tensor([int(self._shared[0]) + 1, epoch, consumed])
         self._resumed = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned knows nothing of torch.distributed.
-        return {**self.__dict__, "_given": _place(*self._given)}
+        return {**self.__dict__, "_given": _place(*self._given), "_grouped": _in_group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _share(self._moves)  # a plain copy, as of pickle alone, has workers of its own
+        _share(self._shared)  # a plain copy, as of pickle alone, has workers of its own
+
+
+# What the processes of an IterableDataset share, in words of an int64 tensor, where workers look at the
+# begin of each epoch: how often the run was moved from outside, to which epoch, and behind how many samples
+# of it; the move under which workers have begun, plus one; whether unequal ranks were warned of; and for
+# which move which workers have taken the place within the epoch: their seed, and the number of the first.
+_BEGUN, _WARNED, _TAKEN, _WORDS = 3, 4, 5, 8
+
+
+class _Batches(Iterator[Any]):
+    """One iteration of an IterableDataset. StatefulDataLoader asks it whether it has ended: the data set
+    stands at the begin of the next epoch then."""
+
+    def __init__(self, data: IterableDataset) -> None:
+        self._data = data
+        self._batches: Iterator[Batch] | None = None
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self._batches is None:
+            # Not before the first batch is wanted: StatefulDataLoader loads states in between.
+            self._batches = self._data._begin()
+        batch = next(self._batches, None)
+        if batch is None or batch.ends_epoch:
+            self._ended, self._batches = True, None
+        if batch is None:
+            raise StopIteration
+        return self._data._item(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ended = bool(state["ended"])
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices along an order of dlfs, for DataLoader(batch_sampler=...).
 
-    `options` are order, seed, lanes, group, drop_last and pad of dlfs.Loader. Iterating goes through one
-    epoch, or what is left of it, and on to the next. The state counts what was drawn; a DataLoader with
-    workers draws ahead, so take the state from StatefulDataLoader there.
+    `options` are order, seed, lanes, group, drop_last and pad of dlfs.Loader. Each iterator goes through
+    the epoch by itself, from its begin or, right after load_state_dict, from where the state says; the
+    next one goes through the next epoch once one has come to its end. The state is that of the newest
+    iterator and counts what was drawn; a DataLoader with workers draws ahead, so take the state from
+    StatefulDataLoader there.
     """
 
     def __init__(
@@ -289,62 +403,106 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
-        self._place = _place(rank, world_size)
-        self._ids = self._make()
-        self._resumed = False
+        self._warned = False
+        self._ids = self._make(_place(rank, world_size))
+        self._begin_at(self._ids.state_dict())
 
-    def _make(self) -> _Ids:
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        """Where the next iterator begins; the ones before have no say in it any more."""
+        self._start, self._resumed = state, False
+        self._newest: _Ids | None = None
+
+    def _make(self, place: tuple[int, int]) -> _Ids:
         dataset, options = self._made
-        rank, world_size = self._place
+        rank, world_size = place
         return _Ids(dataset, rank=rank, world_size=world_size, **options)
 
-    def _current(self) -> _Ids:
-        """The order, for the place that torch.distributed may have given this process since."""
-        place = _place(*self._given)
-        if place != self._place:
-            self._place, before = place, self._ids.state_dict()
-            self._ids = self._make()
-            if before["epoch"] or before["consumed"]:
-                self._ids.load_state_dict(before)
-        return self._ids
-
     def __len__(self) -> int:
-        return self._current().batches_per_epoch
+        # For the place that torch.distributed may have given this process since.
+        return self._make(_place(*self._given)).batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._resumed = False
-        epoch = self._current().epoch
-        while self._ids.epoch == epoch:
-            drawn = self._ids.next()
-            if drawn is None:
-                break
-            yield drawn[0]
-            if drawn[1]:
-                break
+        return _Drawn(self)
+
+    def _begin(self) -> _Ids:
+        """The order from where the next iterator begins."""
+        place = _place(*self._given)
+        self._newest = ids = self._make(place)
+        ids.load_state_dict(self._start)
+        if not self._warned:
+            self._warned = _warn_unequal(self._batches_left, place, self._made[1])
+        # What was loaded is for one iterator.
+        self._start, self._resumed = {**self._start, "consumed": 0}, False
+        return ids
+
+    def _batches_left(self, rank: int) -> int:
+        ids = self._make((rank, _place(*self._given)[1]))
+        ids.load_state_dict(self._start)
+        return ids.batches_left
+
+    def _end(self, epoch: int) -> None:
+        """An iterator has drawn the last batch of `epoch`."""
+        if self._start["epoch"] == epoch:
+            self._start = {**self._start, "epoch": epoch + 1, "consumed": 0}
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the begin of `epoch`; right after load_state_dict, that epoch goes on."""
-        if not (self._resumed and epoch == self._ids.epoch):
+        """The next iterator begins with `epoch`; right after load_state_dict, that epoch goes on."""
+        if not (self._resumed and epoch == self._start["epoch"]):
             self._ids.set_epoch(epoch)
+            self._begin_at(self._ids.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order stands, behind the batches drawn."""
-        return self._ids.state_dict()
+        """Where the newest iterator stands, behind the batches drawn."""
+        return dict(self._start) if self._newest is None else self._newest.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` says. Raises what Loader.load_state_dict does."""
+        """The next iterator goes on where `state` says. Raises what Loader.load_state_dict does."""
         self._ids.load_state_dict(state)
+        self._begin_at(self._ids.state_dict())
         self._resumed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self._current().state_dict()
-        return {"made": self._made, "place": self._place, "state": state}
+        place = _place(*self._given)
+        return {"made": self._made, "place": place, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._made, self._place = state["made"], state["place"]
-        self._given = self._place
-        self._ids = self._make()
+        (dataset, options), (rank, world_size) = state["made"], state["place"]
+        self.__init__(dataset, rank=rank, world_size=world_size, **options)  # type: ignore[misc]
         self.load_state_dict(state["state"])
+
+
+class _Drawn(Iterator[list[int]]):
+    """One iteration of a BatchSampler: a place of its own in the order."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self._sampler = sampler
+        self._ids: _Ids | None = None
+        self._ended = False
+
+    def __next__(self) -> list[int]:
+        if self._ended:
+            raise StopIteration
+        if self._ids is None:
+            self._ids = self._sampler._begin()
+        epoch = self._ids.epoch
+        drawn = self._ids.next() if self._ids.batches_left else ([], True)
+        if drawn is None:  # behind the run's last epoch
+            self._ended = True
+            raise StopIteration
+        indices, ends_epoch = drawn
+        if ends_epoch:
+            self._ended = True
+            self._sampler._end(epoch)
+        if not indices:  # this rank has no share of it
+            raise StopIteration
+        return indices
+
+    def state_dict(self) -> dict[str, Any]:
+        """For StatefulDataLoader, which loads the sampler's state too."""
+        return {"ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ended = bool(state["ended"])
 
 
 class Sampler(torch.utils.data.Sampler[int]):
@@ -367,20 +525,28 @@ class Sampler(torch.utils.data.Sampler[int]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[int]:
-        for (index,) in self._batches:
-            yield index
+        return _DrawnSingly(_Drawn(self._batches))
 
     def set_epoch(self, epoch: int) -> None:
-        """As BatchSampler.set_epoch."""
+        """As BatchSampler's."""
         self._batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """As BatchSampler.state_dict."""
+        """As BatchSampler's."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As BatchSampler.load_state_dict."""
+        """As BatchSampler's."""
         self._batches.load_state_dict(state)
+
+
+class _DrawnSingly(Iterator[int]):
+    def __init__(self, drawn: _Drawn) -> None:
+        self._drawn = drawn
+        self.state_dict, self.load_state_dict = drawn.state_dict, drawn.load_state_dict
+
+    def __next__(self) -> int:
+        return next(self._drawn)[0]
 
 
 # torch has no types for it.
@@ -389,9 +555,98 @@ _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, else torch.distributed's, else alone."""
-    group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if rank is None:
-        rank = torch.distributed.get_rank() if group else 0
+        rank = torch.distributed.get_rank() if _in_group() else 0
     if world_size is None:
-        world_size = torch.distributed.get_world_size() if group else 1
+        world_size = torch.distributed.get_world_size() if _in_group() else 1
     return rank, world_size
+
+
+def _warn_unequal(
+    batches_left: Callable[[int], int],
+    place: tuple[int, ...],
+    options: Mapping[str, Any],
+    grouped: bool = False,
+) -> bool:
+    """Says so where ranks that take part in something for each batch do not have equally many; whether it
+    did."""
+    world_size = place[1]
+    equalised = options.get("pad") or options.get("drop_last")
+    if world_size < 2 or equalised or not (grouped or _in_group()):
+        return False
+    # The first rank has the most of an epoch, the last one the least.
+    most, least = batches_left(0), batches_left(world_size - 1)
+    if most == least:
+        return False
+    warnings.warn(
+        f"rank 0 has {most} batches in this epoch and rank {world_size - 1} has {least}: what all ranks do "
+        "for each batch, such as an all-reduce of gradients, gets mixed up at the end, or waits for ever. "
+        "Give pad=True, which repeats a few samples, or drop_last=True, which leaves a few out",
+        stacklevel=3,
+    )
+    return True
+
+
+def _set_up_worker() -> None:
+    """Has a worker process of DataLoader send views as copies, and end where it cannot send a result:
+    torch's would wait for ever for what a thread of the worker's has failed to pickle."""
+    if copyreg.dispatch_table.get(memoryview) is not _reduce_view:
+        copyreg.pickle(memoryview, _reduce_view)
+        if hasattr(multiprocessing.queues.Queue, "_on_queue_feeder_error"):
+            multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_worker)
+
+
+def _reduce_view(view: memoryview) -> tuple[Any, ...]:
+    return _view, (view.tobytes(), view.format, view.shape)
+
+
+def _view(data: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
+    view = memoryview(data)
+    plain = format == "B" and len(shape) == 1
+    return view if plain else view.cast(format, shape)  # type: ignore[call-overload]
+
+
+def _end_worker(error: Exception, _: object) -> None:
+    print("dlfs: DataLoader cannot send what a worker process made of samples:", file=sys.stderr)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _check_sendable(item: Any, where: str) -> None:
+    """Refuses what a worker process could not send, of types that were not tried before.
+
+    Raises TypeError, which DataLoader hands on.
+    """
+    if isinstance(item, dict):
+        for key, value in item.items():
+            _check_sendable(value, f"{where}[{key!r}]")
+    elif isinstance(item, (list, tuple)):
+        for at, value in enumerate(item):
+            _check_sendable(value, f"{where}[{at}]")
+    elif type(item) not in _SENDABLE:
+        kind = f"{type(item).__module__}.{type(item).__qualname__}"
+        try:
+            pickle.dumps(item)
+        except Exception as error:
+            raise TypeError(
+                f"{where} is a {kind}, which a worker process cannot send ({error}): return tensors, "
+                "arrays, bytes or a dlfs.Batch, or read without workers (num_workers=0)"
+            ) from None
+        _SENDABLE.add(type(item))
+
+
+_SENDABLE: set[type] = {
+    *(Batch, Sample, TensorBatch, memoryview, numpy.ndarray, torch.Tensor),
+    *(bool, bytes, float, int, str, type(None)),
+}
+
+
+def _number_of_process() -> int:
+    """How many processes its parent had started when it started this one, with this one."""
+    return (getattr(multiprocessing.current_process(), "_identity", None) or (0,))[-1]
+
+
+def _in_group() -> bool:
+    """Whether torch.distributed joins this process to others."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
