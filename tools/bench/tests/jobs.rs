@@ -105,6 +105,59 @@ fn includes_and_variables_are_read() {
 }
 
 #[test]
+fn a_flush_follows_every_nth_write_at_any_depth() {
+    let place = Place::new();
+    for (engine, depth) in
+        [("psync", 1), ("io_uring", 1), ("io_uring", 8), ("file", 1), ("file", 4)]
+    {
+        for (every, flushes) in [(1, 300), (7, 42), (300, 1)] {
+            let file = place.path("flushed");
+            fs::write(&file, vec![0; 2 << 20]).unwrap();
+            let out = run(&[
+                "--name=f",
+                "--rw=randwrite",
+                "--bs=4k",
+                "--number_ios=300",
+                &format!("--filename={}", file.display()),
+                &format!("--ioengine={engine}"),
+                &format!("--iodepth={depth}"),
+                &format!("--fsync={every}"),
+                "--output-format=json",
+            ])
+            .quiet();
+            let job = &out.json()["jobs"][0];
+            assert_eq!(job["write"]["total_ios"], 300, "{engine}, depth {depth}, fsync={every}");
+            assert_eq!(job["sync"]["total_ios"], flushes, "{engine}, depth {depth}, fsync={every}");
+        }
+    }
+}
+
+/// 5,000 reads and 500 writes a second for a second; a mix of half and half would hold reads to 500.
+#[test]
+fn each_side_of_a_mixed_job_keeps_its_own_rate_and_what_was_written_is_verified() {
+    let place = Place::new();
+    let out = run(&[
+        "--name=m",
+        "--rw=randrw",
+        "--bs=4k",
+        "--size=16m",
+        "--runtime=1",
+        "--rate_iops=5000,500",
+        "--verify=crc32c",
+        "--ioengine=psync",
+        &format!("--filename={}", place.path("mixed").display()),
+        "--output-format=json",
+    ])
+    .quiet();
+    let job = &out.json()["jobs"][0];
+    let of = |count: &serde_json::Value| count.as_u64().unwrap();
+    let (verified, writes) = (of(&job["dlfs"]["verified"]), of(&job["write"]["total_ios"]));
+    let reads = of(&job["read"]["total_ios"]);
+    assert!(reads > 4 * writes, "{reads} reads, {writes} writes");
+    assert!(verified >= writes.min(1) && verified <= writes, "{verified} of {writes} verified");
+}
+
+#[test]
 fn limits_of_rate_count_and_size_are_kept() {
     let base = ["--name=l", "--ioengine=null", "--bs=4k", "--output-format=json"];
     let with = |more: &[&str]| run(&[&base[..], more].concat()).quiet();

@@ -26,7 +26,7 @@ use crate::stats::{Stats, Wanted, cpu::CpuClock};
 use crate::workload::content::Content;
 use crate::workload::depth_search::DepthSearch;
 use crate::workload::positions::Positions;
-use crate::workload::rate::{Floor, Pace};
+use crate::workload::rate::{Floor, Rates};
 
 /// What the manager and a job's thread say to each other.
 #[derive(Debug, Default)]
@@ -90,6 +90,9 @@ pub(crate) struct Lane {
     in_flight: usize,
     /// A direction that is drawn and must wait for its rate.
     chosen: Option<usize>,
+    /// The direction of each I/O so far, where rates may change what is drawn and what was written is
+    /// to be read again.
+    directions: Option<Vec<u8>>,
     issued: u64,
     needs_poll: bool,
 }
@@ -127,10 +130,12 @@ pub(crate) struct Worker {
     filling: bool,
     goes: Goes,
     think: Think,
-    paces: [Option<Pace>; 2],
+    rates: Rates,
     floors: [Option<Floor>; 2],
     search: Option<DepthSearch>,
     writes_since_flush: u64,
+    /// The lane that is to be flushed before anything else is issued.
+    flush_due: Option<usize>,
     stats: Stats,
     samples: account::Samples,
     logs: Vec<Log>,
@@ -199,10 +204,11 @@ impl Worker {
                 after: if job.thinktime_us > 0 { job.thinktime_blocks } else { 0 },
                 ..Think::default()
             },
-            paces: [0, 1].map(|d| Pace::new(&job, d, seed)),
+            rates: Rates::new(&job, seed),
             floors: [0, 1].map(|d| Floor::new(&job, d)),
             search,
             writes_since_flush: 0,
+            flush_due: None,
             stats: Stats::new(wanted),
             samples: account::Samples::new(&job),
             logs: logs_of(&job),
@@ -222,7 +228,7 @@ impl Worker {
         self.read_clock();
         let start_ns = self.now;
         self.begin = start_ns;
-        self.paces.iter_mut().flatten().for_each(|pace| pace.start(start_ns));
+        self.rates.start(start_ns);
         self.shared.began_ns.store(start_ns + 1, Ordering::Relaxed);
         let mut cpu = CpuClock::of_thread();
         let ramp_end = start_ns + self.job.ramp_time_us * 1000;
@@ -283,8 +289,8 @@ impl Worker {
             return true;
         }
         if self.in_flight == 0 {
-            let over = self.goes.stopped || self.goes.bytes_left == 0 || self.goes.ios_left == 0;
-            if over {
+            let spent = self.goes.bytes_left == 0 || self.goes.ios_left == 0;
+            if self.goes.stopped || (spent && self.flush_due.is_none()) {
                 return false;
             }
             self.sleep_until(wait_until);
@@ -310,24 +316,32 @@ impl Worker {
             0 => room,
             most => room.min(most as usize),
         };
-        while made < room && self.goes.bytes_left > 0 && self.goes.ios_left > 0 {
+        while made < room {
+            if let Some(index) = self.flush_due.take() {
+                self.push(index, FLUSH, 0, 0, false);
+                made += 1;
+                continue;
+            }
+            if self.goes.bytes_left == 0 || self.goes.ios_left == 0 {
+                break;
+            }
             let index = self.pick_lane();
             let lane = &mut self.lanes[index];
             let direction = match lane.chosen.take() {
                 Some(direction) => direction,
                 None => lane.positions.direction(),
             };
-            if let Some(pace) = &self.paces[direction]
-                && pace.due_ns() > self.now
-            {
+            let (direction, due_ns) = self.rates.choose(direction, self.now);
+            if due_ns > self.now {
                 lane.chosen = Some(direction);
-                return pace.due_ns();
+                return due_ns;
             }
             let block = lane.positions.next_of(direction);
             lane.issued += 1;
-            if let Some(pace) = &mut self.paces[direction] {
-                pace.went(self.now, block.len);
+            if let Some(directions) = &mut lane.directions {
+                directions.push(direction as u8);
             }
+            self.rates.went(direction, self.now, block.len);
             self.goes.bytes_left = match self.goes.bytes_left {
                 u64::MAX => u64::MAX,
                 left => left.saturating_sub(block.len),
@@ -336,21 +350,17 @@ impl Worker {
             let check = direction == 0 && !self.job.pattern.writes;
             self.push(index, direction as u8, block.offset, block.len, check);
             made += 1;
+            if self.job.fsync > 0 && direction == 1 {
+                self.writes_since_flush += 1;
+                if self.writes_since_flush >= self.job.fsync {
+                    (self.writes_since_flush, self.flush_due) = (0, Some(index));
+                }
+            }
             if self.think.after > 0 {
                 self.think.issued += 1;
                 if self.think.issued >= self.think.after {
                     (self.think.issued, self.think.due) = (0, true);
                     break;
-                }
-            }
-            if self.job.fsync > 0 && direction == 1 {
-                self.writes_since_flush += 1;
-                if self.writes_since_flush >= self.job.fsync {
-                    self.writes_since_flush = 0;
-                    if made < room {
-                        self.push(index, FLUSH, 0, 0, false);
-                        made += 1;
-                    }
                 }
             }
         }
@@ -558,8 +568,12 @@ impl Worker {
                 !self.job.pattern.random || self.job.block_range().0 == self.job.block_range().1;
             // A whole pass covers everything; later passes wrote over it what is checked alike.
             let count = if ordered { issued.min(once.max(1)) } else { issued };
-            for _ in 0..count {
-                let direction = replay.direction();
+            let directions = lane.directions.take();
+            for number in 0..count {
+                // Drawn in any case: the blocks that follow depend on it.
+                let drawn = replay.direction();
+                let taken = directions.as_ref().and_then(|taken| taken.get(number as usize));
+                let direction = taken.map_or(drawn, |&taken| taken.into());
                 let block = replay.next_of(direction);
                 if direction == 0 && self.job.pattern.writes {
                     continue;

@@ -121,12 +121,20 @@ pub(crate) fn lanes(
             burst: Vec::with_capacity(job.depth() as usize),
             in_flight: 0,
             chosen: None,
+            directions: may_swap_directions(job).then(Vec::new),
             issued: 0,
             needs_poll: target.engine.starts_with("tcp"),
             pair,
         });
     }
     Ok(lanes)
+}
+
+/// Whether rates may take another direction than the one drawn, in a job that reads again what it wrote.
+fn may_swap_directions(job: &Job) -> bool {
+    let is_mixed = job.pattern.reads && job.pattern.writes;
+    let is_limited = job.rate.iter().chain(&job.rate_iops).any(Option::is_some);
+    is_mixed && is_limited && !job.verify_only
 }
 
 /// A buffer for each I/O that may be on its way.

@@ -3,9 +3,50 @@
 use super::random::Random;
 use crate::options::Job;
 
+/// The limits of both directions.
+#[derive(Debug, Clone)]
+pub(crate) struct Rates {
+    paces: [Option<Pace>; 2],
+    /// Whether the job both reads and writes, so that one may go while the other is held back.
+    is_mixed: bool,
+}
+
+impl Rates {
+    pub(crate) fn new(job: &Job, seed: u64) -> Rates {
+        let is_mixed = job.pattern.reads && job.pattern.writes && (1..100).contains(&job.rwmixread);
+        Rates { paces: [0, 1].map(|direction| Pace::new(job, direction, seed)), is_mixed }
+    }
+
+    /// The job begins now.
+    pub(crate) fn start(&mut self, now_ns: u64) {
+        self.paces.iter_mut().flatten().for_each(|pace| pace.start(now_ns));
+    }
+
+    /// Which direction goes in place of the one drawn, and when: as in fio, a direction that its rate
+    /// holds back makes way for the other, so that each keeps its own rate whatever the mix says.
+    #[inline]
+    pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
+        let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
+        let (mine, others) = (due_ns(drawn), due_ns(1 - drawn));
+        if mine > now_ns && self.is_mixed && others < mine {
+            (1 - drawn, others)
+        } else {
+            (drawn, mine)
+        }
+    }
+
+    /// An I/O of `len` bytes goes at `now_ns`.
+    #[inline]
+    pub(crate) fn went(&mut self, direction: usize, now_ns: u64, len: u64) {
+        if let Some(pace) = &mut self.paces[direction] {
+            pace.went(now_ns, len);
+        }
+    }
+}
+
 /// The limits of one direction.
 #[derive(Debug, Clone)]
-pub(crate) struct Pace {
+struct Pace {
     /// Nanoseconds that an I/O and that a byte costs.
     ns_per_io: f64,
     ns_per_byte: f64,
@@ -16,7 +57,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// The limit of `direction`, if it has one.
-    pub(crate) fn new(job: &Job, direction: usize, seed: u64) -> Option<Pace> {
+    fn new(job: &Job, direction: usize, seed: u64) -> Option<Pace> {
         let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
         let (ns_per_io, ns_per_byte) = (per(job.rate_iops[direction]), per(job.rate[direction]));
         let poisson = job.rate_poisson.then(|| Random::new(seed));
@@ -30,17 +71,17 @@ impl Pace {
 
     /// When the next I/O may go.
     #[inline]
-    pub(crate) fn due_ns(&self) -> u64 {
+    fn due_ns(&self) -> u64 {
         self.due_ns as u64
     }
 
     /// The job begins now: what came before is not caught up with.
-    pub(crate) fn start(&mut self, now_ns: u64) {
+    fn start(&mut self, now_ns: u64) {
         self.due_ns = now_ns as f64;
     }
 
     /// An I/O of `len` bytes goes at `now_ns`.
-    pub(crate) fn went(&mut self, now_ns: u64, len: u64) {
+    fn went(&mut self, now_ns: u64, len: u64) {
         let mut cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
         if let Some(random) = &mut self.poisson {
             cost *= -(1.0 - random.unit()).ln();
@@ -129,6 +170,33 @@ mod tests {
         let job = Job { rate_iops: [Some(1000), None], rate_poisson: true, ..Job::default() };
         let random = went_until(&mut Pace::new(&job, 0, 1).unwrap(), 10_000_000_000, 4096);
         assert!((9_500..10_500).contains(&random), "{random}");
+    }
+
+    #[test]
+    fn a_direction_that_is_held_back_makes_way_for_the_other() {
+        let job = |rates, rwmixread| {
+            let mut job = Job { rate_iops: rates, rwmixread, ..Job::default() };
+            (job.pattern.reads, job.pattern.writes) = (true, true);
+            job
+        };
+        let rates = Rates::new(&job([Some(10), None], 50), 1);
+        assert_eq!(rates.choose(0, 0), (0, 0), "nothing is held back at the begin");
+        let mut rates = Rates::new(&job([Some(1000), Some(100)], 50), 1);
+        rates.start(0);
+        let (mut now, mut counts) = (0, [0_u64; 2]);
+        for number in 0.. {
+            let (direction, due) = rates.choose(number % 2, now);
+            now = now.max(due);
+            if now > 1_000_000_000 {
+                break;
+            }
+            rates.went(direction, now, 4096);
+            counts[direction] += 1;
+        }
+        assert!((999..=1001).contains(&counts[0]) && (99..=101).contains(&counts[1]), "{counts:?}");
+        let mut only = Rates::new(&job([Some(10), None], 100), 1);
+        only.went(0, 0, 4096);
+        assert_eq!(only.choose(0, 0).0, 0, "a mix without writes never writes");
     }
 
     #[test]
