@@ -424,7 +424,7 @@ fn grouped_orders_mix_classes_as_chance_does_where_placement_was_shuffled_and_no
     let source = |slot| slot;
     let classes = |report: &ShuffleReport| {
         let classes = report.classes.clone().unwrap();
-        [classes.classes_per_batch, classes.chi_square, classes.class_runs]
+        [classes.classes_per_batch.unwrap(), classes.chi_square.unwrap(), classes.class_runs]
             .map(|row| row.deviations.abs())
     };
     let grouped = OrderKind::Grouped { lanes: 8, group: 4 };

@@ -264,6 +264,27 @@ fn shuffle_report_tells_a_global_order_from_none() {
     assert!(global["classes"]["num_classes"] == 3);
     let text = run(&["shuffle-report", &image, "--order", "global"]).code(0);
     assert!(text.text().contains("deviations") && text.text().contains("chance"));
+    assert!(text.text().contains("verdict: "), "{}", text.text());
+    let none = run(&["shuffle-report", &image, "--batch", "301"]).code(0);
+    assert!(none.text().contains("no whole batch"), "{}", none.text());
+}
+
+/// Placed as in the source, `local` gives each of three ranks a class of its own; a global batch has all.
+#[test]
+fn shuffle_report_finds_ranks_that_each_see_one_class() {
+    let place = Place::with_source();
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    run(&["import", &source, &image, "--placement", "source"]).code(0);
+    let report = |order: &str| {
+        let ranks = ["--world-size", "3", "--batch", "30", "--json"];
+        run(&[&["shuffle-report", &image, "--order", order], &ranks[..]].concat()).code(0).json()
+    };
+    let local = report("local");
+    assert_eq!(local["ranks"]["classes_per_share"]["found"], 1.0, "{local}");
+    assert!(local["verdict"].as_str().unwrap().starts_with("classes are not mixed"), "{local}");
+    let global = report("global");
+    assert_eq!(global["ranks"]["classes_per_share"]["found"], 3.0, "{global}");
+    assert_eq!(global["ranks"]["batch"], 10);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::order::report::{Observed, Observer, ShuffleReport};
-use dlfs::order::{EpochOrder, OrderSpec, Positions};
+use dlfs::directory::Directory;
+use dlfs::order::report::{Observed, Observer, RankObserver, RankReport, ShuffleReport};
+use dlfs::order::{EpochOrder, OrderSpec, Positions, Shard, Tail};
 use dlfs::units::Epoch;
 
 use crate::args::ConnectionArgs;
@@ -15,10 +16,12 @@ use crate::out::Out;
 
 /// Say how random an order is, beside what chance would give
 ///
-/// Displacement, batch composition and class runs of one epoch, each with its distance from chance.
+/// Displacement, batch composition and class runs of one epoch, each with its distance from chance, and
+/// a verdict.
 ///
-/// Nothing but the directory is read. A batch here is the global batch, that of all ranks together.
-/// Deviations within 3 are as random as chance.
+/// Nothing but the directory is read. A batch here is the global batch, that of all ranks together;
+/// with --world-size, what each rank sees by itself has rows of its own. Deviations within 3 are as
+/// random as chance.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShuffleReportArgs {
@@ -32,7 +35,7 @@ pub(crate) struct ShuffleReportArgs {
     /// Which epoch, from 0
     #[arg(long, value_name = "E", default_value_t = 0)]
     epoch: u64,
-    /// local and partial: how many ranks have a share
+    /// How many ranks share the epoch
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     world_size: u32,
     /// Print the report as one line of JSON
@@ -46,6 +49,7 @@ pub(crate) struct ShuffleReportArgs {
 struct JsonReport<'a> {
     order: &'a OrderSpec,
     epoch: u64,
+    verdict: String,
     #[serde(flatten)]
     report: &'a ShuffleReport,
 }
@@ -67,15 +71,45 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
             observer.see(Observed { rank, chunk, label });
         }
     }
-    let report = observer.finish();
+    let mut report = observer.finish();
+    report.ranks = ranks(&args, &mut order, directory)?;
     let mut out = Out::new();
     if args.json {
-        out.json(&JsonReport { order: &spec, epoch: args.epoch, report: &report })?;
+        out.json(&JsonReport {
+            order: &spec,
+            epoch: args.epoch,
+            verdict: report.verdict(),
+            report: &report,
+        })?;
     } else {
         out.text(&report.to_string())?;
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+/// The shares of the ranks, one after the other.
+fn ranks(
+    args: &ShuffleReportArgs,
+    order: &mut EpochOrder,
+    directory: &Directory,
+) -> Result<Option<RankReport>, Failure> {
+    if args.world_size < 2 {
+        return Ok(None);
+    }
+    let mut observer = RankObserver::new(args.world_size, args.batch);
+    let mut ids = Vec::new();
+    for rank in 0..args.world_size {
+        let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
+        let mut positions = shard.positions(order.len());
+        while positions.remaining() > 0 {
+            ids.clear();
+            order.ids(directory, positions.split_front(STEP), &mut ids);
+            ids.iter().for_each(|&id| observer.see(directory.label(id)));
+        }
+        observer.end_rank();
+    }
+    Ok(observer.finish())
 }
 
 /// Ids computed at a time.

@@ -5,12 +5,22 @@
 //! spread for a uniformly random permutation. An [`Observer`] watches the samples of one epoch go by
 //! and puts the two side by side; it keeps a few words a chunk and a class, none a sample.
 //!
-//! Batches here are those of all ranks together: the samples of one optimizer step.
+//! Batches here are those of all ranks together: the samples of one optimizer step. What each rank sees
+//! by itself is in `ranks`: a step may be mixed and every rank's part of it be of one class.
+//!
+//! `kinds` has the statistics, `text` the table and the verdict.
+
+mod kinds;
+mod ranks;
+mod text;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::Serialize;
+
+use kinds::Kinds;
+
+pub use ranks::{RankObserver, RankReport};
 
 /// A sample as it comes by: where it stood, and what it has in common with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +51,21 @@ pub struct ShuffleReport {
     pub samples: u64,
     /// Samples of a batch.
     pub batch: u64,
-    /// Whole batches; what is left is in the statistics of neighbours alone.
+    /// Whole batches; what is left is in the statistics of neighbours alone. Without one, what is said of
+    /// batches is `None`.
     pub batches: u64,
     /// Mean distance between a sample's position and its rank in the source, over the number of samples.
     pub displacement: Compared,
     /// Correlation of the ranks of neighbours in the sequence: 1 in the source's order.
     pub serial_correlation: Compared,
     /// Different chunks that a batch draws from.
-    pub chunks_per_batch: Compared,
+    pub chunks_per_batch: Option<Compared>,
     /// Stretches of the sequence that stay in one chunk.
     pub chunk_runs: Compared,
     /// The same by class, where samples have one.
     pub classes: Option<ClassReport>,
+    /// What each rank sees by itself, where there are several and samples have a class.
+    pub ranks: Option<RankReport>,
 }
 
 /// How classes are spread over the sequence and its batches.
@@ -61,9 +74,10 @@ pub struct ClassReport {
     /// Classes that came by.
     pub num_classes: u64,
     /// Different classes in a batch.
-    pub classes_per_batch: Compared,
+    pub classes_per_batch: Option<Compared>,
     /// Chi-square of a batch's classes against their shares of the data set; the mean over the batches.
-    pub chi_square: Compared,
+    /// `None` also where there is one class, or one batch has everything.
+    pub chi_square: Option<Compared>,
     /// Stretches of the sequence that stay in one class.
     pub class_runs: Compared,
     /// The longest of them, in samples.
@@ -128,8 +142,8 @@ impl Observer {
         }
     }
 
-    /// The statistics of what came by. Those of an epoch with fewer than two samples, or of no whole
-    /// batch, are all as chance has them.
+    /// The statistics of what came by. Those of an epoch with fewer than two samples are as chance has
+    /// them.
     pub fn finish(self) -> ShuffleReport {
         let batches = self.samples / self.batch;
         let classes =
@@ -149,6 +163,7 @@ impl Observer {
             chunks_per_batch: self.chunks.per_batch(self.batch, batches),
             chunk_runs: self.chunks.runs(),
             classes,
+            ranks: None,
         }
     }
 
@@ -182,158 +197,12 @@ impl Observer {
     }
 }
 
-/// Samples of several kinds (chunks, or classes) going by in a sequence that is cut into batches.
-#[derive(Debug, Default)]
-struct Kinds {
-    /// Of each kind: samples so far, in this batch, and the sum of squares of those of whole batches.
-    counts: Vec<u64>,
-    in_batch: Vec<u64>,
-    squares: Vec<u64>,
-    /// The kinds that this batch has.
-    present: Vec<usize>,
-    /// Different kinds of a batch, summed over the batches.
-    distinct: u64,
-    last: Option<usize>,
-    num_runs: u64,
-    run: u64,
-    longest_run: u64,
-}
-
-impl Kinds {
-    fn see(&mut self, kind: usize) {
-        if kind >= self.counts.len() {
-            for column in [&mut self.counts, &mut self.in_batch, &mut self.squares] {
-                column.resize(kind + 1, 0);
-            }
-        }
-        self.counts[kind] += 1;
-        if self.in_batch[kind] == 0 {
-            self.present.push(kind);
-        }
-        self.in_batch[kind] += 1;
-        if self.last.replace(kind) == Some(kind) {
-            self.run += 1;
-        } else {
-            self.num_runs += 1;
-            self.run = 1;
-        }
-        self.longest_run = self.longest_run.max(self.run);
-    }
-
-    fn end_batch(&mut self) {
-        self.distinct += self.present.len() as u64;
-        for kind in self.present.drain(..) {
-            self.squares[kind] += self.in_batch[kind] * self.in_batch[kind];
-            self.in_batch[kind] = 0;
-        }
-    }
-
-    fn samples(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    /// Different kinds of a batch. A kind of n_k samples is absent from a batch of b with probability
-    /// C(N - n_k, b) / C(N, b); the variance is the occupancy problem's (kinds drawn independently),
-    /// times 1 - b / N for drawing without putting back.
-    fn per_batch(&self, batch: u64, batches: u64) -> Compared {
-        if batches == 0 {
-            return compare(0.0, 0.0, 1.0);
-        }
-        let total = self.samples();
-        let (mut mean, mut variance, mut moved) = (0.0, 0.0, 0.0);
-        let mut sizes = BTreeMap::<u64, f64>::new();
-        self.counts.iter().filter(|&&n| n > 0).for_each(|&n| *sizes.entry(n).or_default() += 1.0);
-        for (&size, &kinds) in &sizes {
-            let share = batch as f64 * size as f64 / total as f64;
-            mean += kinds * (1.0 - absent(total, size, batch));
-            variance += kinds * (-share).exp() * (1.0 - (-share).exp());
-            moved += kinds * share * (-share).exp();
-        }
-        variance = (variance - moved * moved / batch as f64) * (1.0 - batch as f64 / total as f64);
-        let deviation = (variance.max(0.0) / batches as f64).sqrt();
-        compare(self.distinct as f64 / batches as f64, mean, deviation)
-    }
-
-    /// Chi-square of a batch's kinds, the mean over batches: (k - 1)(N - b) / (N - 1) for batches drawn
-    /// without putting back.
-    fn chi_square(&self, batch: u64, batches: u64) -> Compared {
-        let (total, size) = (self.samples() as f64, batch as f64);
-        let kinds = self.counts.iter().filter(|&&n| n > 0).count() as f64;
-        if batches == 0 || kinds < 2.0 || total <= size {
-            return compare(0.0, 0.0, 1.0);
-        }
-        let (mut found, mut inverse_shares) = (-(batches as f64) * size, 0.0);
-        for (&n, &squares) in self.counts.iter().zip(&self.squares).filter(|&(&n, _)| n > 0) {
-            found += squares as f64 * total / (size * n as f64);
-            inverse_shares += total / n as f64;
-        }
-        let chance = (kinds - 1.0) * (total - size) / (total - 1.0);
-        let rare = (inverse_shares - kinds * kinds - 2.0 * kinds + 2.0) / size;
-        let variance = (2.0 * (kinds - 1.0) + rare) * (1.0 - size / total).powi(2);
-        compare(found / batches as f64, chance, (variance.max(0.0) / batches as f64).sqrt())
-    }
-
-    /// Runs of equal kinds; mean and variance after Barton and David, for k kinds of n_1..n_k samples.
-    fn runs(&self) -> Compared {
-        let n = self.samples() as f64;
-        if n < 2.0 {
-            return compare(self.num_runs as f64, n, 0.0);
-        }
-        let power = |p| self.counts.iter().map(|&count| (count as f64).powi(p)).sum::<f64>();
-        let (squares, cubes) = (power(2), power(3));
-        let mean = 1.0 + (n * n - squares) / n;
-        let variance = (squares * (squares + n * (n + 1.0)) - 2.0 * n * cubes - n * n * n)
-            / (n * n * (n - 1.0));
-        compare(self.num_runs as f64, mean, variance.max(0.0).sqrt())
-    }
-}
-
-/// Probability that none of `size` samples is among `batch` drawn from `total` without putting back.
-fn absent(total: u64, size: u64, batch: u64) -> f64 {
-    // Drawing the smaller side first is the same and has fewer factors.
-    let (few, many) = (size.min(batch), size.max(batch));
-    let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);
-    factors.product()
-}
-
 fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
     let distance = found - chance;
     // A statistic that no order can change has no spread; rounding must not make it look unlikely.
     let fixed = distance.abs() <= 1e-9 * chance.abs().max(1.0);
     let deviations = if fixed { 0.0 } else { (distance / deviation).clamp(-1e9, 1e9) };
     Compared { found, chance, deviations }
-}
-
-impl fmt::Display for ShuffleReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} samples, {} whole batches of {}", self.samples, self.batches, self.batch)?;
-        writeln!(f, "{:<34}{:>12}{:>12}{:>12}", "", "found", "chance", "deviations")?;
-        row(f, "displacement / samples", self.displacement)?;
-        row(f, "serial correlation", self.serial_correlation)?;
-        row(f, "chunks in a batch", self.chunks_per_batch)?;
-        row(f, "runs of one chunk", self.chunk_runs)?;
-        if let Some(classes) = &self.classes {
-            row(
-                f,
-                &format!("classes in a batch, of {}", classes.num_classes),
-                classes.classes_per_batch,
-            )?;
-            row(f, "chi-square of a batch's classes", classes.chi_square)?;
-            row(f, "runs of one class", classes.class_runs)?;
-            writeln!(f, "{:<34}{:>12}", "longest run of one class", classes.longest_run)?;
-        }
-        Ok(())
-    }
-}
-
-fn row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Result {
-    // Where chance hardly varies, any difference is many deviations: how many says nothing more.
-    let deviations = match row.deviations {
-        many if many >= 1000.0 => "> 999".to_owned(),
-        many if many <= -1000.0 => "< -999".to_owned(),
-        few => format!("{few:.1}"),
-    };
-    writeln!(f, "{name:<34}{:>12.4}{:>12.4}{deviations:>12}", row.found, row.chance)
 }
 
 #[cfg(test)]
@@ -358,10 +227,10 @@ mod tests {
         vec![
             ("displacement", report.displacement),
             ("serial correlation", report.serial_correlation),
-            ("chunks", report.chunks_per_batch),
+            ("chunks", report.chunks_per_batch.unwrap()),
             ("chunk runs", report.chunk_runs),
-            ("classes", classes.classes_per_batch),
-            ("chi-square", classes.chi_square),
+            ("classes", classes.classes_per_batch.unwrap()),
+            ("chi-square", classes.chi_square.unwrap()),
             ("class runs", classes.class_runs),
         ]
     }
@@ -405,7 +274,8 @@ mod tests {
         let permutation = Permutation::new(N / 100, Key::new(1));
         let report = report(64, (0..N).map(|i| permutation.forward(i / 100) * 100 + i % 100));
         assert!(report.displacement.deviations.abs() < 30.0, "far from their places all the same");
-        assert!(report.chunks_per_batch.found < 2.0 && report.chunks_per_batch.chance > 50.0);
+        let chunks = report.chunks_per_batch.unwrap();
+        assert!(chunks.found < 2.0 && chunks.chance > 50.0);
         assert_eq!(report.chunk_runs.found, 200.0);
     }
 
@@ -413,7 +283,9 @@ mod tests {
     fn an_epoch_of_no_or_few_samples_is_no_news() {
         for n in 0..3 {
             let report = report(4, 0..n);
-            for compared in [report.displacement, report.chunks_per_batch, report.chunk_runs] {
+            assert_eq!(report.chunks_per_batch, None, "there is no whole batch");
+            assert!(report.to_string().contains("no whole batch"), "{report}");
+            for compared in [report.displacement, report.chunk_runs] {
                 assert!(
                     compared.deviations.abs() < 3.0 && compared.chance.is_finite(),
                     "{n}: {report:?}"
@@ -426,8 +298,22 @@ mod tests {
     fn the_text_has_a_row_for_each_statistic() {
         let text = report(64, 0..N).to_string();
         assert!(text.starts_with("20000 samples, 312 whole batches of 64\n"));
-        assert_eq!(text.lines().count(), 10);
+        assert_eq!(text.lines().count(), 11);
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    }
+
+    #[test]
+    fn the_verdict_says_what_is_not_mixed() {
+        let permutation = Permutation::new(N, Key::new(3));
+        let fair = report(64, (0..N).map(|i| permutation.forward(i)));
+        assert_eq!(fair.verdict(), "mixed as by chance", "{fair}");
+        assert!(report(64, 0..N).verdict().starts_with("classes are not mixed as by chance ("));
+        let mut observer = Observer::new(64);
+        for rank in 0..N {
+            observer.see(Observed { rank, chunk: (rank / 100) as u32, label: None });
+        }
+        let unlabelled = observer.finish().verdict();
+        assert!(unlabelled.starts_with("places are not mixed as by chance ("), "{unlabelled}");
     }
 
     #[test]

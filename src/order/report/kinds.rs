@@ -1,0 +1,124 @@
+//! Counts of chunks or classes in a sequence and its batches, beside what chance would give.
+
+use std::collections::BTreeMap;
+
+use super::{Compared, compare};
+
+/// Samples of several kinds (chunks, or classes) going by in a sequence that is cut into batches.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    /// Of each kind: samples so far, in this batch, and the sum of squares of those of whole batches.
+    counts: Vec<u64>,
+    in_batch: Vec<u64>,
+    squares: Vec<u64>,
+    /// The kinds that this batch has.
+    present: Vec<usize>,
+    /// Different kinds of a batch, summed over the batches.
+    distinct: u64,
+    last: Option<usize>,
+    num_runs: u64,
+    run: u64,
+    pub(super) longest_run: u64,
+}
+
+impl Kinds {
+    pub(super) fn see(&mut self, kind: usize) {
+        if kind >= self.counts.len() {
+            for column in [&mut self.counts, &mut self.in_batch, &mut self.squares] {
+                column.resize(kind + 1, 0);
+            }
+        }
+        self.counts[kind] += 1;
+        if self.in_batch[kind] == 0 {
+            self.present.push(kind);
+        }
+        self.in_batch[kind] += 1;
+        if self.last.replace(kind) == Some(kind) {
+            self.run += 1;
+        } else {
+            self.num_runs += 1;
+            self.run = 1;
+        }
+        self.longest_run = self.longest_run.max(self.run);
+    }
+
+    pub(super) fn end_batch(&mut self) {
+        self.distinct += self.present.len() as u64;
+        for kind in self.present.drain(..) {
+            self.squares[kind] += self.in_batch[kind] * self.in_batch[kind];
+            self.in_batch[kind] = 0;
+        }
+    }
+
+    /// Forgets the batch that is begun: it was no whole one.
+    pub(super) fn drop_batch(&mut self) {
+        self.present.drain(..).for_each(|kind| self.in_batch[kind] = 0);
+    }
+
+    pub(super) fn samples(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Different kinds of a batch. A kind of n_k samples is absent from a batch of b with probability
+    /// C(N - n_k, b) / C(N, b); the variance is the occupancy problem's (kinds drawn independently),
+    /// times 1 - b / N for drawing without putting back.
+    pub(super) fn per_batch(&self, batch: u64, batches: u64) -> Option<Compared> {
+        if batches == 0 {
+            return None;
+        }
+        let total = self.samples();
+        let (mut mean, mut variance, mut moved) = (0.0, 0.0, 0.0);
+        let mut sizes = BTreeMap::<u64, f64>::new();
+        self.counts.iter().filter(|&&n| n > 0).for_each(|&n| *sizes.entry(n).or_default() += 1.0);
+        for (&size, &kinds) in &sizes {
+            let share = batch as f64 * size as f64 / total as f64;
+            mean += kinds * (1.0 - absent(total, size, batch));
+            variance += kinds * (-share).exp() * (1.0 - (-share).exp());
+            moved += kinds * share * (-share).exp();
+        }
+        variance = (variance - moved * moved / batch as f64) * (1.0 - batch as f64 / total as f64);
+        let deviation = (variance.max(0.0) / batches as f64).sqrt();
+        Some(compare(self.distinct as f64 / batches as f64, mean, deviation))
+    }
+
+    /// Chi-square of a batch's kinds, the mean over batches: (k - 1)(N - b) / (N - 1) for batches drawn
+    /// without putting back.
+    pub(super) fn chi_square(&self, batch: u64, batches: u64) -> Option<Compared> {
+        let (total, size) = (self.samples() as f64, batch as f64);
+        let kinds = self.counts.iter().filter(|&&n| n > 0).count() as f64;
+        if batches == 0 || kinds < 2.0 || total <= size {
+            return None;
+        }
+        let (mut found, mut inverse_shares) = (-(batches as f64) * size, 0.0);
+        for (&n, &squares) in self.counts.iter().zip(&self.squares).filter(|&(&n, _)| n > 0) {
+            found += squares as f64 * total / (size * n as f64);
+            inverse_shares += total / n as f64;
+        }
+        let chance = (kinds - 1.0) * (total - size) / (total - 1.0);
+        let rare = (inverse_shares - kinds * kinds - 2.0 * kinds + 2.0) / size;
+        let variance = (2.0 * (kinds - 1.0) + rare) * (1.0 - size / total).powi(2);
+        Some(compare(found / batches as f64, chance, (variance.max(0.0) / batches as f64).sqrt()))
+    }
+
+    /// Runs of equal kinds; mean and variance after Barton and David, for k kinds of n_1..n_k samples.
+    pub(super) fn runs(&self) -> Compared {
+        let n = self.samples() as f64;
+        if n < 2.0 {
+            return compare(self.num_runs as f64, n, 0.0);
+        }
+        let power = |p| self.counts.iter().map(|&count| (count as f64).powi(p)).sum::<f64>();
+        let (squares, cubes) = (power(2), power(3));
+        let mean = 1.0 + (n * n - squares) / n;
+        let variance = (squares * (squares + n * (n + 1.0)) - 2.0 * n * cubes - n * n * n)
+            / (n * n * (n - 1.0));
+        compare(self.num_runs as f64, mean, variance.max(0.0).sqrt())
+    }
+}
+
+/// Probability that none of `size` samples is among `batch` drawn from `total` without putting back.
+fn absent(total: u64, size: u64, batch: u64) -> f64 {
+    // Drawing the smaller side first is the same and has fewer factors.
+    let (few, many) = (size.min(batch), size.max(batch));
+    let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);
+    factors.product()
+}
