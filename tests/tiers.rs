@@ -620,3 +620,41 @@ fn overwrite(path: &Path, bytes: &[u8]) {
     use std::os::unix::fs::FileExt;
     fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, 0).unwrap();
 }
+
+#[test]
+fn an_origin_lends_and_starts_through_tiers_as_it_does_without_them() {
+    let data = Data::new();
+    // Blocks of 512 bytes beneath pages of 4,096.
+    let memory = MemNamespace::new(data.origins[0].namespace().len_bytes(), 512).unwrap();
+    let first = &data.origins[0];
+    let mut from = Blocking::new(first.queue_pair().unwrap()).unwrap();
+    let bytes = from.read(0, first.namespace().len_bytes() as usize).unwrap();
+    Blocking::new(memory.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+    let origin = Arc::new(Faulty::new(Arc::new(memory.read_only())));
+    let devices: Vec<Arc<dyn Device>> =
+        vec![Arc::clone(&origin) as _, Arc::clone(&data.origins[1]) as _];
+    let options =
+        OpenOptions { tiers: options(Policy::FirstTouch, &["ram:4M"]), ..OpenOptions::default() };
+    let image = Image::from_devices(devices, &options).unwrap();
+    data.all(&image);
+    settle(&image);
+    let mut pair = image.devices()[0].queue_pair().unwrap();
+    for (slba, len) in [(0, 4096), (7, 8192), (20, 65_536)] {
+        let lent = pair.lend(Lba(slba), len).expect("within a stripe of memory that lends");
+        assert!(lent[..] == bytes[slba as usize * 4096..][..len], "page {slba}");
+    }
+    let writable = image.devices()[1].queue_pair().unwrap();
+    assert!(writable.lend(Lba(0), 4096).is_none(), "its bytes may change");
+
+    let before = origin.starts();
+    let mut pending = VecDeque::from([contract::read(3, 4096)]);
+    assert_eq!(pair.submit(&mut pending), 1);
+    pair.start();
+    assert_eq!((origin.starts(), pair.outstanding()), (before + 1, 1), "nothing is completed");
+    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while done.is_empty() {
+        pair.poll(Instant::now(), 1, &mut done);
+        assert!(Instant::now() < until);
+    }
+    assert!(done[0].buf[..] == bytes[3 * 4096..][..4096]);
+}

@@ -12,7 +12,7 @@ use slab::Slab;
 use super::Shared;
 use super::ahead::{Ahead, WINDOW_BYTES, Waiting};
 use super::copier::Job;
-use crate::buf::{IoBuf, Pool};
+use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use crate::tier::PAGE_BYTES;
@@ -455,8 +455,24 @@ impl QueuePair for TieredPair {
         count
     }
 
+    fn start(&mut self) {
+        for way in &mut self.ways {
+            way.submit();
+            way.pair.start();
+        }
+    }
+
     fn use_pool(&mut self, pool: &Pool) {
         self.ways.iter_mut().for_each(|way| way.pair.use_pool(pool));
+    }
+
+    /// The origin's own bytes, whatever is copied: an origin that lends is memory already. Tiers do not
+    /// lend, since copies give way to others.
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        let origin = &self.ways[0];
+        let lent = origin.pair.lend(Lba(slba.0 * PAGE_BYTES / origin.block_len), len_bytes)?;
+        self.shared.counters.origin_read(len_bytes, Duration::ZERO);
+        Some(lent)
     }
 
     fn outstanding(&self) -> usize {

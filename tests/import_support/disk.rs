@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use dlfs::Result;
+use dlfs::buf::Pool;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair};
@@ -207,6 +208,14 @@ impl QueuePair for NotedPair {
             shared.events.extend(std::iter::repeat_n(flush, flushes));
         }
         failed + polled
+    }
+
+    fn start(&mut self) {
+        self.inner.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.inner.use_pool(pool);
     }
 
     fn outstanding(&self) -> usize {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlfs::Result;
+use dlfs::buf::{Pool, SharedBuf};
 use dlfs::nvme::Status;
 use dlfs::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use dlfs::units::Lba;
@@ -76,6 +77,7 @@ struct Rules {
     rules: Vec<Rule>,
     shuffle: Option<u64>,
     struck: u32,
+    starts: u32,
     seen: Vec<(IoOp, Lba, usize)>,
 }
 
@@ -97,6 +99,11 @@ impl Faulty {
     /// How many I/Os have been struck.
     pub fn struck(&self) -> u32 {
         self.rules.lock().unwrap().struck
+    }
+
+    /// How often queue pairs were told to start what they have.
+    pub fn starts(&self) -> u32 {
+        self.rules.lock().unwrap().starts
     }
 
     /// The I/Os submitted since the last call: operation, block and bytes.
@@ -122,6 +129,18 @@ impl Device for Faulty {
             swallowed: Vec::new(),
             disconnected: false,
         }))
+    }
+
+    fn can_grow(&self) -> bool {
+        self.inner.can_grow()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.inner.is_exclusive()
+    }
+
+    fn is_page_cached(&self) -> bool {
+        self.inner.is_page_cached()
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -238,6 +257,25 @@ impl QueuePair for FaultyPair {
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count
+    }
+
+    fn start(&mut self) {
+        self.rules.lock().unwrap().starts += 1;
+        self.inner.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.inner.use_pool(pool);
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        // What is lent cannot be struck: with a rule there is nothing to lend.
+        let has_rules = !self.rules.lock().unwrap().rules.is_empty();
+        if has_rules { None } else { self.inner.lend(slba, len_bytes) }
     }
 
     fn outstanding(&self) -> usize {
