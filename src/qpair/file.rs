@@ -187,6 +187,12 @@ impl Files {
         Files { path, buffered, direct, is_block_device, num_blocks }
     }
 
+    /// A descriptor of anything.
+    #[cfg(test)]
+    pub(super) fn of_descriptor(descriptor: std::os::fd::OwnedFd) -> Files {
+        Files::new(Path::new("test"), descriptor.into(), None, false, 100)
+    }
+
     /// Brings the size in a queue pair's `namespace` up to date.
     pub(super) fn refresh(&self, namespace: &mut Namespace) {
         namespace.num_blocks = self.num_blocks.load(Ordering::Relaxed);

@@ -17,10 +17,11 @@ mod pinned;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slab::Slab;
 
@@ -132,6 +133,10 @@ struct Ring {
     /// Whether descriptors are named by their place in [`Files::to_register`].
     registered: bool,
     pinned: Option<Pinned>,
+    /// How the user knows the namespace.
+    address: String,
+    /// How long I/Os under way are waited for when it is dropped.
+    last_ios: Duration,
     /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
     pid: u32,
 }
@@ -145,7 +150,17 @@ impl Ring {
             !descriptors.is_empty() && uring.submitter().register_files(&descriptors).is_ok();
         let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
         let pid = std::process::id();
-        Ok(Ring { uring, transfers, files, registered, pinned: None, pid })
+        let address = namespace.address.clone();
+        Ok(Ring {
+            uring,
+            transfers,
+            files,
+            registered,
+            pinned: None,
+            address,
+            last_ios: LAST_IOS,
+            pid,
+        })
     }
 
     /// Registers the buffers of the first pool that it is told of, as they are used.
@@ -230,19 +245,42 @@ impl Ring {
         }
         count
     }
+
+    /// Waits for what the kernel still does, at most for `limit`: a disk may hang for ever.
+    fn finish(&mut self, limit: Duration) {
+        let (until, mut done) = (Instant::now() + limit, Vec::new());
+        loop {
+            self.enter();
+            self.reap(usize::MAX, &mut done);
+            done.clear();
+            let left = until.saturating_duration_since(Instant::now());
+            if self.transfers.is_empty() || left.is_zero() {
+                return;
+            }
+            // SAFETY: the ring's descriptor is open as long as the ring, which `self` owns.
+            let fd = unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) };
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            // What it says does not matter: the ring is looked at next. Never long, since a kernel may
+            // have work for this thread that it does not tell of so.
+            let nap = Timespec::try_from(left.min(NAP)).ok();
+            let _ = rustix::event::poll(&mut fds, nap.as_ref());
+        }
+    }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        let mut done = Vec::new();
-        while !self.transfers.is_empty() && self.pid == std::process::id() {
-            let waited = self.uring.submit_and_wait(1);
-            if waited.is_err_and(|e| !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)))
-            {
-                break;
+        if !self.transfers.is_empty() && self.pid == std::process::id() {
+            self.finish(self.last_ios);
+            if !self.transfers.is_empty() {
+                tracing::warn!(
+                    ios = self.transfers.len(),
+                    "{}: no answer for {:?}; the memory of these I/Os is given up, since the kernel may \
+                     still write to it",
+                    self.address,
+                    self.last_ios,
+                );
             }
-            self.reap(usize::MAX, &mut done);
-            done.clear();
         }
         if !self.transfers.is_empty() {
             // What the kernel may still be writing to is never freed.
@@ -266,3 +304,76 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
 
 /// What one turn starts: with the pages that it comes from, half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
+
+/// How long I/Os under way are waited for when a queue pair ends: longer than a disk takes to spin up.
+const LAST_IOS: Duration = Duration::from_secs(10);
+
+/// The longest sleep of such a wait.
+const NAP: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::{HugePages, PoolOptions};
+    use crate::units::Lba;
+
+    /// A ring whose reads never end, since nobody writes into the pipe.
+    fn ring_that_hangs(pool: &Pool) -> Option<(std::io::PipeWriter, Ring)> {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let namespace = Namespace {
+            address: "a disk that hangs".into(),
+            block_len_bytes: 4096,
+            num_blocks: 100,
+            max_transfer_bytes: 1 << 20,
+            queue_depth: QUEUE_DEPTH,
+            nguid: [0; 16],
+            read_only: false,
+            engine: "file".into(),
+        };
+        let files = Arc::new(Files::of_descriptor(reader.into()));
+        let mut ring = match Ring::new(files, &namespace) {
+            Ok(ring) => ring,
+            Err(error) => {
+                println!("SKIPPED: no io_uring here ({error})");
+                return None;
+            }
+        };
+        ring.use_pool(pool);
+        for tag in 0..3 {
+            let buf = pool.take(4096).unwrap();
+            let io = Io { op: IoOp::Read, slba: Lba(0), buf, tag };
+            ring.start(Transfer::new(io, 4096));
+        }
+        ring.enter();
+        Some((writer, ring))
+    }
+
+    fn pool() -> Pool {
+        let options =
+            PoolOptions { bytes: 64 << 10, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+        Pool::new(options).unwrap()
+    }
+
+    #[test]
+    fn a_disk_that_hangs_is_waited_for_for_a_while_and_keeps_the_memory() {
+        let pool = pool();
+        let Some((_writer, mut ring)) = ring_that_hangs(&pool) else { return };
+        ring.last_ios = Duration::from_millis(100);
+        drop(ring); // hangs where it waits for an answer
+        assert_eq!(pool.free_bytes(), pool.capacity_bytes() - 3 * 4096, "it may be written to yet");
+    }
+
+    #[test]
+    fn a_late_answer_ends_the_wait_and_gives_the_memory_back() {
+        use std::io::Write;
+        let pool = pool();
+        let Some((mut writer, ring)) = ring_that_hangs(&pool) else { return };
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            writer.write_all(&[7; 3 * 4096]).unwrap();
+        });
+        drop(ring);
+        late.join().unwrap();
+        assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
+}

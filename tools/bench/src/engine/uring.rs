@@ -140,15 +140,25 @@ impl QueuePair for UringPair {
 
 impl Drop for UringPair {
     fn drop(&mut self) {
-        let mut done = Vec::new();
-        while self.outstanding() > 0 {
-            self.enter(1);
-            let now = Instant::now();
-            self.poll(now, usize::MAX, &mut done);
+        let (until, mut done) = (Instant::now() + LAST_IOS, Vec::new());
+        let limit = types::Timespec::from(LONGEST_WAIT);
+        while self.outstanding() > 0 && Instant::now() < until {
+            let arguments = types::SubmitArgs::new().timespec(&limit);
+            // Whatever ended the wait, the queue is looked at next.
+            let _ = self.ring.submitter().submit_with_args(1, &arguments);
+            self.take(usize::MAX, &mut done);
             done.clear();
+        }
+        if self.outstanding() > 0 {
+            eprintln!("dlfs-bench: the device does not answer; the memory of its I/Os is given up");
+            // The kernel may still write there.
+            std::mem::forget(std::mem::take(&mut self.slots));
         }
     }
 }
 
 /// So that signals and the end of the run are seen.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
+
+/// How long I/Os under way are waited for at the end: a device may hang for ever.
+const LAST_IOS: Duration = Duration::from_secs(10);
