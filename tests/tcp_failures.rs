@@ -10,10 +10,11 @@ use dlfs::nvme::{Address, Status, TcpAddress};
 use dlfs::qpair::{ConnectOptions, Io, IoError, IoOp, open};
 use dlfs::units::Lba;
 use support::contract::{Driver, read};
-use support::evil::{Evil, EvilTarget, Step};
+use support::evil::{Evil, EvilTarget, Step, identify_controller};
 use support::fork::in_child;
 use support::hasty::{LEN, bytes, hasty, one, refusal};
 use support::random::Random;
+use zerocopy::IntoBytes as _;
 
 const BLOCKS: u64 = LEN as u64 / 512;
 
@@ -291,6 +292,66 @@ fn a_second_path_to_another_namespace_is_never_read_from() {
         read_all(&mut driver, &expected);
     }
     assert_eq!(other.io_commands(), 0);
+}
+
+/// A target whose controller says that a command carries at most 2^`mdts` pages.
+fn with_small_transfers(bytes: Vec<u8>, mdts: u8) -> EvilTarget {
+    let target = EvilTarget::start(bytes);
+    let mut id = identify_controller();
+    id.mdts = mdts;
+    let mut page = id.as_bytes().to_vec();
+    page.resize(4096, 0);
+    target.behave(Evil::Page(Step::IdentifyController, page), None);
+    target
+}
+
+#[test]
+fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
+    let expected = bytes(15);
+    let large = EvilTarget::start(expected.clone());
+    let small = with_small_transfers(expected.clone(), 2);
+    let smallest = with_small_transfers(expected.clone(), 1);
+    let device = open(&large.address(), &with_paths(&[&small, &smallest])).unwrap();
+    let mut driver = Driver::new(&*device);
+    let most = device.namespace().max_transfer_bytes as usize;
+    assert_eq!(most, 128 << 10);
+    let read_largest = |driver: &mut Driver| {
+        let ios = (0..LEN / most).map(|at| read((at * most / 512) as u64, most)).collect();
+        for (sent, completion) in driver.run(ios) {
+            completion.result.unwrap();
+            let at = sent.slba.0 as usize * 512;
+            assert!(*completion.buf == expected[at..at + most], "wrong bytes at {at}");
+        }
+    };
+    read_largest(&mut driver);
+    assert_eq!(large.io_commands(), LEN / most);
+    // Under way when the path is lost, and begun on the next ones.
+    large.behave(Evil::HangIo, None);
+    read_largest(&mut driver);
+    large.die();
+    read_largest(&mut driver);
+    assert!(small.io_commands() >= LEN / (16 << 10), "{}", small.io_commands());
+    small.behave(Evil::CloseIo, Some(1)); // in the middle of what is cut already
+    read_largest(&mut driver);
+    small.die();
+    read_largest(&mut driver);
+    read_largest(&mut driver);
+    assert!(smallest.io_commands() >= LEN / (8 << 10), "{}", smallest.io_commands());
+    // A write, and the queue pairs that are made from now on.
+    let mut io = write(64, most, 9);
+    io.tag = 0;
+    one(&mut driver, io).result.unwrap();
+    let mut expected = expected.clone();
+    expected[64 * 512..][..most].fill(9);
+    assert!(smallest.bytes() == expected);
+    let mut late = Driver::new(&*device);
+    let completion = one(&mut late, read(64, 4096));
+    assert!(completion.result.is_ok() && *completion.buf == expected[64 * 512..][..4096]);
+    // What one of them is refused fails the whole, once.
+    smallest.behave(Evil::BadBlocks(80..81, Status::UNRECOVERED_READ_ERROR), None);
+    let failed = one(&mut driver, read(0, most));
+    assert_eq!(failed.result, Err(IoError::Status(Status::UNRECOVERED_READ_ERROR)));
+    assert_eq!(failed.buf.len(), most, "the buffer comes back whole");
 }
 
 #[test]

@@ -123,7 +123,11 @@ impl Pump {
                 queues.push(VecDeque::new());
                 depth += usize::from(group.pair(pairs[pairs.len() - 1]).namespace().queue_depth);
             }
-            namespaces.push(Lane { namespace: device.namespace(), pairs, next: 0, barren: 0 });
+            let mut namespace = device.namespace();
+            // What each of them takes: a reconnect meanwhile may have changed it.
+            let limits = pairs.iter().map(|&pair| group.pair(pair).namespace().max_transfer_bytes);
+            namespace.max_transfer_bytes = limits.fold(namespace.max_transfer_bytes, u32::min);
+            namespaces.push(Lane { namespace, pairs, next: 0, barren: 0 });
         }
         Ok(Pump {
             group,

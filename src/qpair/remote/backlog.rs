@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use slab::Slab;
+
 use super::durability::Durability;
 use super::{Failure, Remote, Session, Transport};
+use crate::buf::IoBuf;
 use crate::error::ErrorKind;
 use crate::nvme::{RetryClass, Status};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
+use crate::units::Lba;
 
 /// An I/O that was taken, with its past.
 pub(in crate::qpair) struct Attempt {
@@ -20,6 +24,8 @@ pub(in crate::qpair) struct Attempt {
     covers: u64,
     /// For a write: what must be open for it to be sent.
     fence: Option<Arc<Fence>>,
+    /// The I/O that it is a piece of, and which.
+    of: Option<(u32, u32)>,
 }
 
 impl Attempt {
@@ -27,6 +33,14 @@ impl Attempt {
     pub(in crate::qpair) fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
+}
+
+/// An I/O larger than the present session takes at once, while its pieces are under way.
+struct Cut {
+    attempt: Attempt,
+    pieces: Vec<IoBuf>,
+    missing: usize,
+    failed: Option<IoError>,
 }
 
 /// The I/Os that a queue pair on a remote namespace has taken, but for those in its connection.
@@ -39,6 +53,7 @@ pub(in crate::qpair) struct Backlog {
     waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to try again later, with the time.
     delayed: VecDeque<(Instant, Attempt)>,
+    cuts: Slab<Cut>,
     /// Completions that did not come from the connection just now.
     finished: VecDeque<Completion>,
     /// I/Os taken and not completed.
@@ -55,6 +70,7 @@ impl Backlog {
         Backlog {
             waiting: VecDeque::new(),
             delayed: VecDeque::new(),
+            cuts: Slab::new(),
             finished: VecDeque::new(),
             owed: 0,
             down_since: Some(now),
@@ -75,9 +91,13 @@ impl Backlog {
             match namespace.check(&io) {
                 Ok(()) => {
                     let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
-                    self.waiting.push_back(Attempt { io, tries: 0, covers: 0, fence });
+                    self.waiting.push_back(Attempt { io, tries: 0, covers: 0, fence, of: None });
                 }
-                Err(error) => self.finished.push_back(failed(io, error)),
+                Err(error) => self.finished.push_back(Completion {
+                    tag: io.tag,
+                    buf: io.buf,
+                    result: Err(error),
+                }),
             }
         }
         self.owed += count;
@@ -89,26 +109,85 @@ impl Backlog {
         self.owed
     }
 
-    /// The next I/O to issue.
-    pub(in crate::qpair) fn next_to_issue(&mut self, durability: &Durability) -> Option<Attempt> {
+    /// The next I/O to issue in a session on `namespace`. What was taken when a session took more at once
+    /// is cut to what this one takes.
+    pub(in crate::qpair) fn next_to_issue(
+        &mut self,
+        durability: &Durability,
+        namespace: &Namespace,
+    ) -> Option<Attempt> {
         loop {
             let mut attempt = self.waiting.pop_front()?;
             if attempt.is_fenced() {
-                self.finished.push_back(failed(attempt.io, IoError::Fenced));
+                self.end(attempt, Err(IoError::Fenced));
+                continue;
+            }
+            if attempt.io.buf.len() > namespace.max_transfer_bytes as usize {
+                self.cut(attempt, namespace);
                 continue;
             }
             if attempt.io.op == IoOp::Flush {
                 if durability.take_lost() {
                     let reason = "writes that had completed were not durable when the target was \
                                   lost";
-                    let error = IoError::Disconnected(reason.to_owned());
-                    self.finished.push_back(failed(attempt.io, error));
+                    self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
                     continue;
                 }
                 attempt.covers = durability.flush_begins();
             }
             return Some(attempt);
         }
+    }
+
+    /// Has the pieces of an I/O wait in its place.
+    fn cut(&mut self, mut attempt: Attempt, namespace: &Namespace) {
+        let (op, tries, block_len) = (attempt.io.op, attempt.tries, namespace.block_len_bytes);
+        let most = namespace.max_transfer_bytes.max(block_len) as usize;
+        let mut rest = std::mem::take(&mut attempt.io.buf);
+        let mut slba = attempt.io.slba;
+        let key = self.cuts.vacant_key();
+        let mut pieces = Vec::with_capacity(rest.len().div_ceil(most));
+        while !rest.is_empty() {
+            let behind = rest.split_off(most.min(rest.len()));
+            let buf = std::mem::replace(&mut rest, behind);
+            let next = Lba(slba.0 + (buf.len() / block_len as usize) as u64);
+            let io = Io { op, slba, buf, tag: attempt.io.tag };
+            pieces.push(Attempt {
+                io,
+                tries,
+                covers: 0,
+                fence: attempt.fence.clone(),
+                of: Some((key as u32, pieces.len() as u32)),
+            });
+            slba = next;
+        }
+        let missing = pieces.len();
+        let bufs = std::iter::repeat_with(IoBuf::empty).take(missing).collect();
+        self.cuts.insert(Cut { attempt, pieces: bufs, missing, failed: None });
+        pieces.into_iter().rev().for_each(|piece| self.waiting.push_front(piece));
+    }
+
+    /// The completion of an attempt that has ended; `None` for a piece while others are under way.
+    fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Completion> {
+        let Attempt { io: Io { tag, buf, .. }, of, .. } = attempt;
+        let Some((key, number)) = of else { return Some(Completion { tag, buf, result }) };
+        let (key, number) = (key as usize, number as usize);
+        let cut = &mut self.cuts[key];
+        cut.pieces[number] = buf;
+        cut.missing -= 1;
+        cut.failed = cut.failed.take().or(result.err());
+        if cut.missing > 0 {
+            return None;
+        }
+        let Cut { mut attempt, pieces, failed, .. } = self.cuts.remove(key);
+        pieces.into_iter().for_each(|piece| attempt.io.buf.rejoin(piece));
+        self.completion(attempt, failed.map_or(Ok(()), Err))
+    }
+
+    /// An attempt has ended; its completion is handed out later.
+    fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
+        let completion = self.completion(attempt, result);
+        self.finished.extend(completion);
     }
 
     /// Puts back an I/O that there was no room for after all.
@@ -120,7 +199,7 @@ impl Backlog {
     /// Fails one I/O.
     #[cfg(feature = "spdk")]
     pub(in crate::qpair) fn fail(&mut self, attempt: Attempt, error: IoError) {
-        self.finished.push_back(failed(attempt.io, error));
+        self.end(attempt, Err(error));
     }
 
     /// Takes back what was in a connection that died, oldest first.
@@ -131,15 +210,15 @@ impl Backlog {
         reason: &str,
     ) {
         for attempt in unfinished.rev() {
-            let Attempt { io, tries, covers, fence } = attempt;
-            if io.op == IoOp::Read && tries < MAX_TRIES {
-                self.waiting.push_front(Attempt { io, tries: tries + 1, covers, fence });
+            let op = attempt.io.op;
+            if op == IoOp::Read && attempt.tries < MAX_TRIES {
+                self.waiting.push_front(Attempt { tries: attempt.tries + 1, ..attempt });
                 continue;
             }
-            if io.op == IoOp::Flush {
-                durability.flush_failed(covers);
+            if op == IoOp::Flush {
+                durability.flush_failed(attempt.covers);
             }
-            self.finished.push_back(failed(io, IoError::Disconnected(reason.to_owned())));
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }
     }
 
@@ -152,40 +231,38 @@ impl Backlog {
         attempt: Attempt,
         result: Result<Status, IoError>,
     ) -> Option<Completion> {
-        let Attempt { io, tries, covers, fence } = attempt;
         let status = match result {
             Ok(status) => status,
-            Err(error) => return Some(failed(io, error)),
+            Err(error) => return self.completion(attempt, Err(error)),
         };
         if status.is_success() {
             session.proven.store(true, Ordering::Relaxed);
             self.down_since = None;
-            match io.op {
+            match attempt.io.op {
                 IoOp::Read => {}
                 IoOp::Write if session.has_volatile_write_cache => remote.wrote(session.number),
                 IoOp::Write => {}
-                IoOp::Flush => remote.durability().flushed(covers),
+                IoOp::Flush => remote.durability().flushed(attempt.covers),
             }
-            return Some(Completion { tag: io.tag, buf: io.buf, result: Ok(()) });
+            return self.completion(attempt, Ok(()));
         }
-        if tries >= max_tries(status, io.op) {
-            return Some(failed(io, IoError::Status(status)));
+        if attempt.tries >= max_tries(status, attempt.io.op) {
+            return self.completion(attempt, Err(IoError::Status(status)));
         }
         if is_path_related(status) && remote.portals.len() > 1 {
             let message = format!("the controller answered {status}");
             let failure = Failure::new(ErrorKind::Disconnected, message);
             remote.request_reset(session.number, failure);
         }
-        let attempt = Attempt { io, tries: tries + 1, covers, fence };
+        let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
         self.delayed.push_back((now + RETRY_DELAY, attempt));
         None
     }
 
-    /// The completion of a read that succeeded in a session which is known to work.
-    pub(in crate::qpair) fn succeed(&mut self, attempt: Attempt) -> Completion {
+    /// The completion of a read that succeeded in a session which is known to work; `None` for a piece.
+    pub(in crate::qpair) fn succeed(&mut self, attempt: Attempt) -> Option<Completion> {
         self.down_since = None;
-        let Io { tag, buf, .. } = attempt.io;
-        Completion { tag, buf, result: Ok(()) }
+        self.completion(attempt, Ok(()))
     }
 
     /// The connection is up.
@@ -235,8 +312,9 @@ impl Backlog {
     /// Ends everything that waits.
     pub(in crate::qpair) fn fail_all(&mut self, reason: &str) {
         let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
-        for Attempt { io, .. } in self.waiting.drain(..).chain(delayed) {
-            self.finished.push_back(failed(io, IoError::Disconnected(reason.to_owned())));
+        let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
+        for attempt in all {
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }
     }
 
@@ -266,10 +344,6 @@ impl Backlog {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
     }
-}
-
-fn failed(io: Io, error: IoError) -> Completion {
-    Completion { tag: io.tag, buf: io.buf, result: Err(error) }
 }
 
 /// How often an I/O that was answered with this status is tried in all but the first time.

@@ -486,6 +486,15 @@ impl<T: Transport> Drop for Remote<T> {
     }
 }
 
+impl Namespace {
+    /// What a queue pair calls its namespace in a session that calls it `now`. Callers have cut their I/O
+    /// to what it took before, so it never takes less at once: the backlog cuts what a session does not take.
+    pub(super) fn in_session(&self, now: &Namespace) -> Namespace {
+        let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
+        Namespace { max_transfer_bytes, ..now.clone() }
+    }
+}
+
 /// Compares a namespace with the one that was there first.
 fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     let same = seen.nguid == now.nguid

@@ -16,7 +16,8 @@ use crate::spdk::{self, Command, IoQueue, Payload, Refusal};
 /// A queue pair by SPDK. What becomes of an I/O without a connection, the backlog knows.
 pub(super) struct SpdkQueuePair {
     remote: Arc<Remote<Spdk>>,
-    /// What the namespace was when this queue last joined a session.
+    /// What the namespace was when this queue last joined a session, with the largest transfer that any
+    /// session took: see [`Namespace::in_session`].
     namespace: Namespace,
     state: State,
     backlog: Backlog,
@@ -198,7 +199,7 @@ impl SpdkQueuePair {
         }
         if is_connected {
             let (queue, session) = (Arc::clone(queue), Arc::clone(session));
-            self.namespace = session.namespace.clone();
+            self.namespace = self.namespace.in_session(&session.namespace);
             self.progress = self.now;
             self.backlog.set_up();
             self.state = State::Joined { queue, session };
@@ -217,7 +218,7 @@ impl SpdkQueuePair {
         let polled = core.poll(max, |job, status| {
             let is_read = job.attempt.io.op == IoOp::Read;
             if proven && is_read && status.is_success() && job.bounce.is_none() {
-                done.push(backlog.succeed(job.attempt));
+                done.extend(backlog.succeed(job.attempt));
             } else {
                 answers.push((job, status));
             }
@@ -344,7 +345,9 @@ impl SpdkQueuePair {
             self.progress = self.now;
         }
         while core.has_room() {
-            let Some(attempt) = self.backlog.next_to_issue(self.remote.durability()) else { break };
+            let namespace = &session.namespace;
+            let next = self.backlog.next_to_issue(self.remote.durability(), namespace);
+            let Some(attempt) = next else { break };
             let io = &attempt.io;
             let num_blocks = io.buf.len() as u32 / block_len;
             let command = match io.op {

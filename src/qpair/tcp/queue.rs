@@ -19,7 +19,8 @@ use crate::tcp::host::{CommandError, Event, Transfer};
 /// A queue pair on a remote namespace. What becomes of an I/O without a connection, the backlog knows.
 pub(super) struct TcpQueuePair {
     remote: Arc<Remote<Tcp>>,
-    /// What the namespace was when this queue last joined a session.
+    /// What the namespace was when this queue last joined a session, with the largest transfer that any
+    /// session took: see [`Namespace::in_session`].
     namespace: Namespace,
     state: State,
     backlog: Backlog,
@@ -247,7 +248,7 @@ impl TcpQueuePair {
             unreachable!("only a joining queue is answered its Connect")
         };
         link.set_max_in_capsule(session.joint.max_in_capsule);
-        self.namespace = session.namespace.clone();
+        self.namespace = self.namespace.in_session(&session.namespace);
         self.state = State::Joined { link, session, qid };
         self.backlog.set_up();
     }
@@ -321,7 +322,9 @@ impl TcpQueuePair {
     fn start(&mut self) {
         let State::Joined { link, session, .. } = &mut self.state else { return };
         while link.has_room() {
-            let Some(attempt) = self.backlog.next_to_issue(self.remote.durability()) else { break };
+            let namespace = &session.namespace;
+            let next = self.backlog.next_to_issue(self.remote.durability(), namespace);
+            let Some(attempt) = next else { break };
             let (sqe, transfer) = command(session, &attempt.io);
             let job = Job::Io(attempt);
             let taken = link.submit(self.now, sqe, transfer, false, job);
@@ -372,7 +375,10 @@ impl TcpQueuePair {
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
-                return Some(self.backlog.succeed(attempt));
+                match self.backlog.succeed(attempt) {
+                    Some(completion) => return Some(completion),
+                    None => continue,
+                }
             }
             let session = Arc::clone(session);
             if let Some(completion) = self.judge(&session, attempt, result) {

@@ -331,6 +331,10 @@ fn accept(shared: &Arc<Shared>, mut listener: Option<TcpListener>, address: Sock
             while !state.is_alive && !state.is_over {
                 listener = None;
                 state.is_listening = false;
+                // Whoever came back before nobody listened any more.
+                for stream in state.streams.drain(..) {
+                    let _ = stream.shutdown(Shutdown::Both); // it may be closed already
+                }
                 shared.changed.notify_all();
                 shared.changed.wait(&mut state);
             }

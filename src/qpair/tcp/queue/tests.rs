@@ -148,7 +148,7 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());
     assert_eq!(backlog.take(&mut VecDeque::from([io]), &session.namespace, None), 1);
-    let attempt = backlog.next_to_issue(remote.durability()).unwrap();
+    let attempt = backlog.next_to_issue(remote.durability(), &session.namespace).unwrap();
     let now = Instant::now();
     let told = backlog.judge(now, &remote, &session, attempt, Ok(Status::SUCCESS)).unwrap();
     told.result.unwrap();
