@@ -14,7 +14,9 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::{Completion, Device, Fence, Io, Namespace, QueuePair};
+use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::units::Lba;
 
 /// A device whose queue pairs are handles on one.
 pub struct SharedDevice {
@@ -161,8 +163,24 @@ impl QueuePair for Handle {
         self.fence = Some(Arc::clone(fence));
     }
 
+    fn start(&mut self) {
+        self.lane.lock().pair.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.lane.lock().pair.use_pool(pool);
+    }
+
     fn outstanding(&self) -> usize {
         self.owed
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.lane.lock().pair.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.lane.lock().pair.lend(slba, len_bytes)
     }
 
     fn next_timeout(&self) -> Option<Instant> {
@@ -186,7 +204,6 @@ mod tests {
     use crate::qpair::blocking::Blocking;
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::{Io, IoOp};
-    use crate::units::Lba;
 
     fn shared() -> SharedDevice {
         let device = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, 3);

@@ -8,7 +8,7 @@ use dlfs::Result;
 use dlfs::buf::Pool;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair};
+use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, QueuePair};
 
 /// What happened to a set of disks, in order.
 #[derive(Debug, Clone)]
@@ -216,6 +216,10 @@ impl QueuePair for NotedPair {
 
     fn use_pool(&mut self, pool: &Pool) {
         self.inner.use_pool(pool);
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.inner.use_fence(fence);
     }
 
     fn outstanding(&self) -> usize {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::nvme::Status;
-use dlfs::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, QueuePair, Wait};
 use dlfs::units::Lba;
 
 use super::random::Random;
@@ -266,6 +266,10 @@ impl QueuePair for FaultyPair {
 
     fn use_pool(&mut self, pool: &Pool) {
         self.inner.use_pool(pool);
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.inner.use_fence(fence);
     }
 
     fn distrust(&mut self, slba: Lba, len_bytes: usize) {
