@@ -133,9 +133,9 @@ fn discovery_has_places_of_its_own_and_the_longest_silent_makes_room() {
         options.max_discovery_controllers = 6;
         options.max_discovery_controllers_per_address = 3;
     });
-    let mut silent: Vec<RawHost> = [2, 2, 2, 3, 3, 3]
-        .iter()
-        .map(|&octet| {
+    // None has more than the others, so that silence alone decides.
+    let mut silent: Vec<RawHost> = (2..8)
+        .map(|octet| {
             let mut host = from(octet, &target, &Nqn::discovery());
             assert_admitted(&mut host, u32::MAX);
             host
@@ -145,7 +145,7 @@ fn discovery_has_places_of_its_own_and_the_longest_silent_makes_room() {
     let mut good = from(1, &target, &nqn());
     assert_admitted(&mut good, 0);
     let limit = Instant::now() + Duration::from_secs(20);
-    let mut late = from(4, &target, &Nqn::discovery());
+    let mut late = from(8, &target, &Nqn::discovery());
     while !connect(&mut late, 0).is_success() {
         assert!(Instant::now() < limit, "those that are silent keep their places");
         std::thread::sleep(Duration::from_millis(20));
