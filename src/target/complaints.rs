@@ -31,7 +31,7 @@ pub(super) struct Complaints {
 struct Kind {
     /// When the next line may be written, in milliseconds from the start.
     next_ms: AtomicU64,
-    unsaid: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl Complaints {
@@ -50,9 +50,9 @@ impl Complaints {
         let is_time = now_ms >= next_ms
             && kind.next_ms.compare_exchange(next_ms, then_ms, relaxed, relaxed).is_ok();
         if is_time {
-            write(kind.unsaid.swap(0, relaxed));
+            write(kind.suppressed.swap(0, relaxed));
         } else {
-            kind.unsaid.fetch_add(1, relaxed);
+            kind.suppressed.fetch_add(1, relaxed);
         }
     }
 }
@@ -70,10 +70,11 @@ mod tests {
         let mut said = Vec::new();
         for number in 0..1000 {
             let now = start + Duration::from_millis(number);
-            complaints.say(now, Complaint::NoConnection, |unsaid| said.push(unsaid));
+            complaints.say(now, Complaint::NoConnection, |suppressed| said.push(suppressed));
         }
-        complaints.say(start, Complaint::Stranger, |unsaid| said.push(unsaid + 1_000_000));
-        complaints.say(start + INTERVAL, Complaint::NoConnection, |unsaid| said.push(unsaid));
+        complaints.say(start, Complaint::Stranger, |suppressed| said.push(suppressed + 1_000_000));
+        complaints
+            .say(start + INTERVAL, Complaint::NoConnection, |suppressed| said.push(suppressed));
         assert_eq!(said, [0, 1_000_000, 999]);
     }
 }

@@ -212,10 +212,6 @@ impl HostConnection {
         Peer::from(self.peer.ip()) == peer
     }
 
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
-    }
-
     pub(super) fn last_received(&self) -> Instant {
         self.last_received
     }
@@ -318,8 +314,8 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) -> Result<(), Closed> {
-        backend.subsystem.complaints.say(now, Complaint::Protocol, |unsaid| {
-            tracing::warn!(peer = %self.peer, unsaid, "ended a connection that broke the protocol: {error}");
+        backend.subsystem.complaints.say(now, Complaint::Protocol, |suppressed| {
+            tracing::warn!(peer = %self.peer, suppressed, "ended a connection that broke the protocol: {error}");
         });
         self.protocol.terminate(error);
         self.terminated = Some(now);

@@ -85,6 +85,9 @@ pub(super) struct Poller {
     /// Which of several pollers that are equally loaded gets the next connection.
     next_door: usize,
     connections: Slab<HostConnection>,
+    /// Connections that had no queue yet, by index and generation, oldest first. Those that have one by
+    /// now, or are gone, are taken out as they are met.
+    strangers: VecDeque<(usize, u32)>,
     next_generation: u32,
     /// Connections that have something to send.
     dirty: Vec<usize>,
@@ -131,6 +134,7 @@ impl Poller {
             places,
             next_door: 0,
             connections: Slab::new(),
+            strangers: VecDeque::new(),
             next_generation: 0,
             dirty: Vec::new(),
             starved: Vec::new(),
@@ -252,8 +256,8 @@ impl Poller {
                     continue;
                 }
                 Err(error) => {
-                    self.complain(now, Complaint::NoConnection, |unsaid| {
-                        tracing::warn!(%error, unsaid, "cannot accept connections for now");
+                    self.complain(now, Complaint::NoConnection, |suppressed| {
+                        tracing::warn!(%error, suppressed, "cannot accept connections for now");
                     });
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
@@ -317,8 +321,8 @@ impl Poller {
     fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
         Counters::add(&self.backend.counters.dropped, 1);
         Counters::add(&self.backend.counters.refused, 1);
-        self.complain(now, Complaint::NoConnection, |unsaid| {
-            tracing::warn!(%peer, unsaid, "refused a connection: {why}");
+        self.complain(now, Complaint::NoConnection, |suppressed| {
+            tracing::warn!(%peer, suppressed, "refused a connection: {why}");
         });
     }
 
@@ -346,6 +350,7 @@ impl Poller {
         match connection {
             Ok(connection) => {
                 entry.insert(connection);
+                self.strangers.push_back((index, self.next_generation));
                 self.places.enter(peer);
                 Counters::add(&self.backend.counters.connections, 1);
                 self.next_tick = self.next_tick.min(now + TICK);
@@ -378,19 +383,34 @@ impl Poller {
 
     /// Closes the oldest connection, of `peer` if one is named, that has not connected to a queue.
     fn close_stranger(&mut self, peer: Option<Peer>, now: Instant) -> bool {
-        let is_stranger = |connection: &HostConnection| {
-            !connection.is_connected() && peer.is_none_or(|peer| connection.is_from(peer))
-        };
-        let strangers = self.connections.iter().filter(|(_, c)| is_stranger(c));
-        let oldest = strangers.min_by_key(|(_, c)| c.opened()).map(|(index, _)| index);
-        oldest.is_some_and(|index| self.evict(index, "before it had connected to a queue", now))
+        self.forget_known();
+        let oldest = self.strangers.iter().copied().find(|&(index, generation)| {
+            self.is_stranger(index, generation)
+                && peer.is_none_or(|peer| self.connections[index].is_from(peer))
+        });
+        oldest
+            .is_some_and(|(index, _)| self.evict(index, "before it had connected to a queue", now))
+    }
+
+    fn is_stranger(&self, index: usize, generation: u32) -> bool {
+        let connection = self.connections.get(index);
+        connection.is_some_and(|c| c.generation() == generation && !c.is_connected())
+    }
+
+    /// Takes connections out of the front of the strangers that are none any more.
+    fn forget_known(&mut self) {
+        while let Some(&(index, generation)) = self.strangers.front()
+            && !self.is_stranger(index, generation)
+        {
+            self.strangers.pop_front();
+        }
     }
 
     fn evict(&mut self, index: usize, why: &str, now: Instant) -> bool {
         let peer = self.connections[index].peer;
         Counters::add(&self.backend.counters.evicted, 1);
-        self.complain(now, Complaint::MadeRoom, |unsaid| {
-            tracing::warn!(%peer, unsaid, "a connection had to make room {why}");
+        self.complain(now, Complaint::MadeRoom, |suppressed| {
+            tracing::warn!(%peer, suppressed, "a connection had to make room {why}");
         });
         self.close(index, Closed::Dropped);
         true
@@ -560,12 +580,13 @@ impl Poller {
             let connection = &self.connections[index];
             let peer = connection.peer;
             if closed == Closed::Dropped && !connection.is_terminated() {
-                self.complain(now, Complaint::Late, |unsaid| {
-                    tracing::warn!(%peer, unsaid, "dropped a connection that was silent, or did not read");
+                self.complain(now, Complaint::Late, |suppressed| {
+                    tracing::warn!(%peer, suppressed, "dropped a connection that was silent, or did not read");
                 });
             }
             self.close(index, closed);
         }
+        self.forget_known();
         self.relieve_hungry(now);
     }
 

@@ -188,8 +188,8 @@ impl Subsystem {
         if !is_discovery && !self.allows(&hostnqn) {
             Counters::add(&self.counters.refused, 1);
             let host = hostnqn.as_str().escape_debug();
-            self.complaints.say(now, Complaint::Stranger, |unsaid| {
-                tracing::warn!(%host, %peer, unsaid, "refused a host that is not on the allow-list");
+            self.complaints.say(now, Complaint::Stranger, |suppressed| {
+                tracing::warn!(%host, %peer, suppressed, "refused a host that is not on the allow-list");
             });
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
@@ -290,10 +290,10 @@ impl Subsystem {
         let Some(controller) = longest else { return false };
         controllers.remove(&controller);
         Counters::add(&self.counters.evicted, 1);
-        self.complaints.say(now, Complaint::MadeRoom, |unsaid| {
+        self.complaints.say(now, Complaint::MadeRoom, |suppressed| {
             let host = controller.hostnqn.as_str().escape_debug();
             let silent_s = silent_ms(&controller) / 1000;
-            tracing::warn!(%host, silent_s, unsaid, "a controller had to make room for another");
+            tracing::warn!(%host, silent_s, suppressed, "a controller had to make room for another");
         });
         true
     }
@@ -306,12 +306,12 @@ impl Subsystem {
         now: Instant,
     ) -> Refusal {
         Counters::add(&self.counters.refused, 1);
-        self.complaints.say(now, Complaint::NoController, |unsaid| {
+        self.complaints.say(now, Complaint::NoController, |suppressed| {
             let whose = match full {
                 Full::Peer => "its address has as many as one may have",
                 Full::All => "all places are taken",
             };
-            tracing::warn!(%peer, is_discovery, unsaid, "refused a controller: {whose}");
+            tracing::warn!(%peer, is_discovery, suppressed, "refused a controller: {whose}");
         });
         Status::CONNECT_CONTROLLER_BUSY.into()
     }
