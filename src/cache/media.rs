@@ -103,7 +103,10 @@ fn in_file(
         Err(why) => {
             tracing::debug!(tier = %name, "begins empty: {why}");
             let index = Index::new(identity.uuid, identity.generation, units);
-            io.write_at(0, index.bytes())?;
+            io.write_at(0, index.header())?;
+            // Before the first copy: copies without it would be a stranger's file that nothing may
+            // overwrite.
+            io.flush()?;
             (index, Vec::new())
         }
     };

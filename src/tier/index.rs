@@ -1,7 +1,9 @@
 //! What a tier on local storage remembers across a restart: which data set it is of, and what it has.
 //!
-//! The index lies at the begin of the tier's file or device, the copies behind it. It is never flushed:
-//! nothing in it is believed before the copy's own checksum has been compared.
+//! The index lies at the begin of the tier's file or device, the copies behind it. Only a new header is
+//! flushed: no entry is believed before the copy's own checksum has been compared. That says that the copy
+//! is whole, not whose it is, so each entry belongs to its header: entries of another data set that a power
+//! loss left behind a new header do not count.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -17,13 +19,16 @@ use super::{PAGE_BYTES, Units};
 /// | bytes      | field         | meaning                                           |
 /// |------------|---------------|---------------------------------------------------|
 /// | 0..8       | `magic`       | "DLFSTIER"                                        |
-/// | 8..12      | `version`     | 1                                                 |
+/// | 8..12      | `version`     | 2                                                 |
 /// | 12..16     | `num_units`   | entries behind this page, one a unit              |
 /// | 16..32     | `uuid`        | the image                                         |
 /// | 32..40     | `generation`  | of the image                                      |
 /// | 40..48     | `fingerprint` | of the cut into units                             |
-/// | 48..4092   | `reserved`    | zero                                              |
-/// | 4092..4096 | `crc`         | CRC32C of bytes 0..4092                           |
+/// | 48..508    | `reserved_a`  | zero                                              |
+/// | 508..512   | `crc`         | CRC32C of bytes 0..508                            |
+/// | 512..4096  | `reserved_b`  | zero                                              |
+///
+/// All of it lies in one sector, which a power loss leaves as it was or as it was to be.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHeader {
@@ -33,10 +38,12 @@ struct RawHeader {
     uuid: [u8; 16],
     generation: U64,
     fingerprint: U64,
-    reserved: [u8; 4044],
+    reserved_a: [u8; 460],
     crc: U32,
+    reserved_b: [u8; 3584],
 }
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
+const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
 
 /// One entry: the copy of one unit.
 ///
@@ -44,7 +51,8 @@ const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
 /// |--------|--------|-------------------------------------------------------------|
 /// | 0..8   | `page` | first page of the copy, from the begin of the copies, and 1 |
 /// | 8..12  | `crc`  | CRC32C of the copy                                          |
-/// | 12..16 | `own`  | CRC32C of bytes 0..12 and the unit's index as 4 bytes       |
+/// | 12..16 | `own`  | CRC32C of bytes 0..12, the unit's index as 4 bytes, and the |
+/// |        |        | header's `crc`                                              |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawEntry {
@@ -109,7 +117,7 @@ impl Index {
         let head = bytes.get(..HEADER_BYTES).ok_or(IndexError::None)?;
         let raw = RawHeader::read_from_bytes(head).map_err(|_| IndexError::None)?;
         let is_index = &raw.magic == MAGIC && raw.version.get() == VERSION;
-        if !is_index || raw.crc.get() != crc32c(&head[..HEADER_BYTES - 4]) {
+        if !is_index || raw.crc.get() != crc32c(&head[..CRC_OFFSET]) {
             return Err(IndexError::None);
         }
         if head != header(uuid, generation, units) {
@@ -130,7 +138,7 @@ impl Index {
         if let Some(kept) = kept {
             raw.page = (kept.page + 1).into();
             raw.crc = kept.crc32c.into();
-            raw.own = own_crc(&raw, unit).into();
+            raw.own = self.own_crc(&raw, unit).into();
         }
         self.bytes[at..at + ENTRY_BYTES].copy_from_slice(raw.as_bytes());
         let page = PAGE_BYTES as usize;
@@ -142,6 +150,11 @@ impl Index {
         bytes.starts_with(MAGIC)
     }
 
+    /// What an empty index writes first, and durably: entries that lie behind it do not count then.
+    pub fn header(&self) -> &[u8] {
+        &self.bytes[..HEADER_BYTES]
+    }
+
     /// The bytes as they are to lie on the tier.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -151,8 +164,16 @@ impl Index {
         let at = HEADER_BYTES + unit as usize * ENTRY_BYTES;
         let raw = RawEntry::read_from_bytes(&self.bytes[at..at + ENTRY_BYTES]).ok()?;
         let page = raw.page.get().checked_sub(1)?;
-        let is_whole = raw.own.get() == own_crc(&raw, unit);
+        let is_whole = raw.own.get() == self.own_crc(&raw, unit);
         is_whole.then_some(Kept { unit, page, crc32c: raw.crc.get() })
+    }
+
+    fn own_crc(&self, raw: &RawEntry, unit: u32) -> u32 {
+        let mut bytes = [0; 20];
+        bytes[..12].copy_from_slice(&raw.as_bytes()[..12]);
+        bytes[12..16].copy_from_slice(&unit.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.bytes[CRC_OFFSET..CRC_OFFSET + 4]);
+        crc32c(&bytes)
     }
 }
 
@@ -164,28 +185,24 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
         uuid: uuid.0,
         generation: generation.0.into(),
         fingerprint: units.fingerprint().into(),
-        reserved: [0; 4044],
+        reserved_a: [0; 460],
         crc: 0.into(),
+        reserved_b: [0; 3584],
     };
-    raw.crc = crc32c(&raw.as_bytes()[..HEADER_BYTES - 4]).into();
+    raw.crc = crc32c(&raw.as_bytes()[..CRC_OFFSET]).into();
     let mut bytes = [0; HEADER_BYTES];
     bytes.copy_from_slice(raw.as_bytes());
     bytes
 }
 
-fn own_crc(raw: &RawEntry, unit: u32) -> u32 {
-    let mut bytes = [0; 16];
-    bytes[..12].copy_from_slice(&raw.as_bytes()[..12]);
-    bytes[12..].copy_from_slice(&unit.to_le_bytes());
-    crc32c(&bytes)
-}
-
+/// Where the header's checksum lies.
+const CRC_OFFSET: usize = 508;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 16;
 const MAGIC: &[u8; 8] = b"DLFSTIER";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +241,12 @@ mod tests {
         assert_eq!(parse(&bytes, uuid, Generation(4), &units), Some(IndexError::Other));
         let other = Units::from_pages((0..300).map(|unit| (unit * 3, 2)));
         assert_eq!(parse(&bytes, uuid, generation, &other), Some(IndexError::Other));
+        // A power loss may leave a new header before the entries of another data set.
+        let mut old = Index::new(Uuid([8; 16]), generation, &units);
+        old.set(3, Some(Kept { unit: 3, page: 0, crc32c: 9 }));
+        let mut mixed = old.bytes().to_vec();
+        mixed[..HEADER_BYTES].copy_from_slice(&bytes[..HEADER_BYTES]);
+        assert!(Index::parse(&mixed, uuid, generation, &units).unwrap().1.is_empty());
         let mut damaged = bytes.clone();
         damaged[20] ^= 1;
         for bytes in [&[][..], &bytes[..4096], &damaged, &vec![0; bytes.len()]] {
