@@ -69,7 +69,11 @@ impl FileNamespace {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
         refuse_what_is_no_medium(path)?;
+        let is_new = options.create_len.is_some() && !path.exists();
         let buffered = open_file(path, &options, writable, 0).map_err(|e| cannot_open(path, e))?;
+        if is_new {
+            sync_name(path);
+        }
         if writable {
             lock(&buffered, path)?;
         }
@@ -328,6 +332,16 @@ fn open_file(
 ) -> std::io::Result<File> {
     let create = options.create_len.is_some();
     OpenOptions::new().read(true).write(writable).create(create).custom_flags(flags).open(path)
+}
+
+/// Has the name of a new file survive a power loss: a flush makes its bytes durable, not its name.
+fn sync_name(path: &Path) {
+    let synced = std::fs::canonicalize(path)
+        .and_then(|place| File::open(place.parent().unwrap_or(Path::new("/"))))
+        .and_then(|folder| folder.sync_all());
+    if let Err(error) = synced {
+        tracing::warn!(path = %path.display(), %error, "after a power loss this new file may be gone");
+    }
 }
 
 /// Takes the lock that only one writer can have.
