@@ -1,0 +1,137 @@
+//! What a process does to the files of one folder, by strace: every call that changes one, with its bytes.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// One system call that changed something.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Call {
+    /// A file was opened, and made where there was none.
+    Create {
+        name: String,
+        truncates: bool,
+    },
+    /// `None`: where the call before ended.
+    Write {
+        name: String,
+        offset: Option<usize>,
+        bytes: Vec<u8>,
+    },
+    Resize {
+        name: String,
+        len: usize,
+    },
+    Sync {
+        name: String,
+    },
+    SyncFolder,
+    Rename {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        name: String,
+    },
+}
+
+/// Runs `command` under strace. `None`, and a line that says so, where that cannot be.
+///
+/// Rings are refused to it: what a ring writes, strace does not see.
+pub fn run(command: Command, folder: &Path) -> Option<Vec<Call>> {
+    let outside = tempfile::tempdir().unwrap();
+    let log = outside.path().join("log");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-qq", "-xx", "-s", "10000000", "-o"]).arg(&log);
+    strace.args(["-e", CALLS, "-e", "inject=io_uring_setup:error=EPERM"]);
+    let probe = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: strace is not installed, or may not look at other processes");
+        return None;
+    }
+    strace.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        strace.env(name, value.unwrap_or_default());
+    }
+    let output = strace.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let text = std::fs::read_to_string(&log).unwrap();
+    Some(whole_lines(&text).iter().filter_map(|line| parse(line, folder)).collect())
+}
+
+/// Each call in one line, in the order of their ends.
+fn whole_lines(text: &str) -> Vec<String> {
+    let mut begun: Vec<(&str, &str)> = Vec::new();
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let (pid, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let rest = rest.trim_start();
+        if let Some(front) = rest.strip_suffix(" <unfinished ...>") {
+            begun.push((pid, front));
+        } else if let Some((_, back)) = rest.split_once(" resumed>") {
+            let at = begun.iter().position(|(of, _)| *of == pid).expect("it was begun");
+            lines.push(format!("{}{back}", begun.remove(at).1));
+        } else {
+            lines.push(rest.to_owned());
+        }
+    }
+    lines
+}
+
+/// The call of a line, if it succeeded and is about `folder` or a file in it.
+fn parse(line: &str, folder: &Path) -> Option<Call> {
+    let (call, result) = line.rsplit_once(" = ")?;
+    let (name, arguments) = call.trim_end().strip_suffix(')')?.split_once('(')?;
+    let result: usize = result.split([' ', '<']).next()?.parse().ok()?; // no number: it failed
+    let arguments: Vec<&str> = arguments.split(", ").collect();
+    let path = |at: usize| text_of(arguments.get(at)?);
+    let within = |path: Vec<u8>| {
+        let path = String::from_utf8(path).ok()?;
+        let name = path.strip_prefix(folder.to_str()?)?;
+        Some(name.trim_start_matches('/').to_owned())
+    };
+    let file = |at: usize| within(path(at)?).filter(|name| !name.is_empty());
+    match name {
+        "openat" | "open" | "creat" => {
+            let at = usize::from(name == "openat");
+            let flags = arguments.get(at + 1)?;
+            let name = file(at).filter(|_| flags.contains("O_CREAT"))?;
+            Some(Call::Create { name, truncates: flags.contains("O_TRUNC") })
+        }
+        "write" | "pwrite64" => {
+            let mut bytes = path(1)?;
+            assert!(bytes.len() >= result, "strace cut {} bytes short", result - bytes.len());
+            bytes.truncate(result);
+            let offset = (name == "pwrite64").then(|| arguments[3].parse().unwrap());
+            Some(Call::Write { name: file(0)?, offset, bytes })
+        }
+        "ftruncate" => Some(Call::Resize { name: file(0)?, len: arguments[1].parse().unwrap() }),
+        "fsync" | "fdatasync" => match within(path(0)?)? {
+            name if name.is_empty() => Some(Call::SyncFolder),
+            name => Some(Call::Sync { name }),
+        },
+        "rename" => Some(Call::Rename { from: file(0)?, to: file(1)? }),
+        "renameat" | "renameat2" => Some(Call::Rename { from: file(1)?, to: file(3)? }),
+        "unlink" => Some(Call::Unlink { name: file(0)? }),
+        "unlinkat" => Some(Call::Unlink { name: file(1)? }),
+        // What this model does not know must not go unseen.
+        other => {
+            let known = file(0).is_none();
+            assert!(known, "{other} of a file that is watched");
+            None
+        }
+    }
+}
+
+/// The bytes of `"\x61"`, or of the path of a descriptor, `3<\x61>`.
+fn text_of(argument: &str) -> Option<Vec<u8>> {
+    let inner = match argument.split_once('"') {
+        Some((_, rest)) => rest.rsplit_once('"')?.0,
+        None => argument.split_once('<')?.1.rsplit_once('>')?.0,
+    };
+    let digits = inner.split("\\x").skip(1);
+    digits.map(|digits| u8::from_str_radix(digits, 16).ok()).collect()
+}
+
+const CALLS: &str = "trace=openat,open,creat,write,writev,pwrite64,pwritev,pwritev2,ftruncate,truncate,\
+     fallocate,copy_file_range,sendfile,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,\
+     linkat,unlink,unlinkat,io_uring_setup";

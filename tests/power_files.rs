@@ -1,0 +1,343 @@
+//! The power goes while files are written: states, snapshots of the directory, image files and tiers.
+//!
+//! A child does the work under strace; what it did is followed call by call (`power/strace.rs`), and after
+//! each call the folder is made as a power loss might leave it (`power/folder.rs` says how) and looked at.
+//! `power.rs` does the same with namespaces. The seed is printed; `DLFS_POWER_SEED` sets it, and
+//! `DLFS_POWER_DRAWS` how many losses are drawn after each call.
+
+#![allow(unreachable_pub)] // modules of one test program
+
+#[path = "power/folder.rs"]
+mod folder;
+mod import_support;
+#[path = "support/random.rs"]
+#[allow(dead_code)]
+mod random;
+#[path = "power/strace.rs"]
+mod strace;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use dlfs::cache::TierOptions;
+use dlfs::import::{Onto, import, snapshot_check, snapshot_save};
+use dlfs::job::{load_state, save_state};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec, State};
+use dlfs::qpair::ConnectOptions;
+use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::tier::Policy;
+use dlfs::units::{Epoch, Generation};
+use dlfs::volume::{Image, OpenOptions};
+use dlfs::{ErrorKind, Result};
+
+use folder::{Files, Folder};
+use import_support::{contents, options, paths, tree};
+use random::Random;
+
+/// What a child process of this test does: a word and a folder that has all it needs.
+const CHILD: &str = "DLFS_TEST_POWER_CHILD";
+
+/// Not a test of its own: what a child does.
+#[test]
+fn child_does_what_it_is_told() {
+    let Some(job) = std::env::var_os(CHILD) else { return };
+    let job = job.into_string().unwrap();
+    let (what, root) = job.split_once('|').unwrap();
+    let work = Work { root: root.into() };
+    match what {
+        "state" => save_state(&work.file("state"), &state(2)).unwrap(),
+        "snapshot" => work.save_snapshot().unwrap(),
+        "import" => work.import("first", Onto::Empty).unwrap(),
+        "append" => work.import("second", Onto::Append).unwrap(),
+        "tier" => drop(work.read_with_tier("second")),
+        other => panic!("nobody knows how to {other}"),
+    }
+}
+
+/// A place with two sources, and beside them the folder whose files are watched.
+struct Work {
+    root: PathBuf,
+}
+
+impl Work {
+    fn file(&self, name: &str) -> PathBuf {
+        self.root.join("watched").join(name)
+    }
+
+    fn import(&self, source: &str, onto: Onto) -> Result<()> {
+        let time_ns = Some(if source == "first" { 1_000 } else { 2_000 });
+        let options = dlfs::import::ImportOptions { time_ns, ..options(onto) };
+        let image = [Address::from_path(&self.file("image"))];
+        let connect = ConnectOptions::default();
+        import(&paths(&self.root.join(source)), &image, &options, &connect, &mut ()).map(drop)
+    }
+
+    /// Everything that the image has.
+    fn contents(&self) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        let address = Address::from_path(&self.file("image"));
+        contents(&[dlfs::qpair::open(&address, &ConnectOptions::default())?])
+    }
+
+    fn save_snapshot(&self) -> Result<()> {
+        let image = [Address::from_path(&self.root.join("image"))];
+        snapshot_save(&image, &self.file("snapshot"), &ConnectOptions::default()).map(drop)
+    }
+
+    /// Reads a plain folder twice through a tier, and returns what came.
+    fn read_with_tier(&self, source: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let tier = format!("file:{}:{TIER_BYTES}", self.file("").display());
+        let tiers = TierOptions {
+            tiers: vec![tier.parse().unwrap()],
+            policy: Policy::FirstTouch,
+            ..TierOptions::default()
+        };
+        let options = OpenOptions { tiers, ..OpenOptions::default() };
+        let image = Image::open(&[Address::from_path(&self.root.join(source))], &options).unwrap();
+        image.load_names().unwrap();
+        let directory = image.directory();
+        let ids: Vec<_> =
+            (0..directory.num_live()).map(|rank| directory.id_of_live(rank)).collect();
+        let mut found = BTreeMap::new();
+        settle(&image); // what an earlier run left is looked at first
+        for _ in 0..2 {
+            let (mut reader, mut batch) =
+                (image.reader(ReaderOptions::default()).unwrap(), Batch::new());
+            reader.read_batch(&ids, &mut batch).unwrap();
+            for (at, id) in ids.iter().enumerate() {
+                let name = directory.name(*id).unwrap().unwrap();
+                let before = found.insert(name, batch.bytes(at).to_vec());
+                assert!(before.is_none_or(|before| before == batch.bytes(at)), "sample {id}");
+            }
+            settle(&image);
+        }
+        found
+    }
+}
+
+fn settle(image: &Image) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !image.tiers().expect("it has one").is_settled() {
+        assert!(Instant::now() < until, "still copying");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+const TIER_BYTES: u64 = 1 << 20;
+
+fn state(consumed: u64) -> State {
+    let order = OrderSpec { kind: OrderKind::Global, seed: 1 };
+    State { consumed, epoch: Epoch(consumed), ..State::start([7; 16], Generation(1), order) }
+}
+
+/// Losses after the first calls that are always looked at.
+const ALWAYS: usize = 12;
+
+/// A child's work, and what is to be true of each folder that a power loss may leave.
+struct Trial {
+    folder: tempfile::TempDir,
+    work: Work,
+    before: Files,
+}
+
+impl Trial {
+    fn new() -> Trial {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        fs::create_dir(root.join("watched")).unwrap();
+        Trial { folder, work: Work { root }, before: Files::new() }
+    }
+
+    /// What lies in the watched folder now is there to begin with, durably.
+    fn begin_here(&mut self) {
+        self.before = files_of(&self.work.root.join("watched"));
+    }
+
+    /// Has a child do `what`, and `check` each loss; it is told whether the child had reported success.
+    /// So many of them are looked at, at most.
+    fn run(
+        &self,
+        what: &str,
+        most: usize,
+        check: impl Fn(&Work, bool) -> std::result::Result<(), String>,
+    ) {
+        let seed = std::env::var("DLFS_POWER_SEED").map_or(1, |text| text.parse().unwrap());
+        let draws = std::env::var("DLFS_POWER_DRAWS").map_or(1, |text| text.parse().unwrap());
+        let mut random = Random::new(seed);
+        let watched = self.work.root.join("watched");
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "child_does_what_it_is_told"]);
+        child.env(CHILD, format!("{what}|{}", self.work.root.display()));
+        let Some(calls) = strace::run(child, &watched) else { return };
+        assert!(calls.len() > 2, "only {calls:?}");
+        let mut history = Folder::holding(&self.before);
+        let (mut seen, mut losses) = (HashSet::new(), Vec::new());
+        for (at, call) in calls.iter().enumerate() {
+            history.follow(call);
+            let is_last = at + 1 == calls.len();
+            for left in history.losses(draws, &mut random) {
+                if seen.insert((left.clone(), is_last)) {
+                    losses.push((at, left, is_last));
+                }
+            }
+        }
+        let all = losses.len();
+        // The first ones are all that there can be after the first calls.
+        while losses.len() > most * draws {
+            losses.swap_remove(ALWAYS + random.below((losses.len() - ALWAYS) as u64) as usize);
+        }
+        for (number, (at, left, is_last)) in losses.iter().enumerate() {
+            put_files(&watched, left);
+            let checked = check(&self.work, *is_last);
+            checked.unwrap_or_else(|why| panic!("{what}, call {at}, loss {number}: {why}"));
+        }
+        println!("{what}: {} calls, {} of {all} different losses", calls.len(), losses.len());
+    }
+
+    fn root(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+fn files_of(folder: &Path) -> Files {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let file = |entry: fs::DirEntry| {
+        (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
+    };
+    entries.map(file).collect()
+}
+
+fn put_files(folder: &Path, files: &Files) {
+    for name in files_of(folder).into_keys() {
+        fs::remove_file(folder.join(name)).unwrap();
+    }
+    for (name, bytes) in files {
+        // What was never written is a hole.
+        let file = fs::File::create(folder.join(name)).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        for (at, page) in (0..).zip(bytes.chunks(4096)).filter(|(_, page)| *page != [0; 4096]) {
+            file.write_all_at(page, at * 4096).unwrap();
+        }
+    }
+}
+
+fn must(right: bool, why: &str) -> std::result::Result<(), String> {
+    right.then_some(()).ok_or_else(|| why.to_owned())
+}
+
+#[test]
+fn a_state_is_the_old_one_or_the_new_one_and_never_absent_where_there_was_one() {
+    for old in [None, Some(state(1))] {
+        let mut trial = Trial::new();
+        if let Some(old) = &old {
+            save_state(&trial.work.file("state"), old).unwrap();
+        }
+        trial.begin_here();
+        trial.run("state", 100, |work, is_done| {
+            let file = work.file("state");
+            let found = load_state(&file).map_err(|error| error.report())?;
+            must(found == Some(state(2)) || !is_done && found == old, &format!("{found:?}"))?;
+            save_state(&file, &state(3)).map_err(|error| error.report())?;
+            must(load_state(&file).unwrap() == Some(state(3)), "the next state is not there")
+        });
+    }
+}
+
+#[test]
+fn a_saved_snapshot_is_the_old_one_or_the_new_one() {
+    let mut trial = Trial::new();
+    tree(&trial.root().join("first"), 9, 5_000, 1);
+    tree(&trial.root().join("second"), 5, 5_000, 2);
+    let image = trial.work.root.join("image");
+    let connect = ConnectOptions::default();
+    let addresses = [Address::from_path(&image)];
+    let source = |name: &str| paths(&trial.work.root.join(name));
+    import(&source("first"), &addresses, &options(Onto::Empty), &connect, &mut ()).unwrap();
+    trial.work.save_snapshot().unwrap();
+    import(&source("second"), &addresses, &options(Onto::Append), &connect, &mut ()).unwrap();
+    trial.begin_here();
+    let old = trial.before["snapshot"].clone();
+    trial.run("snapshot", 100, |work, is_done| {
+        let (file, addresses) = (work.file("snapshot"), [Address::from_path(&image)]);
+        let is_old = fs::read(&file).map_err(|error| error.to_string())? == old;
+        match snapshot_check(&addresses, &file, &connect) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Stale && is_old => {
+                must(!is_done, "the old one is back")
+            }
+            Err(error) => Err(error.report()),
+        }
+    });
+}
+
+#[test]
+fn an_image_file_holds_the_generation_before_or_the_new_one_and_keeps_its_name() {
+    let mut trial = Trial::new();
+    let first = tree(&trial.root().join("first"), 12, 15_000, 1);
+    let mut all = first.clone();
+    all.extend(tree(&trial.root().join("second"), 8, 15_000, 2));
+    trial.begin_here();
+    trial.work.import("first", Onto::Empty).unwrap();
+    let after_first = fs::read(trial.work.file("image")).unwrap();
+    put_files(&trial.work.file(""), &Files::new());
+    trial.run("import", 100, |work, is_done| {
+        match work.contents() {
+            Ok(found) => must(found == first, "other samples")?,
+            Err(error) => {
+                let is_no_image = matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::Corrupt | ErrorKind::InvalidArgument
+                );
+                must(is_no_image && !is_done, &error.report())?;
+            }
+        }
+        work.import("first", Onto::Resume).map_err(|error| error.report())?;
+        must(fs::read(work.file("image")).unwrap() == after_first, "other bytes")
+    });
+    put_files(&trial.work.file(""), &Files::from([("image".to_owned(), after_first)]));
+    trial.begin_here();
+    trial.work.import("second", Onto::Append).unwrap();
+    let after_second = fs::read(trial.work.file("image")).unwrap();
+    put_files(&trial.work.file(""), &trial.before);
+    trial.run("append", 100, |work, is_done| {
+        let found = work.contents().map_err(|error| error.report())?;
+        must(found == all || !is_done && found == first, "other samples")?;
+        match work.import("second", Onto::Resume) {
+            Err(error) if matches!(error.kind(), ErrorKind::BadSource | ErrorKind::NotFound) => {
+                work.import("second", Onto::Append).map_err(|error| error.report())?;
+            }
+            result => result.map_err(|error| error.report())?,
+        }
+        must(fs::read(work.file("image")).unwrap() == after_second, "other bytes")
+    });
+}
+
+/// Two folders of the same names and lengths: a tier that mixes them up hands out wrong bytes, since a
+/// folder has no checksums of its own.
+#[test]
+fn a_tier_is_used_again_without_a_word_and_never_hands_out_copies_of_another_data_set() {
+    let mut trial = Trial::new();
+    let first = tree(&trial.root().join("first"), 16, 12_000, 1);
+    let mut second = BTreeMap::new();
+    for (name, bytes) in &first {
+        let path = trial.root().join("second").join(std::str::from_utf8(name).unwrap());
+        let bytes: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, &bytes).unwrap();
+        second.insert(name.clone(), bytes);
+    }
+    for before in [false, true] {
+        if before {
+            put_files(&trial.work.file(""), &Files::new());
+            assert!(trial.work.read_with_tier("first") == first);
+        }
+        trial.begin_here();
+        trial.run("tier", 24, |work, _| {
+            must(work.read_with_tier("second") == second, "bytes of another data set")
+        });
+    }
+}
