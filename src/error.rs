@@ -41,6 +41,8 @@ pub enum ErrorKind {
     Interrupted,
     /// An operating system error of no other kind.
     Io,
+    /// A mistake in dlfs itself: one of its threads panicked, or ended without having done its work.
+    Internal,
 }
 
 /// A failure, with what failed and where.

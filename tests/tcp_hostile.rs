@@ -12,7 +12,7 @@ use dlfs::nvme::{Cqe, IdentifyController, Status};
 use dlfs::qpair::tcp::discover;
 use dlfs::qpair::{ConnectOptions, IoError, IoOp, open};
 use dlfs::tcp::Digests;
-use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T};
+use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T, put_term_req};
 use support::contract::{Driver, read};
 use support::evil::{Evil, EvilTarget, Step, identify_controller};
 use support::hasty::{LEN, bytes, hasty, one, refusal};
@@ -319,6 +319,48 @@ fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
         assert!((4096..=1 << 20).contains(&namespace.max_transfer_bytes), "{namespace:?}");
         let completion = one(&mut Driver::new(&*device), read(0, 4096));
         assert!(completion.result.is_ok() && *completion.buf == expected[..4096], "{step:?}");
+    }
+}
+
+#[test]
+fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
+    let resp = IcResp::new(Digests::default(), 128 << 10).as_bytes().to_vec();
+    let mut term = Vec::new();
+    put_term_req(&mut term, false, 2, 8, &[]);
+    let unasked = CapsuleResp::new([0; 16], Form::default()).as_bytes().to_vec();
+    let more = [vec![0; 24], vec![0xFF; 24], vec![7], resp.clone(), term, unasked];
+    let expected = bytes(21);
+    for more in more {
+        // Of the admin queue: opening has one attempt, and fails with what is wrong.
+        let target = EvilTarget::start(expected.clone());
+        let segment = [&resp[..], &more].concat();
+        target.behave(Evil::IcResp(segment.clone()), None);
+        let error = refusal(&target.address(), &hasty());
+        println!("{more:02x?}: {error}");
+        // Of an I/O queue: it is connected again.
+        target.be_good();
+        let device = open(&target.address(), &hasty()).unwrap();
+        target.behave(Evil::IcResp(segment.clone()), Some(1));
+        let mut driver = Driver::new(&*device);
+        assert!(*one(&mut driver, read(0, 4096)).buf == expected[..4096]);
+        // In the midst of reads, on whichever queue is the first to connect again.
+        for _ in 0..3 {
+            target.behave(Evil::IcResp(segment.clone()), Some(1));
+            target.cut();
+            for (sent, completion) in driver.run((0..6).map(|i| read(i * 8, 4096)).collect()) {
+                completion.result.unwrap();
+                let at = sent.slba.0 as usize * 512;
+                assert!(*completion.buf == expected[at..at + 4096]);
+            }
+        }
+        // For ever: an error within the time after which a controller is given up.
+        let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..hasty() };
+        let device = open(&target.address(), &options).unwrap();
+        let mut driver = Driver::new(&*device);
+        target.behave(Evil::IcResp(segment), None);
+        target.cut();
+        let result = one(&mut driver, read(0, 4096)).result;
+        assert!(matches!(result, Err(IoError::Disconnected(_))), "{result:?}");
     }
 }
 

@@ -22,20 +22,24 @@ const LAYERS: &[(&str, &str)] = &[
     ("replace_file", "error"),
     ("nvme", "units"),
     ("error", "nvme units"),
+    ("threads", "error"),
     ("buf", "error units"),
     ("tcp", "buf checksum error nvme units"),
     ("spdk", "buf error nvme units"),
     ("format", "buf checksum error permutation units"),
-    ("qpair", "buf error nvme spdk tcp units"),
+    ("qpair", "buf error nvme spdk tcp threads units"),
     ("directory", "buf error format permutation units"),
     ("order", "error permutation units"),
     ("tier", "directory error format units"),
     ("plan", "directory error format order permutation tier units"),
     ("reader", "buf checksum directory error format nvme order plan qpair tier units"),
-    ("prefetch", "buf directory error format nvme order plan qpair reader tier units"),
-    ("cache", "buf checksum error format plan qpair tier units"),
-    ("import", "buf checksum directory error format nvme permutation qpair replace_file units"),
-    ("target", "buf error nvme qpair tcp units"),
+    ("prefetch", "buf directory error format nvme order plan qpair reader threads tier units"),
+    ("cache", "buf checksum error format plan qpair threads tier units"),
+    (
+        "import",
+        "buf checksum directory error format nvme permutation qpair replace_file threads units",
+    ),
+    ("target", "buf error nvme qpair tcp threads units"),
     (
         "volume",
         "buf cache directory error format import nvme order plan prefetch qpair reader target tier units",
@@ -43,7 +47,7 @@ const LAYERS: &[(&str, &str)] = &[
     (
         "job",
         "buf cache directory error format import nvme order plan prefetch qpair reader replace_file target \
-         tier units volume",
+         threads tier units volume",
     ),
 ];
 
@@ -234,19 +238,51 @@ fn only_a_bench_can_be_built_without_verification() {
 #[test]
 fn the_documents_name_files_that_exist() {
     let mut wrong = Vec::new();
-    for document in ["README.md", "tests/rows.md"] {
+    for document in ["README.md", "tests/rows.md", "docs/threads.md"] {
         let text = fs::read_to_string(root().join(document)).unwrap_or_default();
         if text.is_empty() {
             wrong.push(format!("{document} is missing"));
         }
         for name in text.split('`').skip(1).step_by(2) {
             let path = name.split("::").next().unwrap_or(name).trim_end_matches('/');
-            let folders = ["src/", "tests/", "tools/", "benches/", "vendor/", ".ci/"];
+            let folders = ["src/", "tests/", "tools/", "benches/", "docs/", "vendor/", ".ci/"];
             let is_path =
                 folders.iter().any(|folder| path.starts_with(folder)) && !path.contains(' ');
             if is_path && !path.contains('*') && !root().join(path).exists() {
                 wrong.push(format!("{document}: `{name}`"));
             }
+        }
+    }
+    assert_none(wrong);
+}
+
+/// A thread that is started and not in the table is one whose death nobody has thought of.
+#[test]
+fn every_thread_is_in_the_table_of_threads_and_the_tests_there_exist() {
+    let table = fs::read_to_string(root().join("docs/threads.md")).expect("docs/threads.md");
+    let names: Vec<&str> = table.split('`').skip(1).step_by(2).collect();
+    let mut wrong = Vec::new();
+    let mut found = 0;
+    for source in library().into_iter().filter(|source| !source.is_test) {
+        let code = source.text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for quoted in code.split('"').skip(1).step_by(2) {
+            let name = quoted.trim_start_matches("the thread ");
+            let name = name.replace("{index}", "N").replace("{number}", "N");
+            let is_letter = |c: char| c.is_ascii_lowercase() || c == '-' || c == 'N';
+            let rest = name.strip_prefix("dlfs-").unwrap_or_default();
+            if !rest.is_empty() && rest.chars().all(is_letter) {
+                found += 1;
+                let known = names.contains(&&*name);
+                wrong.extend((!known).then(|| format!("{}: `{name}` is not there", source.path)));
+            }
+        }
+    }
+    assert!(found > 12, "{found} names of threads");
+    for test in names.iter().filter(|name| name.contains("::") && name.contains('/')) {
+        let (file, name) = test.rsplit_once("::").expect("it has one");
+        let text = fs::read_to_string(root().join(file)).unwrap_or_default();
+        if ![format!("fn {name}("), format!("def {name}(")].iter().any(|test| text.contains(test)) {
+            wrong.push(format!("`{test}` does not exist"));
         }
     }
     assert_none(wrong);

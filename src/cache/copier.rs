@@ -109,7 +109,11 @@ impl Copier {
         })
     }
 
-    pub(super) fn run(mut self) {
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(super) fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             if !self.turn(Instant::now()) {
                 let idle = self.incomplete.is_empty() && self.planned.is_empty();
@@ -495,4 +499,4 @@ const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
 /// How long the last entries of an index may take when everything ends.
-const LAST_WRITES: Duration = Duration::from_secs(5);
+pub(super) const LAST_WRITES: Duration = Duration::from_secs(5);

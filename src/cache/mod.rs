@@ -34,7 +34,7 @@ mod takeover;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
@@ -44,6 +44,7 @@ use crate::error::{Error, Result};
 use crate::format::Uuid;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
+use crate::threads::{self, Fate, Thread, caught};
 use crate::tier::{Candidate, Ledger, Place, Places, Policy, State, Units, give_way};
 use crate::units::Generation;
 
@@ -62,7 +63,7 @@ use stats::Counters;
 pub struct Cache {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     policy: Policy,
 }
 
@@ -83,7 +84,10 @@ struct Shared {
     demand: AtomicUsize,
     /// How often copies have given way: a read that began before may have met the bytes of others.
     evictions: AtomicUsize,
+    /// The copier is to end, or has died.
     stop: AtomicBool,
+    /// What the copier died of.
+    fate: Fate,
 }
 
 /// What the copies are of.
@@ -147,13 +151,16 @@ impl Cache {
             demand: AtomicUsize::new(0),
             evictions: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            fate: Fate::default(),
         });
         let bandwidth = options.bandwidth_bytes_per_s;
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
-        let thread = std::thread::Builder::new()
-            .name("dlfs-tiers".into())
-            .spawn(move || copier.run())
-            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
+            let who = format!("the thread {COPIER}");
+            if let Err(error) = caught(&who, || copier.run()) {
+                copier.shared().copier_died(&error);
+            }
+        })?;
         let devices = pair::devices(&shared);
         Ok(Cache { shared, devices, thread: Some(thread), policy: options.policy })
     }
@@ -199,12 +206,14 @@ impl Cache {
 
     /// What was served from where and what was copied, so far.
     pub fn stats(&self) -> CacheStats {
-        self.shared.counters.read(&self.shared.media, &self.shared.ledger.lock())
+        let mut stats = self.shared.counters.read(&self.shared.media, &self.shared.ledger.lock());
+        stats.died = self.shared.fate.died().map(|error| error.to_string());
+        stats
     }
 
     /// Whether nothing is being copied or checked, nor waits for it. For tests and benches.
     pub fn is_settled(&self) -> bool {
-        self.shared.counters.is_settled()
+        self.shared.counters.is_settled() || self.shared.fate.died().is_some()
     }
 }
 
@@ -237,14 +246,28 @@ impl Shared {
         tiers.flat_map(|(tier, (there, wanted))| give_way(there, wanted, free(tier))).collect()
     }
 
-    /// Only the process that opened the tiers copies: a child of a fork has no copier.
+    /// Only the process that opened the tiers has a copier: a child of a fork has none.
     fn is_at_home(&self) -> bool {
         self.pid == process_id()
     }
 
+    /// Whether there is a copier that takes what is read.
+    fn copies(&self) -> bool {
+        self.is_at_home() && !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Without a copier the tiers serve what they have and take nothing more; readers go on.
+    fn copier_died(&self, error: &Error) {
+        self.fate.tell(error);
+        self.stop.store(true, Ordering::Release);
+        for tier in 0..self.media.len() {
+            self.switch_off(tier as u8, error);
+        }
+    }
+
     fn tell(&self, job: Job) {
         self.counters.unsettle(1);
-        // Nobody listens any more only when everything ends.
+        // Nobody listens any more only when everything ends, or when the copier has died.
         let _ = self.jobs.send(job);
         self.waker.wake();
     }
@@ -297,11 +320,17 @@ impl Drop for Cache {
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.waker.wake();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the copier panicked");
+        if let Some(thread) = thread {
+            thread.join_within(copier::LAST_WRITES + LAST_TURN);
         }
     }
 }
+
+/// The copier's thread.
+const COPIER: &str = "dlfs-tiers";
+
+/// How long the copier is waited for beyond the last entries of its indices: a turn, unless a device hangs.
+const LAST_TURN: Duration = Duration::from_secs(5);
 
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

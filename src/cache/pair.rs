@@ -319,7 +319,7 @@ impl TieredPair {
     fn begin_origin(&self, range: &Range<u64>) -> Vec<u32> {
         let shared = &*self.shared;
         shared.demand.fetch_add(1, Ordering::AcqRel);
-        if !shared.is_at_home() {
+        if !shared.copies() {
             return Vec::new();
         }
         let within = shared.units.within(self.number, range);
@@ -404,7 +404,7 @@ impl TieredPair {
             let Some(place) = shared.places.copy_of(unit) else { continue };
             if shared.places.distrust(unit) {
                 shared.counters.damaged(place.tier);
-                if shared.is_at_home() {
+                if shared.copies() {
                     shared.tell(Job::Begin(unit..unit + 1));
                 }
             }

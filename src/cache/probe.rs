@@ -13,6 +13,7 @@ use crate::qpair::Direct;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
+use crate::threads::caught;
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -135,10 +136,14 @@ fn table(
             let running: Vec<_> = (0..threads)
                 .map(|thread| {
                     let places = Places::new(bytes, thread, threads);
-                    scope.spawn(move || run(device, places, options.slice, writes))
+                    let run = move || run(device, places, options.slice, writes);
+                    scope.spawn(move || caught("a thread of the probe", run).and_then(|run| run))
                 })
                 .collect();
-            running.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+            running
+                .into_iter()
+                .map(|thread| thread.join().expect("panics are caught in it"))
+                .collect()
         })?;
         points.push(Point { threads, mb_per_s: mb_per_s(&runs) });
     }

@@ -15,6 +15,9 @@ pub struct CacheStats {
     pub tiers: Vec<TierStats>,
     /// What was read from the origin.
     pub origin: OriginStats,
+    /// Why nothing is copied any more, if the thread that copies has died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub died: Option<String>,
 }
 
 /// What one tier did.
@@ -190,6 +193,7 @@ impl Counters {
                 copier_reads: load(&self.copier_reads),
                 copier_bytes: load(&self.copier_bytes),
             },
+            died: None,
         }
     }
 }

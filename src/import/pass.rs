@@ -87,8 +87,9 @@ impl<'a> Pass<'a> {
             }
             drop(send);
             let mut gatherer = Gatherer::new(self, builder, progress);
-            let mut failure = None;
+            let (mut failure, mut at_work) = (None, self.threads.max(1));
             for event in events {
+                at_work -= usize::from(matches!(event, Event::Ended));
                 if let Err(error) = gatherer.take(event, &shared) {
                     shared.stop.store(true, Ordering::Relaxed);
                     failure.get_or_insert(error);
@@ -96,7 +97,11 @@ impl<'a> Pass<'a> {
             }
             match failure {
                 Some(error) => Err(error),
-                None => Ok(gatherer.finish(&shared)),
+                None if at_work > 0 => {
+                    let text = format!("{at_work} threads dlfs-import ended without a word");
+                    Err(Error::new(ErrorKind::Internal, text))
+                }
+                None => gatherer.finish(&shared),
             }
         })
     }
@@ -135,6 +140,7 @@ impl<'a, 'b> Gatherer<'a, 'b> {
     fn take(&mut self, event: Event, shared: &Shared<'_>) -> Result<()> {
         match event {
             Event::Failed(error) => return Err(error),
+            Event::Ended => {}
             Event::Bad(bad) => self.outcome.bad.extend(bad),
             Event::Made { plan, header, found } => {
                 self.take_chunk(&plan, header, found)?;
@@ -186,10 +192,16 @@ impl<'a, 'b> Gatherer<'a, 'b> {
         }
     }
 
-    fn finish(mut self, shared: &Shared<'_>) -> Outcome {
+    fn finish(mut self, shared: &Shared<'_>) -> Result<Outcome> {
+        let planned = shared.planner.lock().planned();
+        if self.outcome.bad.is_empty() && self.next != planned {
+            let text =
+                format!("{planned} chunks were planned, and chunk {} was not made", self.next);
+            return Err(Error::new(ErrorKind::Internal, text));
+        }
         self.outcome.disturbed = shared.disturbed.load(Ordering::Relaxed);
         self.outcome.bad.sort_unstable_by_key(|&(row, _)| row);
-        self.outcome
+        Ok(self.outcome)
     }
 }
 

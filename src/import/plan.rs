@@ -87,6 +87,11 @@ impl<'a> Planner<'a> {
         Planner { rows, spec, placement, space, next_slot, sequence: 0, fields_len, lens }
     }
 
+    /// Chunks planned so far.
+    pub(super) fn planned(&self) -> u64 {
+        self.sequence
+    }
+
     /// The next chunk; `None` when every slot has one.
     ///
     /// # Errors

@@ -12,13 +12,20 @@ use crate::import::pass::Pass;
 use crate::import::patience::{Patience, is_passing};
 use crate::import::plan::{ChunkPlan, Planner};
 use crate::import::sources::BadEntry;
+use crate::threads::caught;
 use crate::{Error, Result};
 
 /// What threads tell the gatherer.
 pub(super) enum Event {
-    Made { plan: ChunkPlan, header: ChunkHeader, found: bool },
+    Made {
+        plan: ChunkPlan,
+        header: ChunkHeader,
+        found: bool,
+    },
     Bad(Vec<(u64, BadEntry)>),
     Failed(Error),
+    /// The thread has made all that it took.
+    Ended,
 }
 
 /// What all threads share.
@@ -63,10 +70,20 @@ impl<'p, 'a> Worker<'p, 'a> {
 
     /// Makes chunks until there are no more plans, or it is told to stop.
     pub(super) fn run(mut self) {
-        if let Err(error) = self.make_all() {
-            // The gatherer goes only when it has failed itself.
-            let _ = self.events.send(Event::Failed(error));
+        let made = caught(WHO, || self.make_all()).and_then(|made| made);
+        let events = self.events.clone();
+        if made.is_err() {
+            // The others need not begin what is of no use.
+            self.shared.stop.store(true, Ordering::Relaxed);
         }
+        // Waits for what is under way, so it may panic as well.
+        let dropped = caught(WHO, || drop(self));
+        let last = match made.and(dropped) {
+            Ok(()) => Event::Ended,
+            Err(error) => Event::Failed(error),
+        };
+        // The gatherer takes events until all threads have ended.
+        let _ = events.send(last);
     }
 
     fn make_all(&mut self) -> Result<()> {
@@ -150,3 +167,6 @@ impl<'p, 'a> Worker<'p, 'a> {
         let _ = self.events.send(event);
     }
 }
+
+/// How errors name the threads of a pass.
+const WHO: &str = "the thread dlfs-import";

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{TICK, Watch, interrupted};
+use crate::threads::caught;
 
 /// Work on a thread of its own. When this is dropped before its end, the work ends by itself, at its own
 /// limits, and what it made is dropped there.
@@ -22,7 +23,8 @@ impl<T: Send + 'static> Background<T> {
         std::thread::Builder::new()
             .name("dlfs-open".into())
             .spawn(move || {
-                let _ = sender.send(work()); // nobody listens any more when it was given up
+                let made = caught("the thread dlfs-open", work).and_then(|made| made);
+                let _ = sender.send(made); // nobody listens any more when it was given up
             })
             .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
         Ok(Background(receiver))
@@ -37,7 +39,7 @@ impl<T: Send + 'static> Background<T> {
             Ok(result) => result.map(Some),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Error::new(ErrorKind::Io, "the thread that opened it panicked"))
+                Err(Error::new(ErrorKind::Internal, "what it opens has been taken before"))
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 use crate::prefetch::LoaderOptions;
 use crate::reader::{Batch, ReadStats, Reader, ReaderOptions, Watch};
+use crate::threads::caught;
 use crate::units::SampleId;
 use crate::volume::{Image, OpenOptions};
 
@@ -297,7 +298,8 @@ impl Dataset {
             }
         };
         let before = reader.stats();
-        let result = work(&mut reader, watch);
+        // A reader whose engine panicked is dropped, and the caller's thread lives on.
+        let result = caught("reading by id", || work(&mut reader, watch))?;
         stats::add_difference(&mut readers.stats.lock(), before, reader.stats());
         let mut idle = readers.idle.lock();
         if idle.len() < MAX_IDLE_READERS {

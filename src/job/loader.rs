@@ -321,7 +321,10 @@ fn pack(state: &State) -> Result<u64> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     // An image has at most 2^40 samples, and at the end of an epoch this is 0 again, see `normal`.
-    assert!(state.consumed < 1 << CONSUMED_BITS, "more consumed than an epoch has");
+    if state.consumed >= 1 << CONSUMED_BITS {
+        let text = format!("no epoch has {} samples", state.consumed);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
     Ok(state.epoch.0 << CONSUMED_BITS | state.consumed)
 }
 

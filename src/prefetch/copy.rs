@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
 
 use crate::buf::IoBuf;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::threads;
 
-use super::{Delivery, READY_BATCHES, Shared};
+use super::{Delivery, READY_BATCHES, Shared, Told};
 
 /// The way from the poller to the consumer.
 pub(super) struct Copiers {
-    lines: Vec<Sender<Result<Delivery>>>,
+    lines: Vec<Sender<Told>>,
     next: usize,
     /// The poller gathers before it sends.
     by_poller: bool,
@@ -22,7 +23,7 @@ pub(super) struct Copiers {
 }
 
 /// Where the consumer takes batches from, in turn.
-type Ready = Vec<Receiver<Result<Delivery>>>;
+type Ready = Vec<Receiver<Told>>;
 
 impl Copiers {
     /// `None`: batches pass as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads do.
@@ -42,13 +43,10 @@ impl Copiers {
         Ok((Copiers { lines, next: 0, by_poller, shared: Arc::clone(shared) }, ready))
     }
 
-    /// Sends the batch on; `Full` gives it back.
-    pub(super) fn pass_on(
-        &mut self,
-        mut next: Result<Delivery>,
-    ) -> Result<(), TrySendError<Result<Delivery>>> {
+    /// Sends on what there is to say; `Full` gives it back.
+    pub(super) fn pass_on(&mut self, mut next: Told) -> Result<(), TrySendError<Told>> {
         if self.by_poller {
-            next = next.map(|delivery| gather(delivery, &self.shared));
+            next = gathered(next, &self.shared);
         }
         self.lines[self.next].try_send(next)?;
         self.next = (self.next + 1) % self.lines.len();
@@ -56,24 +54,25 @@ impl Copiers {
     }
 }
 
-fn start_thread(
-    index: usize,
-    work: Receiver<Result<Delivery>>,
-    shared: Arc<Shared>,
-) -> Result<Receiver<Result<Delivery>>> {
+fn start_thread(index: usize, work: Receiver<Told>, shared: Arc<Shared>) -> Result<Receiver<Told>> {
     let (done, ready) = bounded(1);
-    std::thread::Builder::new()
-        .name(format!("dlfs-copy-{index}"))
-        .spawn(move || {
-            for next in work {
-                let next = next.map(|delivery| gather(delivery, &shared));
-                if done.send(next).is_err() {
-                    return; // the loader was dropped
-                }
+    let fate = shared.fate.clone();
+    // Not waited for: it ends with the poller's end of the line.
+    threads::start(format!("dlfs-copy-{index}"), &fate, (work, done), move |(work, done)| {
+        for next in &*work {
+            if done.send(gathered(next, &shared)).is_err() {
+                return; // the loader was dropped
             }
-        })
-        .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        }
+    })?;
     Ok(ready)
+}
+
+fn gathered(told: Told, shared: &Shared) -> Told {
+    match told {
+        Told::Batch(delivery) => Told::Batch(gather(delivery, shared)),
+        Told::Failed(_) | Told::End => told,
+    }
 }
 
 /// The batch in one piece: as it is, where it lies so already.
@@ -85,4 +84,79 @@ fn gather(mut delivery: Delivery, shared: &Shared) -> Delivery {
         delivery.batch.move_to(piece.freeze());
     }
     delivery
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use parking_lot::Mutex;
+
+    use super::super::{Batch, Head, ReadStats, Residency};
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::threads::{Fate, caught};
+    use crate::units::Epoch;
+
+    fn shared() -> Arc<Shared> {
+        let (fate, read) = (Fate::default(), Mutex::new(ReadStats::default()));
+        Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            residency: Arc::new(Residency::new(0)),
+            read,
+            over_window: Default::default(),
+            copied_bytes: Default::default(),
+            fate,
+        })
+    }
+
+    fn batch() -> Told {
+        let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1) };
+        Told::Batch(Delivery { batch: Batch::new(), head, skipped: 0 })
+    }
+
+    #[test]
+    fn the_end_comes_behind_the_last_batch_of_whichever_thread() {
+        for threads in [None, Some(0), Some(1), Some(2), Some(3)] {
+            for batches in 0..7 {
+                let shared = shared();
+                let (mut copiers, ready) = Copiers::start(threads, &shared).unwrap();
+                (0..batches).for_each(|_| assert!(copiers.pass_on(batch()).is_ok()));
+                assert!(copiers.pass_on(Told::End).is_ok());
+                drop(copiers);
+                for at in 0..batches {
+                    let told = ready[at % ready.len()].recv().unwrap();
+                    assert!(matches!(told, Told::Batch(_)), "{threads:?}: {at} of {batches}");
+                }
+                let told = ready[batches % ready.len()].recv().unwrap();
+                assert!(matches!(told, Told::End), "{threads:?}: after {batches}");
+                assert!(shared.fate.died().is_none());
+            }
+        }
+    }
+
+    /// What `start_thread` does, with a thread that dies at its second batch.
+    #[test]
+    fn a_copying_thread_that_dies_is_no_end_but_an_error_that_names_it() {
+        let shared = shared();
+        let (line, work) = bounded(4);
+        let (done, ready) = bounded(4);
+        threads::start("dlfs-copy-0", &shared.fate, (work, done), |(work, done)| {
+            done.send(work.recv().expect("the first batch")).expect("room");
+            panic!("told to panic");
+        })
+        .unwrap();
+        let mut copiers =
+            Copiers { lines: vec![line], next: 0, by_poller: false, shared: Arc::clone(&shared) };
+        assert!(copiers.pass_on(batch()).is_ok());
+        assert!(matches!(ready.recv(), Ok(Told::Batch(_))));
+        assert!(ready.recv().is_err(), "closed, and no end was said");
+        let error = shared.fate.of_closed_channel("the thread dlfs-poller");
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert_eq!(error.to_string(), "the thread dlfs-copy-0 panicked: told to panic");
+        let failed = caught("a test", || panic!("told to panic")).unwrap_err();
+        assert_eq!(failed.to_string(), "a test panicked: told to panic");
+    }
 }

@@ -8,7 +8,8 @@
 //! that; `window` is that memory itself, and the thread that makes its pages.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
-//! and stays; the poller sleeps when the window is full and when nothing is on its way.
+//! and stays; the poller sleeps when the window is full and when nothing is on its way. The end of a run
+//! is said ([`Told::End`]) and its samples are counted: a channel that closes without it is an error.
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
 
@@ -26,10 +27,9 @@ mod window;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
 use crate::buf::process_id;
@@ -41,6 +41,7 @@ use crate::qpair::{Cpus, Device};
 use crate::reader::{
     Batch, CHECK_LIMIT, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, moved_on,
 };
+use crate::threads::{self, Fate, Thread};
 use crate::units::SampleId;
 
 use chunks::ChunkDriver;
@@ -177,6 +178,9 @@ pub struct Loader {
     poller: Option<Poller>,
     /// Where the run stands: after the batch that was handed out last.
     state: State,
+    /// Samples that the order says are to come from this loader in all.
+    owed: u64,
+    ended: bool,
     failed: Option<(ErrorKind, String)>,
     stats: LoaderStats,
 }
@@ -184,10 +188,10 @@ pub struct Loader {
 /// The running thread and the ways to it.
 struct Poller {
     pid: u32,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     window: Arc<Window>,
     shared: Arc<Shared>,
-    ready: Vec<Receiver<Result<Delivery>>>,
+    ready: Vec<Receiver<Told>>,
     next: usize,
     recycle: Sender<Batch>,
     waker: Waker,
@@ -204,6 +208,15 @@ struct Shared {
     read: Mutex<ReadStats>,
     over_window: AtomicU64,
     copied_bytes: AtomicU64,
+    /// What the poller or a copying thread died of.
+    fate: Fate,
+}
+
+/// What the poller says to the consumer. After an error or the end it says nothing more.
+enum Told {
+    Batch(Delivery),
+    Failed(Error),
+    End,
 }
 
 /// One batch on its way to the consumer.
@@ -301,11 +314,13 @@ impl Loader {
         let batching = Some(options.batching_on(&directory, &devices)?);
         let options = LoaderOptions { batching, ..options };
         let mut loader = Loader {
+            owed: Stream::owed(&directory, &options, &start)?,
             directory,
             devices,
             options,
             poller: None,
             state: start,
+            ended: false,
             failed: None,
             stats: LoaderStats::default(),
         };
@@ -353,6 +368,9 @@ impl Loader {
         if let Some((kind, text)) = &self.failed {
             return Err(Error::new(*kind, text.clone()));
         }
+        if self.ended {
+            return Ok(Taken::End);
+        }
         let result = self.receive(std::mem::take(batch), limit);
         match result {
             Ok(Received::Batch(delivery)) => {
@@ -365,7 +383,10 @@ impl Loader {
                 *batch = delivery.batch;
                 Ok(Taken::Batch)
             }
-            Ok(Received::End) => Ok(Taken::End),
+            Ok(Received::End) => {
+                self.ended = true;
+                Ok(Taken::End)
+            }
             Ok(Received::Later) => Ok(Taken::Later),
             Err(error) => {
                 self.failed = Some((error.kind(), error.to_string()));
@@ -411,18 +432,22 @@ impl Loader {
 
     fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Received> {
         self.notice_fork()?;
-        let Some(poller) = &mut self.poller else { return Ok(Received::End) };
+        let Some(poller) = &mut self.poller else {
+            let text = "the loader could not be started again after a fork";
+            return Err(Error::new(ErrorKind::Internal, text));
+        };
         poller.give_back(emptied);
-        let received = match poller.ready[poller.next].try_recv() {
-            Ok(delivery) => Some(delivery),
-            Err(TryRecvError::Disconnected) => None,
+        let told = match poller.ready[poller.next].try_recv() {
+            Ok(told) => told,
+            Err(TryRecvError::Disconnected) => return Err(poller.death()),
             Err(TryRecvError::Empty) => {
                 let began = Instant::now();
                 let received = poller.wait(limit);
                 self.stats.stall_s += began.elapsed().as_secs_f64();
                 match received {
-                    Ok(received) => received,
-                    Err(TimedOut) => return Ok(Received::Later),
+                    Ok(told) => told,
+                    Err(RecvTimeoutError::Timeout) => return Ok(Received::Later),
+                    Err(RecvTimeoutError::Disconnected) => return Err(poller.death()),
                 }
             }
         };
@@ -430,11 +455,26 @@ impl Loader {
         if poller.shared.blocked.load(Ordering::Acquire) {
             poller.waker.wake();
         }
-        match received {
-            Some(Ok(delivery)) => Ok(Received::Batch(delivery)),
-            Some(Err(error)) => Err(error),
-            None => Ok(Received::End),
+        match told {
+            Told::Batch(delivery) => Ok(Received::Batch(delivery)),
+            Told::Failed(error) => Err(error),
+            Told::End => self.check_complete().map(|()| Received::End),
         }
+    }
+
+    /// A belt beside the braces: whatever says that the run has ended, as many samples have come as the
+    /// order has.
+    fn check_complete(&self) -> Result<()> {
+        let LoaderStats { samples, skipped, .. } = self.stats;
+        if samples + skipped == self.owed {
+            return Ok(());
+        }
+        let text = format!(
+            "the run ended after {samples} samples, {skipped} left out, and the order has {}",
+            self.owed
+        );
+        Err(Error::new(ErrorKind::Internal, text)
+            .hint("this is a mistake in dlfs: please report it"))
     }
 
     /// What a call ends with that has waited for as long as it may.
@@ -517,6 +557,7 @@ impl Loader {
             read: Mutex::new(ReadStats::default()),
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
+            fate: Fate::default(),
         });
         let window =
             window.map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
@@ -540,9 +581,6 @@ enum Received {
     Later,
     End,
 }
-
-/// The limit passed.
-struct TimedOut;
 
 impl Poller {
     fn start(
@@ -570,16 +608,14 @@ impl Poller {
             check_limit: CHECK_LIMIT.min(options.deadline / 4),
             checked: None,
         };
-        let thread = std::thread::Builder::new()
-            .name("dlfs-poller".into())
-            .spawn(move || {
-                if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
-                    // They were there a moment ago, when the memory was made on them.
-                    tracing::warn!(%error, "the poller runs anywhere");
-                }
-                running.run();
-            })
-            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
+        let fate = shared.fate.clone();
+        let thread = threads::start("dlfs-poller", &fate, running, move |running| {
+            if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
+                // They were there a moment ago, when the memory was made on them.
+                tracing::warn!(%error, "the poller runs anywhere");
+            }
+            running.run();
+        })?;
         Ok(Poller {
             pid: process_id(),
             thread: Some(thread),
@@ -604,16 +640,18 @@ impl Poller {
         let _ = self.recycle.try_send(batch);
     }
 
-    fn wait(&self, deadline: Duration) -> Result<Option<Result<Delivery>>, TimedOut> {
+    /// Waits for what comes next.
+    fn wait(&self, limit: Duration) -> Result<Told, RecvTimeoutError> {
         self.shared.waiting.store(true, Ordering::Release);
         self.waker.wake();
-        let received = self.ready[self.next].recv_timeout(deadline);
+        let received = self.ready[self.next].recv_timeout(limit);
         self.shared.waiting.store(false, Ordering::Release);
-        match received {
-            Ok(delivery) => Ok(Some(delivery)),
-            Err(crossbeam::channel::RecvTimeoutError::Disconnected) => Ok(None),
-            Err(crossbeam::channel::RecvTimeoutError::Timeout) => Err(TimedOut),
-        }
+        received
+    }
+
+    /// Why a channel closed before the end was said.
+    fn death(&self) -> Error {
+        self.shared.fate.of_closed_channel("the thread dlfs-poller")
     }
 }
 
@@ -627,10 +665,8 @@ impl Drop for Poller {
         self.shared.stop.store(true, Ordering::Release);
         self.ready.clear();
         self.waker.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the poller panicked");
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(LAST_TURN);
         }
     }
 }
@@ -644,7 +680,7 @@ struct Running {
     copiers: Copiers,
     recycled: Receiver<Batch>,
     /// A batch that the consumer has no room for yet.
-    held: Option<Result<Delivery>>,
+    held: Option<Told>,
     directory: Arc<Directory>,
     /// How long a look at the superblocks may take.
     check_limit: Duration,
@@ -653,7 +689,7 @@ struct Running {
 }
 
 impl Running {
-    fn run(mut self) {
+    fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             match self.turn() {
                 Turn::Moved => {}
@@ -681,7 +717,7 @@ impl Running {
         self.memory.set_starving(starving);
         match self.driver.advance(&mut self.pump, &mut self.memory) {
             Ok(more) => moved |= more,
-            Err(error) => self.held = Some(Err(error)),
+            Err(error) => self.held = Some(Told::Failed(error)),
         }
         match moved {
             true => Turn::Moved,
@@ -701,8 +737,8 @@ impl Running {
         let mut handed = Handed::Nothing;
         loop {
             self.take_back();
-            let Some(next) = self.held.take().or_else(|| self.next_ready()) else { break };
-            let last = next.is_err();
+            let Some(next) = self.held.take().or_else(|| self.next_told()) else { return handed };
+            let last = !matches!(next, Told::Batch(_));
             self.publish();
             // It waits no more, though it may wake late: until then nothing is read for it outside
             // the window. Said before the batch goes, since its next wait says the opposite.
@@ -719,12 +755,20 @@ impl Running {
                 }
                 Err(TrySendError::Full(next)) => {
                     self.held = Some(next);
-                    break;
+                    return handed;
                 }
                 Err(TrySendError::Disconnected(_)) => return Handed::Over,
             }
         }
-        if self.held.is_none() && self.driver.is_done() { Handed::Over } else { handed }
+    }
+
+    /// What there is to say: the next batch or why there is none, and once there are no more, the end.
+    fn next_told(&mut self) -> Option<Told> {
+        match self.next_ready() {
+            Some(Ok(delivery)) => Some(Told::Batch(delivery)),
+            Some(Err(error)) => Some(Told::Failed(error)),
+            None => self.driver.is_done().then_some(Told::End),
+        }
     }
 
     /// The driver's next batch or error; in place of damage, that the image has moved on, if it has.
@@ -790,6 +834,9 @@ const REST: Duration = Duration::from_millis(20);
 
 /// After how long the superblocks are looked at again while samples are left out.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long a poller that was told to end is waited for: it ends with its turn, unless an engine hangs.
+const LAST_TURN: Duration = Duration::from_secs(5);
 
 /// Batches ready at most, whatever the memory.
 const READY_BATCHES: usize = 64;

@@ -96,6 +96,28 @@ impl Stream {
         })
     }
 
+    /// Samples that a run with these options has for this rank from `start` on, counted apart from the
+    /// walk that delivers them.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such rank.
+    pub(super) fn owed(
+        directory: &Directory,
+        options: &LoaderOptions,
+        start: &State,
+    ) -> Result<u64> {
+        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let batch_size = (options.batch_size as u64).max(1);
+        let of_epoch = |shard: Shard| {
+            let samples = shard.positions(directory.num_live()).remaining();
+            if options.drop_short { samples / batch_size * batch_size } else { samples }
+        };
+        let epochs = options.epochs.end.saturating_sub(start.epoch.0);
+        let Some(epochs_after) = epochs.checked_sub(1) else { return Ok(0) };
+        let first = of_epoch(shard.after(start.consumed));
+        Ok(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard))))
+    }
+
     /// Splits off the next batch: a stream of it alone. This one goes on behind it.
     pub(super) fn split_first(&mut self) -> Result<Stream> {
         if self.current.is_none() && !self.is_done() {

@@ -10,21 +10,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::buf::{HugePages, Pool, PoolOptions, process_id};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Cpus;
 use crate::qpair::group::Waker;
+use crate::threads::{self, Fate, Thread, caught};
 use crate::units::ALIGN_BYTES;
 
 /// The pool, and the thread that makes its pages: it ends when it is done, and with this value.
 pub(crate) struct Window {
     pool: Pool,
     pages: Arc<Pages>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     pid: u32,
 }
 
@@ -50,7 +51,9 @@ impl Window {
         used_bytes: usize,
         cpus: Option<&Cpus>,
     ) -> Result<Window> {
-        let bytes = bytes.max(1).next_multiple_of(ALIGN_BYTES);
+        let bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| {
+            Error::new(ErrorKind::OutOfMemory, format!("no machine has a window of {bytes} bytes"))
+        })?;
         let make = || {
             Pool::new(PoolOptions {
                 bytes,
@@ -70,10 +73,13 @@ impl Window {
                 if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
                     tracing::debug!(%error, "the window's pages are made anywhere");
                 }
-                pages.make(&pool, used_bytes);
+                let made = caught("the thread dlfs-pages", || pages.make(&pool, used_bytes));
+                if made.is_err() {
+                    pages.tell(usize::MAX); // the poller makes the others
+                }
             };
             // Where there is no thread for it, the poller touches all by itself.
-            thread = std::thread::Builder::new().name("dlfs-pages".into()).spawn(work).ok();
+            thread = threads::start("dlfs-pages", &Fate::default(), (), |()| work()).ok();
         }
         if thread.is_none() {
             pages.made.store(usize::MAX, Ordering::Relaxed);
@@ -139,14 +145,15 @@ impl Drop for Window {
             return;
         }
         self.pages.stop.store(true, Ordering::Relaxed);
-        if thread.join().is_err() {
-            tracing::error!("the thread that makes the window's pages panicked");
-        }
+        thread.join_within(LAST_STEP);
     }
 }
 
 /// What is made at a time: a huge page.
 const STEP_BYTES: usize = 2 << 20;
+
+/// How long the thread is waited for at the end: it is in the midst of a step at most.
+const LAST_STEP: Duration = Duration::from_secs(5);
 
 /// Less is touched sooner than a thread is started for it.
 const MADE_FROM_BYTES: usize = 8 << 20;

@@ -76,6 +76,13 @@ pub trait Device: Send + Sync {
 /// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace.
 /// `Unsupported`: an address that needs another build.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
+    let device = open_as_it_is(address, options)?;
+    #[cfg(debug_assertions)]
+    let device = super::broken::as_told(device);
+    Ok(device)
+}
+
+fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
     match address {
         Address::Path(path) if !writable && path.is_dir() => {

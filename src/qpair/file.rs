@@ -284,9 +284,13 @@ impl Transfer {
                 let (expected, found) = (expected as u64, self.moved as u64);
                 Step::Ended(Err(IoError::Short { expected, found }))
             }
+            // Nobody knows what of the buffer means anything then.
+            Ok(count) if count > expected - self.moved => {
+                let (expected, found) = ((expected - self.moved) as u64, count as u64);
+                Step::Ended(Err(IoError::Excess { expected, found }))
+            }
             Ok(count) => {
                 self.moved += count;
-                assert!(self.moved <= expected, "more bytes moved than asked for");
                 if self.moved == expected { Step::Ended(Ok(())) } else { Step::Again }
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < MAX_RETRIES => {
@@ -469,3 +473,31 @@ pub(super) const QUEUE_DEPTH: u16 = 128;
 const MAX_RETRIES: u8 = 100;
 /// `STATX_DIOALIGN`, which rustix does not name yet.
 const STATX_DIOALIGN: u32 = 0x2000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::IoBuf;
+    use crate::units::Lba;
+
+    #[test]
+    fn a_count_that_cannot_be_is_an_error_and_no_panic() {
+        let transfer = |op| {
+            let io = Io { op, slba: Lba(2), buf: IoBuf::zeroed(4096), tag: 0 };
+            Transfer::new(io, 512)
+        };
+        for op in [IoOp::Read, IoOp::Write] {
+            for count in [4097, 99_999_999, i32::MAX as usize, usize::MAX] {
+                let step = transfer(op).advance(Ok(count));
+                let expected = IoError::Excess { expected: 4096, found: count as u64 };
+                assert!(matches!(step, Step::Ended(Err(error)) if error == expected));
+            }
+            // Also of what is left after a part.
+            let mut transfer = transfer(op);
+            assert!(matches!(transfer.advance(Ok(4000)), Step::Again));
+            let step = transfer.advance(Ok(97));
+            let expected = IoError::Excess { expected: 96, found: 97 };
+            assert!(matches!(step, Step::Ended(Err(error)) if error == expected));
+        }
+    }
+}

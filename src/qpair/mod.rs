@@ -4,6 +4,8 @@
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
 pub mod blocking;
+#[cfg(debug_assertions)]
+mod broken;
 pub mod calls;
 mod cpus;
 mod device;
@@ -95,6 +97,17 @@ pub enum IoError {
     /// The data digest of the transfer differs.
     #[error("the data digest of the transfer differs")]
     DataDigest,
+    /// The operating system says that more bytes were moved than it was asked for: it knows not which.
+    #[error("the operating system moved {found} bytes where {expected} were asked for")]
+    Excess {
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes that it counted.
+        found: u64,
+    },
+    /// The thread that ran it panicked; its words.
+    #[error("{0}")]
+    Panicked(String),
     /// The operating system failed it.
     #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
@@ -172,7 +185,8 @@ impl IoError {
             IoError::Disconnected(_) | IoError::Fenced => ErrorKind::Disconnected,
             IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
             IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
-            IoError::Os(_) => ErrorKind::Io,
+            IoError::Os(_) | IoError::Excess { .. } => ErrorKind::Io,
+            IoError::Panicked(_) => ErrorKind::Internal,
             IoError::Changed(_) => ErrorKind::Stale,
             IoError::Invalid(_) => ErrorKind::InvalidArgument,
         };

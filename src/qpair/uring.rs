@@ -291,7 +291,7 @@ impl Drop for Ring {
 
 /// The kernel's result of an entry: a count, or an error number below zero.
 fn result_of(result: i32) -> Result<usize, Errno> {
-    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(result.saturating_neg()))
 }
 
 fn build_ring(entries: u32) -> std::io::Result<IoUring> {

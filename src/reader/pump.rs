@@ -454,6 +454,7 @@ pub(crate) fn io_error(error: &IoError, namespace: &Namespace) -> Error {
         IoError::Changed(_) => ErrorKind::Stale,
         IoError::Invalid(_) => ErrorKind::InvalidArgument,
         IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
+        IoError::Panicked(_) => ErrorKind::Internal,
         _ => ErrorKind::Io,
     };
     Error::new(kind, "a read failed").target(namespace.address.clone()).source(error.clone())

@@ -270,6 +270,8 @@ impl HostConnection {
         let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(scratch)];
         let len = match (&self.stream).read_vectored(&mut slices) {
             Ok(0) => return Err(Closed::ByHost),
+            // The operating system counts what cannot be: nobody knows what came.
+            Ok(len) if len > payload_len + scratch.len() => return Err(Closed::Dropped),
             Ok(len) => len,
             Err(error) if is_transient(&error) => return Ok(()),
             Err(_) => return Err(Closed::ByHost),
@@ -637,7 +639,9 @@ impl HostConnection {
             // A host that is gone must be an error here, never a SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let mut control = SendAncillaryBuffer::default();
+            let asked: usize = slices[..num_slices].iter().map(|slice| slice.len()).sum();
             match sendmsg(&self.stream, &slices[..num_slices], &mut control, flags) {
+                Ok(len) if len > asked => return Err(Closed::Dropped),
                 Ok(len) => {
                     self.protocol.sent(len);
                     self.sending.go_on(now, len);

@@ -201,7 +201,8 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
         }
         IoError::Changed(_) => fault,
         IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
-        IoError::Os(_) => fault,
+        IoError::Os(_) | IoError::Excess { .. } => fault,
+        IoError::Panicked(_) => Status::INTERNAL_ERROR,
     }
 }
 

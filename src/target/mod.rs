@@ -37,7 +37,7 @@ mod subsystem;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::time::Instant;
 
 pub use options::TargetOptions;
 pub use stats::TargetStats;
@@ -45,17 +45,20 @@ pub use stats::TargetStats;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::qpair::Device;
+use crate::threads::{self, Fate, Thread, caught};
 use crate::units::Nsid;
 use poller::{Door, Poller};
 use stats::Counters;
 use subsystem::Subsystem;
 
-/// A running NVMe/TCP target. It stops when it is dropped.
+/// A running NVMe/TCP target. It stops when it is dropped, and as a whole when one of its threads dies.
 pub struct Target {
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
     doors: Arc<[Door]>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
+    /// What a poller died of.
+    fate: Fate,
     local_addr: SocketAddr,
     /// The process whose threads serve. A forked child has the handle, but not the threads.
     pid: u32,
@@ -83,6 +86,7 @@ impl Target {
             counters,
             doors,
             threads: Vec::new(),
+            fate: Fate::default(),
             local_addr,
             pid: std::process::id(),
         };
@@ -98,13 +102,18 @@ impl Target {
                 None => make()?,
                 Some(cpu) => cpu.run(make)??,
             };
-            let thread = std::thread::Builder::new().name(format!("dlfs-target-{number}"));
-            target.threads.push(thread.spawn(move || {
+            let (name, fate) = (format!("dlfs-target-{number}"), target.fate.clone());
+            let (who, all) = (format!("the thread {name}"), target.doors.clone());
+            target.threads.push(threads::start(name, &target.fate, poller, move |poller| {
                 if let Some(Err(error)) = cpu.map(|cpu| cpu.bind_this_thread()) {
                     // It was there a moment ago, when the poller was made on it.
                     tracing::warn!(%error, "a poller runs anywhere");
                 }
-                poller.run();
+                if let Err(error) = caught(&who, || poller.run()) {
+                    // Half a target would leave hosts waiting at doors that nobody opens.
+                    fate.tell(&error);
+                    all.iter().for_each(Door::stop);
+                }
             })?);
         }
         Ok(target)
@@ -140,22 +149,30 @@ impl Target {
         self.doors.iter().map(Door::load).collect()
     }
 
+    /// Whether it serves.
+    ///
+    /// # Errors
+    /// `Internal`: one of its threads has died, and the target with it.
+    pub fn check(&self) -> Result<()> {
+        self.fate.died().map_or(Ok(()), Err)
+    }
+
     /// Closes all connections, waits for what the devices still do (5 s at most) and ends the
-    /// threads. Dropping does the same.
+    /// threads; one that hangs in a call of a device is left behind. Dropping does the same.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
         if self.pid != std::process::id() {
-            self.threads.clear(); // they are the parent's, which goes on serving
+            // They are the parent's, which goes on serving.
+            std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
             return;
         }
         self.doors.iter().for_each(Door::stop);
+        let until = Instant::now() + poller::STOP_LIMIT + poller::TICK;
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the target had panicked");
-            }
+            thread.join_within(until.saturating_duration_since(Instant::now()));
         }
     }
 }

@@ -148,7 +148,7 @@ impl Poller {
     }
 
     /// Serves until the door says stop; then waits for what the devices still do, within limits.
-    pub(super) fn run(mut self) {
+    pub(super) fn run(&mut self) {
         while !self.doors[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if self.turn(now) {
@@ -732,8 +732,8 @@ const MAX_WAIT_FDS: usize = 15;
 /// How long it sleeps when there are more.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// How often time limits are looked at.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// The same while nobody is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
 /// How long a stopped poller waits for its devices.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

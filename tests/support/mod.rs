@@ -1,6 +1,7 @@
 //! What several test programs share.
 #![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 
+pub mod breaking;
 pub mod contract;
 pub mod disk;
 pub mod evil;

@@ -15,7 +15,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::files::Files;
 use crate::buf::process_id;
 use crate::error::{Error, Result};
-use crate::qpair::{Completion, Io};
+use crate::qpair::{Completion, Io, IoError};
+use crate::threads::caught;
 
 /// The threads of one queue pair, and what lies between them and it.
 pub(super) struct Helpers {
@@ -146,7 +147,9 @@ impl Shared {
         let mut is_busy = false;
         while let Some(mut io) = self.next(is_busy) {
             is_busy = true;
-            let result = self.files.run(&mut io);
+            // Else the read would never end, and the threads of the queue pair grow fewer.
+            let result = caught("the thread dlfs-folder", || self.files.run(&mut io))
+                .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
             let mut done = self.done.lock();
             done.push(Completion { tag: io.tag, buf: io.buf, result });
             if done.len() == 1 {
@@ -189,3 +192,46 @@ const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// How long a read waits for a thread before another joins: longer than reading what is in memory takes.
 const PATIENCE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::super::FolderNamespace;
+    use crate::buf::IoBuf;
+    use crate::qpair::{Device, IoError, IoOp};
+    use crate::units::Lba;
+
+    use super::*;
+
+    #[test]
+    fn a_read_that_panics_its_thread_ends_with_its_words_and_the_thread_reads_on() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();
+        }
+        let mut folder = FolderNamespace::open(root.path()).unwrap();
+        // A listing that cannot be: two files in one place.
+        let files = &mut Arc::get_mut(&mut folder.folder).unwrap().listing.files;
+        files[1].offset_bytes = files[0].offset_bytes + 1;
+        let places = [0, 2].map(|file: usize| files[file].offset_bytes / 4096);
+        let mut pair = folder.queue_pair().unwrap();
+        let read =
+            |slba, tag| Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(8192), tag };
+        let mut pending: VecDeque<Io> =
+            (0..20).map(|tag| read(places[tag as usize % 2], tag)).collect();
+        assert_eq!(pair.submit(&mut pending), 20);
+        let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while done.len() < 20 && Instant::now() < until {
+            pair.poll(Instant::now(), usize::MAX, &mut done);
+        }
+        assert_eq!((done.len(), pair.outstanding()), (20, 0));
+        for completion in done {
+            match (completion.tag % 2, completion.result) {
+                (0, Err(IoError::Panicked(words))) => {
+                    assert!(words.starts_with("the thread dlfs-folder panicked: "), "{words}");
+                }
+                (1, Ok(())) => assert_eq!(completion.buf[..5000], [b'c'; 5000]),
+                (_, result) => panic!("{}: {result:?}", completion.tag),
+            }
+        }
+    }
+}

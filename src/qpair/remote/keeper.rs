@@ -4,6 +4,9 @@
 //! also while no queue pair is polled, so that a trainer that computes for a minute keeps its
 //! connections. It starts with the first namespace that is opened. A child process has none of its
 //! parent's threads, so it starts its own.
+//!
+//! A mistake that one controller brings out ends that one: its remote is given up with the words of the
+//! panic, and the others are looked after as before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +18,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::backoff::Backoff;
 use super::{Admin, Failure, Remote, Session, Transport, Turn};
 use crate::error::{Error, ErrorKind, Result};
+use crate::threads::caught;
 
 /// The handle on the thread.
 pub(in crate::qpair) struct Keeper<T: Transport> {
     event: OwnedFd,
     inbox: Mutex<Vec<Weak<Remote<T>>>>,
-    /// Another thread of this process was faster: this keeper has nothing to do, ever.
+    /// Another thread of this process was faster, or this one has died: it has nothing to do, ever.
     retired: AtomicBool,
 }
 
@@ -47,7 +51,9 @@ impl<T: Transport> Keepers<T> {
         let mut keepers = self;
         loop {
             match keepers.0.get() {
-                Some(generation) if generation.pid == pid => return Ok(&generation.keeper),
+                Some(generation) if generation.pid == pid && generation.keeper.is_alive() => {
+                    return Ok(&generation.keeper);
+                }
                 Some(generation) => keepers = &generation.next,
                 None => {
                     // Made before it is stored, so that the cell is never locked for long: a process
@@ -88,17 +94,31 @@ impl<T: Transport> Keeper<T> {
         let thread = Arc::clone(&keeper);
         std::thread::Builder::new()
             .name("dlfs-keeper".into())
-            .spawn(move || thread.run())
+            .spawn(move || {
+                let mut charges = Vec::new();
+                if let Err(error) = caught(WHO, || thread.run(&mut charges)) {
+                    thread.die(&charges, &error);
+                }
+            })
             .map_err(|error| {
                 Error::new(ErrorKind::Io, "cannot start the keeper thread").source(error)
             })?;
         Ok(keeper)
     }
 
+    /// Whether its thread takes new charges.
+    fn is_alive(&self) -> bool {
+        !self.retired.load(Ordering::Acquire)
+    }
+
     /// Brings `remote` up and looks after it while somebody else holds it.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        inbox.push(Arc::downgrade(remote));
+        if self.is_alive() {
+            inbox.push(Arc::downgrade(remote));
+        } else {
+            remote.give_up(Failure::new(ErrorKind::Internal, format!("{WHO} has just died")));
+        }
         drop(inbox);
         self.wake();
     }
@@ -108,16 +128,27 @@ impl<T: Transport> Keeper<T> {
         let _ = rustix::io::write(&self.event, &[1; 8]);
     }
 
-    fn run(&self) {
+    fn run(&self, charges: &mut Vec<Charge<T>>) {
         let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
-        let mut charges: Vec<Charge<T>> = Vec::new();
         while !self.retired.load(Ordering::Acquire) {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
             charges.extend(inbox.drain(..).filter_map(|remote| Charge::new(now, remote)));
             drop(inbox);
-            charges.retain_mut(|charge| charge.turn(Instant::now(), &mut scratch));
-            self.sleep(&charges);
+            charges.retain_mut(|charge| charge.turn_or_die(Instant::now(), &mut scratch));
+            self.sleep(charges);
+        }
+    }
+
+    /// The thread has died: nobody looks after these any more, and another takes what comes next.
+    fn die(&self, charges: &[Charge<T>], error: &Error) {
+        self.retired.store(true, Ordering::Release);
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = inbox.drain(..).collect::<Vec<_>>();
+        drop(inbox);
+        let remotes = charges.iter().map(|charge| &charge.remote).chain(&waiting);
+        for remote in remotes.filter_map(Weak::upgrade) {
+            remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
         }
     }
 
@@ -204,6 +235,16 @@ impl<T: Transport> Charge<T> {
         };
         let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         Some(PollFd::from_borrowed_fd(wait.fd, flags))
+    }
+
+    /// As [`Charge::turn`]; a panic in it is the end of this remote alone.
+    fn turn_or_die(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
+        caught(WHO, || self.turn(now, scratch)).unwrap_or_else(|error| {
+            if let Some(remote) = self.remote.upgrade() {
+                remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
+            }
+            false
+        })
     }
 
     /// Moves on; `false` when there is nothing left to look after.
@@ -375,8 +416,14 @@ fn is_stale(failure: &Option<Failure>) -> bool {
 /// Rounds over all portals while a namespace is opened.
 const OPENING_ROUNDS: u32 = 3;
 
+/// How errors name the thread.
+const WHO: &str = "the thread dlfs-keeper";
+
 /// A session that lasted this long did work, even if nothing was read.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
 
 /// What `poll` may wake too early by.
 const GRANULARITY: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests;

@@ -179,6 +179,7 @@ impl remote::Admin<Tcp> for Admin {
         let mut turn = Turn::Quiet;
         while let Some(event) = self.link.poll_event() {
             match event {
+                Event::Initialised if polled.is_err() => {} // it is over already, see below
                 Event::Initialised => self.begin(now, Step::Connect)?,
                 Event::Done { payload, result } => {
                     let step = payload.step;

@@ -28,6 +28,8 @@ pub(super) enum LinkError {
     Os(Errno),
     #[error("the target closed the connection")]
     Closed,
+    #[error("the operating system counted {found} bytes where {asked} were to be moved")]
+    Excess { asked: usize, found: usize },
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
 }
@@ -42,7 +44,10 @@ impl From<LinkError> for Failure {
             LinkError::Protocol(ProtocolError::TimedOut(_)) => ErrorKind::TimedOut,
             LinkError::Protocol(ProtocolError::DigestDeclined) => ErrorKind::Unsupported,
             LinkError::Protocol(_) => ErrorKind::Corrupt,
-            LinkError::Connect(_) | LinkError::Os(_) | LinkError::Closed => ErrorKind::Disconnected,
+            LinkError::Connect(_)
+            | LinkError::Os(_)
+            | LinkError::Closed
+            | LinkError::Excess { .. } => ErrorKind::Disconnected,
         };
         let failure = Failure::new(kind, error.to_string());
         match error {
@@ -258,6 +263,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
         };
         let len = match received {
             Ok(0) => return Err(LinkError::Closed),
+            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }),
             Ok(len) => len,
             Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR) => continue,
@@ -280,6 +286,7 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     while connection.wants_transmit() {
         let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
         let used = connection.poll_transmit(&mut slices);
+        let asked = slices[..used].iter().map(|slice| slice.len()).sum();
         let mut control = rustix::net::SendAncillaryBuffer::default();
         let sent = rustix::net::sendmsg(
             socket,
@@ -288,6 +295,7 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
             rustix::net::SendFlags::NOSIGNAL,
         );
         match sent {
+            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }),
             Ok(len) => connection.transmitted(now, len),
             Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR) => {}

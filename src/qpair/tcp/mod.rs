@@ -222,7 +222,8 @@ pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec
         }
         Ok(Ok(_)) => Err(failed(ErrorKind::NotFound)),
         Ok(Err(error)) => Err(failed(ErrorKind::NotFound).source(error)),
-        Err(_) => Err(failed(ErrorKind::TimedOut)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(failed(ErrorKind::TimedOut)),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed(ErrorKind::Internal)),
     }
 }
 

@@ -118,10 +118,11 @@ impl TcpQueuePair {
             }
             State::Dead { .. } => {}
             State::Joining { link, .. } | State::Joined { link, .. } => {
-                let result = link.poll(now, &mut self.scratch);
-                self.go_on_joining();
-                if let Err(error) = result {
-                    self.lose_connection(error);
+                // The error first: what had come with it, a target may have said in one segment with what
+                // ends the connection, and `close` takes what had ended.
+                match link.poll(now, &mut self.scratch) {
+                    Ok(()) => self.go_on_joining(),
+                    Err(error) => self.lose_connection(error),
                 }
             }
         }
@@ -220,8 +221,11 @@ impl TcpQueuePair {
                     let data = ConnectData::new(host.id, session.joint.cntlid, subnqn, &host.nqn);
                     let sqe = Sqe::connect(0, *qid, session.queue_entries - 1, 0);
                     let job = Job::Connect(Box::new(data));
-                    let taken = link.submit(self.now, sqe, Transfer::Out, false, job);
-                    assert!(taken.is_ok(), "a new connection has room for a command");
+                    if link.submit(self.now, sqe, Transfer::Out, false, job).is_err() {
+                        let message = "a new connection takes no command";
+                        let failure = Failure::new(ErrorKind::Disconnected, message);
+                        return self.fail_session(failure);
+                    }
                 }
                 Event::Done { result, .. } => answer = Some(result),
             }

@@ -83,6 +83,7 @@ pub(crate) fn code_of(error: &Error) -> c_int {
         ErrorKind::NoSpace => DLFS_E_NO_SPACE,
         ErrorKind::OutOfMemory => DLFS_E_NO_MEMORY,
         ErrorKind::Interrupted => DLFS_E_INTERRUPTED,
+        ErrorKind::Internal => DLFS_E_INTERNAL,
         _ => DLFS_E_IO,
     }
 }

@@ -75,6 +75,33 @@ fn a_child_uses_and_closes_what_its_parent_had_in_every_state() {
     }
 }
 
+/// As `tests/ends.rs` in Rust; this build's libdlfs has the engine that breaks, see `src/qpair/broken.rs`.
+#[test]
+#[cfg(debug_assertions)]
+fn no_epoch_ends_as_if_it_were_complete_when_an_engine_breaks() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let program = Program::build(prefix, &here().join("tests/c/ends.c"), How::Plain);
+    let (internal, io, timed_out, interrupted) = ("-17", "-13", "-6", "-12");
+    let panicked = |thread| format!("{thread} panicked: an engine that was told to panic");
+    for (how, engine, code, text) in [
+        ("mount", "panics:0:dlfs-open", internal, panicked("the thread dlfs-open")),
+        ("mount", "fails:0:dlfs-open", io, "os error 5".to_owned()),
+        ("mount", "blocks:0:dlfs-open", interrupted, String::new()),
+        ("sequence", "panics:3:dlfs-poller", internal, panicked("the thread dlfs-poller")),
+        ("sequence", "fails:3:dlfs-poller", io, "failed".to_owned()),
+        ("sequence", "hangs:3:dlfs-poller", timed_out, "no batch was ready".to_owned()),
+        ("sequence", "blocks:3:dlfs-poller", timed_out, "no batch was ready".to_owned()),
+        ("id", "panics:30:", internal, panicked("reading by id")),
+        ("id", "fails:30:", io, "failed".to_owned()),
+        ("id", "hangs:30:", timed_out, "within 1s".to_owned()),
+    ] {
+        println!("{how}, {engine}");
+        let mut command = program.command(&[&source.address(), how, code, &text]);
+        run(command.env("DLFS_TEST_ENGINE", engine));
+    }
+}
+
 #[test]
 fn signals_that_interrupt_every_call_change_nothing() {
     let Some(prefix) = prefix() else { return };

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use dlfs::job::Loader;
 use dlfs::reader::Batch;
+use dlfs::{Error, ErrorKind};
 
 use crate::exit::Failure;
 use crate::progress::Meter;
@@ -16,6 +17,19 @@ pub(crate) enum End {
     Complete,
     /// Somebody wanted it to stop between two batches.
     Stopped,
+}
+
+/// Whether all that the order has was delivered. A run that ends without an error has; who reports it
+/// counts nevertheless.
+///
+/// # Errors
+/// `Internal`: it was not.
+pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
+    if delivered == owed {
+        return Ok(());
+    }
+    let text = format!("the run ended after {delivered} samples, and the order has {owed}");
+    Err(Error::new(ErrorKind::Internal, text).hint("this is a mistake in dlfs: please report it"))
 }
 
 /// Takes batches until the end, or until `each` answers `false`: it is given each of them,

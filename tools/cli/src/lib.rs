@@ -43,9 +43,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     show_warnings(cli.verbose, cli.quiet);
-    match cli.run() {
-        Ok(outcome) => outcome.number(),
-        Err(failure) => failure.conclude(),
+    // A panic has said what it is by itself; the exit code is that of any other failure.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
+    match ended {
+        Ok(Ok(outcome)) => outcome.number(),
+        Ok(Err(failure)) => failure.conclude(),
+        Err(_) => 1,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -38,7 +38,7 @@ impl Stop {
         let stop = Stop(wish);
         let told = stop.clone();
         let watcher = move || {
-            told.wait();
+            while !told.is_set_within(Duration::from_secs(60)) {}
             thread::sleep(grace);
             std::process::exit(last_resort().number().into());
         };
@@ -51,14 +51,18 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until it is time to stop.
-    pub(crate) fn wait(&self) {
-        while !self.is_set() {
-            thread::sleep(Duration::from_millis(50));
+    /// Sleeps until it is time to stop, at most for `limit`; whether it is.
+    pub(crate) fn is_set_within(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        while !self.is_set() && Instant::now() < until {
+            thread::sleep(LOOK.min(limit));
         }
+        self.is_set()
     }
 }
 
+/// How often to look for the wish.
+const LOOK: Duration = Duration::from_millis(50);
 /// What work that takes a batch at a time is given to end in.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// What a writer of images is given to end in. It may be ended at any moment and goes on from there.

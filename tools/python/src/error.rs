@@ -67,7 +67,7 @@ pub(crate) fn kind_of(class: &str) -> ErrorKind {
     CLASSES.iter().find(|(_, name)| *name == class).map_or(ErrorKind::Io, |(kind, _)| *kind)
 }
 
-const CLASSES: [(ErrorKind, &str); 11] = [
+const CLASSES: [(ErrorKind, &str); 12] = [
     (ErrorKind::NotFound, "NotFound"),
     (ErrorKind::InvalidArgument, "InvalidArgument"),
     (ErrorKind::Corrupt, "Corrupt"),
@@ -79,4 +79,5 @@ const CLASSES: [(ErrorKind, &str); 11] = [
     (ErrorKind::Stale, "Stale"),
     (ErrorKind::NoSpace, "NoSpace"),
     (ErrorKind::OutOfMemory, "OutOfMemory"),
+    (ErrorKind::Internal, "Internal"),
 ];

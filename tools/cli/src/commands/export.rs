@@ -15,6 +15,7 @@ use dlfs::volume::Image;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
+use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome, complain};
 use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
 use crate::open::ImageArgs;
@@ -138,6 +139,7 @@ impl Export<'_> {
             }
         }
         self.done.damaged = loader.stats().skipped;
+        check_complete(self.done.samples + self.done.damaged, self.directory.num_live())?;
         Ok(false)
     }
 

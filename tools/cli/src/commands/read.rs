@@ -17,7 +17,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::volume::Image;
 
 use crate::args::ConnectionArgs;
-use crate::epochs::{End, read_batches};
+use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::open::{ImageArgs, engine};
 use crate::order_args::OrderArgs;
@@ -127,7 +127,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     options.resume = args.run.resume_state()?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
-    let total = samples_to_read(&dataset, &options);
+    let total = samples_to_read(&dataset, &options)?;
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
     let loader = dataset.loader(options)?;
@@ -145,6 +145,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let report = stats.finish();
     keeper.save()?; // also when reading failed: the run goes on from there
     let end = end?;
+    if end == End::Complete {
+        check_complete(report.samples, total)?;
+    }
     print_report(&args, dataset.image(), &report, &loader.stats())?;
     match end {
         End::Complete => Ok(Outcome::Done),
@@ -238,14 +241,15 @@ impl RunArgs {
 }
 
 /// Samples that the run will deliver to this rank.
-fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> u64 {
-    let Ok(share) = Share::new(dataset, options) else { return 0 };
+fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> Result<u64, Error> {
+    let share = Share::new(dataset, options)?;
     let (epoch, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (0, 0),
     };
-    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return 0 };
-    share.samples_after(consumed) + epochs_after.saturating_mul(share.samples_after(0))
+    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return Ok(0) };
+    let whole = epochs_after.saturating_mul(share.samples_after(0));
+    Ok(share.samples_after(consumed).saturating_add(whole))
 }
 
 /// The ids of a run, one a line.
@@ -345,6 +349,9 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
             line.push_str(", switched off");
         }
         lines.push(line);
+    }
+    if let Some(died) = &stats.died {
+        lines.push(format!("  tiers      copy nothing more: {died}"));
     }
     let origin = stats.origin;
     lines.push(format!(

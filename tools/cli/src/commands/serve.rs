@@ -145,7 +145,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     args.limits.apply(&mut options);
     let target = Target::bind(options, devices.clone())?;
     announce(&args, target.local_addr(), &nqn, &devices)?;
-    stop.wait();
+    while !stop.is_set_within(WATCH) {
+        target.check()?;
+    }
     drop(target);
     Ok(Outcome::Done)
 }
@@ -263,6 +265,8 @@ fn shell_word(text: &str) -> String {
     }
 }
 
+/// How often to look whether the target still serves.
+const WATCH: Duration = Duration::from_secs(1);
 /// A target stops within 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\

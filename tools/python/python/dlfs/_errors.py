@@ -77,3 +77,7 @@ class NoSpace(Error, OSError):
 
 class OutOfMemory(Error, MemoryError):
     """Memory within the configured limits does not suffice."""
+
+
+class Internal(Error, RuntimeError):
+    """A mistake in dlfs itself: one of its threads died, and the text has its last words."""

@@ -1,0 +1,150 @@
+//! Engines that break, for the tests of the command, of C and of Python: in builds with debug assertions only.
+//!
+//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` makes every device that [`open`](super::open) opens break at the N-th
+//! I/O of each of its queue pairs, counted from 0, in threads whose names begin with THREAD (all, where that
+//! is empty): it `panics`, `hangs` (completes nothing any more), `blocks` (does not return from `poll`), or
+//! `fails` (EIO, from then on).
+//!
+//! Why like this: what a front end makes of a broken engine can only be seen through the front end as it is
+//! built for its tests, in the same process, whatever the address is. An address scheme would have to be
+//! known by the grammar of addresses, which every build has; a cargo feature would be switched on by one
+//! package's tests and so be in what the others build beside them. A release build has none of this: not
+//! the variable's name, nor the call.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Completion, Device, Io, IoError, Namespace, QueuePair, Wait};
+use crate::buf::{Pool, SharedBuf};
+use crate::error::Result;
+use crate::units::Lba;
+
+/// `device`, or one around it that breaks as the environment says.
+pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    let Some(told) = std::env::var("DLFS_TEST_ENGINE").ok() else { return device };
+    let words: Vec<&str> = told.splitn(3, ':').collect();
+    let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {told}") };
+    let fault = match fault {
+        "panics" => Fault::Panics,
+        "hangs" => Fault::Hangs,
+        "blocks" => Fault::Blocks,
+        "fails" => Fault::Fails,
+        other => panic!("no fault is called {other}"),
+    };
+    let healthy = healthy.parse().expect("a number of I/Os");
+    Arc::new(Broken { device, fault, healthy, thread: thread.into() })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    Panics,
+    Hangs,
+    Blocks,
+    Fails,
+}
+
+struct Broken {
+    device: Arc<dyn Device>,
+    fault: Fault,
+    healthy: usize,
+    thread: Arc<str>,
+}
+
+impl Device for Broken {
+    fn namespace(&self) -> Namespace {
+        self.device.namespace()
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let (pair, fault, healthy) = (self.device.queue_pair()?, self.fault, self.healthy);
+        let thread = Arc::clone(&self.thread);
+        Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
+    }
+
+    fn can_grow(&self) -> bool {
+        self.device.can_grow()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.device.is_exclusive()
+    }
+
+    fn is_page_cached(&self) -> bool {
+        self.device.is_page_cached()
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.device.grow(len_bytes)
+    }
+}
+
+struct BrokenPair {
+    pair: Box<dyn QueuePair>,
+    fault: Fault,
+    /// I/Os that are still to go well.
+    healthy: usize,
+    thread: Arc<str>,
+    is_broken: bool,
+}
+
+impl QueuePair for BrokenPair {
+    fn namespace(&self) -> &Namespace {
+        self.pair.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let taken = self.pair.submit(pending);
+        let here = std::thread::current();
+        let is_it = here.name().unwrap_or("").starts_with(&*self.thread);
+        self.is_broken |= is_it && taken > self.healthy;
+        self.healthy = self.healthy.saturating_sub(taken);
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let before = done.len();
+        match self.fault {
+            Fault::Panics if self.is_broken => panic!("an engine that was told to panic"),
+            Fault::Hangs if self.is_broken => return 0,
+            Fault::Blocks if self.is_broken => loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            },
+            _ => {}
+        }
+        let count = self.pair.poll(now, max, done);
+        if self.is_broken {
+            let failed = done[before..].iter_mut();
+            failed.for_each(|completion| completion.result = Err(IoError::Os(libc::EIO)));
+        }
+        count
+    }
+
+    fn start(&mut self) {
+        self.pair.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.pair.use_pool(pool);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pair.outstanding()
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.pair.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.pair.lend(slba, len_bytes)
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        self.pair.wait_fd()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.pair.next_timeout()
+    }
+}

@@ -1,0 +1,154 @@
+//! The keeper with controllers that panic, hang and fail.
+
+use std::fmt;
+
+use super::*;
+use crate::qpair::remote::{self, Facts, Phase};
+use crate::qpair::{ConnectOptions, Wait};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    Works,
+    Hangs,
+    Fails,
+    PanicsWhileConnecting,
+    PanicsOnceLive,
+    /// Where one controller's panic is everybody's: while the keeper looks how long it may sleep.
+    PanicsAsleep,
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl remote::Portal for How {
+    fn address(&self) -> String {
+        self.to_string()
+    }
+}
+
+struct Fake;
+
+static KEEPERS: Keepers<Fake> = Keepers::new();
+
+impl Transport for Fake {
+    type Portal = How;
+    type Admin = FakeAdmin;
+    type Joint = ();
+    const SCRATCH_LEN_BYTES: usize = 16;
+
+    fn keepers() -> &'static Keepers<Fake> {
+        &KEEPERS
+    }
+
+    fn engine(_remote: &Remote<Fake>) -> String {
+        "fake".to_owned()
+    }
+}
+
+struct FakeAdmin {
+    how: How,
+    is_ready: bool,
+    facts: Facts,
+}
+
+impl Admin<Fake> for FakeAdmin {
+    fn start(_now: Instant, _remote: &Remote<Fake>, portal: &How) -> Result<FakeAdmin, Failure> {
+        let facts =
+            Facts { num_io_queues: 1, max_entries: 2, block_len_bytes: 512, ..Facts::default() };
+        Ok(FakeAdmin { how: *portal, is_ready: false, facts })
+    }
+
+    fn poll(&mut self, _now: Instant, _scratch: &mut [u8]) -> Result<Turn, Failure> {
+        match self.how {
+            How::PanicsWhileConnecting => panic!("told to panic"),
+            How::PanicsOnceLive if self.is_ready => panic!("told to panic"),
+            How::Hangs => return Ok(Turn::Quiet),
+            How::Fails => return Err(Failure::new(ErrorKind::Io, "told to fail")),
+            _ => {}
+        }
+        Ok(if std::mem::replace(&mut self.is_ready, true) { Turn::Quiet } else { Turn::Ready })
+    }
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn joint(&self) {}
+
+    fn stage(&self) -> &'static str {
+        "connecting"
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        assert_ne!(self.how, How::PanicsAsleep, "told to panic");
+        Some(Instant::now() + Duration::from_millis(5))
+    }
+
+    fn wait(&self) -> Option<Wait<'_>> {
+        None
+    }
+}
+
+fn keep(how: How) -> Arc<Remote<Fake>> {
+    let limit = Duration::from_millis(500);
+    let options = ConnectOptions {
+        connect_timeout: limit,
+        ctrl_loss_tmo: limit,
+        ..ConnectOptions::default()
+    };
+    let remote = Remote::new(options, vec![how], None);
+    KEEPERS.of_this_process().unwrap().keep(&remote);
+    remote
+}
+
+fn open(how: How) -> (Arc<Remote<Fake>>, Result<()>) {
+    let remote = keep(how);
+    let opened = remote.wait_open(Instant::now() + Duration::from_secs(60)).map(drop);
+    (remote, opened)
+}
+
+#[track_caller]
+fn wait_for_death(remote: &Remote<Fake>) -> Failure {
+    let until = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < until {
+        if let Phase::Dead(failure) = remote.phase() {
+            return failure;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("still looked after");
+}
+
+const WORDS: &str = "the thread dlfs-keeper panicked: told to panic";
+
+#[test]
+fn a_controller_that_breaks_the_keeper_ends_with_its_words_and_the_others_live_on() {
+    let (healthy, opened) = open(How::Works);
+    opened.unwrap();
+    for (how, kind, words) in [
+        (How::PanicsWhileConnecting, ErrorKind::Internal, WORDS),
+        (How::Hangs, ErrorKind::TimedOut, "no answer within its time"),
+        (How::Fails, ErrorKind::Io, "told to fail"),
+    ] {
+        let error = open(how).1.unwrap_err();
+        assert_eq!(error.kind(), kind, "{how:?}: {error:?}");
+        assert!(error.to_string().contains(words), "{how:?}: {error:?}");
+    }
+    let (remote, opened) = open(How::PanicsOnceLive);
+    opened.unwrap();
+    let failure = wait_for_death(&remote);
+    assert_eq!((failure.kind, &*failure.message), (ErrorKind::Internal, WORDS));
+    assert!(matches!(healthy.phase(), Phase::Live(_)), "it is looked after as before");
+
+    // The whole thread dies: all that it looked after is told, and another thread takes what comes.
+    let remote = keep(How::PanicsAsleep);
+    for remote in [&remote, &healthy] {
+        let failure = wait_for_death(remote);
+        assert_eq!(failure.kind, ErrorKind::Internal);
+        assert!(failure.message.starts_with("the thread dlfs-keeper panicked: "), "{failure}");
+    }
+    open(How::Works).1.unwrap();
+}

@@ -1,0 +1,135 @@
+//! A device that breaks in one thread: every queue pair that a thread of that name polls, once told to.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use dlfs::Result;
+use dlfs::qpair::{Completion, Device, Io, IoError, Namespace, QueuePair, Wait};
+
+/// How a queue pair breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// `poll` panics.
+    Panics,
+    /// Nothing completes any more.
+    Hangs,
+    /// `poll` does not return.
+    Blocks,
+    /// Every I/O ends with EIO.
+    Fails,
+}
+
+impl How {
+    pub const ALL: [How; 4] = [How::Panics, How::Hangs, How::Blocks, How::Fails];
+}
+
+/// A device around another one.
+pub struct Breaking {
+    inner: Arc<dyn Device>,
+    how: How,
+    told: Arc<Told>,
+}
+
+struct Told {
+    /// The thread's name begins with this; empty: any.
+    thread: &'static str,
+    is_on: AtomicBool,
+    struck: AtomicU32,
+}
+
+/// What blocked threads sleep for: the process ends before.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+
+impl Breaking {
+    pub fn new(inner: Arc<dyn Device>, how: How, thread: &'static str) -> Arc<Breaking> {
+        let told = Told { thread, is_on: AtomicBool::new(false), struck: AtomicU32::new(0) };
+        Arc::new(Breaking { inner, how, told: Arc::new(told) })
+    }
+
+    /// From now on it is broken.
+    pub fn break_now(&self) {
+        self.told.is_on.store(true, Ordering::Release);
+    }
+
+    /// Whether a poll has been struck.
+    pub fn has_struck(&self) -> bool {
+        self.told.struck.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Device for Breaking {
+    fn namespace(&self) -> Namespace {
+        self.inner.namespace()
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let (inner, how, told) = (self.inner.queue_pair()?, self.how, Arc::clone(&self.told));
+        Ok(Box::new(BreakingPair { inner, how, told }))
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.inner.grow(len_bytes)
+    }
+}
+
+struct BreakingPair {
+    inner: Box<dyn QueuePair>,
+    how: How,
+    told: Arc<Told>,
+}
+
+impl BreakingPair {
+    fn is_struck(&self) -> bool {
+        let told = &*self.told;
+        if !told.is_on.load(Ordering::Acquire) || self.inner.outstanding() == 0 {
+            return false;
+        }
+        let here = std::thread::current();
+        let is_it = here.name().unwrap_or("").starts_with(told.thread);
+        if is_it {
+            told.struck.fetch_add(1, Ordering::AcqRel);
+        }
+        is_it
+    }
+}
+
+impl QueuePair for BreakingPair {
+    fn namespace(&self) -> &Namespace {
+        self.inner.namespace()
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.inner.submit(pending)
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let is_struck = self.is_struck();
+        match self.how {
+            How::Panics if is_struck => panic!("an engine that was told to panic"),
+            How::Hangs if is_struck => return 0,
+            How::Blocks if is_struck => std::thread::sleep(FOR_EVER),
+            _ => {}
+        }
+        let before = done.len();
+        let count = self.inner.poll(now, max, done);
+        if is_struck {
+            let failed = done[before..].iter_mut();
+            failed.for_each(|completion| completion.result = Err(IoError::Os(5))); // EIO
+        }
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.inner.outstanding()
+    }
+
+    fn wait_fd(&self) -> Option<Wait<'_>> {
+        self.inner.wait_fd()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.inner.next_timeout()
+    }
+}
