@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::State;
+use crate::order::{MAX_EPOCHS, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
 use crate::reader::{Batch, TICK, Watch, interrupted};
 use crate::units::Epoch;
@@ -316,8 +316,8 @@ fn closed() -> Error {
 
 /// Epoch and samples consumed in one word, so that both are of one moment: 24 and 40 bits.
 fn pack(state: &State) -> Result<u64> {
-    if state.epoch.0 >= 1 << EPOCH_BITS {
-        let text = format!("epochs go to {}, not {}", (1u64 << EPOCH_BITS) - 1, state.epoch);
+    if state.epoch.0 >= MAX_EPOCHS {
+        let text = format!("epochs go to {}, not {}", MAX_EPOCHS - 1, state.epoch);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     // An image has at most 2^40 samples, and at the end of an epoch this is 0 again, see `normal`.
@@ -336,4 +336,4 @@ fn unpack(position: u64) -> (Epoch, u64) {
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 const CONSUMED_BITS: u32 = 40;
-const EPOCH_BITS: u32 = 64 - CONSUMED_BITS;
+const _: () = assert!(MAX_EPOCHS == 1 << (64 - CONSUMED_BITS));

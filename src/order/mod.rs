@@ -30,7 +30,7 @@ use crate::units::{Epoch, SampleId};
 
 pub use chunked::{Group, Pick};
 pub use shard::{Positions, Shard, Tail};
-pub use spec::{OrderError, OrderKind, OrderSpec, SequentialBy};
+pub use spec::{MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
 pub use state::{ImageId, Refusal, State};
 
 use chunked::Chunked;
@@ -85,13 +85,14 @@ impl EpochOrder {
     /// chunk and keep 20 bytes of it.
     ///
     /// # Errors
-    /// `spec` has a number out of its range.
+    /// `spec` has a number out of its range, or there is no such epoch.
     pub fn new(
         spec: &OrderSpec,
         epoch: Epoch,
         population: &(impl Population + ?Sized),
     ) -> Result<EpochOrder, OrderError> {
         spec.check()?;
+        spec.check_epoch(epoch)?;
         let len = population.num_live();
         let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
         let sequence = match spec.kind {
@@ -127,6 +128,7 @@ impl EpochOrder {
         match (spec.kind, &mut self.sequence) {
             (OrderKind::Grouped { lanes, group }, Sequence::Chunked(chunked)) => {
                 spec.check()?;
+                spec.check_epoch(epoch)?;
                 let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
                 chunked.shuffle_anew(population, lanes, group, key);
                 (self.len, self.epoch) = (population.num_live(), epoch);

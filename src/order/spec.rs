@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
+use crate::units::Epoch;
 
 /// An order for all epochs: two runs with equal specifications read the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -78,6 +79,22 @@ impl OrderSpec {
             _ => Ok(()),
         }
     }
+
+    /// Whether there is such an epoch: who holds a sample in a `partial` order is found by following it
+    /// back through all epochs, so those are bounded.
+    ///
+    /// # Errors
+    /// `Epoch`: it is past the last.
+    pub fn check_epoch(&self, epoch: Epoch) -> Result<(), OrderError> {
+        let limit = match self.kind {
+            OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
+            _ => MAX_EPOCHS,
+        };
+        match epoch.0 < limit {
+            true => Ok(()),
+            false => Err(OrderError::Epoch { epoch: epoch.0, last: limit - 1 }),
+        }
+    }
 }
 
 impl OrderKind {
@@ -124,6 +141,14 @@ pub enum OrderError {
         /// What was asked for.
         q: f64,
     },
+    /// An epoch past the last.
+    #[error("epochs of this order go to {last}, not {epoch}")]
+    Epoch {
+        /// What was asked for.
+        epoch: u64,
+        /// The last that there is.
+        last: u64,
+    },
     /// A rank outside the world.
     #[error("rank {rank} of a world of {world_size}: ranks count from 0")]
     Rank {
@@ -139,6 +164,12 @@ impl From<OrderError> for Error {
         Error::new(ErrorKind::InvalidArgument, error.to_string())
     }
 }
+
+/// Epochs of any run: what a position of a run has room for beside 2^40 samples.
+pub const MAX_EPOCHS: u64 = 1 << 24;
+
+/// Each epoch costs some hundred bytes, and 15 ns a sample.
+const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
 
 /// Each lane costs some hundred bytes of state.
 const MAX_LANES: u32 = 65_536;
@@ -164,5 +195,16 @@ mod tests {
         assert!(error(OrderKind::Local { world_size: 0 }).contains("world size"));
         assert!(error(OrderKind::Partial { q: 1.5, world_size: 2 }).contains("1.5"));
         assert!(error(OrderKind::Partial { q: f64::NAN, world_size: 2 }).contains("NaN"));
+    }
+
+    #[test]
+    fn an_epoch_past_the_last_is_refused_and_costs_nothing() {
+        let check = |kind, epoch| OrderSpec { kind, seed: 0 }.check_epoch(Epoch(epoch));
+        let partial = OrderKind::Partial { q: 0.5, world_size: 2 };
+        assert_eq!(check(partial, 65_535), Ok(()));
+        let error = OrderError::Epoch { epoch: u64::MAX, last: 65_535 };
+        assert_eq!(check(partial, u64::MAX), Err(error));
+        assert_eq!(check(OrderKind::Global, MAX_EPOCHS - 1), Ok(()));
+        assert!(check(OrderKind::Global, MAX_EPOCHS).is_err());
     }
 }

@@ -56,6 +56,7 @@ impl State {
             )));
         }
         state.order.check()?;
+        state.order.check_epoch(state.epoch)?;
         Ok(state)
     }
 
@@ -111,7 +112,8 @@ impl State {
     /// The state once the epoch has `consumed` of its `len` positions; at the end, the next epoch's start.
     #[must_use]
     pub fn at(&self, epoch: Epoch, consumed: u64, len: u64) -> State {
-        let next = if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0 + 1), 0) };
+        let next =
+            if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0.saturating_add(1)), 0) };
         State { epoch: next.0, consumed: next.1, ..self.clone() }
     }
 }
@@ -250,6 +252,16 @@ mod tests {
             )
         );
         assert_eq!(State::from_json(&json).unwrap(), state);
+    }
+
+    #[test]
+    fn a_state_of_an_epoch_that_no_run_comes_to_is_refused() {
+        for kind in [OrderKind::Global, OrderKind::Partial { q: 0.5, world_size: 2 }] {
+            let state = State { epoch: Epoch(u64::MAX), ..state(kind, 5) };
+            let error = State::from_json(&state.to_json()).unwrap_err();
+            assert!(error.to_string().contains("epochs of this order go to"), "{error}");
+            assert_eq!(state.at(state.epoch, 5, 5).epoch, state.epoch, "there is none behind it");
+        }
     }
 
     #[test]

@@ -61,6 +61,9 @@ impl<'a, P: Population + ?Sized> Run<'a, P> {
         tail: Tail,
     ) -> Result<Run<'a, P>, OrderError> {
         order.check()?;
+        if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
+            order.check_epoch(Epoch(last))?;
+        }
         Shard::new(0, world_size, tail)?;
         Ok(Run { population, order, epochs, consumed: 0, world_size, tail })
     }
