@@ -314,10 +314,10 @@ impl fmt::Display for Address {
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
-                let looks_otherwise = [URL_SCHEME, SPDK_PREFIX, TRTYPE_PREFIX]
-                    .iter()
-                    .any(|prefix| text.trim_start().starts_with(prefix));
-                if looks_otherwise || has_scheme(&text) {
+                // What `from_str` takes for something else; blanks before it matter to one of them.
+                let is_url =
+                    [URL_SCHEME, SPDK_PREFIX].iter().any(|prefix| text.starts_with(prefix));
+                if is_url || has_scheme(&text) || text.trim_start().starts_with(TRTYPE_PREFIX) {
                     f.write_str("./")?;
                 }
                 fmt_path(f, bytes)
@@ -512,6 +512,8 @@ mod tests {
             let back: Address = address.to_string().parse().unwrap();
             assert_eq!(back, Address::from_path(format!("./{name}")));
         }
+        let address = Address::from_path(" nvme-tcp://x/y");
+        assert_eq!(address.to_string().parse(), Ok(address), "a blank before it makes it a path");
     }
 
     #[test]
@@ -534,7 +536,7 @@ mod tests {
 
         #[test]
         fn any_tcp_address_survives_printing(
-            traddr in "[!-~]{1,20}", trsvcid in 1u16.., subnqn in "[ -~é]{1,60}",
+            traddr in "[!-~]{1,20}", trsvcid in 1u16.., subnqn in "[ -~é]{0,59}[!-~é]",
             nsid in prop::option::of(1u32..u32::MAX),
         ) {
             let address = tcp(&traddr, trsvcid, &subnqn, nsid);

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8 without control characters.
+/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8 without control characters or a blank at
+/// its end.
 ///
 /// The prefix `nqn.` is not insisted on, since targets in the field have names without it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -22,6 +23,9 @@ pub enum NqnError {
     /// A control character, NUL included.
     #[error("an NQN has no control characters")]
     Control,
+    /// A blank at its end, which the other side would take for padding.
+    #[error("an NQN does not end in a blank")]
+    Blank,
     /// The field is not UTF-8.
     #[error("an NQN is UTF-8")]
     NotUtf8,
@@ -41,6 +45,7 @@ impl Nqn {
             0 => Err(NqnError::Empty),
             len if len > Nqn::MAX_LEN_BYTES => Err(NqnError::TooLong(len)),
             _ if text.chars().any(char::is_control) => Err(NqnError::Control),
+            _ if text.ends_with(' ') => Err(NqnError::Blank),
             _ => Ok(Nqn(text)),
         }
     }
@@ -123,6 +128,12 @@ mod tests {
         assert_eq!(Nqn::new(""), Err(NqnError::Empty));
         assert_eq!(Nqn::new("x".repeat(224)), Err(NqnError::TooLong(224)));
         assert_eq!(Nqn::new("a\nb"), Err(NqnError::Control));
+        assert_eq!(
+            Nqn::new("a b "),
+            Err(NqnError::Blank),
+            "it would come back from a field as another"
+        );
+        assert_eq!(Nqn::from_field(&Nqn::new(" a b").unwrap().to_field()), Nqn::new(" a b"));
         assert!(Nqn::new("x".repeat(223)).is_ok());
     }
 
