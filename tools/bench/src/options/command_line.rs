@@ -176,6 +176,19 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
     Ok(Command::Run(Box::new(Request { run, jobs, global })))
 }
 
+/// The request of one job file with this text, without any argument.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn request_of_text(
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Request, String> {
+    let (run, sections) = (RunOptions::default(), file::sections_of(text, env)?);
+    let (jobs, global) = jobs_of(sections, &run)?;
+    Ok(Request { run, jobs, global })
+}
+
 fn section(name: &str, origin: &str) -> Section {
     Section { name: name.into(), entries: Vec::new(), origin: origin.into(), begins_file: false }
 }

@@ -43,6 +43,19 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
+/// The sections of a job file with this text; what it includes is looked for where the program runs.
+///
+/// # Errors
+/// A sentence that names the line.
+pub(crate) fn sections_of(
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<Section>, String> {
+    let mut sections = Vec::new();
+    parse(text, Path::new("job file"), &mut sections, env, 0)?;
+    Ok(sections)
+}
+
 fn parse(
     text: &str,
     path: &Path,

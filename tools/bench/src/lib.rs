@@ -1,0 +1,83 @@
+//! dlfs-bench: measures namespaces and data sets, and speaks fio's job files, options and output.
+//!
+//! `options` says what is asked for, `run` lets the jobs run, each a thread in `worker`'s loop (or in
+//! `samples`) over a queue pair of `engine`; `workload` says which block comes next, `stats` counts,
+//! `output` tells. The result is alone on its stream; messages go to standard error, and there are
+//! none when all went well.
+
+mod engine;
+mod options;
+mod output;
+mod run;
+mod samples;
+mod signals;
+mod stats;
+mod worker;
+mod workload;
+
+use options::command_line::{Command, Request, parse, request_of_text};
+use options::help;
+use output::Writer;
+use signals::Signals;
+
+/// Does what the arguments ask for, without the program's name; returns the exit code.
+///
+/// # Errors
+/// A sentence for the user; exit code 1, as fio's.
+pub fn command(arguments: &[String]) -> Result<u8, String> {
+    let text = match parse(arguments)? {
+        Command::Run(request) => return run_jobs(*request),
+        Command::Help => help::command(),
+        Command::Version => format!("{}\n", output::VERSION),
+        Command::OptionHelp(word) => help::options(&word)?,
+        Command::EngineHelp(word) => help::engines(&word)?,
+    };
+    output::print(&text)?;
+    Ok(0)
+}
+
+fn run_jobs(request: Request) -> Result<u8, String> {
+    let warnings = output::warnings(&request);
+    if request.run.warnings_fatal && !warnings.is_empty() {
+        return Err(warnings.join("; "));
+    }
+    let tasks = run::tasks(&request)?;
+    if request.run.showcmd {
+        output::print(&output::command_lines(&request.jobs))?;
+        return Ok(0);
+    }
+    if request.run.parse_only {
+        return Ok(0);
+    }
+    let signals = Signals::catch()?;
+    let mut writer = Writer::create(&request, warnings)?;
+    writer.begin(&tasks)?;
+    let finished = run::run(&request, tasks, &signals, &mut writer)?;
+    writer.end(&finished)?;
+    let mut failed = false;
+    for task in finished.iter().filter(|task| task.outcome.error != 0) {
+        failed = true;
+        let why = task.outcome.message.as_deref().unwrap_or("it failed");
+        let errno = std::io::Error::from_raw_os_error(task.outcome.error);
+        eprintln!("dlfs-bench: {}: {why} ({errno})", task.task.job.name);
+    }
+    Ok(match (signals.stop(), failed) {
+        (true, _) => INTERRUPTED,
+        (false, true) => 1,
+        (false, false) => 0,
+    })
+}
+
+/// What `--showcmd` prints of a job file with this text, which is checked as far as a job can be without
+/// its target. `${NAME}` of the environment is looked up with `env`.
+///
+/// # Errors
+/// A sentence that names the line.
+pub fn show_job_file(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+    let request = request_of_text(text, env)?;
+    run::tasks(&request)?;
+    Ok(output::command_lines(&request.jobs))
+}
+
+/// fio's exit code after a signal.
+const INTERRUPTED: u8 = 128;
