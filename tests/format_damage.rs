@@ -317,6 +317,28 @@ fn chunks_that_overlap_or_lie_outside_the_image_are_refused() {
     assert!(refused(36, 0xffff, 2), "data that begins behind the chunk");
 }
 
+/// It would be handed out as verified, though its checksum is that of other bytes.
+#[test]
+fn a_sample_whose_length_alone_became_zero_is_refused() {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.add(&[sample("a", None, 0), sample("b", None, 4096)], 0, 0, &[]);
+    let bytes = image.open().0.to_snapshot().unwrap();
+    let lengths = SnapshotHead::parse(&bytes).unwrap().section(kind::LENGTHS).unwrap().offset;
+    let mut forged = bytes.clone();
+    forged[lengths as usize..lengths as usize + 8].fill(0);
+    seal_snapshot(&mut forged);
+    let error = Directory::from_snapshot(forged).unwrap_err();
+    assert!(error.to_string().contains("checksum of an empty sample"), "{error}");
+    assert!(Directory::from_snapshot(bytes).is_ok(), "one that is empty is not");
+
+    let head = image.heads()[0];
+    let mut header = image.read(0, 65_536, head.data_start()).to_vec();
+    header[128 + 20] ^= 1; // the checksum of the first
+    seal_chunk(&mut header);
+    let error = ChunkHeader::parse(&header).unwrap_err();
+    assert!(error.to_string().contains("checksum of an empty sample"), "{error}");
+}
+
 #[test]
 fn mixed_images_namespaces_and_generations_are_told_apart() {
     let mut image = Image::new(2, Pack::Aligned);

@@ -240,7 +240,19 @@ impl Columns {
             let data_len = lay_out(index, slots, lengths, checkpoints, layout.pack)?;
             chunk.check(end - start, data_len, layout)?;
         }
-        Ok(())
+        self.check_empty_samples()
+    }
+
+    /// A sample without bytes is read without a look at its checksum, so that is looked at here.
+    fn check_empty_samples(&self) -> Result<(), FormatError> {
+        let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
+        let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
+        // Without a branch a sample.
+        let any = lengths.iter().zip(checksums).fold(false, |any, pair| any | wrong(pair));
+        match lengths.iter().zip(checksums).find(|&pair| any && wrong(pair)) {
+            Some((_, crc)) => equal("checksum of an empty sample", 0, u64::from(crc.get())),
+            None => Ok(()),
+        }
     }
 }
 

@@ -457,6 +457,9 @@ impl ChunkHeader {
             if entry.flags.get() & FLAG_PURGED != 0 {
                 equal("length of a purged sample", 0, u64::from(len))?;
             }
+            if len == 0 {
+                equal("checksum of an empty sample", 0, u64::from(entry.crc32c.get()))?;
+            }
             names += name_len;
             at = self.head.layout.pack.place(at, len) + u64::from(len);
         }
