@@ -324,7 +324,8 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every file of the project, relative to its root; nothing that is built or hidden, but `.ci`.
+/// Every file of the project, relative to its root; nothing that is built, found by a fuzzer, or hidden, but
+/// `.ci`.
 fn files() -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![root()];
@@ -332,7 +333,8 @@ fn files() -> Vec<String> {
         for entry in fs::read_dir(&folder).expect("a folder of the project").flatten() {
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             let hidden = name.starts_with('.') && name != ".ci";
-            let built = relative(&path) == "target" || name == "__pycache__";
+            let places = ["target", "tests/fuzz/target", "tests/fuzz/corpus"];
+            let built = places.contains(&&*relative(&path)) || name == "__pycache__";
             if hidden || built {
                 continue;
             }

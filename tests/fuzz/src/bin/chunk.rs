@@ -1,0 +1,4 @@
+//! Fuzzes chunk headers.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::media::CHUNK.check(input));

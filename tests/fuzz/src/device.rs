@@ -1,0 +1,111 @@
+//! A namespace in the memory of the test alone: no thread, no mapping, nothing to wait for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use dlfs::qpair::{Completion, Device, Io, IoOp, Namespace, QueuePair};
+use dlfs::{Error, ErrorKind, Result};
+
+/// Bytes that are a namespace, to which every handle leads.
+#[derive(Clone)]
+pub struct Plate {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    most_bytes: u64,
+    /// Whether it is locked by whoever has opened it, as a file is.
+    is_exclusive: bool,
+}
+
+impl Plate {
+    /// Of `bytes`, to whole blocks; it may grow to `most_bytes`.
+    pub fn new(mut bytes: Vec<u8>, most_bytes: u64, is_exclusive: bool) -> Plate {
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES), 0);
+        Plate { bytes: Arc::new(Mutex::new(bytes)), most_bytes, is_exclusive }
+    }
+
+    /// What lies on it.
+    pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().expect("nobody panics with it")
+    }
+}
+
+impl Device for Plate {
+    fn namespace(&self) -> Namespace {
+        Namespace {
+            address: "plate".into(),
+            block_len_bytes: BLOCK_BYTES as u32,
+            num_blocks: (self.bytes().len() / BLOCK_BYTES) as u64,
+            max_transfer_bytes: 128 << 10,
+            queue_depth: 8,
+            nguid: [0; 16],
+            read_only: false,
+            engine: "plate".into(),
+        }
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        let (plate, namespace) = (self.clone(), self.namespace());
+        Ok(Box::new(Pair { plate, namespace, taken: VecDeque::new() }))
+    }
+
+    fn can_grow(&self) -> bool {
+        true
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.is_exclusive
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        if len_bytes > self.most_bytes {
+            return Err(Error::new(ErrorKind::NoSpace, "the plate is full"));
+        }
+        let mut bytes = self.bytes();
+        let len = (len_bytes as usize).next_multiple_of(BLOCK_BYTES).max(bytes.len());
+        bytes.resize(len, 0);
+        Ok(())
+    }
+}
+
+struct Pair {
+    plate: Plate,
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl QueuePair for Pair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.namespace.num_blocks = self.plate.namespace().num_blocks;
+        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+        let count = room.min(pending.len());
+        self.taken.extend(pending.drain(..count));
+        count
+    }
+
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len());
+        let mut bytes = self.plate.bytes();
+        done.extend(self.taken.drain(..count).map(|mut io| {
+            let result = self.namespace.check(&io).map(|()| {
+                let (at, len) = (io.slba.0 as usize * BLOCK_BYTES, io.buf.len());
+                match io.op {
+                    IoOp::Read => io.buf.copy_from_slice(&bytes[at..at + len]),
+                    IoOp::Write => bytes[at..at + len].copy_from_slice(&io.buf),
+                    IoOp::Flush => {}
+                }
+            });
+            Completion { tag: io.tag, buf: io.buf, result }
+        }));
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}
+
+const BLOCK_BYTES: usize = 512;

@@ -1,0 +1,299 @@
+//! Whole images that lie: opened, read, verified and gone on with.
+//!
+//! An input is a byte that chooses an image and a script that damages it. Afterwards every checksum on
+//! it is made right, those by which one structure names another included.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use dlfs::format::checksum::crc32c;
+use dlfs::format::superblock::COPY_OFFSETS;
+use dlfs::format::{Pack, Uuid};
+use dlfs::import::journal::{JOURNAL_OFFSET, Journal};
+use dlfs::import::{ImportOptions, Onto, Progress, Stage, import_onto};
+use dlfs::qpair::Device;
+use dlfs::reader::{Batch, Reader, ReaderOptions};
+use dlfs::units::SampleId;
+use dlfs::volume::{Image as Opened, OpenOptions, VerifyOptions, VerifyReport};
+
+use super::Target;
+use super::device::Plate;
+use super::images::{Image, folder, sample};
+use super::media::{ask, number, put_crc, refit_block, refit_chunk, refit_snapshot};
+use super::script::{self, Script};
+
+/// Opened, asked, read and verified.
+pub const IMAGE: Target = Target {
+    name: "image",
+    seeds: scripts,
+    refit: None,
+    run: image,
+    heap_bytes: 64 << 20,
+    rounds: 100,
+};
+
+/// Imports onto what holds an image, a journal or a lease: the second byte says how.
+pub const RESUME: Target = Target {
+    name: "resume",
+    seeds: resume_scripts,
+    refit: None,
+    run: resume,
+    heap_bytes: 64 << 20,
+    rounds: 40,
+};
+
+/// The namespaces of an image.
+type Namespaces = Vec<Vec<u8>>;
+
+/// One generation; several with deletions; striped; one with a sample of several cells.
+fn images() -> &'static [Namespaces] {
+    static IMAGES: OnceLock<Vec<Namespaces>> = OnceLock::new();
+    IMAGES.get_or_init(|| {
+        let mut plain = Image::new(1, Pack::Aligned);
+        plain.add(&folder(1, 6), 7, 6, &[]);
+        let mut grown = Image::new(1, Pack::Tight);
+        grown.add(&folder(2, 5), 1, 10, &[]);
+        grown.add(&folder(3, 2)[4..], 2, 0, &[]);
+        grown.delete(&[3, 4]);
+        let mut striped = Image::new(2, Pack::Aligned);
+        striped.add(&folder(2, 8), 7, 60, &[]);
+        let mut long = Image::new(1, Pack::Tight);
+        long.add(&[sample("a", None, 100), sample("long", None, 100_000)], 0, 0, &[]);
+        [plain, grown, striped, long].into_iter().map(equal_lengths).collect()
+    })
+}
+
+/// Namespaces of whole cells, of one length.
+fn equal_lengths(image: Image) -> Namespaces {
+    let mut namespaces = image.namespaces;
+    let longest = namespaces.iter().map(Vec::len).max().expect("one at least");
+    namespaces.iter_mut().for_each(|bytes| bytes.resize(longest.next_multiple_of(CELL_BYTES), 0));
+    namespaces
+}
+
+/// Each image as it is, and with each field of its superblocks and heads a little too large.
+fn scripts() -> Vec<Vec<u8>> {
+    let heads = |which: usize| {
+        let cells = images()[which][0].len() / CELL_BYTES;
+        let of_superblock = [14, 32, 72, 80, 84, 88, 96, 112, 120]
+            .into_iter()
+            .flat_map(|field| COPY_OFFSETS.map(|copy| copy as usize + field));
+        let of_heads = (1..cells).flat_map(|cell| {
+            [12, 32, 40, 56, 64, 72, 80, 96, 112].map(|field| cell * CELL_BYTES + field)
+        });
+        of_superblock
+            .chain(of_heads)
+            .map(move |place| [vec![which as u8], script::number(place, 1, 4, 1)].concat())
+    };
+    let whole = (0..images().len()).map(|which| vec![which as u8]);
+    whole.chain((0..2).flat_map(heads)).collect()
+}
+
+/// The damaged image of an input, on devices: first as it is, then with its checksums right.
+fn damaged(images: &[Namespaces], which: u8, changes: &[u8]) -> [Vec<Plate>; 2] {
+    let image = &images[usize::from(which) % images.len()];
+    let mut bytes = image.concat();
+    script::apply(changes, &mut bytes);
+    let len = image[0].len();
+    bytes.resize(bytes.len().next_multiple_of(len).max(len), 0);
+    let mut namespaces: Namespaces = bytes.chunks(len).map(<[u8]>::to_vec).collect();
+    namespaces.resize(image.len(), vec![0; len]);
+    let as_it_is = plates(&namespaces, true);
+    refit(&mut namespaces);
+    [as_it_is, plates(&namespaces, true)]
+}
+
+fn plates(namespaces: &[Vec<u8>], is_exclusive: bool) -> Vec<Plate> {
+    let plate = |bytes: &Vec<u8>| Plate::new(bytes.clone(), MOST_BYTES, is_exclusive);
+    namespaces.iter().map(plate).collect()
+}
+
+fn devices(plates: &[Plate]) -> Vec<Arc<dyn Device>> {
+    plates.iter().map(|plate| Arc::new(plate.clone()) as Arc<dyn Device>).collect()
+}
+
+/// Every checksum on the namespaces, where its structure begins.
+fn refit(namespaces: &mut [Vec<u8>]) {
+    for bytes in namespaces.iter_mut() {
+        for cell in bytes.chunks_mut(CELL_BYTES) {
+            match cell.get(..8) {
+                Some(b"DLFSCHNK") => refit_chunk(cell),
+                Some(b"DLFSSNAP") => refit_snapshot(cell),
+                _ => {}
+            }
+        }
+        let lease = bytes.get_mut(LEASE_OFFSET..LEASE_OFFSET + 28).unwrap_or_default();
+        put_crc(lease, 0..24, 24);
+        for block in [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET].map(|at| at as usize) {
+            refit_block(bytes.get_mut(block..block + 4096).unwrap_or_default());
+        }
+    }
+    // A superblock knows its snapshot by the checksum of that one's head.
+    let heads = namespaces.to_vec();
+    for bytes in namespaces.iter_mut() {
+        for copy in COPY_OFFSETS.map(|at| at as usize) {
+            let Some(block) = bytes.get_mut(copy..copy + 4096) else { continue };
+            let (namespace, offset) = (number(block, 84, 2) as usize, number(block, 88, 8));
+            let head = heads.get(namespace).and_then(|bytes| {
+                let at = usize::try_from(offset).ok()?;
+                bytes.get(at..at.checked_add(4096)?)
+            });
+            if let Some(head) = head {
+                block[104..108].copy_from_slice(&head[4092..]);
+                refit_block(block);
+            }
+        }
+    }
+}
+
+fn image(input: &[u8]) {
+    let Some((&which, changes)) = input.split_first() else { return };
+    for plates in damaged(images(), which, changes) {
+        let before: Namespaces = plates.iter().map(|plate| plate.bytes().clone()).collect();
+        if let Ok(opened) = Opened::from_devices(devices(&plates), &OpenOptions::default()) {
+            look_at(&opened);
+        }
+        let unchanged = plates.iter().zip(&before).all(|(plate, before)| *plate.bytes() == *before);
+        assert!(unchanged, "who reads writes nothing");
+    }
+}
+
+/// Asks the directory, reads samples, verifies; and compares what they say.
+fn look_at(opened: &Opened) -> Option<VerifyReport> {
+    let _ = opened.load_names();
+    let directory = opened.directory();
+    ask(directory);
+    let live = directory.num_live().min(64);
+    let ids: Vec<SampleId> = (0..live).map(|rank| directory.id_of_live(rank)).collect();
+    let window = ReaderOptions { window_bytes: 1 << 20, ..ReaderOptions::default() };
+    let failed = opened.reader(window).ok().and_then(|reader| read(reader, opened, &ids));
+    let report = opened.verify(&VerifyOptions::default(), &mut |_| {}).ok()?;
+    // What is whole for one is whole for the other; damage elsewhere need not matter to samples.
+    if report.damages.is_empty() {
+        assert_eq!(report.samples, directory.num_live(), "verified every live sample");
+        assert_eq!(failed, Some(0), "what was verified can be read");
+    }
+    Some(report)
+}
+
+/// How many of `ids` failed; every other one has the bytes that the directory knows.
+fn read(mut reader: Reader, opened: &Opened, ids: &[SampleId]) -> Option<usize> {
+    let mut batch = Batch::new();
+    let failures = reader.read_batch_each(ids, &mut batch).ok()?;
+    for (index, &id) in ids.iter().enumerate() {
+        if failures.iter().any(|(failed, _)| *failed == index) {
+            continue;
+        }
+        let extent = opened.directory().extent(id).expect("a sample that was read");
+        let bytes = batch.bytes(index);
+        assert_eq!(bytes.len(), extent.len_bytes as usize, "{id:?}");
+        assert_eq!(crc32c(bytes), extent.crc32c, "{id:?}");
+    }
+    Some(failures.len())
+}
+
+/// Images that an import did not finish: stopped after a few chunks, at first and when appending.
+fn unfinished() -> &'static [Namespaces] {
+    static UNFINISHED: OnceLock<Vec<Namespaces>> = OnceLock::new();
+    UNFINISHED.get_or_init(|| {
+        let stopped = |namespaces: &[Vec<u8>], onto| {
+            let plates = plates(namespaces, true);
+            let result = import_onto(&[source()], &devices(&plates), &options(onto), &mut Stop(20));
+            assert!(result.is_err(), "it was stopped");
+            let bytes = |plate: &Plate| {
+                let mut bytes = plate.bytes().clone();
+                bytes.resize(bytes.len().next_multiple_of(CELL_BYTES), 0);
+                bytes
+            };
+            plates.iter().map(bytes).collect()
+        };
+        let empty = vec![vec![0; CELL_BYTES]];
+        let mut all: Vec<Namespaces> =
+            vec![stopped(&empty, Onto::Empty), stopped(&images()[0], Onto::Append)];
+        let mut leased = all[0].clone();
+        leased[0][LEASE_OFFSET..LEASE_OFFSET + 8].copy_from_slice(b"DLFSLEAS");
+        all.extend([leased, empty, images()[1].clone()]);
+        all
+    })
+}
+
+fn resume_scripts() -> Vec<Vec<u8>> {
+    let whole = (0..5).flat_map(|which| [vec![which, 0], vec![which, 1], vec![which, 2]]);
+    let fields = [8, 10, 12, 14, 32, 40, 48, 56, 64, 72, 80].into_iter().flat_map(|field| {
+        let change = script::number(JOURNAL_OFFSET as usize + field, 1, 4, 1);
+        [[vec![0, 0], change.clone()].concat(), [vec![1, 0], change].concat()]
+    });
+    whole.chain(fields).collect()
+}
+
+fn resume(input: &[u8]) {
+    let mut head = Script(input);
+    let (which, how) = (head.byte(), head.byte());
+    for plates in damaged(unfinished(), which, head.0) {
+        let namespaces: Namespaces = plates.iter().map(|plate| plate.bytes().clone()).collect();
+        if let Some(Ok(journal)) = namespaces[0].get(JOURNAL_OFFSET as usize..).map(Journal::parse)
+        {
+            assert_eq!(Journal::parse(&journal.encode()), Ok(journal), "it reads back");
+        }
+        // Where the device locks nothing, the import keeps a lease.
+        let plates = super::image::plates(&namespaces, how & 4 == 0);
+        let onto = [Onto::Resume, Onto::Append, Onto::Empty, Onto::Force][usize::from(how % 4)];
+        let devices = devices(&plates);
+        let result = import_onto(&[source()], &devices, &options(onto), &mut ());
+        let Ok(report) = result else { continue };
+        let opened = Opened::from_devices(devices, &OpenOptions::default());
+        let opened = opened.expect("what was committed opens");
+        assert_eq!(opened.directory().num_live(), report.live_samples);
+        if let Some(verified) = look_at(&opened) {
+            let live_before = report.live_samples - report.samples;
+            let new = verified.damages.iter().filter(|damage| {
+                damage.sample.is_some_and(|id| opened.directory().rank_of(id) >= live_before)
+            });
+            assert_eq!(new.count(), 0, "what was imported now is whole");
+        }
+    }
+}
+
+/// A shard of a few records, for all inputs the same file, so that its stamp is the same.
+fn source() -> std::path::PathBuf {
+    static FILE: OnceLock<tempfile::NamedTempFile> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        let file = tempfile::Builder::new().suffix(".tfrecord").tempfile().unwrap();
+        std::fs::write(file.path(), super::archives::shard(60, 2000)).unwrap();
+        file
+    });
+    file.path().to_owned()
+}
+
+fn options(onto: Onto) -> ImportOptions {
+    ImportOptions {
+        onto,
+        chunk_size_bytes: CELL_BYTES as u32,
+        reader_threads: 1,
+        uuid: Some(Uuid::from_random_bytes([9; 16])),
+        time_ns: Some(2_000_000),
+        lease: Duration::from_millis(1),
+        ..ImportOptions::default()
+    }
+}
+
+/// Stops an import after so many samples.
+struct Stop(u64);
+
+impl Progress for Stop {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+
+    fn advance(&mut self, samples: u64, _: u64) {
+        self.0 = self.0.saturating_sub(samples);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// All images here have cells of this length.
+const CELL_BYTES: usize = 64 << 10;
+const LEASE_OFFSET: usize = 24 << 10;
+/// What a namespace may grow to.
+const MOST_BYTES: u64 = 4 << 20;

@@ -1,0 +1,19 @@
+//! fio's job files. A module of its own program alone: the bench is not a part of the library.
+
+use dlfs_bench::show_job_file;
+
+/// A job file is refused with a sentence, or understood; twice in the same way.
+pub(crate) fn job_file(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    // Other files than this one are no input of a fuzzer.
+    if text.lines().any(|line| line.trim_start().starts_with("include ")) {
+        return;
+    }
+    let env = |name: &str| (name == "SIZE").then(|| "64m".to_owned());
+    let shown = show_job_file(text, &env);
+    assert_eq!(shown, show_job_file(text, &env));
+    match shown {
+        Ok(lines) => assert!(lines.starts_with("dlfs-bench --name="), "{lines}"),
+        Err(message) => assert!(!message.is_empty(), "it says why"),
+    }
+}
