@@ -72,19 +72,19 @@ impl Work {
     fn import(&self, source: &str, onto: Onto) -> Result<()> {
         let time_ns = Some(if source == "first" { 1_000 } else { 2_000 });
         let options = dlfs::import::ImportOptions { time_ns, ..options(onto) };
-        let image = [Address::from_path(&self.file("image"))];
+        let image = [Address::from_path(self.file("image"))];
         let connect = ConnectOptions::default();
         import(&paths(&self.root.join(source)), &image, &options, &connect, &mut ()).map(drop)
     }
 
     /// Everything that the image has.
     fn contents(&self) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-        let address = Address::from_path(&self.file("image"));
+        let address = Address::from_path(self.file("image"));
         contents(&[dlfs::qpair::open(&address, &ConnectOptions::default())?])
     }
 
     fn save_snapshot(&self) -> Result<()> {
-        let image = [Address::from_path(&self.root.join("image"))];
+        let image = [Address::from_path(self.root.join("image"))];
         snapshot_save(&image, &self.file("snapshot"), &ConnectOptions::default()).map(drop)
     }
 
@@ -97,7 +97,7 @@ impl Work {
             ..TierOptions::default()
         };
         let options = OpenOptions { tiers, ..OpenOptions::default() };
-        let image = Image::open(&[Address::from_path(&self.root.join(source))], &options).unwrap();
+        let image = Image::open(&[Address::from_path(self.root.join(source))], &options).unwrap();
         image.load_names().unwrap();
         let directory = image.directory();
         let ids: Vec<_> =
