@@ -11,7 +11,7 @@ use std::time::Duration;
 use dlfs::format::fields;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
-    self, ImportOptions, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
+    self, EditOptions, ImportOptions, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
 };
 use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
@@ -613,7 +613,7 @@ fn a_saved_snapshot_opens_the_image_until_the_image_moves_on() {
     let with_file = OpenOptions { snapshot: Some(file.clone()), ..OpenOptions::default() };
     assert_eq!(Image::open(&image, &with_file).unwrap().directory().num_live(), 50);
     let name = b"class0/file-1-00000".to_vec();
-    import::delete(&image, &[name], &connect).unwrap();
+    import::delete(&image, &[name], &EditOptions::default(), &connect).unwrap();
     let error = import::snapshot_check(&image, &file, &connect).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stale);
     assert_eq!(Image::open(&image, &with_file).unwrap_err().kind(), ErrorKind::Stale);

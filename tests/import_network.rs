@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::import::{self, ImportOptions, Onto, Progress, Stage};
+use dlfs::import::{self, EditOptions, ImportOptions, Onto, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -128,8 +128,8 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
         import_to(dir.path(), &image, &wanted(Onto::Empty), &connect).unwrap();
         import_to(more.path(), &image, &wanted(Onto::Append), &connect).unwrap();
         let name = all.keys().next().unwrap().clone();
-        import::delete(&image, &[name], &connect).unwrap();
-        import::purge(&image, &connect, &mut ()).unwrap();
+        import::delete(&image, &[name], &EditOptions::default(), &connect).unwrap();
+        import::purge(&image, &EditOptions::default(), &connect, &mut ()).unwrap();
         import::rebuild(&image, None, &connect, &mut ()).unwrap();
         let options = OpenOptions { connect, ..OpenOptions::default() };
         let opened = Image::open(&image, &options).unwrap();

@@ -14,7 +14,7 @@ use crate::qpair::Device;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
-use crate::tier::{Index, Kept, PAGE_BYTES, Units};
+use crate::tier::{Index, IndexError, Kept, PAGE_BYTES, Units};
 
 /// One tier's storage.
 pub(super) struct Media {
@@ -101,7 +101,15 @@ fn in_file(
     let (index, kept) = match Index::parse(&old, identity.uuid, identity.generation, units) {
         Ok(found) => found,
         Err(why) => {
-            tracing::debug!(tier = %name, "begins empty: {why}");
+            match why {
+                IndexError::Newer { found } => tracing::warn!(
+                    tier = %name,
+                    "its copies are of generation {found}, the image opened at {}: its newest \
+                     superblock may be damaged, dlfs verify tells; the tier begins empty",
+                    identity.generation
+                ),
+                _ => tracing::debug!(tier = %name, "begins empty: {why}"),
+            }
             let index = Index::new(identity.uuid, identity.generation, units);
             io.write_at(0, index.header())?;
             // Before the first copy: copies without it would be a stranger's file that nothing may

@@ -346,10 +346,10 @@ impl RawChunk {
         }
         let end = self.data_start() + data_len;
         at_most("end of a chunk's samples", end, pages * PAGE)?;
-        if num_slots > 1 {
-            let limit = u64::from(layout.chunk_size_bytes);
-            at_most("length of a chunk of several samples", pages * PAGE, limit)?;
-        }
+        // One sample may be as long as it is; no chunk is longer than that for nothing.
+        let limit = u64::from(layout.chunk_size_bytes);
+        let limit = if num_slots > 1 { limit } else { limit.max(end.next_multiple_of(PAGE)) };
+        at_most("length of a chunk", pages * PAGE, limit)?;
         let run = self.run(layout);
         layout.offset_of(run.cell.saturating_add(run.cells))?;
         Ok(())

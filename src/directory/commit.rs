@@ -11,10 +11,10 @@
 //! written over. Before the last step the old generation is what a reader opens; after it, the new one.
 
 use crate::directory::{Directory, SnapshotWriter};
-use crate::format::geometry::ImageLayout;
 use crate::format::open::{CommitStep, commit_steps};
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
 use crate::format::{FormatError, Run, Space, Superblock};
+use crate::units::ALIGN_BYTES;
 
 /// A generation ready to be written.
 #[derive(Debug)]
@@ -51,14 +51,15 @@ impl Commit {
         let record = record.encode(record_run.namespace, record_run.cell);
         let snapshot = directory.snapshot()?;
         let snapshot_run = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
-        let mut ends =
-            vec![COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64; layout.num_namespaces.into()];
-        for c in 0..directory.num_chunks() {
-            let chunk = directory.chunk(c);
-            grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
-        }
-        grow_run(&mut ends, &layout, record_run, record.len() as u64)?;
-        grow_run(&mut ends, &layout, snapshot_run, snapshot.len_bytes())?;
+        let place = SnapshotPlace {
+            namespace: snapshot_run.namespace,
+            offset_bytes: layout.offset_of(snapshot_run.cell)?,
+            len_bytes: snapshot.len_bytes(),
+            head_crc32c: snapshot.head_crc32c(),
+        };
+        let mut ends = used_ends(&directory, &place)?;
+        let record_end = layout.offset_of(record_run.cell)? + record.len() as u64;
+        grow(&mut ends, record_run.namespace, record_end);
         let superblock = |(namespace, used_len_bytes)| Superblock {
             layout,
             namespace,
@@ -67,12 +68,7 @@ impl Commit {
             optional_features: 0,
             placement_seed: directory.parts().last().map_or(0, |part| part.seed),
             used_len_bytes,
-            snapshot: SnapshotPlace {
-                namespace: snapshot_run.namespace,
-                offset_bytes: snapshot_run.cell * u64::from(layout.chunk_size_bytes),
-                len_bytes: snapshot.len_bytes(),
-                head_crc32c: snapshot.head_crc32c(),
-            },
+            snapshot: place,
             num_samples: directory.num_samples(),
             num_live: directory.num_live(),
         };
@@ -89,8 +85,22 @@ impl Commit {
 /// Reserves what must not be written while the generation after `directory`'s is made: all cells that
 /// it reads, and those that it freed. `superblock` is the one it was opened by.
 pub fn reserve_current(space: &mut Space, directory: &Directory, superblock: &Superblock) {
-    let runs = directory.runs().chain(directory.freed().iter().copied());
-    runs.chain([superblock.snapshot_run()]).for_each(|run| space.reserve(run));
+    reserve_within(space, directory, superblock, &[]);
+}
+
+/// As [`reserve_current`], where each namespace has so many `cells` in all, as far as they are given:
+/// what was freed behind its end is not there to be kept.
+pub fn reserve_within(
+    space: &mut Space,
+    directory: &Directory,
+    superblock: &Superblock,
+    cells: &[u64],
+) {
+    directory.runs().chain([superblock.snapshot_run()]).for_each(|run| space.reserve(run));
+    for &run in directory.freed() {
+        let end = cells.get(usize::from(run.namespace)).copied().unwrap_or(u64::MAX);
+        space.reserve(Run { cells: run.cells.min(end.saturating_sub(run.cell)), ..run });
+    }
 }
 
 /// The cells that the generation after `directory`'s frees if it keeps the chunks in `kept`: for
@@ -127,7 +137,24 @@ fn grow(ends: &mut [u64], namespace: u16, end: u64) {
     *known = end.max(*known);
 }
 
-fn grow_run(ends: &mut [u64], layout: &ImageLayout, run: Run, len: u64) -> Result<(), FormatError> {
-    grow(ends, run.namespace, layout.offset_of(run.cell)? + len);
-    Ok(())
+/// Where, on each namespace, ends what a reader of `directory` and of its snapshot reads.
+pub(super) fn used_ends(
+    directory: &Directory,
+    snapshot: &SnapshotPlace,
+) -> Result<Vec<u64>, FormatError> {
+    let layout = &directory.layout;
+    let copies_end = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+    let mut ends = vec![copies_end; layout.num_namespaces.into()];
+    for c in 0..directory.num_chunks() {
+        let chunk = directory.chunk(c);
+        grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
+    }
+    let record = directory.record_run;
+    if record.cells > 0 {
+        // Its first block at least; only the record itself says how long it is.
+        grow(&mut ends, record.namespace, layout.offset_of(record.cell)? + ALIGN_BYTES as u64);
+    }
+    let snapshot_end = snapshot.offset_bytes.saturating_add(snapshot.len_bytes);
+    grow(&mut ends, snapshot.namespace, snapshot_end);
+    Ok(ends)
 }

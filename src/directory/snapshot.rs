@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use crate::directory::columns::Columns;
+use crate::directory::commit::used_ends;
 use crate::directory::deleted::DeletedSet;
 use crate::directory::labels::Labels;
 use crate::directory::names::Names;
@@ -10,7 +11,9 @@ use crate::directory::tree::{Tree, id_width};
 use crate::directory::{Bytes, Directory, Facts};
 use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
-use crate::format::error::{enough, equal};
+use crate::format::error::{at_most, enough, equal};
+use crate::format::geometry::check_layout;
+use crate::format::open::Opened;
 use crate::format::record::{
     put_parts, put_runs, put_strings, read_parts, read_runs, read_strings,
 };
@@ -165,17 +168,38 @@ impl Directory {
     /// is stale when the image has moved on.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` of the generation.
+    /// `OtherImage`, or `Mismatch` of what both say.
     pub fn check_current(&self, superblock: &Superblock) -> Result<(), FormatError> {
-        let (expected, found) = (superblock.layout.uuid, self.layout.uuid);
-        if expected != found {
-            return Err(FormatError::OtherImage { what: "snapshot", expected, found });
-        }
+        check_layout("snapshot", &superblock.layout, &self.layout)?;
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
         equal("time of the snapshot", superblock.time_ns, self.time_ns)?;
         let committed = superblock.snapshot.head_crc32c;
         let found = self.head_crc32c.unwrap_or(committed);
-        equal("checksum of the snapshot's head", u64::from(committed), u64::from(found))
+        equal("checksum of the snapshot's head", u64::from(committed), u64::from(found))?;
+        equal("samples of the snapshot", superblock.num_samples, self.num_samples())?;
+        equal("live samples of the snapshot", superblock.num_live, self.num_live())
+    }
+
+    /// Whether this is the directory of the image that was opened, and all that it reads lies within
+    /// what the superblocks say is in use. A superblock that another stands in for learns from the
+    /// directory how much that is.
+    ///
+    /// # Errors
+    /// Those of [`Directory::check_current`]; `OutOfRange`: something lies behind the image.
+    pub fn check_opened(&self, opened: &mut Opened) -> Result<(), FormatError> {
+        self.check_current(opened.superblock())?;
+        let ends = used_ends(self, &opened.superblock().snapshot)?;
+        for (namespace, end) in (0..self.layout.num_namespaces).zip(ends) {
+            let stands_in = opened.stands_in(namespace);
+            let snapshot = opened.superblock().snapshot;
+            let superblock = &mut opened.superblocks[usize::from(namespace)];
+            // One that a rebuild wrote, and did not come to commit, tells of another snapshot.
+            if stands_in || superblock.snapshot != snapshot {
+                superblock.used_len_bytes = end;
+            }
+            at_most("end of what the directory reads", end, superblock.used_len_bytes)?;
+        }
+        Ok(())
     }
 
     fn encode_facts(&self) -> Vec<u8> {

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
-use crate::format::geometry::{self, MAX_SAMPLES};
+use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
 use crate::format::meta::{check_label, check_name};
 use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
 use crate::units::{Generation, SampleId, Slot};
@@ -272,7 +272,7 @@ impl RawHead {
             layout,
             kind,
             id: ChunkId {
-                generation: Generation(self.generation.get()),
+                generation: check_generation(self.generation.get())?,
                 sequence: self.sequence.get(),
             },
             time_ns: self.time_ns.get(),

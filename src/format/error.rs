@@ -22,6 +22,20 @@ pub enum FormatError {
         /// The structure.
         what: &'static str,
     },
+    /// Only zeroes lie where the structure should be: nothing was written there, or it was erased.
+    #[error("{what}: nothing but zeroes lies here")]
+    Blank {
+        /// The structure.
+        what: &'static str,
+    },
+    /// The medium does not give the bytes.
+    #[error("{what}: cannot be read: {why}")]
+    Unread {
+        /// The structure.
+        what: &'static str,
+        /// What the engine says.
+        why: String,
+    },
     /// The checksum of a structure differs.
     #[error("{what}: CRC32C {found:#010x}, expected {expected:#010x}")]
     Checksum {
@@ -104,6 +118,7 @@ impl From<FormatError> for Error {
                 (ErrorKind::InvalidArgument, "parts of different images were given as one")
             }
             FormatError::NoSpace { .. } => (ErrorKind::NoSpace, "the image is full"),
+            FormatError::Unread { .. } => (ErrorKind::Io, "a part of the image cannot be read"),
             FormatError::NotLoaded { .. } => {
                 (ErrorKind::InvalidArgument, "the directory was opened without what this needs")
             }

@@ -2,9 +2,9 @@
 
 use crate::format::FormatError;
 use crate::format::Uuid;
-use crate::format::error::at_most;
+use crate::format::error::{at_most, equal};
 use crate::format::packing::Pack;
-use crate::units::{ALIGN_BYTES, round_up};
+use crate::units::{ALIGN_BYTES, Generation, round_up};
 
 /// Where a sample's bytes are, and what they must sum to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -98,6 +98,37 @@ pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     Ok(())
 }
 
+/// An error unless `found`, which `what` says of its image, is the layout `expected`.
+pub(crate) fn check_layout(
+    what: &'static str,
+    expected: &ImageLayout,
+    found: &ImageLayout,
+) -> Result<(), FormatError> {
+    if expected.uuid != found.uuid {
+        let (expected, found) = (expected.uuid, found.uuid);
+        return Err(FormatError::OtherImage { what, expected, found });
+    }
+    let numbers = |layout: &ImageLayout| {
+        let ImageLayout { chunk_size_bytes, pack, num_namespaces, .. } = layout;
+        [u64::from(*chunk_size_bytes), u64::from(*num_namespaces), u64::from(pack.to_byte())]
+    };
+    let names = ["chunk size", "number of namespaces", "packing"];
+    let pairs = numbers(expected).into_iter().zip(numbers(found));
+    names
+        .into_iter()
+        .zip(pairs)
+        .try_for_each(|(name, (expected, found))| equal(name, expected, found))
+}
+
+/// An error unless `generation` is one that a commit can have: there is always one after it.
+pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatError> {
+    let (what, limit) = ("generation", MAX_GENERATION);
+    match generation {
+        1..=MAX_GENERATION => Ok(Generation(generation)),
+        value => Err(FormatError::OutOfRange { what, value, limit }),
+    }
+}
+
 /// `bytes` rounded up to what everything on media begins at.
 pub fn align(bytes: u64) -> Result<u64, FormatError> {
     let (what, limit) = ("length", MAX_NAMESPACE_BYTES);
@@ -111,6 +142,8 @@ pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
 /// The chunk size unless the user says otherwise: reads of 1 MiB and more already run at the speed
 /// of drive and link (seed-systems 2.1), and four of them leave room for a fair draw of samples.
 pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
+/// The last generation that an image may come to.
+pub const MAX_GENERATION: u64 = i64::MAX as u64;
 /// Samples of one image.
 pub const MAX_SAMPLES: u64 = 1 << 40;
 /// Bytes of one sample.

@@ -34,11 +34,43 @@
 //! Opening takes namespace 0's newest valid copy and wants that generation on all others; a newer
 //! copy there is an import that did not commit. [`open`] judges this, purely.
 //!
+//! # When a superblock copy is bad
+//! A copy that cannot be read or does not check is read once more, from the device. It counts as bad
+//! when it stays so, and also when nothing but zeroes lies there, unless the generation that opened is
+//! the first one or says itself that the other copy is void ([`superblock::OTHER_COPY_VOID`]).
+//! Generation g lies in copy g mod 2, so with g open, namespace 0's other copy held g - 1 or g + 1:
+//!
+//! | it held | because | what is right |
+//! |---|---|---|
+//! | g - 1 | it went bad since | g; nothing is lost |
+//! | half of g + 1 | the medium tore a sector, or an earlier release wrote | g, or g + 1 |
+//! | g + 1 | it went bad since | g + 1 |
+//!
+//! The bytes do not tell which, but for one case: another namespace whose copy is still that of g - 1
+//! vouches for the first, since a commit writes namespace 0 last. And the journal does not tell the
+//! second from the third. So readers open g and warn, `verify` reports damage, and who would commit
+//! another g + 1 is refused, unless told to accept that. Both ways out end with g + 1 wherever it ever
+//! was complete, since all of a generation is flushed before the first superblock is written (step 3):
+//!
+//! - a rebuild takes g + 1 if its record is there and as whole as g; otherwise it commits g again,
+//!   makes the other copy blank, and sets the void bit. Either way both copies are good afterwards.
+//! - `import --resume` goes on where the journal is that of g + 1 and no record of another g + 1 (of a
+//!   delete or purge, which have no journal) lies on the media: it writes the same bytes again.
+//!
+//! On the other namespaces, a bad copy of g is stood in for by what namespace 0 says.
+//!
+//! # What is believed
+//! Superblock, snapshot and chunks have checksums, and any program can make those right. So what is
+//! said twice is compared before it is used: layout, generation, time, lengths and counts of snapshot
+//! and superblock; the end of everything that a directory reads with the length in use, and that with
+//! the namespace. No memory or file grows by a number from media that the namespace does not bear out.
+//!
 //! Read [`geometry`] first, then [`superblock`], [`chunk`], [`builder`].
 
 pub mod builder;
 pub mod checksum;
 pub mod chunk;
+pub mod copies;
 pub(crate) mod cursor;
 pub mod error;
 pub mod fields;

@@ -1,56 +1,12 @@
 //! Which generation the superblocks of a set of namespaces amount to, and in which order they are
 //! written. Pure: the caller reads and writes the blocks.
 
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock, copy_offset};
+use crate::error::{Error, ErrorKind};
+use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
 use crate::format::{FormatError, Uuid};
 use crate::units::Generation;
 
-/// The two superblock copies of one namespace, as they were found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copies {
-    /// Copies A and B.
-    pub copies: [Result<Superblock, FormatError>; 2],
-}
-
-impl Copies {
-    /// Parses the blocks read at [`COPY_OFFSETS`], whatever they hold. A block that could not be read
-    /// is given as an empty one.
-    pub fn parse(a: &[u8], b: &[u8]) -> Copies {
-        let copy = |bytes: &[u8], at: usize| {
-            let superblock = Superblock::parse(bytes)?;
-            // A copy of the other parity was written astray: the next commit would not replace it.
-            if copy_offset(superblock.generation) != COPY_OFFSETS[at] {
-                let (what, found) = ("place of a superblock copy", COPY_OFFSETS[at]);
-                let expected = copy_offset(superblock.generation);
-                return Err(FormatError::Mismatch { what, expected, found });
-            }
-            Ok(superblock)
-        };
-        Copies { copies: [copy(a, 0), copy(b, 1)] }
-    }
-
-    /// The valid copy of the newest generation.
-    pub fn newest(&self) -> Option<&Superblock> {
-        self.copies.iter().flatten().max_by_key(|copy| copy.generation)
-    }
-
-    /// The valid copy of `generation`.
-    pub fn of(&self, generation: Generation) -> Option<&Superblock> {
-        self.copies.iter().flatten().find(|copy| copy.generation == generation)
-    }
-
-    /// Whether nothing was ever imported here: neither copy has a superblock's magic.
-    pub fn is_blank(&self) -> bool {
-        self.copies.iter().all(|copy| matches!(copy, Err(FormatError::Magic { .. })))
-    }
-
-    /// Why there is no valid copy: what a copy with the magic suffers from, if one has it.
-    pub fn why_not(&self) -> Option<&FormatError> {
-        let mut errors = self.copies.iter().filter_map(|copy| copy.as_ref().err());
-        let of_an_image = errors.clone().find(|error| !matches!(error, FormatError::Magic { .. }));
-        of_an_image.or_else(|| errors.next())
-    }
-}
+pub use crate::format::copies::{BadCopy, Copies};
 
 /// An image whose namespaces agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,12 +17,49 @@ pub struct Opened {
     pub given: Vec<usize>,
     /// Whether some namespace has a newer copy: an import began to commit and did not end.
     pub unfinished: bool,
+    /// Copies that should hold a superblock and do not, also after they were read again.
+    pub bad_copies: Vec<BadCopy>,
 }
 
 impl Opened {
     /// The superblock of namespace 0, which speaks for the image.
     pub fn superblock(&self) -> &Superblock {
         &self.superblocks[0]
+    }
+
+    /// Whether what namespace 0 says stands in for this one's own superblock, whose copy is bad.
+    pub fn stands_in(&self, namespace: u16) -> bool {
+        let offset_bytes = copy_offset(self.superblock().generation);
+        let is_own = |copy: &BadCopy| copy.offset_bytes == offset_bytes;
+        self.bad_copies.iter().any(|copy| copy.namespace == namespace && is_own(copy))
+    }
+
+    /// An error when one of the namespaces, given by length and address, is shorter than the image
+    /// says: a read past its end would tell later, and a write would grow it over what is missing.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn check_lengths(
+        &self,
+        namespaces: impl IntoIterator<Item = (u64, String)>,
+    ) -> Result<(), Error> {
+        for (superblock, (found, address)) in self.superblocks.iter().zip(namespaces) {
+            let need = superblock.used_len_bytes;
+            if found < need {
+                let text = format!("the image needs {need} bytes here, the namespace has {found}");
+                return Err(Error::new(ErrorKind::Corrupt, text)
+                    .target(address)
+                    .hint("was the file or namespace cut off, or copied in part?"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The generation that may have been committed after the one that was opened: namespace 0's copy
+    /// of it is bad. A commit that the power ended leaves the same bytes, so nobody can tell.
+    pub fn lost_generation(&self) -> Option<Generation> {
+        let is_lost = self.bad_copies.iter().any(|copy| copy.may_be_newer);
+        is_lost.then(|| self.superblock().generation.next())
     }
 }
 
@@ -137,9 +130,8 @@ pub enum OpenError {
     },
 }
 
-impl From<OpenError> for crate::Error {
-    fn from(error: OpenError) -> crate::Error {
-        use crate::ErrorKind;
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Error {
         let message = error.to_string();
         let kind = match &error {
             OpenError::Blank { .. } => ErrorKind::NotFound,
@@ -147,7 +139,7 @@ impl From<OpenError> for crate::Error {
             | OpenError::OtherImage { .. }
             | OpenError::Twice { .. }
             | OpenError::Missing { .. } => ErrorKind::InvalidArgument,
-            OpenError::Damaged { source, .. } => crate::Error::from(source.clone()).kind(),
+            OpenError::Damaged { source, .. } => Error::from(source.clone()).kind(),
             OpenError::MixedGenerations { .. } | OpenError::Contradiction { .. } => {
                 ErrorKind::Corrupt
             }
@@ -159,7 +151,7 @@ impl From<OpenError> for crate::Error {
             OpenError::Missing { .. } => Some("name all namespaces, separated by commas"),
             _ => None,
         };
-        let wrapped = crate::Error::new(kind, message);
+        let wrapped = Error::new(kind, message);
         let wrapped = match hint {
             Some(hint) => wrapped.hint(hint),
             None => wrapped,
@@ -174,21 +166,30 @@ impl From<OpenError> for crate::Error {
 /// Judges the superblocks of the namespaces that a user gave as one image, in any order.
 ///
 /// Namespace 0's newest valid copy says which generation is committed; all others must have it. A
-/// newer one there is an import that did not end, and does not count.
+/// newer one there is an import that did not end, and does not count. Where another namespace's copy
+/// of that generation is bad, what namespace 0 says stands in for it.
 pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
-    let mut opened = Opened { superblocks: Vec::new(), given: order, unfinished: false };
+    let (superblocks, unfinished) = (Vec::new(), false);
+    let bad_copies = crate::format::copies::bad_copies(given, &order, zero);
+    let mut opened = Opened { superblocks, given: order, unfinished, bad_copies };
     for &index in &opened.given {
         let newest = given[index].newest().expect("put_in_order saw a valid copy");
         let namespace = newest.namespace;
-        let Some(superblock) = given[index].of(zero.generation) else {
-            let (expected, found) = (zero.generation, newest.generation);
-            return Err(OpenError::MixedGenerations { namespace, expected, found });
+        let stand_in = Superblock { namespace, used_len_bytes: newest.used_len_bytes, ..*zero };
+        let superblock = match given[index].of(zero.generation) {
+            Some(superblock) => superblock,
+            None if given[index].is_bad_at(zero.generation) => &stand_in,
+            None => {
+                let (expected, found) = (zero.generation, newest.generation);
+                return Err(OpenError::MixedGenerations { namespace, expected, found });
+            }
         };
         // The snapshot is where namespace 0 says. A rebuild commits the same generation again with
         // another one, namespace 0 last: until then the others are ahead.
         let same = superblock.layout == zero.layout
+            && newest.layout == zero.layout
             && superblock.namespace == namespace
             && superblock.time_ns == zero.time_ns;
         if !same {
@@ -233,6 +234,20 @@ fn put_in_order(given: &[Copies]) -> Result<Vec<usize>, OpenError> {
         place.ok_or(OpenError::Missing { namespace: namespace as u16, num_namespaces })
     };
     order.into_iter().enumerate().map(find).collect()
+}
+
+/// The refusal of a saved snapshot that is not of the generation that was `opened`.
+pub(crate) fn saved_at_another_generation(saved: Generation, opened: Generation) -> Error {
+    let stale = |text| Error::new(ErrorKind::Stale, text);
+    if saved > opened {
+        let text = format!(
+            "the snapshot is of generation {saved}, the image opened at {opened}: its newest \
+             superblock may be damaged"
+        );
+        return stale(text).hint("dlfs verify tells; dlfs rebuild finds the newest generation");
+    }
+    let text = format!("the snapshot is of generation {saved}, the image is at {opened}");
+    stale(text).hint("save it again: dlfs snapshot save")
 }
 
 /// What an image that is open at `opened` has become, by the superblocks of its namespace 0 now.

@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
-use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES};
-use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
+use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout};
+use crate::format::{FormatError, ImageLayout, Pack, Run, Superblock, Uuid};
 use crate::units::Generation;
 
 /// The first 4,096 bytes of a snapshot.
@@ -217,6 +217,18 @@ impl SnapshotHead {
         raw.decode()
     }
 
+    /// An error unless it is the head of the snapshot that `superblock` names.
+    ///
+    /// # Errors
+    /// `OtherImage`, or `Mismatch` of what both say.
+    pub fn check_committed(&self, superblock: &Superblock) -> Result<(), FormatError> {
+        check_layout("snapshot", &superblock.layout, &self.layout)?;
+        equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
+        equal("time of the snapshot", superblock.time_ns, self.time_ns)?;
+        equal("length of the snapshot", superblock.snapshot.len_bytes, self.len_bytes)?;
+        equal("samples of the snapshot", superblock.num_samples, self.num_samples)
+    }
+
     /// The section of `kind`, if there is one.
     pub fn section(&self, kind: u16) -> Option<&Section> {
         self.sections.iter().find(|section| section.kind == kind)
@@ -246,7 +258,7 @@ impl RawSnapshotHead {
         layout.offset_of(record.cell.saturating_add(record.cells))?;
         Ok(SnapshotHead {
             layout,
-            generation: Generation(self.generation.get()),
+            generation: check_generation(self.generation.get())?,
             time_ns: self.time_ns.get(),
             num_samples: self.num_samples.get(),
             record,

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough};
-use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES};
+use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
 use crate::format::{FormatError, Pack, Uuid};
 use crate::units::Generation;
 
@@ -31,7 +31,7 @@ use crate::units::Generation;
 /// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
 /// | 40..48     | `time_ns`            | when it was committed, in ns since 1970                |
 /// | 48..56     | `required`           | features without which it cannot be read               |
-/// | 56..64     | `optional`           | features that a reader may ignore                      |
+/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
 /// | 80..84     | `chunk_size`         | bytes of a cell                                        |
@@ -205,14 +205,11 @@ impl RawSuperblock {
         at_most("place of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
         at_most("number of live samples", self.num_live.get(), self.num_samples.get())?;
-        if self.generation.get() == 0 {
-            let (what, limit) = ("generation", u64::MAX);
-            return Err(FormatError::OutOfRange { what, value: 0, limit });
-        }
+        let generation = check_generation(self.generation.get())?;
         Ok(Superblock {
             layout,
             namespace: self.namespace.get(),
-            generation: Generation(self.generation.get()),
+            generation,
             time_ns: self.time_ns.get(),
             optional_features: self.optional.get(),
             placement_seed: self.placement_seed.get(),
@@ -231,8 +228,17 @@ impl RawSuperblock {
 
 /// Where the copy of `generation` lies: A for even ones, B for odd ones.
 pub fn copy_offset(generation: Generation) -> u64 {
-    COPY_OFFSETS[(generation.0 % 2) as usize]
+    COPY_OFFSETS[copy_index(generation)]
 }
+
+/// Which copy is that of `generation`: 0 for A, 1 for B.
+pub(crate) fn copy_index(generation: Generation) -> usize {
+    (generation.0 % 2) as usize
+}
+
+/// Optional feature, set by a rebuild that made the other copy blank: there is no generation before.
+/// The next commit leaves it away.
+pub const OTHER_COPY_VOID: u64 = 1;
 
 /// Offsets of copies A and B. B lies away from A, so that one bad or torn large block does not take
 /// both, and within the smallest cell.

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::directory::Directory;
-use crate::directory::commit::reserve_current;
+use crate::directory::commit::reserve_within;
+use crate::format::chunk::ChunkKind;
 use crate::format::open::{OpenError, Opened, judge};
+use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, copy_offset};
-use crate::format::{FormatError, ImageLayout, Part, Space, Superblock, Uuid};
+use crate::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
+use crate::import::rebuild::scan;
 use crate::qpair::Device;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
@@ -63,7 +66,7 @@ pub(super) fn begin(
             fresh(media, options, fingerprint, samples)
         }
         Onto::Append => {
-            let (media, current) = open_current(&media)?;
+            let (media, current) = open_current(&media, options.accept_older_generation)?;
             append(media, current, options, fingerprint, samples)
         }
         Onto::Resume => resume(media, channel, options, fingerprint, samples),
@@ -95,14 +98,48 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
     }
 }
 
-/// Opens the generation that is committed, its names included.
+/// Opens the generation that is committed, its names included, to write the next one.
 ///
 /// # Errors
-/// Those of [`judge`], of reading, and of a damaged snapshot.
-pub(super) fn open_current(media: &Media) -> Result<(Media, Current)> {
+/// Those of [`judge`], of reading, and of a damaged snapshot. `Refused`: what would be written over may
+/// be a newer generation, and `accept_older` does not allow that.
+pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
     let opened = opened(media)?;
+    if !accept_older {
+        refuse_lost_generation(&opened, media)?;
+    }
+    load_current(opened, media)
+}
+
+/// The next commit would write over a newer generation if there was one.
+fn refuse_lost_generation(opened: &Opened, media: &Media) -> Result<()> {
+    let Some(lost) = opened.lost_generation() else { return Ok(()) };
+    let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
+    let error = copy.expect("a generation is lost with a copy").error.clone();
+    let text = format!(
+        "generation {} opened, and generation {lost}, which may have been committed, would be \
+         written over: its superblock copy is bad",
+        opened.superblock().generation
+    );
+    let address = media.devices()[opened.given[0]].namespace().address;
+    Err(Error::new(ErrorKind::Refused, text).target(address).source(error).hint(
+        "dlfs rebuild finds the newest generation and mends the copy; dlfs import --resume goes on \
+         with an import that was interrupted; --accept-older-generation gives up what was lost",
+    ))
+}
+
+fn load_current(mut opened: Opened, media: &Media) -> Result<(Media, Current)> {
     let media = media.in_order(&opened.given);
+    let lengths = |device: &Arc<dyn Device>| {
+        let namespace = device.namespace();
+        (namespace.len_bytes(), namespace.address)
+    };
+    opened.check_lengths(media.devices().iter().map(lengths))?;
     let directory = read_directory(&media, opened.superblock())?;
+    let address = || media.devices()[0].namespace().address;
+    directory
+        .check_opened(&mut opened)
+        .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }
 
@@ -110,7 +147,9 @@ pub(super) fn open_current(media: &Media) -> Result<(Media, Current)> {
 pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
     let mut space = Space::new(layout, &media.capacities());
     if let Some(current) = current {
-        reserve_current(&mut space, &current.directory, &current.superblocks[0]);
+        let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
+        let cells: Vec<u64> = media.devices().iter().map(cells).collect();
+        reserve_within(&mut space, &current.directory, &current.superblocks[0], &cells);
     }
     space
 }
@@ -123,10 +162,14 @@ pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
 
 /// The superblocks of `media`, judged.
 pub(super) fn opened(media: &Media) -> Result<Opened> {
-    judge_now(media)?.map_err(|error| match media.devices() {
+    let opened = judge_now(media)?.map_err(|error| match media.devices() {
         [only] => Error::from(error).target(only.namespace().address),
         _ => Error::from(error),
-    })
+    })?;
+    for copy in &opened.bad_copies {
+        tracing::warn!("{}", copy.advice(opened.superblock().generation));
+    }
+    Ok(opened)
 }
 
 fn judge_now(media: &Media) -> Result<Result<Opened, OpenError>> {
@@ -216,7 +259,11 @@ fn resume(
     if first && media.channel().superblocks(0)?.newest().is_none() {
         return Ok(Begun { media, current: None, journal, resumed: true, done: false });
     }
-    let (media, current) = open_current(&media)?;
+    let opened = opened(&media)?;
+    if !options.accept_older_generation && !is_its_own_commit(&opened, &journal, &media)? {
+        refuse_lost_generation(&opened, &media)?;
+    }
+    let (media, current) = load_current(opened, &media)?;
     if current.directory.uuid() != journal.layout.uuid {
         return Err(nothing_to_resume());
     }
@@ -227,6 +274,22 @@ fn resume(
         return Err(nothing_to_resume());
     }
     Ok(Begun { media, current: Some(current), journal, resumed: true, done })
+}
+
+/// Whether the generation that may be lost is the import's own: its commit was interrupted, or has
+/// gone bad since, and going on writes the same bytes again. No other may have been written instead,
+/// by a delete or purge that has no journal: it would have left a record.
+fn is_its_own_commit(opened: &Opened, journal: &Journal, media: &Media) -> Result<bool> {
+    if opened.lost_generation() != Some(journal.generation) {
+        return Ok(false);
+    }
+    let found = scan(&media.in_order(&opened.given), &journal.layout, &mut ())?;
+    let is_foreign = |head: &ChunkHead| {
+        head.kind == ChunkKind::Record
+            && head.id.generation == journal.generation
+            && head.time_ns != journal.time_ns
+    };
+    Ok(!found.heads.iter().any(is_foreign))
 }
 
 fn nothing_to_resume() -> Error {
@@ -359,16 +422,25 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, "the directory exceeds the memory"))?;
     let device: &Arc<dyn Device> = &media.devices()[usize::from(place.namespace)];
     let address = device.namespace().address;
-    let bytes = media.channel().read(place.namespace, place.offset_bytes, len)?;
-    let damaged = |error: FormatError| {
-        Error::from(error)
-            .target(address.clone())
-            .hint("dlfs rebuild makes it anew from the chunks")
+    let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
+    let mut channel = media.channel();
+    let mut read = || -> Result<Directory> {
+        let bytes = channel.read(place.namespace, place.offset_bytes, len)?;
+        SnapshotHead::parse(&bytes)
+            .and_then(|head| head.check_committed(superblock))
+            .map_err(damaged)?;
+        let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
+        directory.check_current(superblock).map_err(damaged)?;
+        Ok(directory)
     };
-    let directory = Directory::from_snapshot(bytes).map_err(damaged)?;
-    directory.check_current(superblock).map_err(damaged)?;
-    Ok(directory)
+    match read() {
+        // It may have been damaged on its way.
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
 }
+
+const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";
 
 const END_BYTES: u64 = 4 << 20;
 const PROBE_BYTES: u64 = 4096;

@@ -11,6 +11,7 @@ use crate::directory::commit::freed_by_next;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::Fit;
 use crate::format::builder::ChunkPlace;
+use crate::format::error::equal;
 use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, Run, SampleMeta, Space, Uuid,
 };
@@ -18,7 +19,7 @@ use crate::import::begin::{self, Current};
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
-use crate::import::options::{ImportOptions, Progress, Stage};
+use crate::import::options::{EditOptions, ImportOptions, Progress, Stage};
 use crate::import::patience::with_patience;
 use crate::import::run::open_device;
 use crate::nvme::Address;
@@ -47,21 +48,31 @@ pub struct EditReport {
 ///
 /// # Errors
 /// `NotFound`: some names are not in the image; all of them are in the message, and nothing is
-/// deleted. `Busy`: an import is at work. Those of opening and writing.
+/// deleted. `Busy`: an import is at work. `Refused`: a newer generation than the one that opens may
+/// have been committed, and the options do not accept that. Those of opening and writing.
 pub fn delete(
     image: &[Address],
     names: &[Vec<u8>],
+    options: &EditOptions,
     connect: &ConnectOptions,
 ) -> Result<EditReport> {
-    delete_on(&open_all(image, connect)?, names)
+    delete_with(&open_all(image, connect)?, names, options)
 }
 
-/// As [`delete`], on namespaces that are open.
+/// As [`delete`] with the default options, on namespaces that are open.
 ///
 /// # Errors
 /// As [`delete`].
 pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditReport> {
-    let edit = Edit::begin(devices)?;
+    delete_with(devices, names, &EditOptions::default())
+}
+
+fn delete_with(
+    devices: &[Arc<dyn Device>],
+    names: &[Vec<u8>],
+    options: &EditOptions,
+) -> Result<EditReport> {
+    let edit = Edit::begin(devices, options)?;
     let old = &edit.current.directory;
     let mut ids = Vec::with_capacity(names.len());
     let mut missing = Vec::new();
@@ -92,18 +103,27 @@ pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditR
 /// there is no room for the new chunks beside the old ones. Those of [`delete`].
 pub fn purge(
     image: &[Address],
+    options: &EditOptions,
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
-    purge_on(&open_all(image, connect)?, progress)
+    purge_with(&open_all(image, connect)?, options, progress)
 }
 
-/// As [`purge`], on namespaces that are open.
+/// As [`purge`] with the default options, on namespaces that are open.
 ///
 /// # Errors
 /// As [`purge`].
 pub fn purge_on(devices: &[Arc<dyn Device>], progress: &mut dyn Progress) -> Result<EditReport> {
-    let edit = Edit::begin(devices)?;
+    purge_with(devices, &EditOptions::default(), progress)
+}
+
+fn purge_with(
+    devices: &[Arc<dyn Device>],
+    options: &EditOptions,
+    progress: &mut dyn Progress,
+) -> Result<EditReport> {
+    let edit = Edit::begin(devices, options)?;
     let result = with_patience(|| edit.purge(progress));
     edit.lease.explain(result)
 }
@@ -121,10 +141,10 @@ struct Edit {
 }
 
 impl Edit {
-    fn begin(devices: &[Arc<dyn Device>]) -> Result<Edit> {
+    fn begin(devices: &[Arc<dyn Device>], options: &EditOptions) -> Result<Edit> {
         let media = begin::in_image_order(&Media::new(devices.to_vec())?)?;
         let lease = Lease::take(&media, ImportOptions::default().lease)?;
-        let (media, current) = begin::open_current(&media)?;
+        let (media, current) = begin::open_current(&media, options.accept_older_generation)?;
         Ok(Edit { media, lease, current })
     }
 
@@ -265,24 +285,31 @@ impl<'a> Purge<'a> {
                 info.namespace,
                 self.cell_of(info.offset_bytes),
             )?;
+            equal("first slot of a chunk", info.first_slot.0, header.head().first_slot.0)?;
+            let found = u64::from(header.head().num_samples);
+            equal("samples of a chunk", info.num_slots.into(), found)?;
             for sample in header.samples() {
-                let (start, len) = (sample.offset_bytes as usize, sample.len_bytes as usize);
                 let extent = old.extent(sample.id);
                 let Some(extent) = extent else {
                     self.push(sample.slot, None)?;
                     continue;
                 };
-                let found = crate::format::checksum::crc32c(&bytes[start..start + len]);
-                if found != extent.crc32c || extent.len_bytes != sample.len_bytes {
+                let start = sample.offset_bytes as usize;
+                let record = bytes.get(start..start.saturating_add(sample.len_bytes as usize));
+                let is_right = |record: &&[u8]| {
+                    crate::format::checksum::crc32c(record) == extent.crc32c
+                        && extent.len_bytes == sample.len_bytes
+                };
+                let Some(record) = record.filter(is_right) else {
                     return Err(damaged(
                         sample.id,
                         extent.offset_bytes,
                         &self.channel,
                         info.namespace,
                     ));
-                }
+                };
                 let meta = SampleMeta { id: sample.id, name: sample.name, label: sample.label };
-                self.push(sample.slot, Some((&meta, &bytes[start..start + len])))?;
+                self.push(sample.slot, Some((&meta, record)))?;
             }
         }
         self.progress.advance(u64::from(info.num_slots), info.len_bytes);

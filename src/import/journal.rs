@@ -10,6 +10,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
+use crate::format::geometry::check_generation;
 use crate::format::{FormatError, ImageLayout, Pack, Part, Uuid};
 use crate::units::Generation;
 
@@ -131,7 +132,7 @@ impl Journal {
         Ok(Journal {
             layout,
             namespace: raw.namespace.get(),
-            generation: Generation(raw.generation.get()),
+            generation: check_generation(raw.generation.get())?,
             time_ns: raw.time_ns.get(),
             part,
             fingerprint: raw.fingerprint.get(),

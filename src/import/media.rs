@@ -8,11 +8,11 @@ use std::time::Duration;
 use crate::buf::IoBuf;
 use crate::format::geometry::MAX_NAMESPACE_BYTES;
 use crate::format::open::Copies;
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::superblock::SUPERBLOCK_BYTES;
 use crate::import::patience::is_passing;
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::shared::SharedDevice;
-use crate::qpair::{Device, Fence};
+use crate::qpair::{Device, Fence, or_unreadable};
 use crate::{Error, ErrorKind, Result};
 
 /// The namespaces of an image, in the image's order.
@@ -226,18 +226,36 @@ impl Channel {
         self.call(namespace, |calls, pair| calls.flush(pair))
     }
 
-    /// The superblock copies of a namespace; blank where it is too short to have them.
+    /// The superblock copies of a namespace, a bad one read twice; blank where it is too short to have
+    /// them.
     ///
     /// # Errors
-    /// The blocks could not be read.
+    /// The namespace cannot be read.
     pub(super) fn superblocks(&mut self, namespace: u16) -> Result<Copies> {
         let len = self.media.devices[usize::from(namespace)].namespace().len_bytes();
-        let mut copy = |offset: u64| match offset + SUPERBLOCK_BYTES as u64 <= len {
-            true => self.read(namespace, offset, SUPERBLOCK_BYTES),
-            false => Ok(IoBuf::zeroed(SUPERBLOCK_BYTES)),
-        };
-        let (a, b) = (copy(COPY_OFFSETS[0])?, copy(COPY_OFFSETS[1])?);
-        Ok(Copies::parse(&a, &b))
+        Copies::gather(len, |offset, again| {
+            self.read_block(namespace, offset, SUPERBLOCK_BYTES, again)
+        })
+    }
+
+    /// Reads whole or part blocks, for the second time from the device itself; or says why these
+    /// alone cannot be read.
+    ///
+    /// # Errors
+    /// The namespace cannot be read.
+    pub(super) fn read_block(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        len: usize,
+        again: bool,
+    ) -> Result<std::result::Result<IoBuf, String>> {
+        or_unreadable(self.call(namespace, |calls, pair| {
+            if again {
+                calls.distrust(pair, offset, len);
+            }
+            calls.read(pair, offset, len)
+        }))
     }
 
     /// Overwrites a run of bytes with zeroes.

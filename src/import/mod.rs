@@ -39,7 +39,8 @@ mod worker;
 
 pub use edit::{EditReport, delete, delete_on, purge, purge_on};
 pub use options::{
-    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+    BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
+    Stage,
 };
 pub use rebuild::{RebuildReport, rebuild, rebuild_on};
 pub use run::{import, import_onto};

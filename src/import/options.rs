@@ -41,6 +41,16 @@ pub struct ImportOptions {
     /// How long a namespace without a lock of its own stays reserved after its importer's last sign
     /// of life.
     pub lease: Duration,
+    /// Whether to add to the older generation, and give up a newer one, where a superblock copy is
+    /// bad that may have committed it; otherwise that is refused.
+    pub accept_older_generation: bool,
+}
+
+/// Options of a delete or purge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EditOptions {
+    /// As [`ImportOptions::accept_older_generation`].
+    pub accept_older_generation: bool,
 }
 
 /// What an import does about what the image already holds.
@@ -149,6 +159,7 @@ impl Default for ImportOptions {
             uuid: None,
             time_ns: None,
             lease: Duration::from_secs(10),
+            accept_older_generation: false,
         }
     }
 }

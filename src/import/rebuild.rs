@@ -10,10 +10,14 @@ use crate::buf::IoBuf;
 use crate::directory::rebuild::{Plan, Step, newest_record, plan};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::checksum::crc32c;
-use crate::format::chunk::ChunkKind;
-use crate::format::geometry::{MAX_CHUNK_SAMPLES, MIN_CHUNK_BYTES};
+use crate::format::chunk::{ChunkKind, ENTRY_BYTES};
+use crate::format::geometry::MIN_CHUNK_BYTES;
 use crate::format::open::{Copies, judge};
-use crate::format::{ChunkHead, ChunkHeader, GenerationRecord, ImageLayout, Space, Uuid};
+use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
+use crate::format::{
+    ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Run, Space, Superblock,
+    Uuid,
+};
 use crate::import::begin;
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -41,9 +45,17 @@ pub struct RebuildReport {
     pub chunks: u64,
     /// Chunk heads that are not part of the generation: replaced, or never committed.
     pub unused_chunks: u64,
+    /// Cells whose first block cannot be read: a chunk that begins there is lost.
+    pub unreadable_cells: u64,
+    /// Superblock copies that were bad before, and are not any more.
+    pub mended_copies: u64,
 }
 
 /// Makes the directory of `image` anew from its chunk headers and commits it.
+///
+/// It becomes the generation that the superblocks say is committed. Where a bad copy may have committed
+/// a newer one, and the record of that one is there, it becomes that: everything of a generation is
+/// durable before its superblock is written, so a commit that was interrupted is brought to its end.
 ///
 /// With `since`, only chunks of later generations are looked for; the rest comes from the directory of
 /// that generation, which must still be readable.
@@ -83,21 +95,32 @@ pub fn rebuild_on(
     };
     let cells: u64 = capacities(&media, &layout).iter().sum();
     progress.stage(Stage::Indexing, cells, 0);
-    let heads = scan(&media, &layout, progress)?;
-    let committed = committed(&copies);
-    let found = assemble(&media, &layout, &heads, base.as_ref(), committed)?;
+    let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
+    let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
     progress.stage(Stage::Committing, 0, 0);
     let result = with_patience(|| {
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
         heads.iter().for_each(|head| space.reserve(head.run()));
+        unreadable.iter().for_each(|run| space.reserve(*run));
         // So does a snapshot that a superblock names: until the commit it is what there is.
         let superblocks = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
         superblocks.for_each(|superblock| space.reserve(superblock.snapshot_run()));
-        let commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
-        commit::write(&media, &lease, &commit)
+        let mut commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
+        let bad = void_bad_copies(&copies, &mut commit.superblocks);
+        commit::write(&media, &lease, &commit)?;
+        // Last, since what was there may be all that there is.
+        let mut channel = media.channel();
+        for &(namespace, offset) in &bad {
+            lease.check()?;
+            channel.zero(namespace, offset, SUPERBLOCK_BYTES as u64)?;
+            channel.flush(namespace)?;
+        }
+        Ok(bad.len() as u64)
     });
-    lease.explain(result)?;
+    let bad = lease.explain(result)?;
+    let committed = copy_index(found.directory.generation());
+    let was_bad = |copies: &&Copies| copies.copies[committed].is_err();
     Ok(RebuildReport {
         uuid: layout.uuid,
         generation: found.directory.generation(),
@@ -105,7 +128,27 @@ pub fn rebuild_on(
         lost_samples: found.plan.lost_samples,
         chunks: found.headers_read,
         unused_chunks: found.plan.unused_heads,
+        unreadable_cells: unreadable.len() as u64,
+        mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
     })
+}
+
+/// Says in the superblocks that are to be written that the other copy is void, where one is bad; gives
+/// namespace and offset of those that are to be made blank then.
+fn void_bad_copies(copies: &[Copies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
+    let generation = superblocks[0].generation;
+    let other = 1 - copy_index(generation);
+    let is_bad = |copies: &Copies| copies.copies[other].is_err();
+    // The first generation has no other copy in any case.
+    if generation > Generation(1) && copies.iter().any(is_bad) {
+        for superblock in superblocks {
+            superblock.optional_features |= OTHER_COPY_VOID;
+        }
+    }
+    let bad = (0..).zip(copies).filter(|(_, copies)| is_bad(copies));
+    bad.filter(|(_, copies)| !matches!(copies.copies[other], Err(FormatError::Blank { .. })))
+        .map(|(namespace, _)| (namespace, COPY_OFFSETS[other]))
+        .collect()
 }
 
 /// What heads and records amount to.
@@ -113,6 +156,8 @@ struct Found {
     directory: Directory,
     plan: Plan,
     headers_read: u64,
+    /// Whether the generation's own record said what is part of it.
+    has_record: bool,
 }
 
 /// Which image it is, and which of the namespaces given is which of it.
@@ -161,8 +206,8 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let device = media.devices()[usize::from(namespace)].namespace();
     let mut at = u64::from(MIN_CHUNK_BYTES);
     while at + BLOCK_BYTES as u64 <= device.len_bytes() {
-        let block = channel.read(namespace, at, BLOCK_BYTES)?;
-        if let Ok(head) = ChunkHead::parse(&block)
+        if let Ok(block) = read_twice(&mut channel, namespace, at, BLOCK_BYTES)?
+            && let Ok(head) = ChunkHead::parse(&block)
             && head.layout.offset_of(head.cell) == Ok(at)
         {
             return Ok((head.layout, head.namespace));
@@ -172,9 +217,17 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     Err(Error::new(ErrorKind::NotFound, "no chunk of an image lies here").target(device.address))
 }
 
-/// The generation that namespace 0 commits, if its superblocks are there to say so.
-fn committed(copies: &[Copies]) -> Option<Generation> {
-    copies[0].newest().map(|superblock| superblock.generation)
+/// What the superblocks say: the generation that is committed, and one that may have been after it.
+/// Without any superblock, nobody knows.
+fn committed(copies: &[Copies]) -> (Option<Generation>, Option<Generation>) {
+    match judge(copies) {
+        Ok(opened) => (Some(opened.superblock().generation), opened.lost_generation()),
+        Err(_) => {
+            let newest = copies[0].newest().map(|superblock| superblock.generation);
+            let is_doubtful = newest.is_some_and(|known| copies[0].is_bad_at(known.next()));
+            (newest, newest.filter(|_| is_doubtful).map(Generation::next))
+        }
+    }
 }
 
 /// The directory of an older generation: its snapshot is still where its superblock says.
@@ -193,14 +246,22 @@ fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     media.devices().iter().map(capacity).map(|cells| cells + 1).collect()
 }
 
-/// The heads of all cells that have one which belongs there.
-fn scan(
+/// What lies where chunks may begin.
+pub(super) struct Scan {
+    /// The heads of all cells that have one which belongs there.
+    pub(super) heads: Vec<ChunkHead>,
+    /// Cells whose first block cannot be read.
+    unreadable: Vec<Run>,
+}
+
+/// Reads the first block of every cell.
+pub(super) fn scan(
     media: &Media,
     layout: &ImageLayout,
     progress: &mut dyn Progress,
-) -> Result<Vec<ChunkHead>> {
+) -> Result<Scan> {
     let mut channel = media.channel();
-    let mut heads = Vec::new();
+    let (mut heads, mut unreadable) = (Vec::new(), Vec::new());
     for (namespace, cells) in (0..).zip(capacities(media, layout)) {
         let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
         for cell in 1..cells {
@@ -209,12 +270,66 @@ fn scan(
             if at + BLOCK_BYTES as u64 > len {
                 continue;
             }
-            let block = channel.read(namespace, at, BLOCK_BYTES)?;
-            let head = ChunkHead::parse(&block).ok();
-            heads.extend(head.filter(|head| head.check_place(layout, namespace, cell).is_ok()));
+            match read_twice(&mut channel, namespace, at, BLOCK_BYTES)? {
+                Ok(block) => {
+                    let head = ChunkHead::parse(&block).ok();
+                    let is_here =
+                        |head: &ChunkHead| head.check_place(layout, namespace, cell).is_ok();
+                    heads.extend(head.filter(is_here));
+                }
+                Err(why) => {
+                    tracing::warn!(namespace, offset_bytes = at, "a cell cannot be read: {why}");
+                    unreadable.push(Run { namespace, cell, cells: 1 });
+                }
+            }
         }
     }
-    Ok(heads)
+    Ok(Scan { heads, unreadable })
+}
+
+/// Reads, once more from the device where these bytes cannot be had; or says why not.
+fn read_twice(
+    channel: &mut Channel,
+    namespace: u16,
+    offset: u64,
+    len: usize,
+) -> Result<std::result::Result<IoBuf, String>> {
+    match channel.read_block(namespace, offset, len, false)? {
+        Err(_) => channel.read_block(namespace, offset, len, true),
+        found => Ok(found),
+    }
+}
+
+/// The generation that a bad superblock copy may have committed, if its record is there and no more of
+/// it is lost than of the one before; otherwise that one.
+fn assemble_newest(
+    media: &Media,
+    layout: &ImageLayout,
+    heads: &[ChunkHead],
+    base: Option<&Directory>,
+    copies: &[Copies],
+) -> Result<Found> {
+    let (committed, lost) = committed(copies);
+    let known = assemble(media, layout, heads, base, committed);
+    let Some(lost) = lost else { return known };
+    let newer = assemble(media, layout, heads, base, Some(lost));
+    match (known, newer) {
+        (Ok(known), Ok(newer)) => {
+            let is_there = newer.directory.generation() == lost && newer.has_record;
+            let is_whole = newer.plan.lost_samples <= known.plan.lost_samples;
+            if is_there && !is_whole {
+                tracing::warn!(
+                    "generation {lost} was begun, and {} samples of it are not there: what is \
+                     rebuilt is generation {}",
+                    newer.plan.lost_samples,
+                    known.directory.generation()
+                );
+            }
+            Ok(if is_there && is_whole { newer } else { known })
+        }
+        (Err(_), Ok(newer)) if newer.has_record => Ok(newer),
+        (known, _) => known,
+    }
 }
 
 /// Chooses the newest generation that is whole, or else the newest.
@@ -228,8 +343,9 @@ fn assemble(
     if heads.is_empty() && base.is_none() {
         return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
     }
-    let cells: u64 = capacities(media, layout).iter().sum();
-    let most_slots = cells.saturating_mul(u64::from(MAX_CHUNK_SAMPLES));
+    // Each slot that there ever was has its entry in the header of some chunk.
+    let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
+    let most_slots = lens.fold(0, u64::saturating_add) / ENTRY_BYTES as u64;
     let since = base.map_or(Generation(0), Directory::generation);
     // What a generation that was not committed left behind is no part of any.
     let until = committed.unwrap_or(Generation(u64::MAX));
@@ -262,11 +378,12 @@ fn assemble(
             builder.set_freed(record.freed);
         }
         let mut directory = builder.finish(generation, time_ns)?;
+        let has_record = head.is_some();
         if let Some(head) = head {
             directory.set_record_run(head.run());
         }
         let headers_read = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
-        return Ok(Found { directory, plan, headers_read: headers_read as u64 });
+        return Ok(Found { directory, plan, headers_read: headers_read as u64, has_record });
     }
 }
 
@@ -322,7 +439,8 @@ fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
         if at.saturating_add(len as u64) > device.len_bytes() {
             return Ok(false);
         }
-        if crc32c(&channel.read(head.namespace, at, len)?) != sample.crc32c {
+        let found = read_twice(channel, head.namespace, at, len)?;
+        if found.is_err() || found.is_ok_and(|bytes| crc32c(&bytes) != sample.crc32c) {
             return Ok(false);
         }
     }
@@ -377,7 +495,7 @@ fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> 
     if at + len > device.len_bytes() {
         return Ok(None);
     }
-    channel.read(head.namespace, at, len as usize).map(Some)
+    Ok(read_twice(channel, head.namespace, at, len as usize)?.ok())
 }
 
 const BLOCK_BYTES: usize = 4096;

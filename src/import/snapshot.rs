@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::directory::Directory;
+use crate::format::open::saved_at_another_generation;
 use crate::format::{FormatError, Superblock};
 use crate::import::begin;
 use crate::import::media::Media;
@@ -12,7 +13,7 @@ use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::replace_file::replace_file;
 use crate::units::Generation;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// A snapshot that was saved, or found to be current.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,14 +61,8 @@ pub fn snapshot_check(
         Ok(()) => Ok(report(&directory, len)),
         Err(error @ FormatError::OtherImage { .. }) => Err(damaged(error)),
         Err(_) => {
-            let message = format!(
-                "the snapshot is of generation {}, the image is at {}",
-                directory.generation(),
-                superblock.generation
-            );
-            Err(Error::new(ErrorKind::Stale, message)
-                .path(file)
-                .hint("save it again: dlfs snapshot save"))
+            let (saved, opened) = (directory.generation(), superblock.generation);
+            Err(saved_at_another_generation(saved, opened).path(file))
         }
     }
 }

@@ -131,9 +131,7 @@ pub enum Refusal {
         open: ImageId,
     },
     /// Samples were added or deleted, so positions mean other samples.
-    #[error(
-        "the state counts samples of generation {state}, and the image is at generation {open}"
-    )]
+    #[error("{}", of_another_generation(*state, *open))]
     Generation {
         /// The state's.
         state: Generation,
@@ -190,7 +188,25 @@ impl From<Refusal> for Error {
             Refusal::Generation { .. } => ErrorKind::Stale,
             _ => ErrorKind::InvalidArgument,
         };
-        Error::new(kind, refusal.to_string()).hint("start anew, without the state file")
+        let hint = match refusal {
+            Refusal::Generation { state, open } if state > open => {
+                "dlfs verify tells; dlfs rebuild finds the newest generation"
+            }
+            _ => "start anew, without the state file",
+        };
+        Error::new(kind, refusal.to_string()).hint(hint)
+    }
+}
+
+fn of_another_generation(state: Generation, open: Generation) -> String {
+    match state > open {
+        true => format!(
+            "the state is of generation {state}, the image opened at generation {open}: its newest \
+             superblock may be damaged"
+        ),
+        false => format!(
+            "the state counts samples of generation {state}, and the image is at generation {open}"
+        ),
     }
 }
 
@@ -299,6 +315,7 @@ mod tests {
         };
         assert!(check([9; 16], 3, spec(kind), 1000).contains("image 0909"));
         assert!(check(IMAGE, 4, spec(kind), 1000).contains("generation 4"));
+        assert!(check(IMAGE, 2, spec(kind), 1000).contains("superblock may be damaged"));
         assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("Global"));
         let other = OrderKind::Grouped { lanes: 8, group: 5 };
         assert!(check(IMAGE, 3, spec(other), 1000).contains("group: 5"));

@@ -23,7 +23,7 @@ use super::pread::PreadPair;
 use super::uring::UringPair;
 use super::{Device, Direct, Io, IoError, IoOp, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
-use crate::units::round_up;
+use crate::units::{Lba, round_up};
 
 /// How to open a file as a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -210,6 +210,14 @@ impl Files {
         }
         let direct = self.direct.as_ref().map(|direct| direct.file.as_raw_fd());
         [Some(self.buffered.as_raw_fd()), direct].into_iter().flatten().collect()
+    }
+
+    /// Lets go of the pages that hold these blocks, so that they are read from the medium again.
+    pub(super) fn drop_cached(&self, slba: Lba, len_bytes: usize, namespace: &Namespace) {
+        let offset = slba.0.saturating_mul(u64::from(namespace.block_len_bytes));
+        let len = std::num::NonZeroU64::new(len_bytes as u64);
+        // What stays cached is read from there: a page that another process uses, or has changed.
+        let _ = rustix::fs::fadvise(&self.buffered, offset, len, rustix::fs::Advice::DontNeed);
     }
 
     /// Sets the size, which only grows: the bounds of I/Os that were checked stay right.

@@ -178,6 +178,31 @@ impl Namespace {
 }
 
 impl IoError {
+    /// Whether only these blocks cannot be had: the medium fails in one place, or the bytes came damaged.
+    /// Otherwise the namespace as a whole is out of reach, or the call was wrong.
+    pub fn is_of_the_blocks(&self) -> bool {
+        match self {
+            IoError::Short { .. } | IoError::DataDigest => true,
+            IoError::Status(status) => {
+                const OF_THE_BLOCKS: [Status; 2] =
+                    [Status::INTERNAL_ERROR, Status::DATA_TRANSFER_ERROR];
+                // Media and data integrity errors, and what vendors have of their own.
+                matches!(status.sct, 2 | 7) || OF_THE_BLOCKS.iter().any(|of| status.is(*of))
+            }
+            // A device's medium error is ENODATA, or EREMOTEIO; file systems say EBADMSG or EUCLEAN.
+            IoError::Os(errno) => [
+                libc::EIO,
+                libc::EILSEQ,
+                libc::ENODATA,
+                libc::EREMOTEIO,
+                libc::EBADMSG,
+                libc::EUCLEAN,
+            ]
+            .contains(errno),
+            _ => false,
+        }
+    }
+
     /// The library's error for this failure of an I/O on `namespace` at `slba`.
     pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
         let kind = match &self {
@@ -191,6 +216,27 @@ impl IoError {
             IoError::Invalid(_) => ErrorKind::InvalidArgument,
         };
         Error::new(kind, "an I/O failed").target(namespace.address.clone()).lba(slba).source(self)
+    }
+}
+
+/// `result`, or else why the blocks that were asked for cannot be had: see
+/// [`IoError::is_of_the_blocks`].
+///
+/// # Errors
+/// The namespace as a whole cannot be read.
+pub(crate) fn or_unreadable<T>(result: crate::Result<T>) -> crate::Result<Result<T, String>> {
+    let is_of_the_blocks = |error: &Error| {
+        let cause = std::error::Error::source(error);
+        let cause = cause.and_then(|cause| cause.downcast_ref::<IoError>());
+        cause.is_some_and(IoError::is_of_the_blocks)
+    };
+    match result {
+        Ok(found) => Ok(Ok(found)),
+        Err(error) if is_of_the_blocks(&error) => {
+            let cause = std::error::Error::source(&error).expect("looked at just above");
+            Ok(Err(cause.to_string()))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::file::{Files, Step, Transfer};
 use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use crate::units::Lba;
 
 /// A queue pair of plain system calls.
 pub(super) struct PreadPair {
@@ -70,6 +71,10 @@ impl QueuePair for PreadPair {
             done.push(self.run(io));
         }
         count
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
     fn outstanding(&self) -> usize {

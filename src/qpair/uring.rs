@@ -29,6 +29,7 @@ use self::pinned::Pinned;
 use super::file::{Files, QUEUE_DEPTH, Step, Transfer};
 use super::{Completion, Io, IoOp, Namespace, QueuePair, Wait};
 use crate::buf::Pool;
+use crate::units::Lba;
 
 /// A queue pair on a ring of its own.
 pub(super) struct UringPair {
@@ -96,6 +97,10 @@ impl QueuePair for UringPair {
 
     fn use_pool(&mut self, pool: &Pool) {
         self.ring.use_pool(pool);
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.ring.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
     fn outstanding(&self) -> usize {

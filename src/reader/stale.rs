@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::qpair::blocking::Blocking;
+use crate::qpair::or_unreadable;
 
 use super::plan::{Fetch, Part};
 use super::pump::Pump;
@@ -72,22 +73,15 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
     Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
-/// Reads both superblock copies of a namespace; one that cannot be read counts as empty.
+/// Reads both superblock copies of a namespace, a bad one twice: see [`Copies::gather`].
 pub(crate) fn read_copies(blocking: &mut Blocking) -> Result<Copies> {
     let len = blocking.namespace().len_bytes();
-    let mut blocks = [const { [0; SUPERBLOCK_BYTES] }; 2];
-    for (block, offset) in blocks.iter_mut().zip(COPY_OFFSETS) {
-        if offset + SUPERBLOCK_BYTES as u64 > len {
-            continue;
+    Copies::gather(len, |offset, again| {
+        if again {
+            blocking.distrust(offset, SUPERBLOCK_BYTES);
         }
-        match blocking.read_at(offset, block) {
-            Ok(()) => {}
-            // The medium fails in one place: the other copy may still tell.
-            Err(error) if error.kind() == ErrorKind::Corrupt => block.fill(0),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(Copies::parse(&blocks[0], &blocks[1]))
+        or_unreadable(blocking.read(offset, SUPERBLOCK_BYTES))
+    })
 }
 
 /// No other fetch has this number.

@@ -82,6 +82,12 @@ pub enum IndexError {
     /// The copies are of another image or generation, or cut otherwise.
     #[error("the copies are of another data set or generation")]
     Other,
+    /// The copies are of a generation of this image that is newer than the one that is open.
+    #[error("the copies are of generation {found}, which is newer than what is open")]
+    Newer {
+        /// Theirs.
+        found: Generation,
+    },
 }
 
 /// The index of one tier, as it lies on it.
@@ -121,7 +127,9 @@ impl Index {
             return Err(IndexError::None);
         }
         if head != header(uuid, generation, units) {
-            return Err(IndexError::Other);
+            let found = Generation(raw.generation.get());
+            let is_newer = raw.uuid == uuid.0 && found > generation;
+            return Err(if is_newer { IndexError::Newer { found } } else { IndexError::Other });
         }
         if bytes.len() as u64 != Index::len_bytes(units.len()) {
             return Err(IndexError::None);
@@ -238,6 +246,9 @@ mod tests {
         };
         assert_eq!(parse(&bytes, uuid, generation, &units), None);
         assert_eq!(parse(&bytes, Uuid([8; 16]), generation, &units), Some(IndexError::Other));
+        assert_eq!(parse(&bytes, uuid, Generation(4), &units), Some(IndexError::Other));
+        let newer = Some(IndexError::Newer { found: generation });
+        assert_eq!(parse(&bytes, uuid, Generation(2), &units), newer);
         assert_eq!(parse(&bytes, uuid, Generation(4), &units), Some(IndexError::Other));
         let other = Units::from_pages((0..300).map(|unit| (unit * 3, 2)));
         assert_eq!(parse(&bytes, uuid, generation, &other), Some(IndexError::Other));

@@ -42,6 +42,13 @@ number! {
     /// Version of an image: each import, append, delete or purge that commits makes the next one.
     Generation(u64)
 }
+
+impl Generation {
+    /// The one after it. What is read from media leaves room for one: `format` sees to that.
+    pub fn next(self) -> Generation {
+        Generation(self.0 + 1)
+    }
+}
 number! {
     /// Pass over the data set, from 0.
     Epoch(u64)

@@ -36,6 +36,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
     Ok(Image {
         devices: vec![folder],
         superblocks: vec![superblock],
+        bad_copies: Vec::new(),
         directory: Arc::new(directory),
         cache: None,
     })

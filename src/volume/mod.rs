@@ -16,6 +16,7 @@ use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::format::copies::BadCopy;
 use crate::prefetch::{Loader, LoaderOptions, Window};
 use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};
@@ -30,6 +31,7 @@ pub struct Image {
     /// By the index that the superblocks give them.
     devices: Vec<Arc<dyn Device>>,
     superblocks: Vec<Superblock>,
+    bad_copies: Vec<BadCopy>,
     directory: Arc<Directory>,
     /// What the devices are read through, if there are tiers.
     cache: Option<Arc<Cache>>,
@@ -50,6 +52,13 @@ impl Image {
     /// The superblock of each namespace, of the generation that was opened.
     pub fn superblocks(&self) -> &[Superblock] {
         &self.superblocks
+    }
+
+    /// Superblock copies that could not be used when the image was opened, also when they were read
+    /// again. With one that [may be newer](BadCopy::may_be_newer), this may not be the newest
+    /// generation.
+    pub fn bad_superblock_copies(&self) -> &[BadCopy] {
+        &self.bad_copies
     }
 
     /// Where every sample lies.

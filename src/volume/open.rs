@@ -7,7 +7,7 @@ use crate::cache::TierOptions;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
-use crate::format::open::{Opened, judge};
+use crate::format::open::{Opened, judge, saved_at_another_generation};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::nvme::Address;
 use crate::qpair::blocking::Blocking;
@@ -57,7 +57,7 @@ impl Image {
     /// # Errors
     /// As [`Image::open`], without those of connecting.
     pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
-        let opened = read_superblocks(&devices)?;
+        let mut opened = read_superblocks(&devices)?;
         let devices: Vec<_> = opened.given.iter().map(|&i| Arc::clone(&devices[i])).collect();
         check_sizes(&opened, &devices)?;
         let directory = match &options.snapshot {
@@ -70,8 +70,14 @@ impl Image {
                 directory
             }
         };
-        let superblocks = opened.superblocks;
-        Image { devices, superblocks, directory: Arc::new(directory), cache: None }
+        let address = || devices[0].namespace().address;
+        directory
+            .check_opened(&mut opened)
+            .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
+        check_sizes(&opened, &devices)?;
+        let Opened { superblocks, bad_copies, .. } = opened;
+        let directory = Arc::new(directory);
+        Image { devices, superblocks, bad_copies, directory, cache: None }
             .with_tiers(&options.tiers)
     }
 }
@@ -101,57 +107,59 @@ fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Opened> {
     if opened.unfinished {
         tracing::warn!("an import of this image did not end; `dlfs import --resume` ends it");
     }
+    for copy in &opened.bad_copies {
+        tracing::warn!("{}", copy.advice(opened.superblock().generation));
+    }
     Ok(opened)
 }
 
 /// A namespace that was cut off would otherwise say so only when a read goes past its end.
 fn check_sizes(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<()> {
-    for (superblock, device) in opened.superblocks.iter().zip(devices) {
-        let (need, namespace) = (superblock.used_len_bytes, device.namespace());
-        if namespace.len_bytes() < need {
-            let found = namespace.len_bytes();
-            let text = format!("the image needs {need} bytes here, the namespace has {found}");
-            return Err(Error::new(ErrorKind::Corrupt, text)
-                .target(namespace.address)
-                .hint("was the file or namespace cut off, or copied in part?"));
-        }
-    }
-    Ok(())
+    opened.check_lengths(devices.iter().map(|device| {
+        let namespace = device.namespace();
+        (namespace.len_bytes(), namespace.address)
+    }))
 }
 
 /// The directory without its names: those lie behind everything else, and may never be asked for.
 fn read_directory(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<Directory> {
-    let place = opened.superblock().snapshot;
+    let superblock = opened.superblock();
+    let place = superblock.snapshot;
     let device = &devices[usize::from(place.namespace)];
-    let damaged = |error: FormatError| {
-        Error::from(error)
-            .target(device.namespace().address)
-            .hint("dlfs rebuild makes it anew from the chunks")
-    };
-    let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-    let head = SnapshotHead::parse(&head).map_err(damaged)?;
-    let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
-    let directory = Directory::from_snapshot(core).map_err(damaged)?;
-    check_saved(&directory, opened)?;
-    Ok(directory)
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    twice_if_damaged(|| {
+        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+        head.check_committed(superblock).map_err(damaged)?;
+        let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
+        Directory::from_snapshot(core).map_err(damaged)
+    })
+}
+
+/// What came damaged may have been damaged on its way: it is read once more.
+fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
+    match read() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
 }
 
 /// Reads the names behind a directory that was opened without them.
 pub(super) fn read_names(image: &Image) -> Result<()> {
     let place = image.superblocks[0].snapshot;
     let device = &image.devices[usize::from(place.namespace)];
-    let damaged = |error: FormatError| {
-        Error::from(error)
-            .target(device.namespace().address)
-            .hint("dlfs rebuild makes the directory anew from the chunks")
-    };
-    let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-    let head = SnapshotHead::parse(&head).map_err(damaged)?;
-    let from = head.core_len().min(place.len_bytes);
-    let skip = from % ALIGN_BYTES as u64;
-    let len = place.len_bytes - (from - skip);
-    let names = read_range(device, place.offset_bytes + from - skip, len)?;
-    image.directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    twice_if_damaged(|| {
+        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+        let from = head.core_len().min(place.len_bytes);
+        let skip = from % ALIGN_BYTES as u64;
+        let len = place.len_bytes - (from - skip);
+        let names = read_range(device, place.offset_bytes + from - skip, len)?;
+        image.directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
+    })
 }
 
 /// Whether the directory is that of the image and generation that were opened.
@@ -166,12 +174,7 @@ fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     if directory.generation() != superblock.generation {
-        let text = format!(
-            "the snapshot is of generation {}, the image is at generation {}",
-            directory.generation(),
-            superblock.generation
-        );
-        return Err(Error::new(ErrorKind::Stale, text).hint("save it again: dlfs snapshot save"));
+        return Err(saved_at_another_generation(directory.generation(), superblock.generation));
     }
     // The same numbers and other bytes: saved before a rebuild, or by an import that was given up.
     directory.check_current(superblock).map_err(|error| {
@@ -179,3 +182,5 @@ fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
         Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")
     })
 }
+
+const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";

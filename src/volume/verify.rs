@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::buf::IoBuf;
 use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::open::judge;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
 use crate::qpair::blocking::Blocking;
 use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
@@ -130,26 +131,40 @@ impl Image {
         fetch
     }
 
-    /// The copy that this generation was opened by must be whole on every namespace; the other one
-    /// may belong to the generation before, or to none.
+    /// Each copy is read anew: those that should hold a superblock must, the one of the generation
+    /// before included.
     fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
-        for (index, device) in self.devices.iter().enumerate() {
-            let copies = read_copies(&mut Blocking::new(device.queue_pair()?)?)?;
-            for (copy, offset) in copies.copies.iter().zip(crate::format::superblock::COPY_OFFSETS)
-            {
-                // A copy that was never written has no magic: generation 1 has only one.
-                if let Err(error) = copy
-                    && !matches!(error, FormatError::Magic { .. })
-                {
-                    report.damages.push(Damage {
-                        sample: None,
-                        name: None,
-                        namespace: index as u16,
-                        offset_bytes: offset,
-                        what: format!("superblock copy: {error}"),
-                    });
-                }
+        if self.directory.learned().is_some() {
+            return Ok(()); // a folder has none
+        }
+        let mut copies = Vec::with_capacity(self.devices.len());
+        for device in &self.devices {
+            copies.push(read_copies(&mut Blocking::new(device.queue_pair()?)?)?);
+        }
+        let opened = match judge(&copies) {
+            Ok(opened) => opened,
+            Err(error) => {
+                let what = format!("superblocks: {}", Error::from(error).report());
+                let (sample, name, namespace, offset_bytes) = (None, None, 0, 0);
+                report.damages.push(Damage { sample, name, namespace, offset_bytes, what });
+                return Ok(());
             }
+        };
+        let next = opened.superblock().generation.0 + 1;
+        for copy in opened.bad_copies {
+            let lost = match copy.may_be_newer {
+                true => {
+                    format!("; generation {next} may be lost with it: dlfs rebuild looks for it")
+                }
+                false => String::new(),
+            };
+            report.damages.push(Damage {
+                sample: None,
+                name: None,
+                namespace: copy.namespace,
+                offset_bytes: copy.offset_bytes,
+                what: format!("superblock copy: {}{lost}", copy.error),
+            });
         }
         Ok(())
     }

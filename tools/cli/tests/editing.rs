@@ -92,3 +92,57 @@ fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
     fs::write(&file, "nonsense").unwrap();
     run(&["ls", &image, "--snapshot", &file]).code(3);
 }
+
+#[test]
+fn a_newer_generation_that_may_be_lost_is_told_of_and_not_written_over() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    place.make_source("more");
+    fs::rename(place.path("more"), place.path("below")).unwrap();
+    fs::create_dir(place.path("more")).unwrap();
+    fs::rename(place.path("below"), place.path("more/below")).unwrap();
+    run(&["import", &place.arg("more"), &image, "--append"]).code(0);
+    let snapshot = place.arg("directory");
+    run(&["snapshot", "save", &image, &snapshot]).code(0);
+    run(&["read", &image, "--state", &place.arg("state")]).code(0);
+    // Generation 2 is in the copy at the very beginning.
+    let mut bytes = fs::read(&image).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(&image, &bytes).unwrap();
+
+    let said = ["generation 1 is used, and a newer one may be lost", "dlfs rebuild"];
+    let read = run(&["read", &image, "--json"]).code(0);
+    read.complains_of(&said);
+    assert_eq!(read.json()["samples"], 300);
+    let stat = run(&["stat", &image, "--json"]).code(0);
+    stat.complains_of(&said);
+    let stat = stat.json();
+    let copy = &stat["bad_superblock_copies"][0];
+    assert_eq!((&copy["offset_bytes"], &copy["may_be_newer"]), (&0.into(), &true.into()));
+    assert!(run(&["stat", &image]).code(0).text().contains("generation 2 may be lost"));
+    let verified = run(&["verify", &image]).code(3);
+    assert!(verified.text().contains("generation 2 may be lost"), "{}", verified.text());
+    let newer = ["generation 2", "opened at", "superblock may be damaged", "dlfs verify"];
+    run(&["snapshot", "check", &image, &snapshot]).code(1).complains_of(&newer);
+    run(&["read", &image, "--snapshot", &snapshot]).code(1).complains_of(&newer);
+    run(&["read", &image, "--state", &place.arg("state")]).code(1).complains_of(&newer);
+
+    let refused = ["generation 2", "dlfs rebuild", "--accept-older-generation"];
+    run(&["delete", &image, "cat/010.bin"]).code(1).complains_of(&refused);
+    run(&["purge", &image]).code(1).complains_of(&refused);
+    fs::create_dir_all(place.path("new/class")).unwrap();
+    fs::write(place.path("new/class/file"), "x").unwrap();
+    let new = place.arg("new");
+    run(&["import", &new, &image, "--append"]).code(1).complains_of(&refused);
+    assert!(fs::read(&image).unwrap() == bytes, "nothing was written");
+
+    let other = place.arg("other.dlfs");
+    fs::write(&other, &bytes).unwrap();
+    let accepted = ["delete", &other, "cat/010.bin", "--accept-older-generation", "--json"];
+    assert_eq!(run(&accepted).code(0).json()["live_samples"], 299);
+    let rebuilt = run(&["rebuild", &image, "--json"]).code(0).json();
+    assert_eq!((&rebuilt["generation"], &rebuilt["live_samples"]), (&2.into(), &600.into()));
+    assert_eq!(rebuilt["mended_copies"], 1);
+    run(&["verify", &image]).code(0);
+    run(&["delete", &image, "cat/010.bin"]).code(0);
+}

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::import::EditReport;
+use dlfs::import::{EditOptions, EditReport};
 
 use crate::args::{ConnectionArgs, ImageAddress, Name};
 use crate::exit::{Failure, Outcome};
@@ -23,6 +23,9 @@ pub(crate) struct DeleteArgs {
     /// The samples' names
     #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
     names: Vec<Name>,
+    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
+    #[arg(long)]
+    accept_older_generation: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -32,7 +35,9 @@ pub(crate) struct DeleteArgs {
 
 pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     let names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
-    let report = dlfs::import::delete(&args.image.0, &names, &args.connection.options(true))?;
+    let options = EditOptions { accept_older_generation: args.accept_older_generation };
+    let connect = args.connection.options(true);
+    let report = dlfs::import::delete(&args.image.0, &names, &options, &connect)?;
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report))?;

@@ -58,6 +58,10 @@ pub(crate) struct ImportArgs {
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
+    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
+    /// (with --append or --resume)
+    #[arg(long)]
+    accept_older_generation: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -161,6 +165,7 @@ impl ImportArgs {
                 OnErrorArg::Skip => OnError::Skip,
             },
             spool: self.spool.clone(),
+            accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         }
     }

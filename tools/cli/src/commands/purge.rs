@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use dlfs::import::EditOptions;
+
 use super::delete::JsonReport;
 use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, ImageAddress};
@@ -20,6 +22,9 @@ pub(crate) struct PurgeArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
+    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
+    #[arg(long)]
+    accept_older_generation: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -30,7 +35,8 @@ pub(crate) struct PurgeArgs {
 pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true);
-    let report = dlfs::import::purge(&args.image.0, &connect, &mut progress)?;
+    let options = EditOptions { accept_older_generation: args.accept_older_generation };
+    let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress)?;
     drop(progress);
     let mut out = Out::new();
     if args.json {

@@ -13,8 +13,9 @@ use crate::text;
 
 /// Make the directory anew from the chunks' own headers
 ///
-/// For an image whose superblock or directory is damaged. With exit code 3 some samples are lost: their
-/// chunks were not found.
+/// For an image whose superblock or directory is damaged. Where a bad superblock copy may have committed
+/// a newer generation, that one is looked for; bad copies are mended. With exit code 3 some samples are
+/// lost: their chunks were not found.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
@@ -38,6 +39,8 @@ struct JsonReport {
     lost_samples: u64,
     chunks: u64,
     unused_chunks: u64,
+    unreadable_cells: u64,
+    mended_copies: u64,
 }
 
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -55,6 +58,8 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             lost_samples: report.lost_samples,
             chunks: report.chunks,
             unused_chunks: report.unused_chunks,
+            unreadable_cells: report.unreadable_cells,
+            mended_copies: report.mended_copies,
         })?;
     } else {
         out.line(format!(
@@ -64,6 +69,14 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.bold(&text::counted(report.live_samples, "sample")),
             text::counted(report.chunks, "chunk header"),
         ))?;
+        if report.mended_copies > 0 {
+            let copies = text::counted(report.mended_copies, "superblock copy");
+            out.line(format!("  mended     {copies}"))?;
+        }
+        if report.unreadable_cells > 0 {
+            let cells = text::counted(report.unreadable_cells, "cell");
+            out.line(format!("  unreadable {cells}: a chunk that begins there is lost"))?;
+        }
         if report.lost_samples > 0 {
             let lost = text::counted(report.lost_samples, "sample");
             out.line(format!("  lost       {lost}: their chunks were not found"))?;

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use dlfs::Error;
 use dlfs::directory::Directory;
+use dlfs::format::copies::BadCopy;
 use dlfs::units::SampleId;
 use dlfs::volume::Image;
 
@@ -68,8 +69,19 @@ struct ImageFacts {
     labels: bool,
     /// Of a folder without import: checksums learned so far; null where all are on the image.
     checksums_learned: Option<u64>,
+    /// Superblock copies that could not be used.
+    bad_superblock_copies: Vec<CopyFacts>,
     namespaces: Vec<NamespaceFacts>,
     directory: DirectoryFacts,
+}
+
+#[derive(Serialize)]
+struct CopyFacts {
+    namespace: u16,
+    offset_bytes: u64,
+    what: String,
+    /// A generation after this one may have been committed by it.
+    may_be_newer: bool,
 }
 
 #[derive(Serialize)]
@@ -100,6 +112,17 @@ struct PartFacts {
     bytes_per_sample: f64,
 }
 
+impl CopyFacts {
+    fn of(copy: &BadCopy) -> CopyFacts {
+        CopyFacts {
+            namespace: copy.namespace,
+            offset_bytes: copy.offset_bytes,
+            what: safe_name(copy.error.to_string().as_bytes()),
+            may_be_newer: copy.may_be_newer,
+        }
+    }
+}
+
 impl ImageFacts {
     fn of(image: &Image) -> ImageFacts {
         let directory = image.directory();
@@ -118,6 +141,11 @@ impl ImageFacts {
             classes: directory.classes().len() as u64,
             labels: directory.labels().is_some(),
             checksums_learned: directory.learned().map(|learned| learned.count()),
+            bad_superblock_copies: image
+                .bad_superblock_copies()
+                .iter()
+                .map(CopyFacts::of)
+                .collect(),
             namespaces: namespaces
                 .map(|(device, superblock)| {
                     let namespace = device.namespace();
@@ -139,6 +167,15 @@ impl ImageFacts {
 
     fn print(&self, out: &mut Out) -> Result<(), Failure> {
         out.line(format!("image        {}, generation {}", self.uuid, self.generation))?;
+        for copy in &self.bad_superblock_copies {
+            let lost = match copy.may_be_newer {
+                true => format!("; generation {} may be lost with it", self.generation + 1),
+                false => String::new(),
+            };
+            let CopyFacts { namespace, offset_bytes, what, .. } = copy;
+            let place = format!("copy at byte {offset_bytes} of namespace {namespace}");
+            out.line(format!("superblock   {place}: {what}{lost}"))?;
+        }
         out.line(format!("written      {}", utc(self.written)))?;
         let deleted = match self.deleted {
             0 => String::new(),
