@@ -132,6 +132,8 @@ fn a_file_that_became_shorter_is_an_error_not_zeroes() {
             assert_eq!(ends[1].1.result, short(10_000 - 4096), "{calls:?} {direct:?}");
             let beyond = Err(IoError::Short { expected: 4096, found: 0 });
             assert_eq!(ends[2].1.result, beyond);
+            let said = ends[2].1.result.as_ref().unwrap_err().to_string();
+            assert!(said.contains("cut off") && !said.contains("target"), "{said}");
         }
     }
 }

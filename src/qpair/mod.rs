@@ -87,7 +87,7 @@ pub enum IoError {
     #[error("disconnected: {0}")]
     Disconnected(String),
     /// The target said success with fewer bytes than asked.
-    #[error("the target sent {found} of {expected} bytes and called it success")]
+    #[error("only {found} of {expected} bytes came, and no error: the rest is cut off")]
     Short {
         /// Bytes asked for.
         expected: u64,
