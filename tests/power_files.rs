@@ -11,7 +11,7 @@
 mod folder;
 mod import_support;
 #[path = "support/random.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 mod random;
 #[path = "power/strace.rs"]
 mod strace;
