@@ -16,6 +16,7 @@ pub mod image;
 #[path = "../../images/mod.rs"]
 pub mod images;
 pub mod media;
+#[allow(dead_code, unreachable_pub)] // tests use other parts of it
 #[path = "../../support/raw_host.rs"]
 pub mod raw_host;
 pub mod script;

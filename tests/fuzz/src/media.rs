@@ -161,7 +161,7 @@ fn superblock(bytes: &[u8]) {
 
 fn chunk(bytes: &[u8]) {
     if let Ok(head) = ChunkHead::parse(bytes) {
-        (head.run(), head.end_slot(), head.len_bytes());
+        let _ = (head.run(), head.end_slot(), head.len_bytes());
     }
     let Ok(header) = ChunkHeader::parse(bytes) else { return };
     assert_eq!(header.samples().count(), usize::from(header.head().num_samples));
@@ -206,7 +206,7 @@ pub fn ask(directory: &Directory) {
     for id in ends(directory.num_samples()).map(SampleId) {
         let extent = directory.extent(id);
         assert_eq!(extent.is_some(), directory.is_live(id), "live samples lie somewhere");
-        (directory.label(id), directory.slot_of(id), directory.chunk_of(id));
+        let _ = (directory.label(id), directory.slot_of(id), directory.chunk_of(id));
         if let Ok(Some(name)) = directory.name(id) {
             let _ = directory.lookup(&name); // names that do not decode are an error, no panic
         }
@@ -224,5 +224,6 @@ pub fn ask(directory: &Directory) {
     }
     let _ = (directory.list(b""), directory.lookup(b"class00/sample0001.bin"));
     directory.record();
-    (directory.freed(), directory.classes(), directory.fields(), directory.deleted_runs());
+    let _ = (directory.freed(), directory.classes(), directory.fields());
+    directory.deleted_runs();
 }

@@ -69,7 +69,7 @@ fn address(input: &[u8]) {
         assert_eq!(address.to_string().parse().as_ref(), Ok(&address), "{text} as {address}");
         assert!(address.is_same_namespace(&address));
         if let Address::Spdk(address) = &address {
-            (address.trtype(), address.nsid(), address.needs_dma_memory());
+            let _ = (address.trtype(), address.nsid(), address.needs_dma_memory());
         }
     }
     if let Ok(nqn) = Nqn::new(text) {
@@ -86,9 +86,9 @@ fn address(input: &[u8]) {
 
 fn states() -> Vec<Vec<u8>> {
     let state = |kind: &str, epoch: u64, consumed: u64| {
-        format!(
-            r#"{{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3,"order":{{{kind},"seed":7}},"epoch":{epoch},"consumed":{consumed}}}"#
-        )
+        let head = r#"{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3"#;
+        let tail = format!(r#""epoch":{epoch},"consumed":{consumed}"#);
+        format!(r#"{head},"order":{{{kind},"seed":7}},{tail}}}"#)
     };
     let texts = [
         state(r#""kind":"partial","q":0.5,"world_size":8"#, 1, 512),
