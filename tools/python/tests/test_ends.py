@@ -1,0 +1,90 @@
+"""An engine that breaks: an exception, in time, and never a loop that ends as if the epoch were complete.
+
+The wheel under test is built with debug assertions, and has the engine of `src/qpair/broken.rs`.
+"""
+
+import threading
+
+import pytest
+
+import dlfs
+
+PANIC = "an engine that was told to panic"
+
+
+@pytest.fixture
+def breaks(monkeypatch):
+    """What is opened from now on breaks: FAULT:N:THREAD."""
+    return lambda how: monkeypatch.setenv("DLFS_TEST_ENGINE", how)
+
+
+# One that hangs or blocks is waited for in either order alike.
+@pytest.mark.parametrize(
+    "order, fault, kind, says",
+    [
+        ("grouped", "panics", dlfs.Internal, f"the thread dlfs-poller panicked: {PANIC}"),
+        ("global", "panics", dlfs.Internal, f"the thread dlfs-poller panicked: {PANIC}"),
+        ("grouped", "fails", dlfs.Error, "failed"),
+        ("global", "fails", dlfs.Error, "failed"),
+        ("grouped", "hangs", dlfs.TimedOut, "no batch was ready"),
+        ("grouped", "blocks", dlfs.TimedOut, "no batch was ready"),
+    ],
+)
+def test_a_loop_over_a_broken_engine_raises_and_goes_on_raising(breaks, image, order, fault, kind, says):
+    breaks(f"{fault}:5:dlfs-poller")
+    with dlfs.open(image) as ds:
+        loader = dlfs.Loader(ds, batch_size=16, epochs=1000, order=order, deadline=1.0)
+        for _ in range(3):
+            with pytest.raises(kind) as error:
+                for _ in range(1000):
+                    for batch in loader:
+                        del batch
+            assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fault, kind, says",
+    [
+        ("panics", dlfs.Internal, f"reading by id panicked: {PANIC}"),
+        ("fails", dlfs.Error, "failed"),
+        ("hangs", dlfs.TimedOut, "within 1s"),
+    ],
+)
+def test_reading_by_id_with_a_broken_engine_raises(breaks, image, fault, kind, says):
+    breaks(f"{fault}:60:")
+    with dlfs.open(image, deadline=1.0) as ds, pytest.raises(kind) as error:
+        for _ in range(100):
+            for id in range(0, len(ds), 7):
+                ds[id]
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("fault, kind", [("panics", dlfs.Internal), ("fails", dlfs.Error)])
+def test_opening_with_a_broken_engine_raises(breaks, image, fault, kind):
+    breaks(f"{fault}:0:dlfs-open")
+    with pytest.raises(kind):
+        dlfs.open(image)
+
+
+def test_an_internal_error_is_a_runtime_error_and_ends_every_thread_that_waits(breaks, image):
+    assert issubclass(dlfs.Internal, RuntimeError)
+    breaks("panics:5:dlfs-poller")
+    with dlfs.open(image) as ds:
+        loader = dlfs.Loader(ds, batch_size=16, epochs=1000, deadline=30.0)
+        ends = []
+
+        def read():
+            try:
+                for _ in range(1000):
+                    for batch in loader:
+                        del batch
+                ends.append("complete")
+            except dlfs.Internal:
+                ends.append("raised")
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert ends == ["raised"] * 4
