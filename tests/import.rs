@@ -282,7 +282,7 @@ fn an_import_that_has_ended_is_found_to_have_ended_and_another_source_does_not_g
     assert!(disks.contents() == before);
     fs::write(dir.path().join("class0/another"), "x").unwrap();
     let error = import_paths(&paths(dir.path()), &disks, &options(Onto::Resume)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}");
 }
 
 #[test]
@@ -620,4 +620,22 @@ fn a_saved_snapshot_opens_the_image_until_the_image_moves_on() {
     fs::write(&file, b"rubbish").unwrap();
     let error = import::snapshot_check(&image, &file, &connect).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+}
+
+#[test]
+fn an_append_that_stopped_before_its_journal_leaves_nothing_to_go_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let files = tree(&first, 30, 2000, 1);
+    tree(&second, 30, 2000, 2);
+    let image = [Address::Path(dir.path().join("image"))];
+    let connect = ConnectOptions::default();
+    import::import(&paths(&first), &image, &options(Onto::Empty), &connect, &mut ()).unwrap();
+    // The journal on the media is that of the first import, which ended.
+    let error = import::import(&paths(&second), &image, &options(Onto::Resume), &connect, &mut ())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}");
+    assert!(error.to_string().contains("no unfinished import"), "{error}");
+    let report = import::import(&paths(&second), &image, &options(Onto::Append), &connect, &mut ());
+    assert_eq!(report.unwrap().live_samples, files.len() as u64 + 30);
 }

@@ -2,17 +2,19 @@
 
 mod import_support;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::import::{self, EditOptions, ImportOptions, Onto, Progress, Stage};
+use dlfs::import::{self, EditOptions, ImportOptions, Onto, PlacementOrder, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{ConnectOptions, Device};
+use dlfs::qpair::{ConnectOptions, Device, open};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::volume::{Image, OpenOptions};
@@ -217,4 +219,143 @@ fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
         .unwrap();
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     assert_eq!(contents(&devices).unwrap(), files);
+}
+
+/// Imports by way of a network with one flipped bit, several times side by side; says how many ended well. What
+/// ended well is whole.
+fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let files = tree(&dir.path().join("files"), 60, 9000, seed);
+    let source = match stream {
+        true => archive_of(dir.path(), &files),
+        false => dir.path().join("files"),
+    };
+    let (source, files, ended_well) = (&source, &files, &AtomicUsize::new(0));
+    let import_through = |flip: Option<Flip>| {
+        let disk = MemNamespace::new(2 << 20, 512).unwrap();
+        let target = serve(&disk);
+        let wire = Wire::to(target.local_addr());
+        if without_digests {
+            wire.without_digests();
+        }
+        flip.into_iter().for_each(|flip| wire.flip(flip));
+        let placement = if stream { PlacementOrder::Source } else { PlacementOrder::Shuffled };
+        let options = ImportOptions { placement, reader_threads: 2, ..wanted(Onto::Empty) };
+        let result = import_to(source, &[through(&wire)], &options, &hasty());
+        if result.is_ok() {
+            let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
+            assert_eq!(&contents(&devices).unwrap(), files, "{flip:?}");
+        }
+        (result, wire.carried())
+    };
+    let (calm, carried) = import_through(None);
+    calm.unwrap();
+    // What carries chunks, and not the commit: without digests nobody sees where a write went astray.
+    let bulky: Vec<(usize, u64)> = carried.iter().map(|bytes| bytes[0]).enumerate().collect();
+    let bulky: Vec<_> = bulky.into_iter().filter(|&(_, to_target)| to_target > 60_000).collect();
+    assert!(!bulky.is_empty(), "{carried:?}");
+    let mut random = Random::new(seed);
+    let mut flips: Vec<Flip> = Vec::new();
+    for _ in 0..24 {
+        let (connection, to_target) = bulky[random.below(bulky.len())];
+        let offset = 128 + random.below(to_target as usize * 6 / 10) as u64;
+        flips.push(Flip { connection, way: Way::ToTarget, offset, bit: random.next() as u32 });
+    }
+    std::thread::scope(|scope| {
+        for part in flips.chunks(8) {
+            scope.spawn(move || {
+                for flip in part {
+                    match import_through(Some(*flip)).0 {
+                        Ok(()) => _ = ended_well.fetch_add(1, Ordering::SeqCst),
+                        Err(error) => println!("{flip:?}: {}", error.report()),
+                    }
+                }
+            });
+        }
+    });
+    ended_well.load(Ordering::SeqCst)
+}
+
+fn archive_of(dir: &Path, files: &BTreeMap<Vec<u8>, Vec<u8>>) -> PathBuf {
+    let path = dir.join("a.tar.gz");
+    let gzip = flate2::write::GzEncoder::new(
+        std::fs::File::create(&path).unwrap(),
+        flate2::Compression::fast(),
+    );
+    let mut tar = tar::Builder::new(gzip);
+    for (name, content) in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, std::str::from_utf8(name).unwrap(), &content[..]).unwrap();
+    }
+    tar.into_inner().unwrap().finish().unwrap();
+    path
+}
+
+#[test]
+fn one_flipped_bit_is_seen_by_digests_and_mended() {
+    let ended_well = import_over_flipped_bits(1, false, false);
+    assert!(ended_well >= 20, "only {ended_well} of 24 went on");
+}
+
+#[test]
+fn what_no_digest_covers_is_read_back_and_mended_before_the_commit() {
+    let ended_well = import_over_flipped_bits(2, true, false);
+    assert!(ended_well >= 20, "only {ended_well} of 24 went on");
+}
+
+#[test]
+fn a_stream_that_no_digest_covers_is_read_back_before_the_commit() {
+    // A stream cannot be read again: what is damaged ends it, and going on with it mends that.
+    let ended_well = import_over_flipped_bits(3, true, true);
+    assert!(ended_well < 24, "no flipped bit was seen");
+}
+
+#[test]
+fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 5, 9000, 1);
+    let disk = MemNamespace::new(2 << 20, 512).unwrap();
+    let target = serve(&disk);
+    let address = target.address(Nsid(1));
+    import_to(dir.path(), &[address.clone()], &wanted(Onto::Empty), &hasty()).unwrap();
+    let engine = |options: ConnectOptions| open(&address, &options).unwrap().namespace().engine;
+    assert_eq!(engine(hasty()), "tcp");
+    let preferring = ConnectOptions { prefer_digests: true, ..hasty() };
+    assert_eq!(engine(preferring.clone()), "tcp (header and data digest)");
+    assert!(open(&address, &preferring).unwrap().checks_writes());
+    assert!(!open(&address, &hasty()).unwrap().checks_writes());
+    let wire = Wire::to(target.local_addr());
+    wire.without_digests();
+    let without = open(&through(&wire), &preferring).unwrap();
+    assert_eq!((without.namespace().engine.as_str(), without.checks_writes()), ("tcp", false));
+    let required = ConnectOptions { hdr_digest: true, ..preferring };
+    let error = open(&through(&wire), &required).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+}
+
+/// Long: set `DLFS_LONG_TESTS`.
+#[test]
+fn a_network_that_never_goes_on_ends_an_import_within_the_time_of_one_call() {
+    if std::env::var_os("DLFS_LONG_TESTS").is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 300, 20_000, 1);
+    let disk = MemNamespace::new(16 << 20, 512).unwrap();
+    let target = serve(&disk);
+    let wire = Wire::to(target.local_addr());
+    let held_at = std::sync::Mutex::new(None);
+    let mut hold = || {
+        wire.hold();
+        *held_at.lock().unwrap() = Some(Instant::now());
+    };
+    let mut progress = AfterChunks { left: 7, then: &mut hold };
+    let image = [through(&wire)];
+    let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+    import::import(&paths(dir.path()), &image, &options, &ConnectOptions::default(), &mut progress)
+        .unwrap_err();
+    let lasted = held_at.lock().unwrap().unwrap().elapsed();
+    println!("ended after {lasted:?}");
+    assert!(lasted < Duration::from_secs(70), "{lasted:?}");
 }

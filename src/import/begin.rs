@@ -244,6 +244,10 @@ fn resume(
         return fresh(media, options, fingerprint, samples);
     };
     if journal.fingerprint != fingerprint {
+        // The journal of an import that ended says nothing of one that stopped before it had its own.
+        if is_history(&media, &journal)? {
+            return Err(nothing_to_resume().hint("begin it again, with the options that it had"));
+        }
         return Err(Error::new(
             ErrorKind::BadSource,
             "the source is not what it was when the import began",
@@ -290,6 +294,14 @@ fn is_its_own_commit(opened: &Opened, journal: &Journal, media: &Media) -> Resul
             && head.time_ns != journal.time_ns
     };
     Ok(!found.heads.iter().any(is_foreign))
+}
+
+/// Whether what `journal` began is committed, or was given up for something later.
+fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
+    Ok(judge_now(media)?.is_ok_and(|opened| {
+        let superblock = opened.superblock();
+        superblock.layout.uuid != journal.layout.uuid || superblock.generation >= journal.generation
+    }))
 }
 
 fn nothing_to_resume() -> Error {

@@ -90,8 +90,9 @@ fn delete_with(
     let kept: Vec<Run> = directory.runs().collect();
     directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
     let samples = old.num_live() - directory.num_live();
-    let result =
-        with_patience(|| edit.commit(directory.clone(), &mut edit.free_space(), samples, 0));
+    let result = with_patience(&edit.media, || {
+        edit.commit(directory.clone(), &mut edit.free_space(), samples, 0)
+    });
     edit.lease.explain(result)
 }
 
@@ -124,7 +125,7 @@ fn purge_with(
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
     let edit = Edit::begin(devices, options)?;
-    let result = with_patience(|| edit.purge(progress));
+    let result = with_patience(&edit.media, || edit.purge(progress));
     edit.lease.explain(result)
 }
 

@@ -19,12 +19,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::format::checksum::crc32c;
 use crate::import::media::{Channel, Media};
+use crate::import::patience::{Patience, Pause, is_passing};
 use crate::qpair::Fence;
 use crate::{Error, ErrorKind, Result};
 
@@ -49,7 +50,7 @@ impl Lease {
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_the_dead()?;
-        if !holder.claim(dead)? {
+        if !holder.claim_patiently(dead)? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -81,9 +82,17 @@ impl Lease {
 
     /// The result of what was written: a failure because the lease is lost says so.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| match self.check() {
-            Err(lost) if error.kind() != ErrorKind::Busy => lost.source(error),
-            _ => error,
+        result.map_err(|error| {
+            // The keeper may be about to find out why nothing could be written any more.
+            let until = Instant::now() + LAST_LOOK;
+            let is_fenced = self.keeper.is_some() && !self.media.fence().is_open();
+            while is_fenced && self.check().is_ok() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            match self.check() {
+                Err(lost) if error.kind() != ErrorKind::Busy => lost.source(error),
+                _ => error,
+            }
         })
     }
 }
@@ -152,11 +161,24 @@ impl Holder {
         }
     }
 
+    /// Claims it again where sending the block took too long, or a connection broke.
+    fn claim_patiently(&mut self, before: Option<Block>) -> Result<bool> {
+        let (mut pause, never) = (Pause::default(), AtomicBool::new(false));
+        let patience = Patience::default();
+        loop {
+            match self.claim(before) {
+                Err(error) if is_passing(&error) && patience.wait(&mut pause, &never) => {}
+                result => return result,
+            }
+        }
+    }
+
     /// Puts a block of our own in the place of `before`; whether it stayed, so that the media are ours.
     fn claim(&mut self, before: Option<Block>) -> Result<bool> {
         let begun = Fence::now();
         let found = read(&mut self.channel)?;
-        if found.is_some() && found != before {
+        let is_anothers = |block: Block| Some(block) != before && block.owner != self.owner;
+        if found.is_some_and(is_anothers) {
             return Ok(false);
         }
         self.fence.open_until(begun + self.settle());
@@ -310,6 +332,9 @@ const MAGIC: &[u8; 8] = b"DLFSLEAS";
 
 /// What a short lease leaves for the sending of a block.
 const LEAST_SETTLE: Duration = Duration::from_millis(100);
+
+/// How long an import that failed waits for the keeper to say whether the lease is lost.
+const LAST_LOOK: Duration = Duration::from_secs(2);
 
 /// The longest that a dead importer is waited for, whatever its block says.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buf::IoBuf;
 use crate::format::geometry::MAX_NAMESPACE_BYTES;
 use crate::format::open::Copies;
 use crate::format::superblock::SUPERBLOCK_BYTES;
-use crate::import::patience::is_passing;
+use crate::import::patience::{Patience, is_passing};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::shared::SharedDevice;
 use crate::qpair::{Device, Fence, or_unreadable};
@@ -23,6 +23,7 @@ pub(super) struct Media {
     fence: Arc<Fence>,
     /// When a write last failed whose bytes may still be on their way, in ns of [`Fence::now`].
     lost_write_ns: Arc<AtomicU64>,
+    patience: Arc<Patience>,
 }
 
 /// One thread's way to all namespaces.
@@ -45,6 +46,7 @@ pub(super) struct Channel {
 pub(super) struct UnderWay {
     ticket: Ticket,
     era: u32,
+    begun: Instant,
 }
 
 impl Media {
@@ -78,8 +80,12 @@ impl Media {
             few if few < LEAST_PAIRS => Arc::new(SharedDevice::new(device)) as Arc<dyn Device>,
             _ => device,
         });
-        let lost_write_ns = Arc::default();
-        Ok(Media { devices: fitted.collect(), fence: Fence::closed(), lost_write_ns })
+        Ok(Media {
+            devices: fitted.collect(),
+            fence: Fence::closed(),
+            lost_write_ns: Arc::default(),
+            patience: Arc::default(),
+        })
     }
 
     /// How many threads may write side by side: each has a queue pair of its own on every namespace
@@ -133,6 +139,16 @@ impl Media {
         Channel { media: self.clone(), fence: Arc::clone(fence), calls: None, pairs, era: 0 }
     }
 
+    /// How long what fails is tried again.
+    pub(super) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// Whether writes that succeeded are known to lie where and as they should; else read them back.
+    pub(super) fn checks_writes(&self) -> bool {
+        self.devices.iter().all(|device| device.checks_writes())
+    }
+
     /// What all other writes ask.
     pub(super) fn fence(&self) -> &Arc<Fence> {
         &self.fence
@@ -161,12 +177,22 @@ impl Channel {
         self.call(namespace, |calls, pair| calls.read(pair, offset, len))
     }
 
-    /// Writes whole blocks and gives the buffer back.
+    /// Writes whole blocks and gives the buffer back; where that alone does not say so, reads back
+    /// whether they lie there.
     ///
     /// # Errors
-    /// Those of [`Calls::write`].
+    /// Those of [`Calls::write`]; `Disconnected`: something else lies there.
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
-        self.call(namespace, |calls, pair| calls.write(pair, offset, buf))
+        let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
+        let device = &self.media.devices[usize::from(namespace)];
+        if !device.checks_writes() {
+            let address = device.namespace().address;
+            if self.read(namespace, offset, written.len())?[..] != written[..] {
+                let message = "what was written reads back as something else";
+                return Err(Error::new(ErrorKind::Disconnected, message).target(address));
+            }
+        }
+        Ok(written)
     }
 
     /// Writes whole blocks from `bytes`.
@@ -190,7 +216,7 @@ impl Channel {
         buf: IoBuf,
     ) -> Result<UnderWay> {
         let ticket = self.call(namespace, |calls, pair| calls.begin_write(pair, offset, buf))?;
-        Ok(UnderWay { ticket, era: self.era })
+        Ok(UnderWay { ticket, era: self.era, begun: Instant::now() })
     }
 
     /// Moves what is under way on, without waiting; whether anything has ended.
@@ -214,8 +240,9 @@ impl Channel {
             let message = "a write was given up together with another that failed";
             return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
         };
+        let begun = write.begun;
         let result = calls.take(write.ticket).ok_or(write)?;
-        Ok(self.give_up_if_failed(result))
+        Ok(self.give_up_if_failed(begun, result))
     }
 
     /// Makes what was written on a namespace durable, by whichever thread.
@@ -284,7 +311,7 @@ impl Channel {
         namespace: u16,
         call: impl FnOnce(&mut Calls, usize) -> Result<T>,
     ) -> Result<T> {
-        let at = usize::from(namespace);
+        let (at, begun) = (usize::from(namespace), Instant::now());
         let calls = match &mut self.calls {
             Some(calls) => calls,
             none => {
@@ -293,17 +320,26 @@ impl Channel {
                 none.insert(calls)
             }
         };
+        let until = self.media.patience.until(DEADLINE);
+        let left = until.map(|until| until.saturating_duration_since(begun).max(LEAST_DEADLINE));
+        calls.set_deadline(left.unwrap_or(DEADLINE));
         let pair = match self.pairs[at] {
             Some(pair) => pair,
-            None => *self.pairs[at].insert(calls.add(self.media.devices[at].queue_pair()?)),
+            None => match self.media.devices[at].queue_pair() {
+                Ok(pair) => *self.pairs[at].insert(calls.add(pair)),
+                Err(error) => return self.give_up_if_failed(begun, Err(error)),
+            },
         };
         let result = call(calls, pair);
-        self.give_up_if_failed(result)
+        self.give_up_if_failed(begun, result)
     }
 
-    fn give_up_if_failed<T>(&mut self, result: Result<T>) -> Result<T> {
+    fn give_up_if_failed<T>(&mut self, begun: Instant, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             if is_passing(error) {
+                if Arc::ptr_eq(&self.fence, &self.media.fence) {
+                    self.media.patience.failed(begun); // the lease's has its own
+                }
                 let now_ns = u64::try_from(Fence::now().as_nanos()).unwrap_or(u64::MAX);
                 self.media.lost_write_ns.fetch_max(now_ns, Ordering::AcqRel);
             }
@@ -324,6 +360,9 @@ const LEAST_PAIRS: usize = BESIDE_THREADS + 1;
 
 /// How long one call may last.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a call is given when those that failed have used up the time.
+const LEAST_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Zeroes of one write.
 const ZERO_BYTES: u64 = 1 << 20;

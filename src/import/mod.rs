@@ -30,6 +30,7 @@ mod options;
 mod pass;
 mod patience;
 mod plan;
+mod read_back;
 mod rebuild;
 mod run;
 mod snapshot;

@@ -1,52 +1,93 @@
 //! How long a target that went away is waited for.
 
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::import::media::Media;
+use crate::nvme::RetryClass;
+use crate::qpair::IoError;
 use crate::{Error, ErrorKind, Result};
 
 /// Does `attempt` again while what it meets may pass; it must be right to do again.
 ///
 /// # Errors
 /// The last one, when there was enough of it.
-pub(super) fn with_patience<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut patience = Patience::new();
+pub(super) fn with_patience<T>(media: &Media, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut pause = Pause::default();
     let never = AtomicBool::new(false);
     loop {
         match attempt() {
-            Err(error) if is_passing(&error) && patience.wait(&never) => {}
-            result => return result,
+            Err(error) if is_passing(&error) && media.patience().wait(&mut pause, &never) => {}
+            Err(error) => return Err(error),
+            Ok(done) => {
+                media.patience().progressed();
+                return Ok(done);
+            }
         }
     }
 }
 
 /// Whether trying again on a new connection may help.
 pub(super) fn is_passing(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut)
+    use std::error::Error as _;
+    match error.kind() {
+        ErrorKind::Disconnected | ErrorKind::TimedOut => true,
+        // Data that were damaged on their way, which the target has refused.
+        ErrorKind::Refused => matches!(
+            error.source().and_then(|source| source.downcast_ref()),
+            Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
+        ),
+        _ => false,
+    }
 }
 
-/// How long a write is tried again.
+/// How long all threads of an import together try again without getting anywhere.
+#[derive(Default)]
 pub(super) struct Patience {
-    until: Instant,
-    pause: Duration,
+    until: Mutex<Option<Instant>>,
 }
+
+/// One thread's pauses between attempts.
+#[derive(Default)]
+pub(super) struct Pause(Duration);
 
 impl Patience {
-    /// From now on.
-    pub(super) fn new() -> Patience {
-        Patience {
-            until: Instant::now() + Duration::from_secs(60),
-            pause: Duration::from_millis(10),
-        }
+    /// A call that began at `begun` has failed.
+    pub(super) fn failed(&self, begun: Instant) {
+        self.lock().get_or_insert(begun + RETRY_FOR);
+    }
+
+    /// Something has come through: the next failure is a new one.
+    pub(super) fn progressed(&self) {
+        *self.lock() = None;
+    }
+
+    /// Until when calls may last, if something has failed: with those that went before, `limit`.
+    pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
+        self.lock().map(|until| until + limit.saturating_sub(RETRY_FOR))
     }
 
     /// Waits a little longer than the last time; `false` when there was enough of it.
-    pub(super) fn wait(&mut self, stop: &AtomicBool) -> bool {
-        if Instant::now() + self.pause > self.until || stop.load(Ordering::Relaxed) {
+    pub(super) fn wait(&self, pause: &mut Pause, stop: &AtomicBool) -> bool {
+        let next = (pause.0 * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        let until = *self.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
+        if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
             return false;
         }
-        std::thread::sleep(self.pause);
-        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+        std::thread::sleep(next);
+        pause.0 = next;
         true
     }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner) // one value, never half written
+    }
 }
+
+/// How long attempts go on: less than one call may last, so that the last one ends within that too.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -98,7 +98,7 @@ pub fn rebuild_on(
     let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
     let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
     progress.stage(Stage::Committing, 0, 0);
-    let result = with_patience(|| {
+    let result = with_patience(&media, || {
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
         heads.iter().for_each(|head| space.reserve(head.run()));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
@@ -19,7 +19,7 @@ use crate::import::options::{
     no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
-use crate::import::patience::{Patience, is_passing, with_patience};
+use crate::import::patience::{RETRY_FOR, is_passing, with_patience};
 use crate::import::plan::{Planner, Rows};
 use crate::import::sources::detect::Found;
 use crate::import::sources::{
@@ -146,7 +146,9 @@ pub(super) fn open_device(
     image: &[Address],
     connect: &ConnectOptions,
 ) -> Result<Arc<dyn Device>> {
-    let mut connect = connect.clone();
+    // What is written over a network is known to be right when it was covered by digests.
+    let prefer_digests = connect.prefer_digests || connect.writable;
+    let mut connect = ConnectOptions { prefer_digests, ..connect.clone() };
     if image.len() > 1 {
         connect.paths.retain(|path| path.is_same_namespace(address));
     }
@@ -273,7 +275,7 @@ impl Import<'_> {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.begun.media.grow(namespace, end)?;
         }
-        with_patience(|| write_journals(&self.begun.media, journal))?;
+        with_patience(&self.begun.media, || write_journals(&self.begun.media, journal))?;
         self.clear_what_another_round_used(used, &plan.runs)?;
         *used = plan.runs;
         let mut builder = DirectoryBuilder::new(journal.layout);
@@ -323,22 +325,37 @@ impl Import<'_> {
         mut disturbed: bool,
         durable_chunks: u64,
     ) -> Result<Option<Vec<(u64, BadEntry)>>> {
-        let mut patience = Patience::new();
-        let never = AtomicBool::new(false);
+        let media = &self.begun.media;
+        let mut failing_since = None;
+        // What no digest covered on its way is read back, all of it.
+        let mut unread = !media.checks_writes();
+        let mut looks = 0;
         loop {
-            if disturbed {
-                (pass.look, pass.skip_chunks) = (true, durable_chunks);
+            if disturbed || unread {
+                let skip_chunks = if unread { 0 } else { durable_chunks };
+                (pass.look, pass.skip_chunks) = (true, skip_chunks);
                 let again = pass.run(planner(), None, &mut ())?;
                 if !again.bad.is_empty() {
                     return Ok(Some(again.bad));
                 }
-                if again.disturbed {
+                looks += 1;
+                let is_whole = !again.disturbed && (again.found == again.chunks || !unread);
+                if !is_whole && looks < MOST_LOOKS {
                     continue;
                 }
+                if !is_whole {
+                    return Err(never_whole());
+                }
             }
-            match commit::write(&self.begun.media, &self.lease, commit) {
+            let begun = Instant::now();
+            let result = commit::write(media, &self.lease, commit);
+            let since = *failing_since.get_or_insert(begun);
+            match result {
                 Ok(()) => return Ok(None),
-                Err(error) if is_passing(&error) && patience.wait(&never) => disturbed = true,
+                Err(error) if is_passing(&error) && since.elapsed() < RETRY_FOR => {
+                    std::thread::sleep(COMMIT_AGAIN);
+                    (disturbed, unread) = (true, !media.checks_writes());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -448,6 +465,19 @@ impl Import<'_> {
         }
     }
 }
+
+/// What is written comes to lie there damaged, again and again.
+fn never_whole() -> Error {
+    let message = "what was written could not be read back as it was written";
+    Error::new(ErrorKind::Disconnected, message)
+        .hint("mend the network or its target, then go on with dlfs import --resume")
+}
+
+/// How often the chunks are looked at before a commit.
+const MOST_LOOKS: u32 = 8;
+
+/// After how long a commit that failed is tried again.
+const COMMIT_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a plan amounts to.
 struct DryRun {

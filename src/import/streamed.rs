@@ -20,6 +20,7 @@ use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage, no_samples,
 };
 use crate::import::patience::with_patience;
+use crate::import::read_back::check_chunks;
 use crate::import::sources::detect::Found;
 use crate::import::sources::stream::{StreamSample, StreamSource};
 use crate::import::sources::{BadEntry, BadReason};
@@ -45,7 +46,7 @@ pub(super) fn run(
     for namespace in 0..begun.media.len() {
         begun.media.grow(namespace, u64::from(begun.journal.layout.chunk_size_bytes))?;
     }
-    with_patience(|| write_journals(&begun.media, &begun.journal))?;
+    with_patience(&begun.media, || write_journals(&begun.media, &begun.journal))?;
     let mut writer = Writer::new(&begun, lease, options, progress)?;
     while let Some(sample) = source.next_sample()? {
         if !writer.only_names_matter && options.on_error == OnError::Stop {
@@ -346,6 +347,11 @@ impl<'a> Writer<'a> {
         self.progress.stage(Stage::Committing, 0, 0);
         let journal = &self.begun.journal;
         let directory = self.builder.finish(journal.generation, journal.time_ns)?;
+        if !self.begun.media.checks_writes() {
+            // The stream cannot be read again, so what is damaged is told and not mended.
+            let kept = self.begun.current.as_ref().map_or(0, |it| it.directory.num_chunks());
+            check_chunks(self.behind.channel(), &directory, kept)?;
+        }
         let commit = commit::prepare(&self.begun.media, directory, &mut self.space)?;
         commit::write(&self.begun.media, self.lease, &commit)?;
         Ok(ImportReport {

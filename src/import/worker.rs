@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::format::ChunkHeader;
 use crate::import::chunks::{ChunkWriter, Started};
 use crate::import::pass::Pass;
-use crate::import::patience::{Patience, is_passing};
+use crate::import::patience::{Pause, is_passing};
 use crate::import::plan::{ChunkPlan, Planner};
 use crate::import::sources::BadEntry;
 use crate::threads::caught;
@@ -44,8 +44,8 @@ pub(super) struct Task {
     plan: ChunkPlan,
     /// Whether it may be in place already.
     look: bool,
-    /// How long it is tried again, once it has failed.
-    patience: Option<Patience>,
+    /// Since it has failed: how long the last pause was.
+    pause: Option<Pause>,
 }
 
 /// One thread.
@@ -90,7 +90,10 @@ impl<'p, 'a> Worker<'p, 'a> {
         while !self.shared.stop.load(Ordering::Relaxed) {
             while let Some(((task, header), ended)) = self.writer.behind().ended() {
                 match ended {
-                    Ok(()) => self.tell(Event::Made { plan: task.plan, header, found: false }),
+                    Ok(()) => {
+                        self.pass.media.patience().progressed();
+                        self.tell(Event::Made { plan: task.plan, header, found: false });
+                    }
                     Err(error) => self.try_again(task, error)?,
                 }
             }
@@ -117,7 +120,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             match plan {
                 Some(plan) if plan.sequence < self.pass.skip_chunks => {}
                 Some(plan) => {
-                    return Ok(Some(Task { plan, look: self.pass.look, patience: None }));
+                    return Ok(Some(Task { plan, look: self.pass.look, pause: None }));
                 }
                 None => return Ok(None),
             }
@@ -134,6 +137,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         match lease.and_then(|()| self.writer.start(&task.plan, task.look)) {
             Ok(Started::Writing(header)) => self.writer.behind().close((task, header)),
             Ok(Started::Found(header)) => {
+                self.pass.media.patience().progressed();
                 self.tell(Event::Made { plan: task.plan, header, found: true });
             }
             Ok(Started::Bad(bad)) => {
@@ -152,8 +156,8 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// The connection is gone and the write may or may not have come through: look, on a new one, and
     /// write again what is not there.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
-        let patience = task.patience.get_or_insert_with(Patience::new);
-        if !is_passing(&error) || !patience.wait(&self.shared.stop) {
+        let pause = task.pause.get_or_insert_default();
+        if !is_passing(&error) || !self.pass.media.patience().wait(pause, &self.shared.stop) {
             return Err(error);
         }
         self.shared.disturbed.store(true, Ordering::Relaxed);

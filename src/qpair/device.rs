@@ -45,6 +45,12 @@ pub trait Device: Send + Sync {
         Duration::ZERO
     }
 
+    /// Whether a write that succeeded is known to have brought the bytes that were submitted to the
+    /// blocks that were meant: no network lies between, or both digests cover it, in all sessions so far.
+    fn checks_writes(&self) -> bool {
+        true
+    }
+
     /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
     fn is_page_cached(&self) -> bool {
         false

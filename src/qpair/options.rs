@@ -14,6 +14,8 @@ pub struct ConnectOptions {
     pub hdr_digest: bool,
     /// Ask for data digests; a target that declines them is refused.
     pub data_digest: bool,
+    /// Ask for both digests beside those asked for above, and do without what a target declines of these.
+    pub prefer_digests: bool,
     /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one of this machine's own.
     pub hostnqn: Option<Nqn>,
     /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
@@ -109,6 +111,7 @@ impl Default for ConnectOptions {
         ConnectOptions {
             hdr_digest: false,
             data_digest: false,
+            prefer_digests: false,
             hostnqn: None,
             hostid: None,
             nr_io_queues: 16,

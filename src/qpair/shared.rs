@@ -79,6 +79,10 @@ impl Device for SharedDevice {
         self.device.is_exclusive()
     }
 
+    fn checks_writes(&self) -> bool {
+        self.device.checks_writes()
+    }
+
     fn late_writes(&self) -> Duration {
         self.device.late_writes()
     }

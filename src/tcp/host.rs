@@ -27,8 +27,10 @@ use crate::nvme::{Cqe, Sgl, Sqe, Status};
 /// What a connection is made with.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
-    /// Digests to ask for; a controller that declines one of them is refused.
+    /// Digests to ask for.
     pub digests: Digests,
+    /// Whether the controller may decline some of them; otherwise it is refused then.
+    pub may_decline: bool,
     /// The most commands outstanding: the SQSIZE that Connect will carry, as on the wire.
     pub max_outstanding: u16,
     /// How long the controller may take to answer ICReq.
@@ -91,6 +93,7 @@ pub enum CommandError {
 #[derive(Debug)]
 pub struct Connection<B> {
     digests: Digests,
+    may_decline: bool,
     io_timeout: Duration,
     ic_deadline: Instant,
     initialised: bool,
@@ -126,6 +129,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         transmit.header(|out| Form::default().put(out, &IcReq::new(options.digests)));
         Connection {
             digests: options.digests,
+            may_decline: options.may_decline,
             io_timeout: options.io_timeout,
             ic_deadline: now + options.ic_timeout,
             initialised: false,
@@ -147,6 +151,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// Lets data of writes go in their capsules up to this length (IOCCSZ x 16 - 64 on I/O queues).
     pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         self.max_in_capsule = max_in_capsule;
+    }
+
+    /// The digests that were agreed on; none before [`Event::Initialised`].
+    pub fn digests(&self) -> Digests {
+        self.form.digests
     }
 
     /// Whether commands can be submitted: initialised, not failed, room for one more.
@@ -375,7 +384,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if digests.header && !wanted.header || digests.data && !wanted.data {
             return unsupported(11, resp.dgst.into());
         }
-        if digests != wanted {
+        if digests != wanted && !self.may_decline {
             return Err(ProtocolError::DigestDeclined);
         }
         if maxh2cdata < MIN_MAX_H2C_DATA || !maxh2cdata.is_multiple_of(4) {

@@ -35,6 +35,7 @@ struct Shared {
     struck: AtomicUsize,
     held: AtomicBool,
     over: AtomicBool,
+    without_digests: AtomicBool,
     /// Bytes of each connection to the target and to the host.
     carried: Mutex<Vec<[u64; 2]>>,
 }
@@ -50,6 +51,7 @@ impl Wire {
             struck: AtomicUsize::new(0),
             held: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            without_digests: AtomicBool::new(false),
             carried: Mutex::default(),
         });
         let for_accepting = Arc::clone(&shared);
@@ -64,6 +66,11 @@ impl Wire {
 
     pub fn flip(&self, flip: Flip) {
         self.shared.flips.lock().unwrap().push(flip);
+    }
+
+    /// From now on no digest is asked for through it, as if the target granted none.
+    pub fn without_digests(&self) {
+        self.shared.without_digests.store(true, Ordering::SeqCst);
     }
 
     /// How many bits were flipped.
@@ -150,6 +157,9 @@ impl Shared {
             *carried += bytes.len() as u64;
             *carried - bytes.len() as u64
         };
+        if way == Way::ToTarget && start == 0 && self.without_digests.load(Ordering::SeqCst) {
+            bytes[DGST_OF_IC_REQ] = 0;
+        }
         self.flips.lock().unwrap().retain(|flip| {
             let at = flip.offset.wrapping_sub(start);
             let hit = flip.connection == number && flip.way == way && at < bytes.len() as u64;
@@ -167,6 +177,9 @@ impl Shared {
         }
     }
 }
+
+/// Offset of the digests that are asked for in the first PDU of a connection.
+const DGST_OF_IC_REQ: usize = 11;
 
 /// How soon an idle connection notices that all is over.
 const TICK: Duration = Duration::from_millis(50);

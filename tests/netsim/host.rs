@@ -48,6 +48,7 @@ impl Host {
             digests: Digests { header: false, data: false },
             max_outstanding: depth,
             ic_timeout: LIMIT,
+            may_decline: false,
             io_timeout: LIMIT,
         };
         Host {

@@ -56,7 +56,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     fn keepers() -> &'static keeper::Keepers<Self>;
 
     /// The engine, for people: `tcp (header digest)`.
-    fn engine(remote: &Remote<Self>) -> String;
+    fn engine(remote: &Remote<Self>, facts: &Facts) -> String;
 }
 
 /// One way to the namespace: an address that a name stands for, on one of the user's paths.
@@ -116,6 +116,9 @@ pub(in crate::qpair) struct Facts {
     pub(in crate::qpair) block_len_bytes: u32,
     pub(in crate::qpair) num_blocks: u64,
     pub(in crate::qpair) write_protected: bool,
+    /// Whether headers and data carry digests.
+    pub(in crate::qpair) hdr_digest: bool,
+    pub(in crate::qpair) data_digest: bool,
     /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
     pub(in crate::qpair) nguid: [u8; 16],
 }
@@ -134,6 +137,8 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     /// What the namespace was when it was first seen. Readable without a lock, also after a fork.
     identity: OnceLock<Namespace>,
     durability: Durability,
+    /// Whether there was a session without both digests.
+    undigested: AtomicBool,
     /// What takes its place in a child process.
     successor: OnceLock<Arc<Remote<T>>>,
 }
@@ -216,6 +221,7 @@ impl<T: Transport> Remote<T> {
             changed: Condvar::new(),
             identity,
             durability: Durability::default(),
+            undigested: AtomicBool::new(false),
             successor: OnceLock::new(),
         })
     }
@@ -381,6 +387,11 @@ impl<T: Transport> Remote<T> {
         }
     }
 
+    /// Whether all sessions so far had both digests.
+    pub(in crate::qpair) fn was_always_digested(&self) -> bool {
+        !self.undigested.load(Ordering::Acquire)
+    }
+
     /// What has been written and not made durable.
     pub(in crate::qpair) fn durability(&self) -> &Durability {
         &self.durability
@@ -417,6 +428,9 @@ impl<T: Transport> Remote<T> {
             namespace,
             proven: AtomicBool::new(false),
         });
+        if !(facts.hdr_digest && facts.data_digest) {
+            self.undigested.store(true, Ordering::Release);
+        }
         let mut state = self.lock();
         state.free_qids = (1..=session.num_io_queues).collect();
         state.phase = Phase::Live(Arc::clone(&session));
@@ -468,7 +482,7 @@ impl<T: Transport> Remote<T> {
             queue_depth: (entries - 1) as u16,
             nguid: facts.nguid,
             read_only: facts.write_protected || !self.options.writable,
-            engine: T::engine(self),
+            engine: T::engine(self, facts),
         }
     }
 

@@ -241,6 +241,7 @@ impl Admin {
             num_blocks: namespace.num_blocks(),
             write_protected: namespace.is_write_protected(),
             nguid,
+            ..Facts::default()
         };
         Ok(())
     }
@@ -278,8 +279,8 @@ fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
     Ok(ControllerOptions {
         hostnqn: remote.host.nqn.as_str().to_owned(),
         hostid: remote.host.id,
-        hdr_digest: options.hdr_digest,
-        data_digest: options.data_digest,
+        hdr_digest: options.hdr_digest || options.prefer_digests,
+        data_digest: options.data_digest || options.prefer_digests,
         // All namespaces on the controller share them.
         num_io_queues: u32::from(options.nr_io_queues).max(MIN_IO_QUEUES),
         queue_entries: u32::from(options.queue_size).clamp(2, MAX_QUEUE_ENTRIES),

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
-use super::remote::{self, Failure, Remote, Transport};
+use super::remote::{self, Facts, Failure, Remote, Transport};
 use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
@@ -78,6 +78,11 @@ impl Device for SpdkNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
+    /// Over TCP SPDK does not say what digests a target has granted.
+    fn checks_writes(&self) -> bool {
+        self.remote.portals[0].address.needs_dma_memory()
+    }
+
     fn late_writes(&self) -> Duration {
         self.remote.options.late_writes()
     }
@@ -124,7 +129,7 @@ impl Transport for Spdk {
         &KEEPERS
     }
 
-    fn engine(remote: &Remote<Spdk>) -> String {
+    fn engine(remote: &Remote<Spdk>, _: &Facts) -> String {
         let trtype = remote.portals[0].address.trtype().to_lowercase();
         let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
             (false, false) => "",

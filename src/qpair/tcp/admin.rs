@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::link::Link;
+use super::link::{Link, LinkError};
 use super::{Joint, Portal, Tcp};
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{
@@ -21,8 +21,8 @@ use crate::nvme::{
 };
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Facts, Failure, HostIdentity, Remote, Turn};
-use crate::tcp::Digests;
 use crate::tcp::host::{Event, HostOptions, Transfer};
+use crate::tcp::{Digests, ProtocolError};
 use crate::units::Nsid;
 
 /// What an admin queue is to be brought up for.
@@ -41,7 +41,9 @@ pub(super) struct Terms {
     pub(super) subnqn: Nqn,
     pub(super) goal: Goal,
     pub(super) host: HostIdentity,
+    /// Digests to ask for, and those of them that may not be declined.
     pub(super) digests: Digests,
+    pub(super) required: Digests,
     pub(super) nr_io_queues: u16,
     pub(super) keep_alive_tmo: Duration,
     pub(super) tcp_timeout: Duration,
@@ -53,6 +55,7 @@ impl Terms {
     pub(super) fn host_options(&self, max_outstanding: u16) -> HostOptions {
         HostOptions {
             digests: self.digests,
+            may_decline: self.digests != self.required,
             max_outstanding,
             ic_timeout: self.io_timeout,
             io_timeout: self.io_timeout,
@@ -180,7 +183,10 @@ impl remote::Admin<Tcp> for Admin {
         while let Some(event) = self.link.poll_event() {
             match event {
                 Event::Initialised if polled.is_err() => {} // it is over already, see below
-                Event::Initialised => self.begin(now, Step::Connect)?,
+                Event::Initialised => {
+                    self.take_digests()?;
+                    self.begin(now, Step::Connect)?;
+                }
                 Event::Done { payload, result } => {
                     let step = payload.step;
                     let cqe = result
@@ -252,6 +258,17 @@ impl Admin {
     /// What the discovery service said.
     pub(super) fn records(&self) -> &[DiscoveryRecord] {
         &self.records
+    }
+
+    /// What was agreed on is what all queues of the session must have.
+    fn take_digests(&mut self) -> Result<(), Failure> {
+        let (granted, required) = (self.link.digests(), self.terms.required);
+        if required.header && !granted.header || required.data && !granted.data {
+            return Err(LinkError::Protocol(ProtocolError::DigestDeclined).into());
+        }
+        self.joint.digests = granted;
+        (self.facts.hdr_digest, self.facts.data_digest) = (granted.header, granted.data);
+        Ok(())
     }
 
     /// Keeps the controller alive and an asynchronous event request outstanding.

@@ -32,12 +32,14 @@ pub fn discover(
         .map_err(|error| error.target(name.clone()))?;
     let mut failure = None;
     for address in sockets {
+        let digests = Digests { header: options.hdr_digest, data: options.data_digest };
         let terms = Terms {
             address,
             subnqn: Nqn::discovery(),
             goal: Goal::Discovery,
             host: HostIdentity::new(options),
-            digests: Digests { header: options.hdr_digest, data: options.data_digest },
+            digests,
+            required: digests,
             nr_io_queues: 0,
             keep_alive_tmo: Duration::ZERO,
             tcp_timeout: options.tcp_connect_timeout,

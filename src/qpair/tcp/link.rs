@@ -13,9 +13,9 @@ use crate::error::ErrorKind;
 use crate::nvme::Sqe;
 use crate::qpair::Wait;
 use crate::qpair::remote::Failure;
-use crate::tcp::ProtocolError;
 use crate::tcp::host::{Connection, Event, HostOptions, Transfer};
 use crate::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
+use crate::tcp::{Digests, ProtocolError};
 
 /// Why a connection is over.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -137,6 +137,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Link<B> {
         match &mut self.state {
             State::Connecting { .. } => Err(payload),
             State::Connected(connection) => connection.submit(now, sqe, transfer, patient, payload),
+        }
+    }
+
+    /// The digests that were agreed on; none before the connection is initialised.
+    pub(super) fn digests(&self) -> Digests {
+        match &self.state {
+            State::Connecting { .. } => Digests::default(),
+            State::Connected(connection) => connection.digests(),
         }
     }
 

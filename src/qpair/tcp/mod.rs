@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use self::admin::{Admin, Goal, Terms};
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
-use super::remote::{self, Remote, Transport};
+use super::remote::{self, Facts, Remote, Transport};
 use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
@@ -55,6 +55,7 @@ struct Joint {
     cntlid: u16,
     /// Most data in an I/O capsule.
     max_in_capsule: u32,
+    digests: Digests,
 }
 
 static KEEPERS: Keepers<Tcp> = Keepers::new();
@@ -69,8 +70,8 @@ impl Transport for Tcp {
         &KEEPERS
     }
 
-    fn engine(remote: &Remote<Tcp>) -> String {
-        let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
+    fn engine(_: &Remote<Tcp>, facts: &Facts) -> String {
+        let digests = match (facts.hdr_digest, facts.data_digest) {
             (false, false) => "tcp",
             (true, false) => "tcp (header digest)",
             (false, true) => "tcp (data digest)",
@@ -100,7 +101,11 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
         subnqn: portal.address.subnqn.clone(),
         goal: Goal::Namespace(portal.address.nsid),
         host: remote.host.clone(),
-        digests: Digests { header: options.hdr_digest, data: options.data_digest },
+        digests: Digests {
+            header: options.hdr_digest || options.prefer_digests,
+            data: options.data_digest || options.prefer_digests,
+        },
+        required: Digests { header: options.hdr_digest, data: options.data_digest },
         nr_io_queues: options.nr_io_queues,
         keep_alive_tmo: options.keep_alive_tmo,
         tcp_timeout: options.tcp_connect_timeout,
@@ -143,6 +148,10 @@ impl Device for TcpNamespace {
         let seen = || self.remote.identity().cloned();
         let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
         now.or_else(seen).expect("connected, so it was seen")
+    }
+
+    fn checks_writes(&self) -> bool {
+        self.remote.was_always_digested()
     }
 
     fn late_writes(&self) -> Duration {

@@ -197,7 +197,9 @@ impl TcpQueuePair {
             }
             return;
         };
-        let terms = super::terms(&self.remote, &session.portal);
+        let mut terms = super::terms(&self.remote, &session.portal);
+        // One connection without digests among others would be the one where damage goes unseen.
+        (terms.digests, terms.required) = (session.joint.digests, session.joint.digests);
         let options = terms.host_options(session.queue_entries - 1);
         match Link::start(now, session.portal.socket, terms.tcp_timeout, options) {
             Ok(link) => self.state = State::Joining { link, session, qid, attempt },

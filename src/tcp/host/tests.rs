@@ -32,6 +32,7 @@ impl Peer {
             digests,
             max_outstanding: 8,
             ic_timeout: Duration::from_secs(10),
+            may_decline: false,
             io_timeout: Duration::from_secs(5),
         };
         let mut peer = Peer {

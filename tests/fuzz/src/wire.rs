@@ -272,8 +272,13 @@ fn initialisation(digests: Digests, from_host: bool) -> Vec<u8> {
 
 fn new_host(digests: Digests) -> Connection<Vec<u8>> {
     let limit = Duration::from_secs(5);
-    let options =
-        HostOptions { digests, max_outstanding: 31, ic_timeout: limit, io_timeout: limit };
+    let options = HostOptions {
+        digests,
+        may_decline: false,
+        max_outstanding: 31,
+        ic_timeout: limit,
+        io_timeout: limit,
+    };
     let mut host = Connection::new(Instant::now(), &options);
     host.set_max_in_capsule(1024);
     host

@@ -43,7 +43,7 @@ impl Transport for Fake {
         &KEEPERS
     }
 
-    fn engine(_remote: &Remote<Fake>) -> String {
+    fn engine(_remote: &Remote<Fake>, _facts: &Facts) -> String {
         "fake".to_owned()
     }
 }

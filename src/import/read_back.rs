@@ -1,0 +1,55 @@
+//! Whether chunks that were written lie there as they were meant: for a network that no digest covers.
+
+use crate::directory::{ChunkInfo, Directory};
+use crate::format::ChunkHeader;
+use crate::format::checksum::crc32c_append;
+use crate::import::media::Channel;
+use crate::{Error, ErrorKind, Result};
+
+/// Reads the chunks of `directory` from `first` on and compares them with it.
+///
+/// # Errors
+/// `Disconnected`: one is not what it should be; its import can be gone on with. Those of reading.
+pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
+    for number in first..directory.num_chunks() {
+        let chunk = directory.chunk(number);
+        if !is_whole(channel, directory, &chunk)? {
+            let device = &channel.media().devices()[usize::from(chunk.namespace)];
+            let message = format!("chunk {number} reads back as something else than was written");
+            return Err(Error::new(ErrorKind::Disconnected, message)
+                .target(device.namespace().address)
+                .hint("go on with dlfs import --resume"));
+        }
+    }
+    Ok(())
+}
+
+fn is_whole(channel: &mut Channel, directory: &Directory, chunk: &ChunkInfo) -> Result<bool> {
+    let head = channel.read(chunk.namespace, chunk.offset_bytes, chunk.header_bytes as usize)?;
+    let Ok(header) = ChunkHeader::parse(&head) else { return Ok(false) };
+    if (header.head().first_slot, u32::from(header.head().num_samples))
+        != (chunk.first_slot, chunk.num_slots)
+    {
+        return Ok(false);
+    }
+    for sample in header.samples() {
+        let Some(extent) = directory.extent(sample.id) else { continue };
+        if (extent.len_bytes, extent.crc32c) != (sample.len_bytes, sample.crc32c) {
+            return Ok(false);
+        }
+        let (mut crc, mut at) = (0, 0);
+        let len = u64::from(extent.len_bytes);
+        while at < len {
+            let piece = (len - at).min(PIECE_BYTES) as usize;
+            let bytes = channel.read(extent.namespace, extent.offset_bytes + at, piece)?;
+            crc = crc32c_append(crc, &bytes);
+            at += piece as u64;
+        }
+        if crc != extent.crc32c {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+const PIECE_BYTES: u64 = 1 << 20;
