@@ -59,6 +59,9 @@
 //!
 //! On the other namespaces, a bad copy of g is stood in for by what namespace 0 says.
 //!
+//! A power loss alone leaves no such copy. An import that gives up an image makes the other copies blank
+//! before those of g, and sets the void bit before that.
+//!
 //! # What is believed
 //! Superblock, snapshot and chunks have checksums, and any program can make those right. So what is
 //! said twice is compared before it is used: layout, generation, time, lengths and counts of snapshot

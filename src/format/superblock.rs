@@ -236,8 +236,8 @@ pub(crate) fn copy_index(generation: Generation) -> usize {
     (generation.0 % 2) as usize
 }
 
-/// Optional feature, set by a rebuild that made the other copy blank: there is no generation before.
-/// The next commit leaves it away.
+/// Optional feature, set by a rebuild or an `import --force` that makes the other copy blank: a blank one
+/// held no newer generation. The next commit leaves it away.
 pub const OTHER_COPY_VOID: u64 = 1;
 
 /// Offsets of copies A and B. B lies away from A, so that one bad or torn large block does not take

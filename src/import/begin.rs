@@ -9,7 +9,7 @@ use crate::directory::commit::reserve_within;
 use crate::format::chunk::ChunkKind;
 use crate::format::open::{OpenError, Opened, judge};
 use crate::format::snapshot::SnapshotHead;
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, copy_offset};
+use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
 use crate::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
@@ -44,7 +44,7 @@ pub(super) struct Begun {
 }
 
 /// Looks at what the namespaces hold and decides, as `options` say, what the import is. Writes
-/// nothing but, for `Onto::Force`, zeroes over old superblocks.
+/// nothing but, for `Onto::Force`, what gives up old superblocks.
 ///
 /// # Errors
 /// `Refused`: the target holds something that the options do not allow to touch. `NotFound`: there
@@ -408,8 +408,13 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
 
 /// Gives up whatever lies there: from now on it holds no image. The generation that is committed goes
 /// last: were it gone before the one before it, power that is lost in between would leave that one.
+/// Until then it can be used like any other image.
 fn give_up(channel: &mut Channel) -> Result<()> {
-    let committed = judge_now(channel.media())?.ok().map(|opened| opened.superblock().generation);
+    let opened = judge_now(channel.media())?.ok();
+    if let Some(opened) = &opened {
+        void_other_copy(channel, opened)?;
+    }
+    let committed = opened.map(|opened| opened.superblock().generation);
     let last = committed.map(copy_offset);
     let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
     for of_committed in [false, true] {
@@ -425,6 +430,20 @@ fn give_up(channel: &mut Channel) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Commits the generation that is open once more, with a superblock on namespace 0 that takes a blank other
+/// copy for what was given up, not for a newer generation.
+fn void_other_copy(channel: &mut Channel, opened: &Opened) -> Result<()> {
+    let superblock = opened.superblock();
+    if superblock.generation == Generation(1) {
+        return Ok(()); // it has none in any case
+    }
+    let optional_features = superblock.optional_features | OTHER_COPY_VOID;
+    let voided = Superblock { optional_features, ..*superblock };
+    let zero = opened.given[0] as u16; // there are no more namespaces than that
+    channel.write_bytes(zero, copy_offset(voided.generation), &voided.encode())?;
+    channel.flush(zero)
 }
 
 /// Reads the directory of the generation that `superblock` commits.

@@ -8,7 +8,7 @@ use dlfs::{Error, ErrorKind};
 use crate::cuts::{Cut, cuts};
 use crate::disk::{Content, Disks, hash_of};
 use crate::random::Random;
-use crate::scene::{LATER, Scene, State, Step, read_all};
+use crate::scene::{LATER, Scene, State, Step};
 
 /// How much to try.
 #[derive(Clone, Copy)]
@@ -89,7 +89,7 @@ impl<'a> Checker<'a> {
         let after = scene.states.get(acknowledged + 1);
         let step = scene.steps.get(acknowledged);
         let disks = Disks::holding(image.to_vec());
-        let found = read_all(&disks.devices())?;
+        let found = scene.read_all(&disks)?;
         let given_up = matches!(step, Some(Step::Import { onto: Onto::Force, .. }));
         self.count(match &found {
             State::Nothing if *before == State::Nothing || given_up => "nothing",
@@ -119,7 +119,7 @@ impl<'a> Checker<'a> {
                 return Ok(()); // the bytes were looked at when the scene was recorded
             }
         }
-        expect(&disks, after, "after going on")?;
+        expect(scene, &disks, after, "after going on")?;
         if number % 8 == 4 { self.live_on(after, &disks) } else { Ok(()) }
     }
 
@@ -163,7 +163,8 @@ impl<'a> Checker<'a> {
         let rebuilt = self.scene.run(&Step::Rebuild, &disks);
         rebuilt.map_err(|error| format!("rebuild without superblocks: {}", error.report()))?;
         let when = "after a rebuild without superblocks";
-        expect(&disks, before, when).or_else(|_| expect(&disks, after, when))
+        expect(self.scene, &disks, before, when)
+            .or_else(|_| expect(self.scene, &disks, after, when))
     }
 
     /// What was interrupted is not gone on with: something else is done instead.
@@ -186,7 +187,7 @@ impl<'a> Checker<'a> {
             if self.scene.run(&resume, disks).is_ok() {
                 return Err("an import went on that another command had overtaken".to_owned());
             }
-            expect(disks, &files, "after a resume that was refused")?;
+            expect(self.scene, disks, &files, "after a resume that was refused")?;
         }
         self.live_on(&files, disks)
     }
@@ -206,21 +207,22 @@ impl<'a> Checker<'a> {
         let after = self.scene.after(state, step);
         let mut run = self.scene.run(step, disks);
         let hides_a_newer_one = |error: &Error| error.kind() == ErrorKind::Refused;
-        if run.as_ref().is_err_and(hides_a_newer_one) {
+        // Never after a mere power loss, which needs no manual step.
+        if self.scene.medium_went_bad && run.as_ref().is_err_and(hides_a_newer_one) {
             // A superblock copy is bad, so that nobody can tell whether it was committed: a rebuild can.
             let rebuilt = self.scene.run(&Step::Rebuild, disks);
             rebuilt.map_err(|error| format!("rebuild of a bad copy: {}", error.report()))?;
-            expect(disks, state, "after a rebuild of a bad copy")?;
+            expect(self.scene, disks, state, "after a rebuild of a bad copy")?;
             run = self.scene.run(step, disks);
         }
         run.map_err(|error| format!("{step:?} afterwards: {}", error.report()))?;
-        expect(disks, &after, &format!("after {step:?}"))?;
+        expect(self.scene, disks, &after, &format!("after {step:?}"))?;
         Ok(after)
     }
 }
 
-fn expect(disks: &Disks, state: &State, when: &str) -> Result<(), String> {
-    match read_all(&disks.devices()) {
+fn expect(scene: &Scene, disks: &Disks, state: &State, when: &str) -> Result<(), String> {
+    match scene.read_all(disks) {
         Ok(found) if found == *state => Ok(()),
         Ok(State::Nothing) => Err(format!("{when}: it cannot be opened")),
         Ok(State::Samples(files)) => Err(format!("{when}: {} samples, not those", files.len())),

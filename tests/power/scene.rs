@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Arc;
 
 use dlfs::import::{ImportOptions, Onto, delete_on, import_onto, purge_on, rebuild_on};
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use dlfs::{ErrorKind, Result};
@@ -47,6 +45,8 @@ pub struct Scene {
     pub name: &'static str,
     sources: Vec<(tempfile::TempDir, Files)>,
     chunk_size_bytes: u32,
+    /// Whether more than the power failed: superblocks were destroyed.
+    pub medium_went_bad: bool,
     pub start: Vec<Content>,
     pub steps: Vec<Step>,
     /// The state before each step, and after the last.
@@ -81,6 +81,7 @@ impl Scene {
             name,
             sources,
             chunk_size_bytes,
+            medium_went_bad: destroyed,
             start: blank,
             steps: Vec::new(),
             states: vec![State::Nothing],
@@ -91,7 +92,7 @@ impl Scene {
         for step in &before {
             let after = scene.after(scene.states.last().expect("one was put there"), step);
             scene.run(step, &disks).unwrap();
-            assert_eq!(read_all(&disks.devices()), Ok(after.clone()), "{name}: {step:?}");
+            assert_eq!(scene.read_all(&disks), Ok(after.clone()), "{name}: {step:?}");
             scene.states = vec![after];
         }
         scene.start = disks.contents();
@@ -109,10 +110,10 @@ impl Scene {
             scene.steps.push(step);
         }
         scene.events = disks.events();
-        if read_all(&Disks::holding(scene.start.clone()).devices()) == Ok(State::Nothing) {
+        if scene.read_all(&Disks::holding(scene.start.clone())) == Ok(State::Nothing) {
             scene.states[0] = State::Nothing;
         }
-        assert_eq!(read_all(&disks.devices()).as_ref(), Ok(scene.states.last().unwrap()), "{name}");
+        assert_eq!(scene.read_all(&disks).as_ref(), Ok(scene.states.last().unwrap()), "{name}");
         scene
     }
 
@@ -160,6 +161,39 @@ impl Scene {
         }
         State::Samples(files)
     }
+
+    /// Opens the image, verifies it, and reads every sample.
+    pub fn read_all(&self, disks: &Disks) -> std::result::Result<State, String> {
+        let image = match Image::from_devices(disks.devices(), &OpenOptions::default()) {
+            Ok(image) => image,
+            // The first superblock of an image may be torn: that is neither an image nor nothing.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+                return Ok(State::Nothing);
+            }
+            Err(error) => return Err(format!("opening: {}", error.report())),
+        };
+        let told = |error: dlfs::Error| error.report();
+        let report = image.verify(&VerifyOptions::default(), &mut |_| ()).map_err(told)?;
+        // A power loss alone leaves no bad copy of a superblock.
+        let is_expected = |what: &str| self.medium_went_bad && what.starts_with("superblock copy");
+        if let Some(damage) = report.damages.iter().find(|damage| !is_expected(&damage.what)) {
+            return Err(format!("verify: {damage:?}"));
+        }
+        let directory = image.directory();
+        let pairs = image.devices().iter().map(|device| device.queue_pair());
+        let mut ios: Vec<Blocking> =
+            pairs.map(|pair| pair.and_then(Blocking::new)).collect::<Result<_>>().map_err(told)?;
+        let mut files = Files::new();
+        for rank in 0..directory.num_live() {
+            let id = directory.id_of_live(rank);
+            let extent = directory.extent(id).ok_or("a live sample lies nowhere")?;
+            let io = &mut ios[usize::from(extent.namespace)];
+            let bytes = io.read(extent.offset_bytes, extent.len_bytes as usize).map_err(told)?;
+            let name = directory.name(id).map_err(|error| error.to_string())?;
+            files.insert(name.ok_or("a live sample has no name")?, bytes.to_vec());
+        }
+        Ok(State::Samples(files))
+    }
 }
 
 /// Cells of a disk.
@@ -190,37 +224,4 @@ fn names_of(image: &Image) -> Result<Vec<Vec<u8>>> {
     let mut names = (0..directory.num_live()).map(name).collect::<Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
-}
-
-/// Opens the image, verifies it, and reads every sample.
-pub fn read_all(devices: &[Arc<dyn Device>]) -> std::result::Result<State, String> {
-    let image = match Image::from_devices(devices.to_vec(), &OpenOptions::default()) {
-        Ok(image) => image,
-        // The first superblock of an image may be torn: that is neither an image nor nothing.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
-            return Ok(State::Nothing);
-        }
-        Err(error) => return Err(format!("opening: {}", error.report())),
-    };
-    let told = |error: dlfs::Error| error.report();
-    let report = image.verify(&VerifyOptions::default(), &mut |_| ()).map_err(told)?;
-    // A commit that the power ended may have torn the superblock copy that it wrote.
-    let torn = |what: &str| what.starts_with("superblock copy");
-    if let Some(damage) = report.damages.iter().find(|damage| !torn(&damage.what)) {
-        return Err(format!("verify: {damage:?}"));
-    }
-    let directory = image.directory();
-    let pairs = image.devices().iter().map(|device| device.queue_pair());
-    let mut ios: Vec<Blocking> =
-        pairs.map(|pair| pair.and_then(Blocking::new)).collect::<Result<_>>().map_err(told)?;
-    let mut files = Files::new();
-    for rank in 0..directory.num_live() {
-        let id = directory.id_of_live(rank);
-        let extent = directory.extent(id).ok_or("a live sample lies nowhere")?;
-        let io = &mut ios[usize::from(extent.namespace)];
-        let bytes = io.read(extent.offset_bytes, extent.len_bytes as usize).map_err(told)?;
-        let name = directory.name(id).map_err(|error| error.to_string())?;
-        files.insert(name.ok_or("a live sample has no name")?, bytes.to_vec());
-    }
-    Ok(State::Samples(files))
 }
