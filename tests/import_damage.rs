@@ -6,10 +6,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
+use dlfs::format::ChunkHead;
+use dlfs::format::chunk::ChunkKind;
 use dlfs::format::superblock::SUPERBLOCK_BYTES;
-use dlfs::import::{self, Onto, import_onto};
+use dlfs::import::{self, Onto, delete_on, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
+use dlfs::units::Generation;
 use dlfs::volume::{Image, OpenOptions, VerifyReport};
 use dlfs::{ErrorKind, Result};
 use import_support::disk::Disks;
@@ -164,4 +167,39 @@ fn an_image_of_a_future_version_is_named_as_such_and_not_written_to() {
     let error = import::delete_on(&disks.devices(), &[b"x".to_vec()]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(disks.contents()[0] == bytes);
+}
+
+/// A delete writes nothing of its generation but the record and the snapshot.
+#[test]
+fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed() {
+    let (mut files, bytes) = small();
+    let all = files.clone();
+    let disks = Disks::holding(&[bytes]);
+    let (name, _) = files.pop_first().unwrap();
+    delete_on(&disks.devices(), &[name]).unwrap();
+    let mut bytes = disks.contents().remove(0);
+    let superblock = open(&bytes).unwrap().superblocks()[0];
+    let cell_bytes = superblock.layout.chunk_size_bytes as usize;
+    let is_record = |cell: &mut &mut [u8]| {
+        ChunkHead::parse(cell)
+            .is_ok_and(|head| head.kind == ChunkKind::Record && head.id.generation == Generation(2))
+    };
+    bytes
+        .chunks_mut(cell_bytes)
+        .find_map(|mut cell| is_record(&mut cell).then(|| cell.fill(0)))
+        .unwrap();
+    let disks = Disks::holding(std::slice::from_ref(&bytes));
+    let report = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    assert_eq!((report.generation, report.live_samples), (Generation(2), files.len() as u64));
+    assert_eq!(contents(&disks.devices()).unwrap(), files, "the snapshot says what the record did");
+
+    let snapshot = superblock.snapshot;
+    bytes[snapshot.offset_bytes as usize..][..snapshot.len_bytes as usize].fill(0);
+    let disks = Disks::holding(std::slice::from_ref(&bytes));
+    let error = import::rebuild_on(&disks.devices(), Some(Generation(1)), &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+    assert_eq!(disks.contents(), [bytes], "it wrote nothing");
+    let report = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    assert_eq!((report.generation, report.live_samples), (Generation(2), all.len() as u64));
+    assert_eq!(contents(&disks.devices()).unwrap(), all, "what was deleted is known to nobody");
 }

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::directory::Directory;
 use crate::directory::commit::reserve_within;
 use crate::format::chunk::ChunkKind;
+use crate::format::error::{at_most, equal};
 use crate::format::open::{OpenError, Opened, judge};
 use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
@@ -451,9 +452,12 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
     let place = superblock.snapshot;
     let len = usize::try_from(place.len_bytes)
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, "the directory exceeds the memory"))?;
+    equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
     let device: &Arc<dyn Device> = &media.devices()[usize::from(place.namespace)];
     let address = device.namespace().address;
     let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
+    let end = place.offset_bytes.saturating_add(place.len_bytes);
+    at_most("end of the snapshot", end, device.namespace().len_bytes()).map_err(damaged)?;
     let mut channel = media.channel();
     let mut read = || -> Result<Directory> {
         let bytes = channel.read(place.namespace, place.offset_bytes, len)?;

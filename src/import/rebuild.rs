@@ -57,12 +57,16 @@ pub struct RebuildReport {
 /// a newer one, and the record of that one is there, it becomes that: everything of a generation is
 /// durable before its superblock is written, so a commit that was interrupted is brought to its end.
 ///
+/// Where the record of a committed generation is damaged, its snapshot says the same, if that is whole;
+/// with neither, samples that were deleted come back.
+///
 /// With `since`, only chunks of later generations are looked for; the rest comes from the directory of
 /// that generation, which must still be readable.
 ///
 /// # Errors
 /// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one whole
-/// image, or the directory of generation `since` is not there. `Busy`: an import is at work.
+/// image, or the directory of generation `since` is not there. `Corrupt`: with `since`, what is committed
+/// after it has no record any more. `Busy`: an import is at work.
 pub fn rebuild(
     image: &[Address],
     since: Option<Generation>,
@@ -217,17 +221,29 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     Err(Error::new(ErrorKind::NotFound, "no chunk of an image lies here").target(device.address))
 }
 
-/// What the superblocks say: the generation that is committed, and one that may have been after it.
+/// What the superblocks say: the one that commits, and a generation that may have been after its own.
 /// Without any superblock, nobody knows.
-fn committed(copies: &[Copies]) -> (Option<Generation>, Option<Generation>) {
+fn committed(copies: &[Copies]) -> (Option<Superblock>, Option<Generation>) {
     match judge(copies) {
-        Ok(opened) => (Some(opened.superblock().generation), opened.lost_generation()),
+        Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
         Err(_) => {
-            let newest = copies[0].newest().map(|superblock| superblock.generation);
-            let is_doubtful = newest.is_some_and(|known| copies[0].is_bad_at(known.next()));
-            (newest, newest.filter(|_| is_doubtful).map(Generation::next))
+            let newest = copies[0].newest().copied();
+            let next = newest.map(|superblock| superblock.generation.next());
+            (newest, next.filter(|&next| copies[0].is_bad_at(next)))
         }
     }
+}
+
+/// What its own record says of the generation that is committed: its snapshot says the same.
+fn record_of_snapshot(
+    media: &Media,
+    layout: &ImageLayout,
+    superblock: &Superblock,
+) -> Option<GenerationRecord> {
+    if superblock.layout != *layout {
+        return None;
+    }
+    begin::read_directory(media, superblock).ok().map(|directory| directory.record())
 }
 
 /// The directory of an older generation: its snapshot is still where its superblock says.
@@ -309,10 +325,11 @@ fn assemble_newest(
     base: Option<&Directory>,
     copies: &[Copies],
 ) -> Result<Found> {
-    let (committed, lost) = committed(copies);
-    let known = assemble(media, layout, heads, base, committed);
+    let (superblock, lost) = committed(copies);
+    let committed = superblock.map(|superblock| superblock.generation);
+    let known = assemble(media, layout, heads, base, (committed, superblock.as_ref()));
     let Some(lost) = lost else { return known };
-    let newer = assemble(media, layout, heads, base, Some(lost));
+    let newer = assemble(media, layout, heads, base, (Some(lost), None));
     match (known, newer) {
         (Ok(known), Ok(newer)) => {
             let is_there = newer.directory.generation() == lost && newer.has_record;
@@ -332,13 +349,14 @@ fn assemble_newest(
     }
 }
 
-/// Chooses the newest generation that is whole, or else the newest.
+/// Makes the generation that is committed, if that is known, or else the newest whose record is whole, or
+/// else the newest. `superblock` is the one that commits it.
 fn assemble(
     media: &Media,
     layout: &ImageLayout,
     heads: &[ChunkHead],
     base: Option<&Directory>,
-    committed: Option<Generation>,
+    (committed, superblock): (Option<Generation>, Option<&Superblock>),
 ) -> Result<Found> {
     if heads.is_empty() && base.is_none() {
         return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
@@ -364,14 +382,33 @@ fn assemble(
             records.retain(|other| other != head);
             continue;
         }
-        let record = record.or_else(|| base.map(Directory::record));
+        let record = record
+            .or_else(|| record_of_snapshot(media, layout, superblock?))
+            .or_else(|| base.map(Directory::record));
+        // The base's own record would take the image back to the base.
+        if let (Some(record), Some(committed)) = (&record, committed)
+            && record.generation < committed
+        {
+            let message = format!("the record of generation {committed} is not there any more");
+            return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
+        }
         let (usable, plan) = usable_plan(channel, base, &later, record.as_ref(), most_slots)?;
         let mut builder = DirectoryBuilder::new(*layout);
         carry_out(channel, &plan, &usable, base, &mut builder)?;
-        let (generation, time_ns) = match &record {
-            Some(record) => (record.generation, record.time_ns),
-            None => usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default(),
+        let (generation, time_ns) = match (&record, superblock) {
+            (Some(record), _) => (record.generation, record.time_ns),
+            // Never less than is committed: the newer superblock would be opened still.
+            (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
+            (None, None) => {
+                usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
+            }
         };
+        if record.is_none() {
+            tracing::warn!(
+                "the record of generation {generation} is not there: samples that were deleted come \
+                 back, and names of classes are lost"
+            );
+        }
         if let Some(record) = record {
             builder.set_classes(record.classes);
             builder.delete(&record.deleted);
