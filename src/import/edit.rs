@@ -290,7 +290,9 @@ impl<'a> Purge<'a> {
             let found = u64::from(header.head().num_samples);
             equal("samples of a chunk", info.num_slots.into(), found)?;
             for sample in header.samples() {
-                let extent = old.extent(sample.id);
+                let id = old.id_at(sample.slot).expect("a slot of a chunk has an id");
+                equal("id of a sample", id.0, sample.id.0)?;
+                let extent = old.extent(id);
                 let Some(extent) = extent else {
                     self.push(sample.slot, None)?;
                     continue;
