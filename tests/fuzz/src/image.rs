@@ -1,4 +1,4 @@
-//! Whole images that lie: opened, read, verified and gone on with.
+//! Whole images that lie: opened, read, verified, changed, rebuilt and gone on with.
 //!
 //! An input is a byte that chooses an image and a script that damages it. Afterwards every checksum on
 //! it is made right, those by which one structure names another included.
@@ -10,10 +10,12 @@ use dlfs::format::checksum::crc32c;
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::{Pack, Uuid};
 use dlfs::import::journal::{JOURNAL_OFFSET, Journal};
-use dlfs::import::{ImportOptions, Onto, Progress, Stage, import_onto};
+use dlfs::import::{
+    ImportOptions, Onto, Progress, Stage, delete_on, import_onto, purge_on, rebuild_on,
+};
 use dlfs::qpair::Device;
 use dlfs::reader::{Batch, Reader, ReaderOptions};
-use dlfs::units::SampleId;
+use dlfs::units::{Generation, SampleId};
 use dlfs::volume::{Image as Opened, OpenOptions, VerifyOptions, VerifyReport};
 
 use super::Target;
@@ -28,6 +30,26 @@ pub const IMAGE: Target = Target {
     seeds: scripts,
     refit: None,
     run: image,
+    heap_bytes: 64 << 20,
+    rounds: 100,
+};
+
+/// Deleted from and purged.
+pub const EDIT: Target = Target {
+    name: "edit",
+    seeds: scripts,
+    refit: None,
+    run: edit,
+    heap_bytes: 64 << 20,
+    rounds: 100,
+};
+
+/// Rebuilt from its chunks.
+pub const REBUILD: Target = Target {
+    name: "rebuild",
+    seeds: scripts,
+    refit: None,
+    run: rebuild,
     heap_bytes: 64 << 20,
     rounds: 100,
 };
@@ -192,6 +214,56 @@ fn read(mut reader: Reader, opened: &Opened, ids: &[SampleId]) -> Option<usize> 
     Some(failures.len())
 }
 
+fn edit(input: &[u8]) {
+    let Some((&which, changes)) = input.split_first() else { return };
+    for plates in damaged(images(), which, changes) {
+        let devices = devices(&plates);
+        let open = || Opened::from_devices(devices.clone(), &OpenOptions::default());
+        let Ok(before) = open() else {
+            // What does not open is not changed either.
+            assert!(delete_on(&devices, &[b"a".to_vec()]).is_err());
+            assert!(purge_on(&devices, &mut ()).is_err());
+            continue;
+        };
+        let live = before.directory().num_live();
+        let name = before.load_names().ok().and_then(|()| {
+            let id = (live > 0).then(|| before.directory().id_of_live(live / 2))?;
+            before.directory().name(id).ok()?
+        });
+        let mut now = live;
+        if let Some(name) = name
+            && let Ok(report) = delete_on(&devices, &[name])
+        {
+            now -= 1;
+            let after = open().expect("what was committed opens");
+            assert_eq!((report.live_samples, after.directory().num_live()), (now, now));
+        }
+        if purge_on(&devices, &mut ()).is_ok() {
+            let after = open().expect("what was committed opens");
+            assert_eq!(after.directory().num_live(), now, "a purge loses nothing");
+        }
+    }
+}
+
+fn rebuild(input: &[u8]) {
+    let Some((&which, changes)) = input.split_first() else { return };
+    for plates in damaged(images(), which, changes) {
+        let devices = devices(&plates);
+        let since = (which & 0x80 != 0).then_some(Generation(1));
+        let Ok(report) = rebuild_on(&devices, since, &mut ()) else { continue };
+        let opened = Opened::from_devices(devices, &OpenOptions::default());
+        let opened = opened.expect("what was committed opens");
+        assert_eq!(
+            opened.directory().generation(),
+            report.generation,
+            "what was rebuilt is opened"
+        );
+        assert_eq!(opened.directory().num_live(), report.live_samples);
+        opened.load_names().expect("its names are there");
+        look_at(&opened);
+    }
+}
+
 /// Images that an import did not finish: stopped after a few chunks, at first and when appending.
 fn unfinished() -> &'static [Namespaces] {
     static UNFINISHED: OnceLock<Vec<Namespaces>> = OnceLock::new();
@@ -235,8 +307,9 @@ fn resume(input: &[u8]) {
         {
             assert_eq!(Journal::parse(&journal.encode()), Ok(journal), "it reads back");
         }
-        // Where the device locks nothing, the import keeps a lease.
-        let plates = super::image::plates(&namespaces, how & 4 == 0);
+        // Where the device locks nothing, the import keeps a lease. Taking one takes a tenth of a second,
+        // so few inputs do.
+        let plates = super::image::plates(&namespaces, how >> 2 != 1);
         let onto = [Onto::Resume, Onto::Append, Onto::Empty, Onto::Force][usize::from(how % 4)];
         let devices = devices(&plates);
         let result = import_onto(&[source()], &devices, &options(onto), &mut ());
@@ -272,7 +345,8 @@ fn options(onto: Onto) -> ImportOptions {
         reader_threads: 1,
         uuid: Some(Uuid::from_random_bytes([9; 16])),
         time_ns: Some(2_000_000),
-        lease: Duration::from_millis(1),
+        // Half of it has to outlast a pause on a busy machine: without it, nothing is written.
+        lease: Duration::from_millis(400),
         ..ImportOptions::default()
     }
 }
