@@ -1,4 +1,4 @@
-//! A network between host and target that damages bytes, and stands still on request.
+//! A network between host and target that damages, loses, doubles and holds bytes, or stands still.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,6 +23,34 @@ pub struct Flip {
     pub bit: u32,
 }
 
+/// What happens to the bytes from a place on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Harm {
+    /// One bit of the first is another.
+    Flip(u32),
+    /// The connection is closed in front of them.
+    Cut,
+    /// Neither they nor what follows them is carried any more; the connection stays open.
+    Stall,
+    /// So many come twice.
+    Duplicate(usize),
+    /// So many are lost.
+    Drop(usize),
+    /// These come before them.
+    Insert(Vec<u8>),
+    /// So many come one by one.
+    Drip(usize),
+}
+
+/// Harm that is done once: in the connection of this number, counted from 0 as they are made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    pub connection: usize,
+    pub way: Way,
+    pub offset: u64,
+    pub harm: Harm,
+}
+
 /// A forwarder of connections. It ends when it is dropped.
 pub struct Wire {
     address: SocketAddr,
@@ -31,7 +59,7 @@ pub struct Wire {
 
 struct Shared {
     target: SocketAddr,
-    flips: Mutex<Vec<Flip>>,
+    faults: Mutex<Vec<Fault>>,
     struck: AtomicUsize,
     held: AtomicBool,
     over: AtomicBool,
@@ -47,7 +75,7 @@ impl Wire {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             target,
-            flips: Mutex::default(),
+            faults: Mutex::default(),
             struck: AtomicUsize::new(0),
             held: AtomicBool::new(false),
             over: AtomicBool::new(false),
@@ -65,7 +93,8 @@ impl Wire {
     }
 
     pub fn flip(&self, flip: Flip) {
-        self.shared.flips.lock().unwrap().push(flip);
+        let Flip { connection, way, offset, bit } = flip;
+        self.harm(Fault { connection, way, offset, harm: Harm::Flip(bit) });
     }
 
     /// From now on no digest is asked for through it, as if the target granted none.
@@ -73,7 +102,11 @@ impl Wire {
         self.shared.without_digests.store(true, Ordering::SeqCst);
     }
 
-    /// How many bits were flipped.
+    pub fn harm(&self, fault: Fault) {
+        self.shared.faults.lock().unwrap().push(fault);
+    }
+
+    /// How often harm was done.
     pub fn struck(&self) -> usize {
         self.shared.struck.load(Ordering::SeqCst)
     }
@@ -140,9 +173,20 @@ impl Shared {
                 }
                 Err(_) => break,
             };
-            self.damage(number, way, &mut bytes[..len]);
+            let start = {
+                let carried = &mut self.carried.lock().unwrap()[number][way as usize];
+                *carried += len as u64;
+                *carried - len as u64
+            };
             self.wait_while_held();
-            if to.write_all(&bytes[..len]).is_err() {
+            if way == Way::ToTarget
+                && start == 0
+                && len > DGST_OF_IC_REQ
+                && self.without_digests.load(Ordering::SeqCst)
+            {
+                bytes[DGST_OF_IC_REQ] = 0;
+            }
+            if self.carry(number, way, start, &bytes[..len], &mut to).is_err() {
                 break;
             }
         }
@@ -151,24 +195,65 @@ impl Shared {
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    fn damage(&self, number: usize, way: Way, bytes: &mut [u8]) {
-        let start = {
-            let carried = &mut self.carried.lock().unwrap()[number][way as usize];
-            *carried += bytes.len() as u64;
-            *carried - bytes.len() as u64
-        };
-        if way == Way::ToTarget && start == 0 && self.without_digests.load(Ordering::SeqCst) {
-            bytes[DGST_OF_IC_REQ] = 0;
+    /// Passes `bytes`, of which the first is byte `at` of its way, on with the harm that is due to them.
+    fn carry(
+        &self,
+        number: usize,
+        way: Way,
+        mut at: u64,
+        mut bytes: &[u8],
+        to: &mut TcpStream,
+    ) -> std::io::Result<()> {
+        while let Some(Fault { offset, harm, .. }) = self.take_due(number, way, at, bytes.len()) {
+            let (whole, harmed) = bytes.split_at((offset - at) as usize);
+            to.write_all(whole)?;
+            let some = |count: usize| count.min(harmed.len());
+            let done = match harm {
+                Harm::Flip(bit) => {
+                    to.write_all(&[harmed[0] ^ 1 << (bit % 8)])?;
+                    1
+                }
+                Harm::Cut => return Err(ErrorKind::ConnectionAborted.into()),
+                Harm::Stall => {
+                    while !self.over.load(Ordering::SeqCst) {
+                        thread::sleep(TICK);
+                    }
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                Harm::Duplicate(count) => {
+                    to.write_all(&harmed[..some(count)])?;
+                    0
+                }
+                Harm::Drop(count) => some(count),
+                Harm::Insert(bytes) => {
+                    to.write_all(&bytes)?;
+                    0
+                }
+                Harm::Drip(count) => {
+                    for byte in &harmed[..some(count)] {
+                        to.write_all(std::slice::from_ref(byte))?;
+                        thread::sleep(Duration::from_micros(100));
+                    }
+                    some(count)
+                }
+            };
+            at = offset + done as u64;
+            bytes = &harmed[done..];
         }
-        self.flips.lock().unwrap().retain(|flip| {
-            let at = flip.offset.wrapping_sub(start);
-            let hit = flip.connection == number && flip.way == way && at < bytes.len() as u64;
-            if hit {
-                bytes[at as usize] ^= 1 << (flip.bit % 8);
-                self.struck.fetch_add(1, Ordering::SeqCst);
-            }
-            !hit
-        });
+        to.write_all(bytes)
+    }
+
+    /// The first harm that is due to these bytes, once.
+    fn take_due(&self, number: usize, way: Way, at: u64, len: usize) -> Option<Fault> {
+        let mut faults = self.faults.lock().unwrap();
+        let is_due = |fault: &Fault| {
+            let inside = fault.offset >= at && fault.offset - at < len as u64;
+            fault.connection == number && fault.way == way && inside
+        };
+        let due = faults.iter().enumerate().filter(|(_, fault)| is_due(fault));
+        let (index, _) = due.min_by_key(|(_, fault)| fault.offset)?;
+        self.struck.fetch_add(1, Ordering::SeqCst);
+        Some(faults.swap_remove(index))
     }
 
     fn wait_while_held(&self) {
