@@ -277,7 +277,10 @@ fn torn(before: &[Vec<u8>], work: impl FnOnce(&[Arc<dyn Device>])) -> Disks {
     disks.keep_events();
     work(&disks.devices());
     let mut left = disks.contents();
-    let is_superblock = |event: &&Event| matches!(event, Event::Write { disk: 0, offset, .. } if COPY_OFFSETS.contains(offset));
+    let is_superblock = |event: &&Event| {
+        let Event::Write { disk: 0, offset, .. } = event else { return false };
+        COPY_OFFSETS.contains(offset)
+    };
     let events = disks.events();
     let Some(Event::Write { offset, .. }) = events.iter().rev().find(is_superblock) else {
         panic!("a commit writes a superblock");
