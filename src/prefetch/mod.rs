@@ -9,7 +9,7 @@
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
 //! and stays; the poller sleeps when the window is full and when nothing is on its way. The end of a run
-//! is said ([`Told::End`]) and its samples are counted: a channel that closes without it is an error.
+//! is said (`Told::End`) and its samples are counted: a channel that closes without it is an error.
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
 

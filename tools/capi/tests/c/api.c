@@ -303,7 +303,7 @@ static void of_states(dlfs_fs *fs, const char *other, const char *folder) {
     snprintf(path, sizeof path, "%s/absent.json", folder);
     FAILS(DLFS_E_NOT_FOUND, dlfs_state_load(rest, path), "absent.json");
     snprintf(path, sizeof path, "%s/no/run.json", folder);
-    FAILS(DLFS_E_NOT_FOUND, dlfs_state_save(rest, path), "cannot write the state");
+    FAILS(DLFS_E_NOT_FOUND, dlfs_state_save(rest, path), "cannot write the file");
     CHECK(dlfs_sequence_close(rest) == 0 && dlfs_sequence_close(foreign) == 0);
     CHECK(dlfs_sequence_close(seq) == 0 && dlfs_unmount(second) == 0);
 }

@@ -409,7 +409,7 @@ static void states(const char *address, const char *folder) {
     uint64_t epoch, left, epoch_before, left_before;
     CHECK(dlfs_sequence_at(all.seq, &epoch_before, &left_before) == 0 && left_before == 44);
     CHECK(dlfs_state_get(all.seq, json, sizeof json, NULL) == 0);
-    FAILS(DLFS_E_IO, dlfs_state_load(all.seq, folder), "");
+    FAILS(DLFS_E_INVALID, dlfs_state_load(all.seq, folder), "regular file");
     for (size_t cut = 0; cut < strlen(json); cut++) { // every part of one, and each byte wrong
         snprintf(worse, sizeof worse, "%.*s", (int)cut, json);
         CHECK(dlfs_state_set(all.seq, worse) == DLFS_E_INVALID);
