@@ -339,7 +339,14 @@ impl<T: Transport> Charge<T> {
                 Activity::Live { .. } => tracing::warn!("lost {failure}; reconnecting"),
                 _ => tracing::debug!("{failure}"),
             }
-            self.failures[self.portal] = Some(failure.clone());
+            let known = &mut self.failures[self.portal];
+            // Silence says less than what was said before: somebody else may be listening there.
+            let says_less = |known: &Failure| {
+                failure.kind == ErrorKind::TimedOut && known.kind == ErrorKind::Corrupt
+            };
+            if !(opening && known.as_ref().is_some_and(says_less)) {
+                *known = Some(failure.clone());
+            }
             if self.failures.iter().all(is_stale) {
                 remote.give_up(failure);
                 return false;
