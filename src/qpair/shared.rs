@@ -102,6 +102,8 @@ struct Handle {
     number: u64,
     namespace: Namespace,
     owed: usize,
+    /// Whether the queue below had no room: another handle's completion makes some.
+    refused: bool,
     fence: Option<Arc<Fence>>,
     next_look: Instant,
 }
@@ -113,7 +115,8 @@ impl Handle {
         shared.next_handle += 1;
         shared.arrived.insert(number, VecDeque::new());
         drop(shared);
-        Handle { lane, number, namespace, owed: 0, fence: None, next_look: Instant::now() }
+        let next_look = Instant::now();
+        Handle { lane, number, namespace, owed: 0, refused: false, fence: None, next_look }
     }
 }
 
@@ -139,6 +142,7 @@ impl QueuePair for Handle {
             pending.push_back(Io { tag, ..io });
         }
         self.owed += taken;
+        self.refused = !pending.is_empty();
         taken
     }
 
@@ -188,7 +192,7 @@ impl QueuePair for Handle {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        (self.owed > 0).then_some(self.next_look)
+        (self.owed > 0 || self.refused).then_some(self.next_look)
     }
 }
 
@@ -227,6 +231,10 @@ mod tests {
         assert_eq!(one.submit(&mut of_one), 3);
         assert_eq!(two.submit(&mut of_two), 0, "the queue below is full");
         assert_eq!(of_two.iter().map(|io| io.tag).collect::<Vec<_>>(), [70, 71]);
+        assert!(
+            two.next_timeout().is_some(),
+            "it must look again, though it has nothing under way"
+        );
         let mut done = Vec::new();
         assert_eq!(two.poll(Instant::now(), 9, &mut done), 0);
         assert_eq!(two.submit(&mut of_two), 2);
