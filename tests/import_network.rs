@@ -318,7 +318,7 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
     let target = serve(&disk);
     let address = target.address(Nsid(1));
-    import_to(dir.path(), &[address.clone()], &wanted(Onto::Empty), &hasty()).unwrap();
+    import_to(dir.path(), std::slice::from_ref(&address), &wanted(Onto::Empty), &hasty()).unwrap();
     let engine = |options: ConnectOptions| open(&address, &options).unwrap().namespace().engine;
     assert_eq!(engine(hasty()), "tcp");
     let preferring = ConnectOptions { prefer_digests: true, ..hasty() };
