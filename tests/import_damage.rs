@@ -9,6 +9,7 @@ use std::sync::Arc;
 use dlfs::format::ChunkHead;
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::superblock::SUPERBLOCK_BYTES;
+use dlfs::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET};
 use dlfs::import::{self, Onto, delete_on, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -202,4 +203,69 @@ fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed(
     let report = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
     assert_eq!((report.generation, report.live_samples), (Generation(2), all.len() as u64));
     assert_eq!(contents(&disks.devices()).unwrap(), all, "what was deleted is known to nobody");
+}
+
+/// Puts the checksum of what lies between into the last four bytes of `at..at + len`.
+fn reseal(bytes: &mut [u8], at: usize, len: usize) {
+    let crc = crc32c::crc32c(&bytes[at..at + len - 4]);
+    bytes[at + len - 4..at + len].copy_from_slice(&crc.to_le_bytes());
+}
+
+#[test]
+fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 10, 900, 1);
+    let disks = Disks::new(1, 1 << 20);
+    let resume =
+        || import_onto(&paths(dir.path()), &disks.devices(), &options(Onto::Resume), &mut ());
+    import_onto(&paths(dir.path()), &disks.devices(), &options(Onto::Empty), &mut ()).unwrap();
+    assert_eq!(resume().unwrap().samples, 10, "it is done, and says so");
+    let whole = disks.contents().remove(0);
+    for (superblocks, first) in [(true, 11_u64), (true, 1 << 40), (false, 11), (false, 1 << 40)] {
+        let mut bytes = whole.clone();
+        let journal = JOURNAL_OFFSET as usize;
+        bytes[journal + 48..journal + 56].copy_from_slice(&first.to_le_bytes());
+        reseal(&mut bytes, journal, JOURNAL_BYTES);
+        if !superblocks {
+            bytes[..SUPERBLOCK_BYTES].fill(0);
+            bytes[32 << 10..(32 << 10) + SUPERBLOCK_BYTES].fill(0);
+        }
+        let disks = Disks::holding(&[bytes]);
+        let onto = options(Onto::Resume);
+        let error = import_onto(&paths(dir.path()), &disks.devices(), &onto, &mut ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{superblocks} {first}: {error:?}");
+    }
+}
+
+/// The chunk says that its sample is one of another part, which is there, has the same bytes, and has
+/// an id that no chunk of this part can hold.
+#[test]
+fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let disks = Disks::new(1, 1 << 20);
+    for (dir, onto) in [(&one, Onto::Empty), (&two, Onto::Append)] {
+        let name = if onto == Onto::Empty { "a" } else { "b" };
+        (0..4).for_each(|i| fs::write(dir.path().join(format!("{name}{i}")), [5; 100]).unwrap());
+        import_onto(&paths(dir.path()), &disks.devices(), &options(onto), &mut ()).unwrap();
+    }
+    import::delete_on(&disks.devices(), &[b"b3".to_vec()]).unwrap();
+    let mut bytes = disks.contents().remove(0);
+    let image = open(&bytes).unwrap();
+    let chunk = image.directory().chunk(1);
+    let at = chunk.offset_bytes as usize;
+    let header_len = u32::from_le_bytes(*bytes[at + 12..].first_chunk().unwrap()) as usize;
+    bytes[at + 80..at + 88].fill(0); // first id of its part
+    let gone = image.directory().deleted_runs()[0].0;
+    let ids = (0..4).map(|entry| at + 128 + 32 * entry);
+    let live = ids.clone().find(|&id| bytes[id] != gone as u8).unwrap();
+    bytes[live..live + 8].fill(0); // sample 0, which lives
+    let table = crc32c::crc32c(&bytes[at + 128..at + header_len]);
+    bytes[at + 120..at + 124].copy_from_slice(&table.to_le_bytes());
+    reseal(&mut bytes, at, 128);
+    let disks = Disks::holding(&[bytes]);
+    let error = import::purge_on(&disks.devices(), &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+    assert!(error.report().contains("id of the sample at a slot"), "{}", error.report());
+    let after = open(&disks.contents()[0]).unwrap();
+    assert_eq!(after.directory().generation(), image.directory().generation());
 }

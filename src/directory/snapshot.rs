@@ -48,6 +48,7 @@ impl Directory {
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
         columns.check(&head.layout)?;
+        check_parts(&parts, &columns)?;
         let tree = {
             let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
             let (width, len) = (ids.param, keys.param);
@@ -325,6 +326,16 @@ fn read_facts(source: &Source<'_>) -> Result<(Vec<Part>, Facts), FormatError> {
     Ok((parts, facts))
 }
 
+/// A chunk is of one part, as whoever copies it relies on: each part begins with a chunk.
+fn check_parts(parts: &[Part], columns: &Columns) -> Result<(), FormatError> {
+    let table = columns.table();
+    parts.iter().try_for_each(|part| {
+        let chunk = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
+        let found = table.get(chunk).map_or(columns.num_slots(), |chunk| chunk.first_slot.get());
+        equal("first slot of a part's first chunk", part.first, found)
+    })
+}
+
 fn section_name(kind: u16) -> &'static str {
     match kind {
         kind::FACTS => "snapshot, facts",
@@ -340,5 +351,30 @@ fn section_name(kind: u16) -> &'static str {
         kind::NAME_BLOCKS => "snapshot, name blocks",
         kind::NAMES => "snapshot, names",
         _ => "snapshot, order of names",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::DirectoryBuilder;
+    use crate::format::{ImageLayout, Pack, Uuid};
+    use crate::units::Generation;
+
+    #[test]
+    fn a_chunk_that_reaches_into_the_next_part_is_refused() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
+        let mut builder = DirectoryBuilder::new(layout);
+        let files: Vec<(&[u8], u32, Option<i64>)> =
+            vec![(b"a", 1, None), (b"b", 2, None), (b"c", 3, None), (b"d", 4, None)];
+        builder.add_files(1, files.into_iter()).unwrap();
+        let mut directory = builder.finish(Generation(1), 1).unwrap();
+        Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap();
+        let part = |first, count| Placement::new(Part { first, count, seed: 0, window: 0 });
+        directory.placements = vec![part(0, 3), part(3, 1)];
+        directory.facts = Facts { started_ns: vec![0, 0], ..Facts::default() }.into();
+        let (what, expected, found) = ("first slot of a part's first chunk", 3, 4);
+        let refused = Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap_err();
+        assert_eq!(refused, FormatError::Mismatch { what, expected, found });
     }
 }

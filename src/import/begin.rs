@@ -8,6 +8,7 @@ use crate::directory::Directory;
 use crate::directory::commit::reserve_within;
 use crate::format::chunk::ChunkKind;
 use crate::format::error::{at_most, equal};
+use crate::format::geometry::check_layout;
 use crate::format::open::{OpenError, Opened, judge};
 use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
@@ -262,6 +263,7 @@ fn resume(
     // Namespace 0 is written last: without a superblock there, the first generation is not committed.
     let first = journal.generation == Generation(1);
     if first && media.channel().superblocks(0)?.newest().is_none() {
+        equal(PART_OF_JOURNAL, 0, journal.part.first)?;
         return Ok(Begun { media, current: None, journal, resumed: true, done: false });
     }
     let opened = opened(&media)?;
@@ -272,11 +274,17 @@ fn resume(
     if current.directory.uuid() != journal.layout.uuid {
         return Err(nothing_to_resume());
     }
+    check_layout("journal of an import", current.directory.layout(), &journal.layout)?;
     let found = current.directory.generation();
     // A delete or purge may have come in between and taken the generation's number.
     let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;
     if !done && found.0 + 1 != journal.generation.0 {
         return Err(nothing_to_resume());
+    }
+    let ids = current.directory.num_samples();
+    match done {
+        true => at_most(PART_OF_JOURNAL, journal.part.first, ids).map(drop)?,
+        false => equal(PART_OF_JOURNAL, ids, journal.part.first)?,
     }
     Ok(Begun { media, current: Some(current), journal, resumed: true, done })
 }
@@ -304,6 +312,8 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
         superblock.layout.uuid != journal.layout.uuid || superblock.generation >= journal.generation
     }))
 }
+
+const PART_OF_JOURNAL: &str = "first id of an import's part in its journal";
 
 fn nothing_to_resume() -> Error {
     Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with")

@@ -289,10 +289,12 @@ impl<'a> Purge<'a> {
             equal("first slot of a chunk", info.first_slot.0, header.head().first_slot.0)?;
             let found = u64::from(header.head().num_samples);
             equal("samples of a chunk", info.num_slots.into(), found)?;
+            let fields = old.fields().iter().map(|name| &name[..]);
+            equal("other names of the fields of a chunk", 0, header.fields().ne(fields).into())?;
             for sample in header.samples() {
-                let id = old.id_at(sample.slot).expect("a slot of a chunk has an id");
-                equal("id of a sample", id.0, sample.id.0)?;
-                let extent = old.extent(id);
+                let id = old.id_at(sample.slot).map_or(u64::MAX, |id| id.0);
+                equal("id of the sample at a slot", id, sample.id.0)?;
+                let extent = old.extent(sample.id);
                 let Some(extent) = extent else {
                     self.push(sample.slot, None)?;
                     continue;
@@ -333,8 +335,10 @@ impl<'a> Purge<'a> {
             match fit {
                 Fit::Here => return Ok(()),
                 Fit::NextChunk => self.finish_chunk()?,
+                // An oversize sample lies alone: its chunk has no hole.
                 Fit::Oversize => {
-                    unreachable!("an oversize sample lies alone: its chunk has no hole")
+                    let message = "a sample among others does not fit into a chunk";
+                    return Err(Error::new(ErrorKind::Corrupt, message));
                 }
             }
         }
