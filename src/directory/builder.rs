@@ -310,7 +310,7 @@ impl DirectoryBuilder {
             head_crc32c: None,
             placements,
         };
-        directory.columns.check(&directory.layout)?;
+        directory.check()?;
         Ok(directory)
     }
 

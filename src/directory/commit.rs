@@ -39,8 +39,9 @@ impl Commit {
     ///
     /// # Errors
     /// `NoSpace`: nothing is lost, there is no room for them. `NotLoaded`: the directory was opened
-    /// without its names.
+    /// without its names. What is wrong with the directory: it would not open.
     pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
+        directory.check()?;
         let layout = directory.layout;
         let record = directory.record();
         if directory.record_run.cells == 0 {

@@ -19,6 +19,7 @@ use crate::format::record::{
 };
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
 use crate::format::{FormatError, Part, Placement, Superblock};
+use crate::units::SampleId;
 
 impl Directory {
     /// A directory of the bytes of its snapshot: all of them, or as many as
@@ -38,8 +39,6 @@ impl Directory {
 
         let n = head.num_samples;
         let (parts, facts) = read_facts(&source)?;
-        let end = parts.last().map_or(0, |part| part.first + part.count);
-        equal("samples of all parts", n, end)?;
         let columns = Columns {
             chunks: source.column(kind::CHUNKS)?,
             checkpoints: source.column(kind::CHECKPOINTS)?,
@@ -47,8 +46,6 @@ impl Directory {
             checksums: source.column(kind::CHECKSUMS)?,
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
-        columns.check(&head.layout)?;
-        check_parts(&parts, &columns)?;
         let tree = {
             let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
             let (width, len) = (ids.param, keys.param);
@@ -60,7 +57,6 @@ impl Directory {
         };
         let (deleted_ids, deleted_slots) =
             (deleted(kind::DELETED_IDS)?, deleted(kind::DELETED_SLOTS)?);
-        equal("deleted slots", deleted_ids.count(), deleted_slots.count())?;
         let labels = match head.section(kind::LABELS) {
             Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
             None => None,
@@ -83,6 +79,7 @@ impl Directory {
             names_on_media: head.sections.iter().filter(is_name).copied().collect(),
             head_crc32c: bytes.first_chunk().map(head_crc32c),
         };
+        directory.check()?;
         if whole {
             let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
             directory.attach_names(names.expect("the whole snapshot is there"))?;
@@ -201,6 +198,42 @@ impl Directory {
             at_most("end of what the directory reads", end, superblock.used_len_bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether its parts agree with each other: what opens has passed this, and what is committed is
+    /// to open. Lays out every sample, and asks for the slot of every deleted one.
+    ///
+    /// # Errors
+    /// Which of them contradict each other.
+    pub(super) fn check(&self) -> Result<(), FormatError> {
+        let end = self.parts().last().map_or(0, |part| part.first + part.count);
+        equal("samples of all parts", self.num_samples(), end)?;
+        self.columns.check(&self.layout)?;
+        self.check_parts()?;
+        self.check_deleted()
+    }
+
+    /// A chunk is of one part, as whoever copies it relies on: each part begins with a chunk.
+    fn check_parts(&self) -> Result<(), FormatError> {
+        let table = self.columns.table();
+        self.parts().try_for_each(|part| {
+            let chunk = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
+            let found = table.get(chunk).map_or(self.num_samples(), |c| c.first_slot.get());
+            equal("first slot of a part's first chunk", part.first, found)
+        })
+    }
+
+    /// The slots of the deleted ids are the deleted slots. Of as many ids and slots it is enough that
+    /// no id has a slot that is not among them.
+    fn check_deleted(&self) -> Result<(), FormatError> {
+        equal("deleted slots", self.deleted_ids.count(), self.deleted_slots.count())?;
+        let ids = self.deleted_ids.runs().into_iter().flat_map(|(first, len)| first..first + len);
+        let is_elsewhere = |id: &u64| {
+            let slot = self.slot_of(SampleId(*id));
+            !slot.is_some_and(|slot| self.deleted_slots.contains(slot.0))
+        };
+        let elsewhere = ids.filter(is_elsewhere).count();
+        equal("deleted ids whose slot is not deleted", 0, elsewhere as u64)
     }
 
     fn encode_facts(&self) -> Vec<u8> {
@@ -326,16 +359,6 @@ fn read_facts(source: &Source<'_>) -> Result<(Vec<Part>, Facts), FormatError> {
     Ok((parts, facts))
 }
 
-/// A chunk is of one part, as whoever copies it relies on: each part begins with a chunk.
-fn check_parts(parts: &[Part], columns: &Columns) -> Result<(), FormatError> {
-    let table = columns.table();
-    parts.iter().try_for_each(|part| {
-        let chunk = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
-        let found = table.get(chunk).map_or(columns.num_slots(), |chunk| chunk.first_slot.get());
-        equal("first slot of a part's first chunk", part.first, found)
-    })
-}
-
 fn section_name(kind: u16) -> &'static str {
     match kind {
         kind::FACTS => "snapshot, facts",
@@ -376,5 +399,25 @@ mod tests {
         let (what, expected, found) = ("first slot of a part's first chunk", 3, 4);
         let refused = Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap_err();
         assert_eq!(refused, FormatError::Mismatch { what, expected, found });
+    }
+
+    /// As many ids as slots, but not the same samples: a delete would make these counts differ.
+    #[test]
+    fn deleted_slots_that_are_not_those_of_the_deleted_ids_are_refused() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
+        let mut builder = DirectoryBuilder::new(layout);
+        let names: Vec<String> = (0..100).map(|id| format!("{id:03}")).collect();
+        builder.add_files(1, names.iter().map(|name| (name.as_bytes(), 1, None))).unwrap();
+        let whole = builder.finish(Generation(1), 1).unwrap();
+        let deleted = |id| whole.with_deleted(&[SampleId(id)], Generation(2), 2).unwrap();
+        let (seven, eight) = (deleted(7), deleted(8));
+        Directory::from_snapshot(seven.to_snapshot().unwrap()).unwrap();
+        let lying = Directory { deleted_slots: eight.deleted_slots, ..seven };
+        let refused = Directory::from_snapshot(lying.to_snapshot().unwrap()).unwrap_err();
+        let what = "deleted ids whose slot is not deleted";
+        assert_eq!(refused, FormatError::Mismatch { what, expected: 0, found: 1 });
+        let mut space = crate::format::Space::new(&layout, &[1 << 20]);
+        let unwritten = crate::directory::commit::Commit::prepare(lying, &mut space).unwrap_err();
+        assert_eq!(unwritten, refused, "what would not open is not committed");
     }
 }
