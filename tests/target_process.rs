@@ -50,6 +50,16 @@ fn read_works(target: &Target) -> bool {
     io.call(Sqe::read(0, Nsid(1), Lba(0), 8, 4096), &[]).1 == [0; 4096]
 }
 
+/// As much as one command may read, so that no remainder of memory is enough for it.
+fn large_read_works(target: &Target) -> bool {
+    let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NONE);
+    io.call(large_read(), &[]).1 == vec![0; 1 << 20]
+}
+
+fn large_read() -> Sqe {
+    Sqe::read(0, Nsid(1), Lba(0), 2048, 1 << 20)
+}
+
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -114,11 +124,27 @@ fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers()
             .collect();
         std::thread::sleep(Duration::from_millis(300));
         assert!(read_works(&target));
+        // Though they have the name of one who is on the list.
+        assert!(large_read_works(&target));
         hosts
     });
     println!("{peak} bytes of heap for 620 answers of 1 MiB");
     assert!(peak < 16 << 20, "{peak} bytes of heap");
     drop(hosts);
+}
+
+#[test]
+fn a_host_is_served_though_another_process_in_its_name_asks_and_never_reads() {
+    let _alone = alone();
+    let target = serve();
+    let (admin, mut queues) = RawHost::with_queues::<8>(target.local_addr(), &nqn(), NONE);
+    for queue in &mut queues {
+        (0..100).for_each(|_| _ = queue.start(large_read(), &[]));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(large_read_works(&target));
+    assert!(target.stats().evicted > 0, "who does not read gave way");
+    drop((admin, queues));
 }
 
 #[test]

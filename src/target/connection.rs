@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
 use super::complaints::Complaint;
-use super::hosts::HostId;
+use super::hosts::{HostId, Hunger};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::peers::Peer;
 use super::stats::Counters;
@@ -75,6 +75,15 @@ enum Wanted {
     Answer(u32),
     /// So many bytes for an admin command, to be asked for.
     AdminData(u32),
+}
+
+impl Wanted {
+    fn len_bytes(&self) -> usize {
+        match self {
+            Wanted::Io(request) => request.len_bytes as usize,
+            Wanted::Answer(len) | Wanted::AdminData(len) => *len as usize,
+        }
+    }
 }
 
 /// Whether a host does its part. A byte now and then is none.
@@ -241,10 +250,26 @@ impl HostConnection {
         }
     }
 
-    /// Whether it has waited for memory since `limit` ago, although its host does its part.
-    pub(super) fn is_hungry(&self, now: Instant, limit: Duration) -> bool {
+    /// What it has waited for since `limit` ago, if its host does its part and only what others hold
+    /// is in its way.
+    pub(super) fn hunger(
+        &self,
+        now: Instant,
+        limit: Duration,
+        connection_bytes: usize,
+    ) -> Option<Hunger> {
         let long = |since| now.saturating_duration_since(since) >= limit;
-        self.hungry_since.is_some_and(long) && !self.is_stalled(now, limit)
+        let len = self.waiting.front().map_or(0, |(_, wanted)| wanted.len_bytes());
+        let is_hungry = self.hungry_since.is_some_and(long)
+            && !self.is_stalled(now, limit)
+            && self.may_hold(len, connection_bytes);
+        is_hungry.then(|| Hunger { host: self.host.map(|(host, _)| host), len })
+    }
+
+    /// Whether it may hold `len` bytes beside what it does: one command's in any case.
+    fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
+        let holds = self.holds_bytes();
+        holds == 0 || holds + len <= connection_bytes
     }
 
     /// Whether its host has not read answers, or sent what it was asked for, for `limit`.
@@ -398,7 +423,7 @@ impl HostConnection {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
                 }
                 self.protocol.finish_with(id, cqe);
-                self.host = Some((backend.hosts.enter(&queue.controller.hostnqn), 0));
+                self.host = Some((backend.hosts.enter(&queue.controller.accounted_to()), 0));
                 self.queue = Some(queue);
             }
         }
@@ -423,8 +448,7 @@ impl HostConnection {
                 self.fail(id, Status::INVALID_FIELD.do_not_retry());
             }
             DataTransfer::FromHost { len, in_capsule: true } => {
-                self.held_bytes += len as usize;
-                self.protocol.receive(id, IoBuf::zeroed(len as usize));
+                self.receive_into(id, IoBuf::zeroed(len as usize));
             }
             DataTransfer::FromHost { len, in_capsule: false } => {
                 self.start_or_wait(id, Wanted::AdminData(len), backend, now);
@@ -479,11 +503,16 @@ impl HostConnection {
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have come already, so they cannot wait for memory of the pool.
-                self.held_bytes += len as usize;
-                self.protocol.receive(id, backend.take_for_capsule(len as usize));
+                self.receive_into(id, backend.take_for_capsule(len as usize));
             }
             _ => self.start_or_wait(id, Wanted::Io(request), backend, now),
         }
+    }
+
+    /// Takes a command's data into `buf`, which is held until they are here and done with.
+    fn receive_into(&mut self, id: CommandId, buf: IoBuf) {
+        self.held_bytes += buf.len();
+        self.protocol.receive(id, buf);
     }
 
     fn start_or_wait(
@@ -508,9 +537,10 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) -> bool {
-        let (request, len) = match wanted {
-            Wanted::Io(request) => (Some(request), request.len_bytes as usize),
-            Wanted::Answer(len) | Wanted::AdminData(len) => (None, *len as usize),
+        let len = wanted.len_bytes();
+        let request = match wanted {
+            Wanted::Io(request) => Some(request),
+            Wanted::Answer(_) | Wanted::AdminData(_) => None,
         };
         if let Some(request) = request
             && request.kind == Kind::Flush
@@ -518,8 +548,7 @@ impl HostConnection {
             backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
             return true;
         }
-        let holds = self.holds_bytes();
-        if holds > 0 && holds + len > backend.connection_bytes {
+        if !self.may_hold(len, backend.connection_bytes) {
             return false;
         }
         if let Some(request) = request
@@ -531,7 +560,8 @@ impl HostConnection {
         }
         self.account(backend);
         let free_bytes = backend.pool.free_bytes();
-        if self.host.is_some_and(|(host, _)| !backend.hosts.may_take(host, len, free_bytes)) {
+        let host = self.host.map(|(host, _)| host);
+        if !backend.hosts.may_take(&Hunger { host, len }, free_bytes) {
             return false;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
@@ -541,9 +571,8 @@ impl HostConnection {
                 backend.push(request, buf, self.tag(id, Kind::Read));
             }
             Wanted::Io(_) | Wanted::AdminData(_) => {
-                self.held_bytes += len;
                 self.awaited.begin(now);
-                self.protocol.receive(id, buf);
+                self.receive_into(id, buf);
             }
             Wanted::Answer(room) => {
                 let sqe = *self.protocol.sqe(id);

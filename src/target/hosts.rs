@@ -26,6 +26,14 @@ struct Host {
     held_bytes: usize,
 }
 
+/// Memory that a queue waits for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hunger {
+    /// Whose queue it is, once it has connected.
+    pub(super) host: Option<HostId>,
+    pub(super) len: usize,
+}
+
 /// Names a host that has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostId(usize);
@@ -66,9 +74,10 @@ impl Hosts {
         *held = *held + now - before;
     }
 
-    /// Whether the host may have `len` bytes more while `free_bytes` are free.
-    pub(super) fn may_take(&self, host: HostId, len: usize, free_bytes: usize) -> bool {
-        self.hosts[host.0].held_bytes + len <= free_bytes
+    /// Whether a host may have what it waits for while `free_bytes` are free.
+    pub(super) fn may_take(&self, hunger: &Hunger, free_bytes: usize) -> bool {
+        let held_bytes = hunger.host.map_or(0, |host| self.hosts[host.0].held_bytes);
+        held_bytes + hunger.len <= free_bytes
     }
 }
 
@@ -80,6 +89,10 @@ mod tests {
         Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap()
     }
 
+    fn may_take(hosts: &Hosts, host: HostId, len: usize, free_bytes: usize) -> bool {
+        hosts.may_take(&Hunger { host: Some(host), len }, free_bytes)
+    }
+
     #[test]
     fn hosts_that_take_all_they_may_leave_something_for_the_next() {
         let mut hosts = Hosts::default();
@@ -88,7 +101,7 @@ mod tests {
             let queues = [0; 3].map(|_| hosts.enter(&nqn(&number.to_string())));
             assert_eq!(queues, [queues[0]; 3], "one host, however many queues");
             let mut held = 0;
-            while hosts.may_take(queues[held % 3], 1, free) {
+            while may_take(&hosts, queues[held % 3], 1, free) {
                 hosts.change(queues[held % 3], held, held + 1);
                 (held, free) = (held + 1, free - 1);
             }
@@ -101,11 +114,11 @@ mod tests {
         let mut hosts = Hosts::default();
         let first = hosts.enter(&nqn("a"));
         hosts.change(first, 0, 10);
-        assert!(!hosts.may_take(first, 1, 10));
+        assert!(!may_take(&hosts, first, 1, 10));
         hosts.change(first, 10, 0);
         hosts.leave(first);
         let second = hosts.enter(&nqn("b"));
         assert_eq!(second, first, "its place is used again");
-        assert!(hosts.may_take(second, 10, 10) && hosts.enter(&nqn("a")) != second);
+        assert!(may_take(&hosts, second, 10, 10) && hosts.enter(&nqn("a")) != second);
     }
 }

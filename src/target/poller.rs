@@ -15,7 +15,7 @@ use slab::Slab;
 
 use super::complaints::Complaint;
 use super::connection::{Closed, HostConnection, is_transient};
-use super::hosts::Hosts;
+use super::hosts::{Hosts, Hunger};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
 use super::peers::{Full, Peer, Places};
 use super::stats::{Counters, Tally};
@@ -543,10 +543,14 @@ impl Poller {
     }
 
     /// Where hosts wait for memory, closes those that hold it and do not do their part: those that hold
-    /// most first, until a quarter of it will be free.
+    /// most first, until a quarter of it will be free and none of those who wait holds too much of it.
     fn relieve_hungry(&mut self, now: Instant) {
         let limit = HUNGER.min(self.backend.subsystem.options.send_timeout);
-        if !self.connections.iter().any(|(_, c)| c.is_hungry(now, limit)) {
+        let connection_bytes = self.backend.connection_bytes;
+        let hungry =
+            self.connections.iter().filter_map(|(_, c)| c.hunger(now, limit, connection_bytes));
+        let hungry: Vec<Hunger> = hungry.collect();
+        if hungry.is_empty() {
             return;
         }
         let stalled = self.connections.iter().filter(|(_, c)| c.is_stalled(now, limit));
@@ -556,8 +560,12 @@ impl Poller {
             .collect();
         stalled.sort_unstable_by(|a, b| b.cmp(a));
         let mut free_bytes = self.backend.pool.free_bytes();
-        for (held, index) in stalled {
-            if free_bytes >= self.backend.connection_bytes {
+        for (number, (held, index)) in stalled.into_iter().enumerate() {
+            let hosts = &self.backend.hosts;
+            let is_enough = free_bytes >= connection_bytes
+                && hungry.iter().all(|hunger| hosts.may_take(hunger, free_bytes));
+            // Who waits although that is so needs it in one piece: one goes each tick until it has.
+            if is_enough && number > 0 {
                 break;
             }
             self.evict(index, "since it held memory and did not move data", now);

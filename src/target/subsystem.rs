@@ -376,6 +376,12 @@ impl Controllers {
 }
 
 impl Controller {
+    /// Whose memory its queues take. Anybody may speak to the discovery service, under any name: so all
+    /// who do are one host there, and none of those that the subsystem serves.
+    pub(super) fn accounted_to(&self) -> Nqn {
+        if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
+    }
+
     pub(super) fn is_enabled(&self) -> bool {
         Csts(self.csts()).is_ready()
     }
