@@ -70,6 +70,10 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
         if index > 0 && (job.stonewall || job.new_group) {
             group += 1;
         }
+        let (threads, most) = (tasks.len() as u64 + job.numjobs, request.run.max_jobs);
+        if threads > most {
+            return Err(format!("{threads} threads are asked for, --max-jobs is {most}"));
+        }
         let shared = Arc::new(job.clone());
         for number in 0..job.numjobs {
             let (job, thread) = (Arc::clone(&shared), tasks.len() + 1);
@@ -77,13 +81,6 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
             cpus_of(&task).map_err(wrong)?;
             tasks.push(task);
         }
-    }
-    if tasks.len() as u64 > request.run.max_jobs {
-        return Err(format!(
-            "{} threads are asked for, --max-jobs is {}",
-            tasks.len(),
-            request.run.max_jobs
-        ));
     }
     Ok(tasks)
 }
@@ -332,7 +329,9 @@ impl Manager {
             let mut totals = Totals::default();
             for shared in members.iter().map(|&member| &self.running[member].shared) {
                 totals.ios += shared.ios.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
-                totals.bytes += shared.bytes.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+                for bytes in &shared.bytes {
+                    totals.bytes = totals.bytes.saturating_add(bytes.load(Ordering::Relaxed));
+                }
                 totals.lat_ns += shared.lat_ns.load(Ordering::Relaxed);
             }
             let now_us = now_ns.saturating_sub(began_ns) / 1000;

@@ -109,7 +109,7 @@ pub(crate) fn open(job: &Job) -> Result<Image, String> {
 pub(crate) fn loader_options(job: &Job, number: u64) -> Result<LoaderOptions, String> {
     let samples = &job.samples;
     let world_size = samples.world_size.max(u32::try_from(job.numjobs).unwrap_or(1));
-    let rank = samples.rank + number as u32;
+    let rank = samples.rank.saturating_add(number as u32);
     if rank >= world_size {
         return Err(format!("rank {rank} of world_size {world_size}: ranks count from 0"));
     }
@@ -319,5 +319,8 @@ mod tests {
         let options = loader_options(&job, 3).unwrap();
         assert_eq!((options.rank, options.world_size), (3, 4));
         assert!(loader_options(&job, 4).unwrap_err().contains("ranks count from 0"));
+        let mut last = job;
+        (last.samples.rank, last.samples.world_size) = (u32::MAX - 1, u32::MAX);
+        assert!(loader_options(&last, 3).unwrap_err().contains("ranks count from 0"));
     }
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
 use common::{Place, bench, finish, run};
 
@@ -131,4 +132,106 @@ fn a_job_file_that_is_not_there_is_named() {
     let mut command = bench();
     command.arg("-x");
     finish(command).code(1).complains_of(&["-x"]);
+}
+
+/// A named pipe that nobody writes to.
+fn pipe(place: &Place) -> std::path::PathBuf {
+    let path = place.path("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.expect("mkfifo runs").success());
+    path
+}
+
+#[test]
+fn a_job_file_that_never_ends_or_never_comes_is_refused() {
+    let place = Place::new();
+    let refused = |path: &Path, words: &[&str]| run(&[path]).code(1).complains_of(words);
+    refused(Path::new("/dev/zero"), &["/dev/zero", "neither a regular file nor a pipe"]);
+    refused(place.folder(), &["neither a regular file nor a pipe"]);
+    refused(&pipe(&place), &["nobody wrote to this pipe"]);
+    let long = place.path("long.fio");
+    fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
+    refused(&long, &["long.fio", "more than 1048576 bytes"]);
+    let twice = "include deep.fio\ninclude deep.fio\n".repeat(100);
+    refused(&place.write("deep.fio", &twice), &["deep.fio:1", "include each other"]);
+    place.write("wide.inc", &"# \n".repeat(1 << 15));
+    refused(&place.write("wide.fio", &"include wide.inc\n".repeat(99)), &["1048576 bytes"]);
+    refused(&place.write("jobs.fio", &"[a]\n".repeat(1 << 15)), &["--max-jobs"]);
+    let mut command = bench();
+    command.arg("-").stdin(fs::File::open("/dev/zero").unwrap());
+    finish(command).code(1).complains_of(&["1048576 bytes"]);
+}
+
+#[test]
+fn a_job_file_may_come_through_a_pipe() {
+    let place = Place::new();
+    let path = pipe(&place);
+    let mut command = bench();
+    command.arg(&path).arg("--showcmd");
+    let writer = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        fs::write(path, "[a]\nioengine=null\nsize=1m\n").unwrap();
+    });
+    assert!(finish(command).quiet().text().contains("--size='1m'"));
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_target_that_has_no_blocks_is_refused_before_it_is_opened() {
+    let place = Place::new();
+    let path = pipe(&place);
+    let names = [path.to_str().unwrap(), "/dev/zero", place.folder().to_str().unwrap()];
+    for name in names {
+        for engine in ["psync", "io_uring", "file"] {
+            let (file, engine) = (format!("--filename={name}"), format!("--ioengine={engine}"));
+            let out = run(&["--name=a", &file, &engine, "--size=8k", "--rw=write"]);
+            out.code(1).complains_of(&[name, "neither"]);
+        }
+    }
+    let file = format!("--filename={}", path.display());
+    run(&["--name=a", "--rw=samples", &file]).code(1).complains_of(&["pipe", "neither"]);
+}
+
+#[test]
+fn a_file_that_the_disk_has_no_room_for_is_not_begun() {
+    let place = Place::new();
+    let path = place.path("large");
+    let file = format!("--filename={}", path.display());
+    let out = run(&["--name=a", &file, "--ioengine=psync", "--rw=read", "--size=1e"]);
+    out.code(1).complains_of(&["large", "no storage space"]);
+    assert_eq!(fs::metadata(path).unwrap().len(), 0);
+}
+
+#[test]
+fn numbers_beyond_all_bounds_are_refused_or_do_no_harm() {
+    let times = ["18446744073709551615", "99999999999999999999999", "36526d"];
+    let keys = ["runtime", "ramp_time", "startdelay", "thinktime"];
+    for (key, time) in keys.iter().flat_map(|key| times.map(|time| (key, time))) {
+        let line = format!("{key}={time}");
+        refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[&line, "100 years"]);
+    }
+    for line in [
+        "bwavgtime=18446744073709551615",
+        "log_avg_msec=18446744073709551615",
+        "ctrl_loss_tmo=18446744073709551615",
+        "epochs=18446744073709551615",
+    ] {
+        refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[line, "not within"]);
+    }
+    for line in ["size=15e", "offset=15e", "io_size=2e", "rate=1025p", "offset_increment=15e"] {
+        refused(&format!("[a]\nioengine=null\n{line}\nsize=1m\n"), &[line, "2^60"]);
+    }
+    for line in ["bsrange=4k-1e", "bssplit=4k/50:1e/50", "bs=1e"] {
+        refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[line, "a block has"]);
+    }
+    // The largest that is taken, together.
+    let most = "[a]\nioengine=null\nnumber_ios=8\nruntime=36525d\nramp_time=0\nsize=1e\noffset=1e\n\
+                offset_increment=1e\nnumjobs=4\nloops=18446744073709551615\nbwavgtime=3155760000000\n\
+                rw=randrw\nio_size=1e\nrate=1e\nfsync=18446744073709551615\n";
+    let place = Place::new();
+    run(&[place.write("most.fio", most)]).quiet();
+    let more = "[a]\nioengine=null\nsize=1e\noffset_increment=1e\nnumjobs=64\n";
+    run(&[place.write("more.fio", more)]).code(1).complains_of(&["beyond"]);
+    refused("[a]\nioengine=mem\nsize=1e\n", &["a (", "slots"]);
+    refused("[a]\nioengine=null\nsize=1e\nbs=1g\niodepth=65535\n", &["no memory"]);
 }

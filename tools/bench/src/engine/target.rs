@@ -239,8 +239,8 @@ pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOption
 
 fn wanted_len(job: &Job, count: u64) -> u64 {
     let size = job.size.map_or(0, |size| size.of(0)) / count;
-    let parts = if job.numjobs > 1 { job.offset_increment.of(0) * (job.numjobs - 1) } else { 0 };
-    job.offset.of(0) + size + parts
+    let parts = job.offset_increment.of(0).saturating_mul(job.numjobs - 1);
+    job.offset.of(0).saturating_add(size).saturating_add(parts)
 }
 
 fn null_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
@@ -282,10 +282,11 @@ fn block_len(job: &Job) -> u64 {
 
 fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
     let address = address_of(job, &name)?;
-    if let Address::Path(path) = &address
-        && (writable || job.unlink)
-    {
-        check_file(job, &name, path)?;
+    if let Address::Path(path) = &address {
+        check_kind(&name, path)?;
+        if writable || job.unlink {
+            check_file(job, &name, path)?;
+        }
     }
     let device = qpair::open(&address, &connect_options(job, writable)?);
     let device = device.map_err(|error| error.report())?;
@@ -328,6 +329,7 @@ fn plain_file(
         return Err(format!("ioengine={} works on plain files, not on {name}", engine.name()));
     }
     let path = PathBuf::from(&name);
+    check_kind(&name, &path)?;
     let failed = |what: &str, error: std::io::Error| format!("cannot {what} {name}: {error}");
     let metadata = std::fs::metadata(&path).ok();
     let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_block_device());
@@ -367,12 +369,25 @@ fn plain_file(
     Ok(Target { name, len, block, max_transfer: 1 << 30, depth, engine, path, opened })
 }
 
+/// Refuses what has no blocks, before it is opened: opening a pipe would wait for somebody who writes to it.
+fn check_kind(name: &str, path: &Path) -> Result<(), String> {
+    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it says what is wrong
+    match metadata.is_file() || metadata.file_type().is_block_device() {
+        true => Ok(()),
+        false => Err(format!("{name} is neither a regular file nor a block device")),
+    }
+}
+
 /// Makes a file longer, with random bytes, so that reading it reads something.
 fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    let room = rustix::fs::fstatvfs(&file)?;
+    if wanted - has > room.f_bavail.saturating_mul(room.f_frsize) {
+        return Err(std::io::ErrorKind::StorageFull.into()); // known before the disk is full
+    }
     let mut chunk = vec![0; LAYOUT_CHUNK_BYTES];
     let mut random = Random::new(has);
     let mut at = has;

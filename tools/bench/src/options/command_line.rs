@@ -214,6 +214,9 @@ fn jobs_of(sections: Vec<Section>, run: &RunOptions) -> Result<(Vec<Job>, Given)
         if !run.sections.is_empty() && !run.sections.contains(&section.name) {
             continue;
         }
+        if jobs.len() as u64 >= run.max_jobs {
+            return Err(format!("there are more jobs than --max-jobs, {}", run.max_jobs));
+        }
         let mut job = base.clone();
         (job.name, job.origin) = (section.name.clone(), section.origin.clone());
         for entry in &section.entries {

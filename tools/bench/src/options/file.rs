@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::text::Budget;
+
 /// A section of a job file, or what a `--name=` on the command line stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Section {
@@ -28,14 +30,11 @@ pub(crate) struct Entry {
 /// A sentence that names the file and the line.
 pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
     let mut sections = Vec::new();
-    let text = if path == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(path)
-    };
-    let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let mut budget = Budget::default();
+    let text = budget.read(path).map_err(|why| format!("cannot read {}: {why}", path.display()))?;
     let env = |name: &str| std::env::var(name).ok();
-    parse(&text, path, &mut sections, &env, 0)?;
+    let from = From { path, depth: 0, env: &env };
+    parse(&text, &from, &mut sections, &mut budget)?;
     match sections.first_mut() {
         Some(first) => first.begins_file = true,
         None => return Err(format!("{} has no section", path.display())),
@@ -52,19 +51,27 @@ pub(crate) fn sections_of(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<Section>, String> {
     let mut sections = Vec::new();
-    parse(text, Path::new("job file"), &mut sections, env, 0)?;
+    let from = From { path: Path::new("job file"), depth: 0, env };
+    parse(text, &from, &mut sections, &mut Budget::default())?;
     Ok(sections)
+}
+
+/// Where a text comes from, and what holds for it.
+struct From<'a> {
+    path: &'a Path,
+    /// How many files include it.
+    depth: u32,
+    env: &'a dyn Fn(&str) -> Option<String>,
 }
 
 fn parse(
     text: &str,
-    path: &Path,
+    from: &From<'_>,
     sections: &mut Vec<Section>,
-    env: &dyn Fn(&str) -> Option<String>,
-    depth: u32,
+    budget: &mut Budget,
 ) -> Result<(), String> {
     for (number, line) in (1..).zip(text.lines()) {
-        let origin = format!("{}:{number}", path.display());
+        let origin = format!("{}:{number}", from.path.display());
         let line = without_comment(line).trim();
         if line.is_empty() {
             continue;
@@ -79,11 +86,12 @@ fn parse(
             continue;
         }
         if let Some(file) = line.strip_prefix("include ") {
-            include(file.trim(), path, sections, env, depth)
+            include(file.trim(), from, sections, budget)
                 .map_err(|error| format!("{origin}: {error}"))?;
             continue;
         }
-        let expanded = expand_env(line, env).map_err(|error| format!("{origin}: {error}"))?;
+        let expanded =
+            expand_env(line, from.env, budget).map_err(|error| format!("{origin}: {error}"))?;
         let (key, value) = match expanded.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
             None => (expanded.trim(), None),
@@ -99,19 +107,18 @@ fn parse(
 /// The file is looked for beside the one that includes it, then where the program runs.
 fn include(
     file: &str,
-    from: &Path,
+    from: &From<'_>,
     sections: &mut Vec<Section>,
-    env: &dyn Fn(&str) -> Option<String>,
-    depth: u32,
+    budget: &mut Budget,
 ) -> Result<(), String> {
-    if depth >= MAX_INCLUDES {
+    if from.depth >= MAX_INCLUDES {
         return Err(format!("more than {MAX_INCLUDES} files include each other"));
     }
-    let beside: PathBuf = from.parent().unwrap_or(Path::new(".")).join(file);
+    let beside: PathBuf = from.path.parent().unwrap_or(Path::new(".")).join(file);
     let path = if beside.exists() { beside } else { PathBuf::from(file) };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| format!("cannot include {}: {error}", path.display()))?;
-    parse(&text, &path, sections, env, depth + 1)
+    let text =
+        budget.read(&path).map_err(|why| format!("cannot include {}: {why}", path.display()))?;
+    parse(&text, &From { path: &path, depth: from.depth + 1, env: from.env }, sections, budget)
 }
 
 /// A comment begins with `;` or `#`, at the start of a line or after a blank, so that an address may
@@ -128,9 +135,10 @@ fn without_comment(line: &str) -> &str {
 }
 
 /// Replaces every `${NAME}`.
-pub(crate) fn expand_env(
+fn expand_env(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
+    budget: &mut Budget,
 ) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;
@@ -139,7 +147,9 @@ pub(crate) fn expand_env(
         let (name, after) = rest[at + 2..]
             .split_once('}')
             .ok_or_else(|| format!("'{text}' lacks the '}}' of '${{'"))?;
-        out.push_str(&env(name).ok_or_else(|| format!("the variable {name} is not set"))?);
+        let value = env(name).ok_or_else(|| format!("the variable {name} is not set"))?;
+        budget.spend(value.len())?;
+        out.push_str(&value);
         rest = after;
     }
     out.push_str(rest);
@@ -155,7 +165,8 @@ mod tests {
     fn parsed(text: &str) -> Result<Vec<Section>, String> {
         let mut sections = Vec::new();
         let env = |name: &str| (name == "SIZE").then(|| "64m".to_owned());
-        parse(text, Path::new("x.fio"), &mut sections, &env, 0)?;
+        let from = From { path: Path::new("x.fio"), depth: 0, env: &env };
+        parse(text, &from, &mut sections, &mut Budget::default())?;
         Ok(sections)
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod job;
 mod nearest;
 pub(crate) mod table;
 mod tables;
+mod text;
 pub(crate) mod value;
 
 pub(crate) use job::Job;

@@ -26,15 +26,13 @@ pub(crate) fn bytes(text: &str, kb_base: u64) -> Result<u64, String> {
     let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a size"))?;
     let factor = size_factor(unit, kb_base)
         .ok_or_else(|| format!("'{unit}' in '{text}' is no unit of size (k, m, g, t, p, e)"))?;
-    let value = number * factor as f64;
-    if number.fract() == 0.0 && number < EXACT {
-        let whole = (number as u64).checked_mul(factor);
-        return whole.ok_or_else(|| format!("'{text}' is more than 2^64 - 1"));
+    let whole = number.fract() == 0.0 && number < EXACT;
+    let exact = whole.then(|| (number as u64).checked_mul(factor)).flatten();
+    let value = exact.unwrap_or((number * factor as f64) as u64);
+    if value > MAX_BYTES {
+        return Err(format!("'{text}' is more than 2^60, the most that a size may be"));
     }
-    if value < 0.0 || value >= u64::MAX as f64 {
-        return Err(format!("'{text}' is out of range"));
-    }
-    Ok(value as u64)
+    Ok(value)
 }
 
 /// Bytes, or `50%`.
@@ -85,7 +83,7 @@ pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A time in microseconds; without a unit the number counts `default_us` each.
+/// A time in microseconds, 100 years at most; without a unit the number counts `default_us` each.
 pub(crate) fn time_us(text: &str, default_us: u64) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a time"))?;
@@ -99,7 +97,15 @@ pub(crate) fn time_us(text: &str, default_us: u64) -> Result<u64, String> {
         "d" => 86_400_000_000,
         _ => return Err(format!("'{unit}' in '{text}' is no unit of time (d, h, m, s, ms, us)")),
     };
-    Ok((number * factor as f64) as u64)
+    match (number * factor as f64) as u64 {
+        us if us <= MAX_TIME_US => Ok(us),
+        _ => Err(format!("'{text}' is more than 100 years, the longest that a time may be")),
+    }
+}
+
+/// A whole number of milliseconds, at least `min`.
+pub(crate) fn ms(text: &str, min: u64) -> Result<u64, String> {
+    Ok(within(text, 0, MAX_TIME_US / 1000)?.max(min))
 }
 
 /// `1k-4k`, or one size for both ends.
@@ -275,6 +281,10 @@ fn num_cpus() -> u64 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
 }
 
+/// 2^60: sums and products with the few numbers that a job has beside it stay below 2^64.
+const MAX_BYTES: u64 = 1 << 60;
+/// A hundred years: as nanoseconds, a few of them added still are below 2^64.
+pub(crate) const MAX_TIME_US: u64 = 100 * 31_557_600 * 1_000_000;
 /// Whole numbers below it are exact as floating point.
 const EXACT: f64 = 9e15;
 
@@ -291,7 +301,7 @@ mod tests {
         assert_eq!(bytes("0x1000", 1024), Ok(4096));
         assert_eq!(bytes("1.5m", 1024), Ok(3 << 19));
         assert_eq!(size("50%%", 1024), Ok(Size::Percent(50)));
-        for wrong in ["4q", "k", "", "-1", "1.2.3", "4kk", "17179869184g"] {
+        for wrong in ["4q", "k", "", "-1", "1.2.3", "4kk", "17179869184g", "1025p"] {
             assert!(bytes(wrong, 1024).is_err(), "{wrong}");
         }
     }
@@ -301,7 +311,11 @@ mod tests {
         assert_eq!(time_us("5", 1_000_000), Ok(5_000_000));
         assert_eq!(time_us("500ms", 1_000_000), Ok(500_000));
         assert_eq!(time_us("2m", 1), Ok(120_000_000));
-        assert!(time_us("2x", 1).is_err());
+        assert_eq!(time_us("36525d", 1), Ok(MAX_TIME_US));
+        let endless = "9".repeat(400);
+        for wrong in ["2x", "36526d", "99999999999999999999", endless.as_str()] {
+            assert!(time_us(wrong, 1_000_000).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl EtaLine {
         for shared in running.iter().map(|running| &running.shared) {
             for (direction, total) in totals.iter_mut().enumerate() {
                 total.0 += shared.ios[direction].load(Ordering::Relaxed);
-                total.1 += shared.bytes[direction].load(Ordering::Relaxed);
+                let bytes = shared.bytes[direction].load(Ordering::Relaxed);
+                total.1 = u64::saturating_add(total.1, bytes);
             }
         }
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / passed.as_secs_f64();
@@ -101,8 +102,8 @@ fn part_done(running: &Running, epoch: Instant) -> Option<f64> {
     let passed_us = (epoch.elapsed().as_nanos() as u64).saturating_sub(began_ns) / 1000;
     let by_time = job.runtime_us.map(|us| passed_us as f64 / us as f64);
     let goal = shared.goal_bytes.load(Ordering::Relaxed);
-    let moved: u64 = shared.bytes.iter().map(|n| n.load(Ordering::Relaxed)).sum();
-    let by_bytes = (goal > 0).then(|| moved as f64 / goal as f64);
+    let moved: f64 = shared.bytes.iter().map(|n| n.load(Ordering::Relaxed) as f64).sum();
+    let by_bytes = (goal > 0).then(|| moved / goal as f64);
     let part = by_time
         .into_iter()
         .chain(by_bytes)

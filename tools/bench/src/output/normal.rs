@@ -350,7 +350,7 @@ fn group_status(group: usize, members: &[&Entry], text: &mut String) {
         if all.is_empty() {
             continue;
         }
-        let bytes: u64 = all.iter().map(|d| d.bytes).sum();
+        let bytes = all.iter().fold(0_u64, |sum, d| sum.saturating_add(d.bytes));
         let longest = all.iter().map(|d| d.runtime_ms).max().unwrap_or(1).max(1);
         let shortest = all.iter().map(|d| d.runtime_ms).min().unwrap_or(1);
         let rates = all.iter().map(|d| d.bytes_per_s());

@@ -91,7 +91,7 @@ impl Log {
         window.count += 1;
         window.sum += ns;
         window.max = window.max.max(ns);
-        window.bytes += block;
+        window.bytes = window.bytes.saturating_add(block);
     }
 
     /// Ends the last window, which may be shorter than the others.
@@ -120,8 +120,8 @@ impl Log {
                 continue;
             }
             let value = match (self.kind, self.value) {
-                (Kind::Bandwidth, _) => window.bytes * 1000 / 1024 / elapsed_ms,
-                (Kind::Iops, _) => window.count * 1000 / elapsed_ms,
+                (Kind::Bandwidth, _) => per_second(window.bytes, elapsed_ms) / 1024,
+                (Kind::Iops, _) => per_second(window.count, elapsed_ms),
                 (_, LogValue::Average) => window.sum / window.count,
                 (_, LogValue::Maximum) => window.max,
             };
@@ -149,6 +149,10 @@ impl Log {
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
+}
+
+fn per_second(count: u64, elapsed_ms: u64) -> u64 {
+    (u128::from(count) * 1000 / u128::from(elapsed_ms)) as u64 // of a millisecond at least
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Direction {
     /// Adds the figures of a job that ran beside this one.
     pub(crate) fn add(&mut self, other: &Direction) {
         self.ios += other.ios;
-        self.bytes += other.bytes;
+        self.bytes = self.bytes.saturating_add(other.bytes);
         self.short_ios += other.short_ios;
         self.slat.add(&other.slat);
         self.clat.add(&other.clat);

@@ -38,8 +38,9 @@ pub(crate) fn region(
     let name = &target.name;
     let align = job.offset_align.max(target.block).max(1);
     let increment = job.offset_increment.of(target.len);
-    let begin = (job.offset.of(target.len).next_multiple_of(align))
-        .checked_add(number.saturating_mul(increment))
+    let begin = (number.checked_mul(increment))
+        .and_then(|more| job.offset.of(target.len).checked_add(more))
+        .and_then(|begin| begin.checked_next_multiple_of(align))
         .ok_or_else(|| format!("{name}: the offset is beyond everything"))?;
     let rest = target.len.saturating_sub(begin);
     let wanted = match job.size {
@@ -142,7 +143,7 @@ pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     let (_, max) = job.block_range();
     let depth = job.depth() as usize;
     let slot_len_bytes = (max as usize).next_multiple_of(4096);
-    let bytes = slot_len_bytes * depth;
+    let bytes = slot_len_bytes.saturating_mul(depth);
     let huge_pages = if job.engine == Engine::Null { HugePages::Off } else { HugePages::Auto };
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages })
         .map_err(|error| format!("no memory for iodepth times bs: {}", error.report()))?;

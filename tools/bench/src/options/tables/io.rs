@@ -107,10 +107,8 @@ pub(super) const BLOCKS: &[Opt] = &[
         |j, v| {
             let kb_base = j.kb_base;
             j.bsrange = pair(v, &[None, None], |r| range(r, kb_base).map(Some))?;
-            if j.bsrange.iter().flatten().any(|r| r.0 == 0) {
-                return Err("a block has at least one byte".to_owned());
-            }
-            Ok(())
+            let mut ends = j.bsrange.iter().flatten().flat_map(|r| [r.0, r.1]);
+            ends.try_for_each(check_block)
         },
     ),
     opt(
@@ -121,10 +119,7 @@ pub(super) const BLOCKS: &[Opt] = &[
         |j, v| {
             let kb_base = j.kb_base;
             j.bssplit = pair(v, &[Vec::new(), Vec::new()], |s| split(s, kb_base))?;
-            if j.bssplit.iter().flatten().any(|s| s.0 == 0) {
-                return Err("a block has at least one byte".to_owned());
-            }
-            Ok(())
+            j.bssplit.iter().flatten().try_for_each(|s| check_block(s.0))
         },
     ),
     opt("bs_unaligned", &[], "BOOL", "With bsrange: sizes of any number of bytes.", |j, v| {
@@ -428,10 +423,15 @@ fn set_rw(job: &mut Job, text: &str) -> Result<(), String> {
 
 fn block_size(text: &str, kb_base: u64) -> Result<u64, String> {
     let size = bytes(text, kb_base)?;
-    if (1..=MAX_BLOCK_BYTES).contains(&size) {
-        return Ok(size);
+    check_block(size)?;
+    Ok(size)
+}
+
+fn check_block(size: u64) -> Result<(), String> {
+    match (1..=MAX_BLOCK_BYTES).contains(&size) {
+        true => Ok(()),
+        false => Err(format!("a block has 1 to {MAX_BLOCK_BYTES} bytes")),
     }
-    Err(format!("a block has 1 to {MAX_BLOCK_BYTES} bytes"))
 }
 
 fn distribution(text: &str, kb_base: u64) -> Result<Distribution, String> {

@@ -1,7 +1,7 @@
 //! Steady state, logs, percentiles.
 
 use super::super::job::{Job, LogValue, SteadyOf, SteadyState};
-use super::super::value::{boolean, float, integer, time_us};
+use super::super::value::{boolean, float, ms, time_us};
 use super::run::choice;
 use super::{Opt, opt};
 
@@ -77,7 +77,7 @@ pub(super) const LOGS: &[Opt] = &[
         "MS",
         "One line for so many milliseconds, rather than one for each I/O.",
         |j, v| {
-            j.log_avg_msec = integer(v)?;
+            j.log_avg_msec = ms(v, 0)?;
             Ok(())
         },
     ),
@@ -124,12 +124,12 @@ pub(super) const MEASUREMENT: &[Opt] = &[
         "MS",
         "Over how long bandwidth is averaged for its minimum, mean and maximum.",
         |j, v| {
-            j.bwavgtime_ms = integer(v)?.max(10);
+            j.bwavgtime_ms = ms(v, 10)?;
             Ok(())
         },
     ),
     opt("iopsavgtime", &[], "MS", "The same for I/Os a second.", |j, v| {
-        j.iopsavgtime_ms = integer(v)?.max(10);
+        j.iopsavgtime_ms = ms(v, 10)?;
         Ok(())
     }),
     opt(

@@ -1,6 +1,6 @@
 //! Sample workloads, and the connection to a target.
 
-use super::super::value::{boolean, bytes, float, integer, time_us, within};
+use super::super::value::{MAX_TIME_US, boolean, bytes, float, time_us, within};
 use super::run::choice;
 use super::{Opt, opt};
 
@@ -16,7 +16,7 @@ pub(super) const SAMPLES: &[Opt] = &[
         Ok(())
     }),
     opt("epochs", &[], "N", "Epochs to read; with time_based again and again.", |j, v| {
-        j.samples.epochs = within(v, 1, u64::MAX)?;
+        j.samples.epochs = within(v, 1, u64::from(u32::MAX))?;
         Ok(())
     }),
     opt(
@@ -140,7 +140,7 @@ pub(super) const CONNECTION: &[Opt] = &[
         "SECONDS",
         "How long a lost target is waited for; 10 unless given.",
         |j, v| {
-            j.connection.ctrl_loss_tmo_s = Some(integer(v)?);
+            j.connection.ctrl_loss_tmo_s = Some(within(v, 0, MAX_TIME_US / 1_000_000)?);
             Ok(())
         },
     ),
