@@ -19,6 +19,7 @@ mod options;
 pub(crate) mod patience;
 mod pread;
 mod remote;
+pub mod session;
 pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;

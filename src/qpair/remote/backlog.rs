@@ -16,6 +16,7 @@ use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
 use crate::units::Lba;
 
 /// An I/O that was taken, with its past.
+#[derive(Debug)]
 pub(in crate::qpair) struct Attempt {
     pub(in crate::qpair) io: Io,
     /// How often it has been issued before.
@@ -26,6 +27,18 @@ pub(in crate::qpair) struct Attempt {
     fence: Option<Arc<Fence>>,
     /// The I/O that it is a piece of, and which.
     of: Option<(u32, u32)>,
+}
+
+impl AsRef<[u8]> for Attempt {
+    fn as_ref(&self) -> &[u8] {
+        &self.io.buf
+    }
+}
+
+impl AsMut<[u8]> for Attempt {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.io.buf
+    }
 }
 
 impl Attempt {

@@ -6,13 +6,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::nvme::Nqn;
 use crate::qpair::ConnectOptions;
-
-/// Host NQN and host identifier. One NQN always comes with one identifier.
-#[derive(Debug, Clone)]
-pub(in crate::qpair) struct HostIdentity {
-    pub(in crate::qpair) nqn: Nqn,
-    pub(in crate::qpair) id: [u8; 16],
-}
+use crate::qpair::session::HostIdentity;
 
 impl HostIdentity {
     /// What the options say, else what nvme-cli would use, else what the machine's identity gives.

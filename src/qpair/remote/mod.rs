@@ -19,7 +19,6 @@
 mod backlog;
 mod backoff;
 mod durability;
-mod failure;
 mod identity;
 mod joining;
 pub(in crate::qpair) mod keeper;
@@ -31,10 +30,9 @@ use std::time::Instant;
 
 pub(in crate::qpair) use backlog::{Attempt, Backlog};
 use durability::Durability;
-pub(in crate::qpair) use failure::Failure;
-pub(in crate::qpair) use identity::HostIdentity;
 pub(in crate::qpair) use joining::Entrance;
 
+pub(in crate::qpair) use super::session::{Facts, Failure, HostIdentity, Turn};
 use super::{ConnectOptions, Namespace, Wait};
 use crate::buf::process_id;
 use crate::error::{Error, ErrorKind, Result};
@@ -90,37 +88,6 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
 
     /// Called before it is dropped because of a failure, not because nobody needs it any more.
     fn give_up(&mut self, _failure: &Failure) {}
-}
-
-/// What a turn of an admin queue brought.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::qpair) enum Turn {
-    /// Nothing that concerns anybody.
-    Quiet,
-    /// The goal is reached: [`Admin::facts`] hold.
-    Ready,
-    /// The namespace was identified again after an event: [`Admin::facts`] are new.
-    Changed,
-}
-
-/// What was learnt about a controller and its namespace.
-#[derive(Debug, Clone, Default)]
-pub(in crate::qpair) struct Facts {
-    pub(in crate::qpair) num_io_queues: u16,
-    /// Most entries of an I/O queue.
-    pub(in crate::qpair) max_entries: u32,
-    /// Most data of a command, when the controller says.
-    pub(in crate::qpair) max_transfer_bytes: Option<u32>,
-    pub(in crate::qpair) has_volatile_write_cache: bool,
-    pub(in crate::qpair) nsid: Nsid,
-    pub(in crate::qpair) block_len_bytes: u32,
-    pub(in crate::qpair) num_blocks: u64,
-    pub(in crate::qpair) write_protected: bool,
-    /// Whether headers and data carry digests.
-    pub(in crate::qpair) hdr_digest: bool,
-    pub(in crate::qpair) data_digest: bool,
-    /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
-    pub(in crate::qpair) nguid: [u8; 16],
 }
 
 /// What handles on one remote namespace share.

@@ -1,16 +1,18 @@
 //! Asking a discovery service which subsystems there are.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::admin::{Admin, Goal, Terms};
+use super::admin::Admin;
 use super::link::SCRATCH_LEN;
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::ConnectOptions;
-use crate::qpair::remote::{Admin as _, Failure, HostIdentity, Turn};
+use crate::qpair::remote::Admin as _;
+use crate::qpair::session::{Failure, Goal, HostIdentity, Terms, Turn};
 use crate::tcp::Digests;
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 where the
@@ -34,7 +36,6 @@ pub fn discover(
     for address in sockets {
         let digests = Digests { header: options.hdr_digest, data: options.data_digest };
         let terms = Terms {
-            address,
             subnqn: Nqn::discovery(),
             goal: Goal::Discovery,
             host: HostIdentity::new(options),
@@ -45,7 +46,7 @@ pub fn discover(
             tcp_timeout: options.tcp_connect_timeout,
             io_timeout: options.io_timeout,
         };
-        match read_records(terms, deadline) {
+        match read_records(address, terms, deadline) {
             Ok(records) => return Ok(records),
             Err(error) => failure = failure.or(Some(error)),
         }
@@ -53,9 +54,13 @@ pub fn discover(
     Err(failure.expect("a name stands for at least one address").to_error(&name))
 }
 
-fn read_records(terms: Terms, deadline: Instant) -> Result<Vec<DiscoveryRecord>, Failure> {
+fn read_records(
+    address: SocketAddr,
+    terms: Terms,
+    deadline: Instant,
+) -> Result<Vec<DiscoveryRecord>, Failure> {
     let mut scratch = vec![0; SCRATCH_LEN];
-    let mut admin = Admin::connect(Instant::now(), terms)?;
+    let mut admin = Admin::connect(Instant::now(), address, terms)?;
     loop {
         let now = Instant::now();
         if admin.poll(now, &mut scratch)? == Turn::Ready {

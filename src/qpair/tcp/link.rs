@@ -1,8 +1,8 @@
-//! A connection and its socket: what the admin queue and every I/O queue are pumped with.
+//! A socket and the pump between it and a channel: what the admin queue and every I/O queue are moved with.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,40 +10,30 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::error::ErrorKind;
-use crate::nvme::Sqe;
 use crate::qpair::Wait;
-use crate::qpair::remote::Failure;
-use crate::tcp::host::{Connection, Event, HostOptions, Transfer};
+use crate::qpair::session::connect::Payload;
+use crate::qpair::session::{Channel, Failure};
+use crate::tcp::host::Connection;
 use crate::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
-use crate::tcp::{Digests, ProtocolError};
 
-/// Why a connection is over.
+/// What the operating system says of a connection that is over.
 #[derive(Debug, Clone, thiserror::Error)]
-pub(super) enum LinkError {
+enum LinkError {
     #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
     Connect(Errno),
-    #[error("no answer within {0:?}")]
-    ConnectTimeout(Duration),
     #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
     Os(Errno),
     #[error("the target closed the connection")]
     Closed,
     #[error("the operating system counted {found} bytes where {asked} were to be moved")]
     Excess { asked: usize, found: usize },
-    #[error("{0}")]
-    Protocol(#[from] ProtocolError),
 }
 
 impl From<LinkError> for Failure {
     fn from(error: LinkError) -> Failure {
         let kind = match &error {
             LinkError::Connect(Errno::CONNREFUSED) => ErrorKind::Refused,
-            LinkError::ConnectTimeout(_) | LinkError::Connect(Errno::TIMEDOUT) => {
-                ErrorKind::TimedOut
-            }
-            LinkError::Protocol(ProtocolError::TimedOut(_)) => ErrorKind::TimedOut,
-            LinkError::Protocol(ProtocolError::DigestDeclined) => ErrorKind::Unsupported,
-            LinkError::Protocol(_) => ErrorKind::Corrupt,
+            LinkError::Connect(Errno::TIMEDOUT) => ErrorKind::TimedOut,
             LinkError::Connect(_)
             | LinkError::Os(_)
             | LinkError::Closed
@@ -54,167 +44,77 @@ impl From<LinkError> for Failure {
             LinkError::Connect(Errno::CONNREFUSED) => {
                 failure.hint("nothing listens at that address: is the target running?")
             }
-            LinkError::Protocol(ProtocolError::DigestDeclined) => {
-                failure.hint("leave out --hdr-digest and --data-digest")
-            }
             _ => failure,
         }
     }
 }
 
-/// One connection on its way up, or up.
-pub(super) struct Link<B> {
+/// The socket of one channel.
+pub(super) struct Link {
     socket: Socket,
-    state: State<B>,
 }
 
-enum State<B> {
-    Connecting { options: HostOptions, limit: Duration, deadline: Instant },
-    Connected(Box<Connection<B>>),
-}
-
-impl<B: AsRef<[u8]> + AsMut<[u8]>> Link<B> {
+impl Link {
     /// Begins to connect; [`Link::poll`] goes on with it.
-    pub(super) fn start(
-        now: Instant,
-        address: SocketAddr,
-        tcp_timeout: Duration,
-        options: HostOptions,
-    ) -> Result<Link<B>, LinkError> {
+    pub(super) fn start(address: SocketAddr) -> Result<Link, Failure> {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            Err(error) => return Err(LinkError::Connect(error)),
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(Link { socket }),
+            Err(error) => Err(LinkError::Connect(error).into()),
         }
-        let (limit, deadline) = (tcp_timeout, now + tcp_timeout);
-        Ok(Link { socket, state: State::Connecting { options, limit, deadline } })
     }
 
-    /// Moves bytes both ways until there are none, or enough for one turn. What came of it is in
-    /// [`Link::poll_event`].
+    /// Moves bytes both ways until there are none, or enough for one turn. What came of it are events
+    /// of the channel.
     ///
     /// # Errors
-    /// The connection is over: take its events, then [`Link::abandon`] it.
-    pub(super) fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<(), LinkError> {
-        if let State::Connecting { options, limit, deadline } = &self.state {
+    /// The connection is over: take the channel's events, close, then abandon it.
+    pub(super) fn poll<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        now: Instant,
+        channel: &mut Channel<B>,
+        scratch: &mut [u8],
+    ) -> Result<(), Failure> {
+        if channel.is_opening() {
             if !is_connected(&self.socket)? {
-                let timed_out = now >= *deadline;
-                return if timed_out { Err(LinkError::ConnectTimeout(*limit)) } else { Ok(()) };
+                return channel.handle_timeout(now);
             }
-            self.state = State::Connected(Box::new(Connection::new(now, options)));
+            channel.handle_connected(now);
         }
-        let Link { socket, state: State::Connected(connection) } = self else {
-            unreachable!("connected above")
-        };
-        let result = receive(socket, connection, now, scratch);
-        match result.and_then(|()| connection.handle_timeout(now).map_err(LinkError::from)) {
-            Ok(()) => send(socket, connection, now),
-            Err(error) => {
+        let Some(connection) = channel.connection() else { return Ok(()) };
+        let result = receive(&self.socket, connection, now, scratch);
+        match result.and_then(|()| channel.handle_timeout(now)) {
+            Ok(()) => self.send(now, channel),
+            Err(failure) => {
                 // The termination request, if there is one and the socket has room for it.
-                let _ = send(socket, connection, now); // the connection is over either way
-                Err(error)
+                let _ = self.send(now, channel); // the connection is over either way
+                Err(failure)
             }
         }
     }
 
     /// Sends what is queued, as far as the socket takes it.
-    pub(super) fn send(&mut self, now: Instant) -> Result<(), LinkError> {
-        match &mut self.state {
-            State::Connecting { .. } => Ok(()),
-            State::Connected(connection) => send(&self.socket, connection, now),
-        }
-    }
-
-    /// Takes a command; see [`Connection::submit`].
-    pub(super) fn submit(
-        &mut self,
+    pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
         now: Instant,
-        sqe: Sqe,
-        transfer: Transfer,
-        patient: bool,
-        payload: B,
-    ) -> Result<(), B> {
-        match &mut self.state {
-            State::Connecting { .. } => Err(payload),
-            State::Connected(connection) => connection.submit(now, sqe, transfer, patient, payload),
-        }
+        channel: &mut Channel<B>,
+    ) -> Result<(), Failure> {
+        let Some(connection) = channel.connection() else { return Ok(()) };
+        Ok(send(&self.socket, connection, now)?)
     }
 
-    /// The digests that were agreed on; none before the connection is initialised.
-    pub(super) fn digests(&self) -> Digests {
-        match &self.state {
-            State::Connecting { .. } => Digests::default(),
-            State::Connected(connection) => connection.digests(),
-        }
-    }
-
-    pub(super) fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
-        if let State::Connected(connection) = &mut self.state {
-            connection.set_max_in_capsule(max_in_capsule);
-        }
-    }
-
-    /// The payloads of commands that have not ended.
-    pub(super) fn outstanding(&self) -> impl Iterator<Item = &B> {
-        let connection = match &self.state {
-            State::Connecting { .. } => None,
-            State::Connected(connection) => Some(connection),
-        };
-        connection.into_iter().flat_map(|connection| connection.payloads())
-    }
-
-    pub(super) fn has_room(&self) -> bool {
-        matches!(&self.state, State::Connected(connection) if connection.has_room())
-    }
-
-    pub(super) fn poll_event(&mut self) -> Option<Event<B>> {
-        match &mut self.state {
-            State::Connecting { .. } => None,
-            State::Connected(connection) => connection.poll_event(),
-        }
-    }
-
-    /// Closes the connection; the payloads of all commands that had not ended. Nothing is sent, so a
-    /// child process may do it to what its parent still uses.
-    pub(super) fn abandon(self) -> (Vec<B>, Vec<Event<B>>) {
-        let Link { socket, state } = self;
-        if matches!(&state, State::Connected(connection) if connection.owes_data()) {
-            // What the kernel has not sent yet goes with it. Where that fails, it is sent.
-            let _ = socket.set_linger(Some(Duration::ZERO));
-        }
-        drop(socket); // before a buffer is anybody else's
-        match state {
-            State::Connecting { .. } => (Vec::new(), Vec::new()),
-            State::Connected(mut connection) => {
-                let payloads = connection.abandon();
-                (payloads, std::iter::from_fn(|| connection.poll_event()).collect())
-            }
+    /// Closes the connection. Nothing is sent, so a child process may do it to what its parent still
+    /// uses; `owes_data`: what the kernel has not sent yet is not to be sent.
+    pub(super) fn close(self, owes_data: bool) {
+        if owes_data {
+            // Where that fails, it is sent.
+            let _ = self.socket.set_linger(Some(Duration::ZERO));
         }
     }
 
     /// What to sleep on until something moves.
-    pub(super) fn wait(&self) -> Wait<'_> {
-        let writable = match &self.state {
-            State::Connecting { .. } => true,
-            State::Connected(connection) => connection.wants_transmit(),
-        };
+    pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
         Wait { fd: self.socket.as_fd(), writable }
-    }
-
-    /// When to poll again although nothing moves.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        match &self.state {
-            State::Connecting { deadline, .. } => Some(*deadline),
-            State::Connected(connection) => connection.poll_timeout(),
-        }
-    }
-
-    /// What has not been reached yet, for people.
-    pub(super) fn stage(&self) -> &'static str {
-        match &self.state {
-            State::Connecting { .. } => "TCP connect",
-            State::Connected(_) => "initialising the connection",
-        }
     }
 }
 
@@ -255,10 +155,10 @@ fn is_connected(socket: &Socket) -> Result<bool, LinkError> {
 
 fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     socket: &Socket,
-    connection: &mut Connection<B>,
+    connection: &mut Connection<Payload<B>>,
     now: Instant,
     scratch: &mut [u8],
-) -> Result<(), LinkError> {
+) -> Result<(), Failure> {
     let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
         let (received, asked) = {
@@ -270,12 +170,12 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
             (rustix::io::readv(socket, slices), asked)
         };
         let len = match received {
-            Ok(0) => return Err(LinkError::Closed),
-            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }),
+            Ok(0) => return Err(LinkError::Closed.into()),
+            Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }.into()),
             Ok(len) => len,
             Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR) => continue,
-            Err(error) => return Err(LinkError::Os(error)),
+            Err(error) => return Err(LinkError::Os(error).into()),
         };
         connection.handle_filled(now, scratch, len)?;
         if len < asked {
@@ -288,7 +188,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
 
 fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     socket: &Socket,
-    connection: &mut Connection<B>,
+    connection: &mut Connection<Payload<B>>,
     now: Instant,
 ) -> Result<(), LinkError> {
     while connection.wants_transmit() {
@@ -315,12 +215,6 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
 
 fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
-}
-
-impl<B> AsFd for Link<B> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
 }
 
 /// Length of the buffer that [`Link::poll`] is given.

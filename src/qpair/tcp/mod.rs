@@ -4,7 +4,8 @@
 //! with a controller: an admin queue, which the keeper thread owns, and an I/O queue for
 //! each queue pair, which is polled by the thread that uses it. When any connection of a session fails,
 //! the whole session is replaced, on another path first if there is one; each queue pair then joins the
-//! new session and issues its reads again. All but the sockets of this is in `remote`.
+//! new session and issues its reads again. All but the sockets of this is in `session`
+//! and `remote`.
 //!
 //! It is not a place for policy about data: a read that fails its digest or comes short ends with that
 //! error, and the reader decides. Nor does it know authentication or TLS.
@@ -30,10 +31,11 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use self::admin::{Admin, Goal, Terms};
+use self::admin::Admin;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
-use super::remote::{self, Facts, Remote, Transport};
+use super::remote::{self, Remote, Transport};
+use super::session::{Facts, Goal, Joint, Terms};
 use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
@@ -47,15 +49,6 @@ struct Tcp;
 struct Portal {
     address: TcpAddress,
     socket: SocketAddr,
-}
-
-/// What an I/O queue joins a session with.
-#[derive(Debug, Clone, Copy, Default)]
-struct Joint {
-    cntlid: u16,
-    /// Most data in an I/O capsule.
-    max_in_capsule: u32,
-    digests: Digests,
 }
 
 static KEEPERS: Keepers<Tcp> = Keepers::new();
@@ -97,7 +90,6 @@ impl fmt::Display for Portal {
 fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     let options = &remote.options;
     Terms {
-        address: portal.socket,
         subnqn: portal.address.subnqn.clone(),
         goal: Goal::Namespace(portal.address.nsid),
         host: remote.host.clone(),

@@ -6,15 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use zerocopy::IntoBytes;
 
 use super::Tcp;
-use super::link::{Link, LinkError, SCRATCH_LEN};
+use super::link::{Link, SCRATCH_LEN};
 use crate::error::{ErrorKind, Result};
-use crate::nvme::{ConnectData, Cqe, Sgl, Sqe, Status};
+use crate::nvme::{Cqe, Sgl, Sqe};
 use crate::qpair::remote::{Attempt, Backlog, Entrance, Failure, Remote, Session};
+use crate::qpair::session::Channel;
+use crate::qpair::session::connect::Event;
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair, Wait};
-use crate::tcp::host::{CommandError, Event, Transfer};
+use crate::tcp::host::{CommandError, Transfer};
 
 /// A queue pair on a remote namespace. What becomes of an I/O without a connection, the backlog knows.
 pub(super) struct TcpQueuePair {
@@ -37,34 +38,16 @@ enum State {
     /// There will be none any more.
     Dead { reason: String },
     /// On the way into a session.
-    Joining { link: Link<Job>, session: Arc<Session<Tcp>>, qid: u16, attempt: u32 },
+    Joining { line: Line, session: Arc<Session<Tcp>>, qid: u16, attempt: u32 },
     /// In a session.
-    Joined { link: Link<Job>, session: Arc<Session<Tcp>>, qid: u16 },
+    Joined { line: Line, session: Arc<Session<Tcp>>, qid: u16 },
 }
 
-/// What a command of an I/O queue owns.
-enum Job {
-    Io(Attempt),
-    /// The Connect command's data.
-    Connect(Box<ConnectData>),
-}
-
-impl AsRef<[u8]> for Job {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            Job::Io(attempt) => &attempt.io.buf,
-            Job::Connect(data) => data.as_bytes(),
-        }
-    }
-}
-
-impl AsMut<[u8]> for Job {
-    fn as_mut(&mut self) -> &mut [u8] {
-        match self {
-            Job::Io(attempt) => &mut attempt.io.buf,
-            Job::Connect(data) => data.as_mut_bytes(),
-        }
-    }
+/// A socket and what it is moved for.
+struct Line {
+    /// Closed before a buffer that was aimed at by it is anybody else's.
+    link: Link,
+    channel: Channel<Attempt>,
 }
 
 impl TcpQueuePair {
@@ -93,9 +76,10 @@ impl TcpQueuePair {
                 return Ok(());
             }
             let stage = match &self.state {
-                State::Joining { link, .. } => link.stage(),
-                _ => "waiting for the controller",
+                State::Joining { line, .. } => line.channel.stage(),
+                _ => None,
             };
+            let stage = stage.unwrap_or("waiting for the controller");
             self.remote.may_wait(now, deadline, &self.backlog, stage)?;
             let until = self.next_timeout().unwrap_or(deadline).min(deadline);
             sleep(self.wait_fd(), until.saturating_duration_since(now));
@@ -117,12 +101,12 @@ impl TcpQueuePair {
                 self.try_join(attempt);
             }
             State::Dead { .. } => {}
-            State::Joining { link, .. } | State::Joined { link, .. } => {
+            State::Joining { line, .. } | State::Joined { line, .. } => {
                 // The error first: what had come with it, a target may have said in one segment with what
                 // ends the connection, and `close` takes what had ended.
-                match link.poll(now, &mut self.scratch) {
+                match line.link.poll(now, &mut line.channel, &mut self.scratch) {
                     Ok(()) => self.go_on_joining(),
-                    Err(error) => self.lose_connection(error),
+                    Err(failure) => self.fail_session(failure),
                 }
             }
         }
@@ -166,9 +150,8 @@ impl TcpQueuePair {
     /// Bytes of a write that may not be sent any more must not follow those that were: the connection
     /// ends, and with it the session, which might hold some of them back.
     fn notice_closed_fence(&mut self) {
-        let State::Joined { link, .. } = &self.state else { return };
-        let is_fenced = |job: &Job| matches!(job, Job::Io(attempt) if attempt.is_fenced());
-        if self.fence.is_some() && link.outstanding().any(is_fenced) {
+        let State::Joined { line, .. } = &self.state else { return };
+        if self.fence.is_some() && line.channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
             self.fail_session(Failure::new(ErrorKind::Disconnected, message));
         }
@@ -197,15 +180,16 @@ impl TcpQueuePair {
             }
             return;
         };
-        let mut terms = super::terms(&self.remote, &session.portal);
-        // One connection without digests among others would be the one where damage goes unseen.
-        (terms.digests, terms.required) = (session.joint.digests, session.joint.digests);
-        let options = terms.host_options(session.queue_entries - 1);
-        match Link::start(now, session.portal.socket, terms.tcp_timeout, options) {
-            Ok(link) => self.state = State::Joining { link, session, qid, attempt },
-            Err(error) => {
+        let terms = super::terms(&self.remote, &session.portal);
+        let terms = terms.of_io_queue(&session.joint, qid, session.queue_entries);
+        match Link::start(session.portal.socket) {
+            Ok(link) => {
+                let line = Line { link, channel: Channel::new(now, terms) };
+                self.state = State::Joining { line, session, qid, attempt };
+            }
+            Err(failure) => {
                 self.remote.give_qid(session.number, qid);
-                self.remote.request_reset(session.number, Failure::from(error));
+                self.remote.request_reset(session.number, failure);
                 self.state = retry;
             }
         }
@@ -213,59 +197,35 @@ impl TcpQueuePair {
 
     /// Takes the events of a connection that is not yet in a session.
     fn go_on_joining(&mut self) {
-        let State::Joining { link, session, qid, .. } = &mut self.state else { return };
-        let mut answer = None;
-        while let Some(event) = link.poll_event() {
-            match event {
-                Event::Initialised => {
-                    let host = &self.remote.host;
-                    let subnqn = &session.portal.address.subnqn;
-                    let data = ConnectData::new(host.id, session.joint.cntlid, subnqn, &host.nqn);
-                    let sqe = Sqe::connect(0, *qid, session.queue_entries - 1, 0);
-                    let job = Job::Connect(Box::new(data));
-                    if link.submit(self.now, sqe, Transfer::Out, false, job).is_err() {
-                        let message = "a new connection takes no command";
-                        let failure = Failure::new(ErrorKind::Disconnected, message);
-                        return self.fail_session(failure);
-                    }
-                }
-                Event::Done { result, .. } => answer = Some(result),
-            }
-        }
-        match answer {
+        let State::Joining { line, .. } = &mut self.state else { return };
+        match line.channel.poll_event(self.now) {
             None => {
                 // Sends Connect. An error shows again in the next turn.
-                let _ = link.send(self.now);
+                let _ = line.link.send(self.now, &mut line.channel);
             }
-            Some(Ok(cqe)) if cqe.status().is_success() => self.become_joined(),
-            Some(Ok(cqe)) => self.handle_refused_connect(cqe.status()),
-            Some(Err(error)) => self.fail_session(Failure::new(
-                ErrorKind::Corrupt,
-                format!("Connect of an I/O queue: {error}"),
-            )),
+            Some(Event::Ready { .. }) => self.become_joined(),
+            Some(Event::Failed { failure, refused: true }) => self.handle_refused_connect(failure),
+            Some(Event::Failed { failure, refused: false }) => self.fail_session(failure),
+            Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
         }
     }
 
     fn become_joined(&mut self) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
-        let State::Joining { mut link, session, qid, .. } =
+        let State::Joining { mut line, session, qid, .. } =
             std::mem::replace(&mut self.state, down)
         else {
             unreachable!("only a joining queue is answered its Connect")
         };
-        link.set_max_in_capsule(session.joint.max_in_capsule);
+        line.channel.set_max_in_capsule(session.joint.max_in_capsule);
         self.namespace = self.namespace.in_session(&session.namespace);
-        self.state = State::Joined { link, session, qid };
+        self.state = State::Joined { line, session, qid };
         self.backlog.set_up();
     }
 
     /// A target may not have noticed yet that the last connection of this queue identifier is gone.
-    fn handle_refused_connect(&mut self, status: Status) {
+    fn handle_refused_connect(&mut self, failure: Failure) {
         let State::Joining { attempt, .. } = self.state else { return };
-        let failure = Failure::new(
-            ErrorKind::Refused,
-            format!("Connect of an I/O queue: the controller answered {status}"),
-        );
         if attempt >= MAX_JOIN_ATTEMPTS {
             return self.fail_session(failure);
         }
@@ -273,10 +233,6 @@ impl TcpQueuePair {
         self.close("the queue was refused");
         let retry_at = self.now + JOIN_INTERVAL;
         self.state = State::Down { retry_at, attempt: attempt + 1 };
-    }
-
-    fn lose_connection(&mut self, error: LinkError) {
-        self.fail_session(Failure::from(error));
     }
 
     /// Leaves the session and has it replaced: what is wrong with one queue is wrong with the
@@ -296,29 +252,25 @@ impl TcpQueuePair {
     /// Closes the connection. What had ended is kept, what had not is issued again or has failed.
     fn close(&mut self, reason: &str) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
-        let (link, session, qid) = match std::mem::replace(&mut self.state, down) {
+        let (line, session, qid) = match std::mem::replace(&mut self.state, down) {
             unconnected @ (State::Down { .. } | State::Dead { .. }) => {
                 self.state = unconnected;
                 return;
             }
-            State::Joining { link, session, qid, .. } | State::Joined { link, session, qid } => {
-                (link, session, qid)
+            State::Joining { line, session, qid, .. } | State::Joined { line, session, qid } => {
+                (line, session, qid)
             }
         };
         self.backlog.set_down(self.now);
-        let (jobs, events) = link.abandon();
-        for event in events {
-            if let Event::Done { payload: Job::Io(attempt), result } = event
-                && let Some(completion) = self.judge(&session, attempt, result)
-            {
+        let Line { link, channel } = line;
+        link.close(channel.owes_data());
+        let (attempts, ended) = channel.abandon();
+        for (attempt, result) in ended {
+            if let Some(completion) = self.judge(&session, attempt, result) {
                 self.backlog.finish(completion);
             }
         }
-        let attempts = jobs.into_iter().filter_map(|job| match job {
-            Job::Io(attempt) => Some(attempt),
-            Job::Connect(_) => None,
-        });
-        self.backlog.recover(attempts, self.remote.durability(), reason);
+        self.backlog.recover(attempts.into_iter(), self.remote.durability(), reason);
         if self.remote.is_ours() {
             self.remote.give_qid(session.number, qid);
         }
@@ -326,18 +278,19 @@ impl TcpQueuePair {
 
     /// Puts waiting I/Os into the connection and sends them together.
     fn start(&mut self) {
-        let State::Joined { link, session, .. } = &mut self.state else { return };
-        while link.has_room() {
+        let State::Joined { line: Line { link, channel }, session, .. } = &mut self.state else {
+            return;
+        };
+        while channel.has_room() {
             let namespace = &session.namespace;
             let next = self.backlog.next_to_issue(self.remote.durability(), namespace);
             let Some(attempt) = next else { break };
             let (sqe, transfer) = command(session, &attempt.io);
-            let job = Job::Io(attempt);
-            let taken = link.submit(self.now, sqe, transfer, false, job);
+            let taken = channel.submit(self.now, sqe, transfer, false, attempt);
             assert!(taken.is_ok(), "the connection said that it has room");
         }
-        if let Err(error) = link.send(self.now) {
-            self.lose_connection(error);
+        if let Err(failure) = link.send(self.now, channel) {
+            self.fail_session(failure);
         }
     }
 
@@ -373,11 +326,9 @@ impl TcpQueuePair {
             return Some(completion);
         }
         loop {
-            let State::Joined { link, session, .. } = &mut self.state else { return None };
-            let Event::Done { payload, result } = link.poll_event()? else { continue };
-            let Job::Io(attempt) = payload else {
-                unreachable!("a joined queue is past its Connect")
-            };
+            let State::Joined { line, session, .. } = &mut self.state else { return None };
+            let event = line.channel.poll_event(self.now)?;
+            let Event::Done { payload: attempt, result } = event else { continue };
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
@@ -431,7 +382,10 @@ impl QueuePair for TcpQueuePair {
     fn wait_fd(&self) -> Option<Wait<'_>> {
         match &self.state {
             State::Down { .. } | State::Dead { .. } => None,
-            State::Joining { link, .. } | State::Joined { link, .. } => Some(link.wait()),
+            State::Joining { line, .. } | State::Joined { line, .. } => {
+                let Line { link, channel } = line;
+                Some(link.wait(channel.is_opening() || channel.wants_transmit()))
+            }
         }
     }
 
@@ -440,7 +394,7 @@ impl QueuePair for TcpQueuePair {
         let link = match &self.state {
             State::Down { retry_at, .. } => Some(*retry_at),
             State::Dead { .. } => None,
-            State::Joining { link, .. } | State::Joined { link, .. } => link.poll_timeout(),
+            State::Joining { line, .. } | State::Joined { line, .. } => line.channel.poll_timeout(),
         };
         [backlog, link].into_iter().flatten().min()
     }

@@ -1,0 +1,375 @@
+//! One queue's connection, from its first byte to its use: TCP, ICReq, Connect, authentication.
+//!
+//! Admin queues and I/O queues come up in the same way and differ only in what their Connect says.
+
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes;
+
+use super::{Failure, HostIdentity};
+use crate::error::ErrorKind;
+use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
+use crate::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
+use crate::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
+use crate::tcp::{Digests, ProtocolError};
+
+/// With what a queue connects.
+#[derive(Debug, Clone)]
+pub struct ConnectTerms {
+    /// Who connects.
+    pub host: HostIdentity,
+    /// To which subsystem.
+    pub subnqn: Nqn,
+    /// To which controller: a new one ([`ConnectData::CNTLID_DYNAMIC`]) on an admin queue.
+    pub cntlid: u16,
+    /// Queue identifier; 0 is the admin queue.
+    pub qid: u16,
+    /// Entries of the queue, one of which stays empty.
+    pub num_entries: u16,
+    /// Keep Alive Timeout, on an admin queue.
+    pub keep_alive_tmo: Duration,
+    /// Digests to ask for.
+    pub digests: Digests,
+    /// Those of them that may not be declined.
+    pub required: Digests,
+    /// How long TCP may take to connect.
+    pub tcp_timeout: Duration,
+    /// How long answers may take.
+    pub io_timeout: Duration,
+}
+
+/// What happened on a channel.
+#[derive(Debug)]
+pub enum Event<B> {
+    /// Commands can be submitted.
+    Ready {
+        /// The controller.
+        cntlid: u16,
+    },
+    /// The queue does not come up: give the channel up.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// Whether the controller answered Connect with an error status, which may pass.
+        refused: bool,
+    },
+    /// A command has ended; see [`host::Event::Done`].
+    Done {
+        /// The payload as submitted.
+        payload: B,
+        /// The completion, or why it means nothing.
+        result: Result<Cqe, CommandError>,
+    },
+}
+
+/// What a command on a channel owns.
+#[derive(Debug)]
+pub enum Payload<B> {
+    /// The Connect command's data.
+    Connect(Box<ConnectData>),
+    /// The user's.
+    Own(B),
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Payload<B> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Payload::Own(payload) => payload.as_ref(),
+            Payload::Connect(data) => data.as_bytes(),
+        }
+    }
+}
+
+impl<B: AsMut<[u8]>> AsMut<[u8]> for Payload<B> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Payload::Own(payload) => payload.as_mut(),
+            Payload::Connect(data) => data.as_mut_bytes(),
+        }
+    }
+}
+
+/// The payload of a command that has ended, and how.
+pub type Ended<B> = (B, Result<Cqe, CommandError>);
+
+/// One queue's connection. It owns no socket and never asks for the time.
+///
+/// Open a connection, say when it is there ([`Channel::handle_connected`]), move the bytes of
+/// [`Channel::connection`], call [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it
+/// has none; then send.
+#[derive(Debug)]
+pub struct Channel<B> {
+    terms: Box<ConnectTerms>,
+    stage: Stage,
+    /// There once TCP is connected.
+    connection: Option<Box<Connection<Payload<B>>>>,
+}
+
+/// How far a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// TCP is being connected, until this time at most.
+    Opening { deadline: Instant },
+    /// ICReq is on its way.
+    Initialising,
+    /// Connect is on its way.
+    Connecting,
+    /// Connect has succeeded, and the controller wants to know first that the host is who it says.
+    Authenticating,
+    /// In use.
+    Ready,
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
+    /// A channel whose TCP connection is begun.
+    pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
+        let stage = Stage::Opening { deadline: now + terms.tcp_timeout };
+        Channel { terms: Box::new(terms), stage, connection: None }
+    }
+
+    /// TCP is connected.
+    pub fn handle_connected(&mut self, now: Instant) {
+        let options = HostOptions {
+            digests: self.terms.digests,
+            may_decline: self.terms.digests != self.terms.required,
+            max_outstanding: self.terms.num_entries - 1,
+            ic_timeout: self.terms.io_timeout,
+            io_timeout: self.terms.io_timeout,
+        };
+        self.stage = Stage::Initialising;
+        self.connection = Some(Box::new(Connection::new(now, &options)));
+    }
+
+    /// What moves its bytes; `None` before TCP is connected.
+    pub fn connection(&mut self) -> Option<&mut Connection<Payload<B>>> {
+        self.connection.as_deref_mut()
+    }
+
+    /// Whether TCP is not connected yet.
+    pub fn is_opening(&self) -> bool {
+        matches!(self.stage, Stage::Opening { .. })
+    }
+
+    /// Whether there is something to send.
+    pub fn wants_transmit(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.wants_transmit())
+    }
+
+    /// Does what time asks for; an early call does nothing.
+    ///
+    /// # Errors
+    /// Something did not come in time: the channel has failed.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Failure> {
+        match (&mut self.connection, self.stage) {
+            (Some(connection), _) => Ok(connection.handle_timeout(now)?),
+            (None, Stage::Opening { deadline }) if now >= deadline => {
+                let message = format!("no answer within {:?}", self.terms.tcp_timeout);
+                Err(Failure::new(ErrorKind::TimedOut, message))
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// When to call [`Channel::handle_timeout`]; may change after any call.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match (&self.connection, self.stage) {
+            (Some(connection), _) => connection.poll_timeout(),
+            (None, Stage::Opening { deadline }) => Some(deadline),
+            (None, _) => None,
+        }
+    }
+
+    /// The next thing that happened. What there is to send may have become more.
+    pub fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
+        loop {
+            let event = self.connection.as_mut()?.poll_event()?;
+            let came = match event {
+                host::Event::Done { payload: Payload::Own(payload), result } => {
+                    return Some(Event::Done { payload, result });
+                }
+                host::Event::Done { payload: Payload::Connect(_), result } => {
+                    self.handle_answer(result).map(|cntlid| Some(Event::Ready { cntlid }))
+                }
+                host::Event::Initialised => self.send_connect(now).map(|()| None),
+            };
+            match came {
+                Ok(None) => {}
+                Ok(event) => return event,
+                Err(Refusal { failure, refused }) => {
+                    return Some(Event::Failed { failure, refused });
+                }
+            }
+        }
+    }
+
+    /// The connection is initialised.
+    fn send_connect(&mut self, now: Instant) -> Result<(), Refusal> {
+        let Channel { terms, stage, connection: Some(connection) } = self else { return Ok(()) };
+        if connection.failed().is_some() {
+            return Ok(()); // who moves its bytes is told
+        }
+        let (granted, required) = (connection.digests(), terms.required);
+        if required.header && !granted.header || required.data && !granted.data {
+            return Err(Failure::from(ProtocolError::DigestDeclined).into());
+        }
+        let ConnectTerms { host, subnqn, cntlid, .. } = &**terms;
+        let data = Box::new(ConnectData::new(host.id, *cntlid, subnqn, &host.nqn));
+        let kato_ms = u32::try_from(terms.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
+        let sqe = Sqe::connect(0, terms.qid, terms.num_entries - 1, kato_ms);
+        *stage = Stage::Connecting;
+        let taken = connection.submit(now, sqe, Transfer::Out, false, Payload::Connect(data));
+        taken.map_err(|_| {
+            Failure::new(ErrorKind::Disconnected, "a new connection takes no command").into()
+        })
+    }
+
+    /// Connect is answered: the controller's identifier.
+    fn handle_answer(&mut self, result: Result<Cqe, CommandError>) -> Result<u16, Refusal> {
+        let cqe = result
+            .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
+        if !cqe.status().is_success() {
+            let refused = !cqe.status().is(Status::AUTHENTICATION_REQUIRED);
+            return Err(Refusal { failure: refusal(&cqe).at(CONNECT), refused });
+        }
+        let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
+        if wanted != 0 {
+            self.stage = Stage::Authenticating;
+            self.authenticate(wanted)?;
+        }
+        self.stage = Stage::Ready;
+        Ok((cqe.dw0.get() & 0xFFFF) as u16)
+    }
+
+    /// Here authentication will speak: its commands go, and are answered, before any other's. `wanted` are
+    /// the protocols that the controller wants: [`CONNECT_ATR`], [`CONNECT_ASCR`].
+    fn authenticate(&mut self, _wanted: u32) -> Result<(), Refusal> {
+        Err(authentication_required().at(CONNECT).into()) // this host speaks none of them yet
+    }
+
+    /// Lets data of writes go in their capsules up to this length.
+    pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
+        if let Some(connection) = &mut self.connection {
+            connection.set_max_in_capsule(max_in_capsule);
+        }
+    }
+
+    /// The digests that were agreed on; none before the connection is initialised.
+    pub fn digests(&self) -> Digests {
+        self.connection.as_ref().map_or(Digests::default(), |connection| connection.digests())
+    }
+
+    /// Whether commands can be submitted.
+    pub fn has_room(&self) -> bool {
+        self.stage == Stage::Ready && self.connection.as_ref().is_some_and(|c| c.has_room())
+    }
+
+    /// Takes a command; see [`Connection::submit`].
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        sqe: Sqe,
+        transfer: Transfer,
+        patient: bool,
+        payload: B,
+    ) -> Result<(), B> {
+        let Some(connection) = self.connection.as_mut().filter(|_| self.stage == Stage::Ready)
+        else {
+            return Err(payload);
+        };
+        let taken = connection.submit(now, sqe, transfer, patient, Payload::Own(payload));
+        taken.map_err(|payload| match payload {
+            Payload::Own(payload) => payload,
+            Payload::Connect(_) => unreachable!("it is what was given"),
+        })
+    }
+
+    /// The payloads of commands that have not ended.
+    pub fn outstanding(&self) -> impl Iterator<Item = &B> {
+        let payloads = self.connection.iter().flat_map(|connection| connection.payloads());
+        payloads.filter_map(|payload| match payload {
+            Payload::Own(payload) => Some(payload),
+            Payload::Connect(_) => None,
+        })
+    }
+
+    /// Whether a command that has data for the controller is not answered: what a socket has not sent must
+    /// go with it.
+    pub fn owes_data(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.owes_data())
+    }
+
+    /// Gives the channel up: the payloads of commands that had not ended, and what had. Close the
+    /// socket before using one of them again.
+    pub fn abandon(mut self) -> (Vec<B>, Vec<Ended<B>>) {
+        let Some(mut connection) = self.connection.take() else { return (Vec::new(), Vec::new()) };
+        let own = |payload| match payload {
+            Payload::Own(payload) => Some(payload),
+            Payload::Connect(_) => None,
+        };
+        let payloads = connection.abandon().into_iter().filter_map(own).collect();
+        let events = std::iter::from_fn(|| connection.poll_event());
+        let ended = events.filter_map(|event| match event {
+            host::Event::Done { payload: Payload::Own(payload), result } => Some((payload, result)),
+            _ => None,
+        });
+        (payloads, ended.collect())
+    }
+
+    /// What has not been reached yet, for people; `None` once it is in use.
+    pub fn stage(&self) -> Option<&'static str> {
+        match self.stage {
+            Stage::Opening { .. } => Some("TCP connect"),
+            Stage::Initialising => Some("initialising the connection"),
+            Stage::Connecting => Some(CONNECT),
+            Stage::Authenticating => Some("authentication"),
+            Stage::Ready => None,
+        }
+    }
+}
+
+/// Why a queue does not come up.
+struct Refusal {
+    failure: Failure,
+    /// See [`Event::Failed`].
+    refused: bool,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal { failure, refused: false }
+    }
+}
+
+/// What an error status of Connect means.
+fn refusal(cqe: &Cqe) -> Failure {
+    let status = cqe.status();
+    let invalid = InvalidParameter::from_wire(cqe.dw0.get());
+    if status.is(Status::CONNECT_INVALID_HOST) {
+        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+            .hint("have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn");
+    }
+    if status.is(Status::AUTHENTICATION_REQUIRED) {
+        return authentication_required();
+    }
+    if status.is(Status::CONNECT_INVALID_PARAMETERS) {
+        if (invalid.offset, invalid.in_data) == (ConnectData::SUBNQN_OFFSET, true) {
+            let message = format!("the target has no such subsystem ({status})");
+            return Failure::new(ErrorKind::NotFound, message);
+        }
+        let place = if invalid.in_data { "data" } else { "command" };
+        let message = format!("{status}, offset {} of the {place}", invalid.offset);
+        return Failure::new(ErrorKind::Refused, message)
+            .hint("check the subsystem NQN in the address");
+    }
+    Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+}
+
+fn authentication_required() -> Failure {
+    Failure::new(ErrorKind::Unsupported, "the target requires authentication")
+}
+
+/// How failures name the command.
+const CONNECT: &str = "Connect";
+
+#[cfg(test)]
+mod tests;

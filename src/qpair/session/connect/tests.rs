@@ -1,0 +1,191 @@
+//! Channels on their way up, against the controller's side of a connection in memory.
+
+use std::io::IoSlice;
+
+use super::*;
+use crate::buf::IoBuf;
+use crate::nvme::sqe::fctype;
+use crate::tcp::controller::{self, CommandId, ConnectionOptions, DataTransfer};
+
+fn terms(qid: u16) -> ConnectTerms {
+    let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
+    ConnectTerms {
+        host: HostIdentity { nqn: nqn("host"), id: [7; 16] },
+        subnqn: nqn("subsystem"),
+        cntlid: if qid == 0 { ConnectData::CNTLID_DYNAMIC } else { 5 },
+        qid,
+        num_entries: 32,
+        keep_alive_tmo: Duration::from_secs(if qid == 0 { 5 } else { 0 }),
+        digests: Digests::default(),
+        required: Digests::default(),
+        tcp_timeout: Duration::from_secs(1),
+        io_timeout: Duration::from_secs(2),
+    }
+}
+
+/// The controller's side, with the Fabrics commands that came whole.
+struct Peer {
+    connection: controller::Connection,
+    came: Vec<(CommandId, Sqe, Vec<u8>)>,
+}
+
+impl Peer {
+    fn new() -> Peer {
+        let digests = Digests::default();
+        let options = ConnectionOptions { digests, max_h2c_data_bytes: 4096 };
+        Peer { connection: controller::Connection::new(options), came: Vec::new() }
+    }
+
+    /// Moves all bytes both ways.
+    fn exchange(&mut self, now: Instant, channel: &mut Channel<Vec<u8>>) {
+        let connection = channel.connection().expect("TCP is connected");
+        while connection.wants_transmit() {
+            let mut slices = [IoSlice::new(&[]); 8];
+            let used = connection.poll_transmit(&mut slices);
+            let bytes: Vec<u8> = slices[..used].iter().flat_map(|s| s.to_vec()).collect();
+            connection.transmitted(now, bytes.len());
+            let mut input = &bytes[..];
+            while let Some(event) = self.connection.next(&mut input).unwrap() {
+                match event {
+                    controller::Event::Command {
+                        id,
+                        data: DataTransfer::FromHost { len, .. },
+                        ..
+                    } => self.connection.receive(id, IoBuf::zeroed(len as usize)),
+                    controller::Event::Command { id, sqe, .. } => {
+                        self.came.push((id, sqe, Vec::new()));
+                    }
+                    controller::Event::Received { id, sqe, buf } => {
+                        self.came.push((id, sqe, buf.to_vec()));
+                    }
+                    controller::Event::Damaged { .. } => unreachable!("no digests"),
+                }
+            }
+        }
+        while !self.connection.transmit().is_empty() {
+            let mut slices = [IoSlice::new(&[]); 8];
+            let used = self.connection.gather(&mut slices);
+            let bytes: Vec<u8> = slices[..used].iter().flat_map(|s| s.to_vec()).collect();
+            self.connection.sent(bytes.len());
+            connection.handle_received(now, &bytes).unwrap();
+        }
+    }
+}
+
+/// A channel whose Connect the peer has, and that Connect.
+fn connecting(now: Instant, qid: u16) -> (Channel<Vec<u8>>, Peer, CommandId) {
+    let (mut channel, mut peer) = (Channel::new(now, terms(qid)), Peer::new());
+    assert_eq!(channel.stage(), Some("TCP connect"));
+    channel.handle_connected(now);
+    assert_eq!(channel.stage(), Some("initialising the connection"));
+    peer.exchange(now, &mut channel);
+    assert!(channel.poll_event(now).is_none());
+    peer.exchange(now, &mut channel);
+    assert_eq!((channel.stage(), channel.has_room()), (Some("Connect"), false));
+    let (id, sqe, data) = peer.came.pop().expect("Connect has come");
+    assert_eq!(sqe.fctype(), Some(fctype::CONNECT));
+    assert_eq!(data.len(), size_of::<ConnectData>());
+    assert_eq!((sqe.cdw10.get() >> 16, sqe.cdw11.get() & 0xFFFF), (qid.into(), 31));
+    (channel, peer, id)
+}
+
+/// What the channel says to an answer of Connect.
+fn answered(qid: u16, answer: Cqe) -> (Channel<Vec<u8>>, Peer, Event<Vec<u8>>) {
+    let now = Instant::now();
+    let (mut channel, mut peer, id) = connecting(now, qid);
+    peer.connection.connected(31, 0, false);
+    peer.connection.finish_with(id, answer);
+    peer.exchange(now, &mut channel);
+    let event = channel.poll_event(now).expect("it is answered");
+    peer.exchange(now, &mut channel);
+    (channel, peer, event)
+}
+
+fn cqe(status: Status, dw0: u32) -> Cqe {
+    let mut cqe = Cqe::new(0, status);
+    cqe.dw0 = dw0.into();
+    cqe
+}
+
+#[test]
+fn admin_and_io_queues_come_up_in_the_same_way() {
+    for qid in [0, 3] {
+        let (mut channel, mut peer, event) = answered(qid, cqe(Status::SUCCESS, 5));
+        assert!(matches!(event, Event::Ready { cntlid: 5 }), "{event:?}");
+        assert_eq!((channel.stage(), channel.has_room()), (None, true));
+        let now = Instant::now();
+        channel.submit(now, Sqe::keep_alive(0), Transfer::None, false, vec![1]).unwrap();
+        peer.exchange(now, &mut channel);
+        let (id, ..) = peer.came.pop().unwrap();
+        peer.connection.finish(id, Status::SUCCESS, 0);
+        peer.exchange(now, &mut channel);
+        let Some(Event::Done { payload, result: Ok(_) }) = channel.poll_event(now) else {
+            panic!("it has not ended")
+        };
+        assert_eq!(payload, [1]);
+    }
+}
+
+#[test]
+fn nothing_is_sent_on_a_queue_whose_controller_wants_authentication_first() {
+    let required = cqe(Status::AUTHENTICATION_REQUIRED, 0);
+    for qid in [0, 3] {
+        for wanted in [CONNECT_ATR, CONNECT_ASCR, CONNECT_ATR | CONNECT_ASCR] {
+            let (mut channel, peer, event) = answered(qid, cqe(Status::SUCCESS, wanted | 5));
+            assert_unauthenticated(&event);
+            assert_eq!(channel.stage(), Some("authentication"));
+            let now = Instant::now();
+            let sqe = Sqe::keep_alive(0);
+            assert!(channel.submit(now, sqe, Transfer::None, false, vec![1]).is_err());
+            assert!(!channel.has_room() && !channel.wants_transmit());
+            assert_eq!(peer.came.len(), 0);
+        }
+        assert_unauthenticated(&answered(qid, required).2);
+    }
+}
+
+#[track_caller]
+fn assert_unauthenticated(event: &Event<Vec<u8>>) {
+    let Event::Failed { failure, refused: false } = event else { panic!("{event:?}") };
+    assert_eq!(failure.kind, ErrorKind::Unsupported);
+    assert_eq!(failure.message, "Connect: the target requires authentication");
+}
+
+#[test]
+fn a_refused_connect_says_what_was_wrong_and_that_it_may_pass() {
+    let invalid = |offset, in_data| InvalidParameter { offset, in_data }.to_wire();
+    let parameters = Status::CONNECT_INVALID_PARAMETERS;
+    for (status, dw0, kind, words) in [
+        (Status::CONNECT_INVALID_HOST, 0, ErrorKind::Refused, "the controller answered"),
+        (parameters, invalid(256, true), ErrorKind::NotFound, "no such subsystem"),
+        (parameters, invalid(42, false), ErrorKind::Refused, "offset 42 of the command"),
+        (Status::INTERNAL_ERROR, 0, ErrorKind::Refused, "the controller answered"),
+    ] {
+        let (channel, _, event) = answered(1, cqe(status, dw0));
+        let Event::Failed { failure, refused: true } = event else { panic!("{event:?}") };
+        assert_eq!(failure.kind, kind, "{failure}");
+        assert!(failure.message.starts_with("Connect: "), "{failure}");
+        assert!(failure.message.contains(words), "{failure}");
+        assert!(!channel.has_room());
+    }
+}
+
+#[test]
+fn each_step_has_its_time() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let mut channel = Channel::<Vec<u8>>::new(start, terms(0));
+    assert_eq!(channel.poll_timeout(), Some(after(1)));
+    channel.handle_timeout(start).unwrap();
+    let failure = channel.handle_timeout(after(1)).unwrap_err();
+    assert_eq!((failure.kind, &*failure.message), (ErrorKind::TimedOut, "no answer within 1s"));
+
+    let mut channel = Channel::<Vec<u8>>::new(start, terms(0));
+    channel.handle_connected(start);
+    assert_eq!(channel.poll_timeout(), Some(after(2)));
+    assert_eq!(channel.handle_timeout(after(2)).unwrap_err().kind, ErrorKind::TimedOut);
+
+    let (mut channel, ..) = connecting(start, 0);
+    assert_eq!(channel.poll_timeout(), Some(after(2)));
+    assert_eq!(channel.handle_timeout(after(2)).unwrap_err().kind, ErrorKind::TimedOut);
+}

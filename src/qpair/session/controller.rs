@@ -1,0 +1,741 @@
+//! The admin queue of one controller: from a connection to a usable controller, and keeping it alive.
+//!
+//! A state machine of one command after another.
+
+use std::time::{Duration, Instant};
+
+use zerocopy::FromBytes;
+
+use super::connect::Event;
+use super::{Channel, ConnectTerms, Facts, Failure, HostIdentity, Turn};
+use crate::error::ErrorKind;
+use crate::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
+use crate::nvme::identify::{IDENTIFY_LEN_BYTES, NamespaceDescriptors, decode_namespace_list};
+use crate::nvme::sqe::{cns, feature, log_page};
+use crate::nvme::{
+    Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, IdentifyError, IdentifyNamespace, Nqn,
+    Property, Sqe, Status,
+};
+use crate::tcp::Digests;
+use crate::tcp::host::Transfer;
+use crate::units::Nsid;
+
+/// What an admin queue is to be brought up for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Goal {
+    /// I/O on a namespace; `None`: the first active one.
+    Namespace(Option<Nsid>),
+    /// The records of a discovery service.
+    Discovery,
+}
+
+/// With what to connect.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The subsystem.
+    pub subnqn: Nqn,
+    /// What for.
+    pub goal: Goal,
+    /// Who connects.
+    pub host: HostIdentity,
+    /// Digests to ask for.
+    pub digests: Digests,
+    /// Those of them that may not be declined.
+    pub required: Digests,
+    /// I/O queues to ask for.
+    pub nr_io_queues: u16,
+    /// Keep Alive Timeout; zero switches it off.
+    pub keep_alive_tmo: Duration,
+    /// How long TCP may take to connect.
+    pub tcp_timeout: Duration,
+    /// How long answers may take.
+    pub io_timeout: Duration,
+}
+
+impl Terms {
+    fn of_admin_queue(&self) -> ConnectTerms {
+        ConnectTerms {
+            host: self.host.clone(),
+            subnqn: self.subnqn.clone(),
+            cntlid: ConnectData::CNTLID_DYNAMIC,
+            qid: 0,
+            num_entries: ADMIN_QUEUE_ENTRIES,
+            keep_alive_tmo: self.keep_alive_tmo,
+            digests: self.digests,
+            required: self.required,
+            tcp_timeout: self.tcp_timeout,
+            io_timeout: self.io_timeout,
+        }
+    }
+
+    /// With what I/O queue `qid` connects to the controller whose admin queue connected with these.
+    pub fn of_io_queue(&self, joint: &Joint, qid: u16, num_entries: u16) -> ConnectTerms {
+        ConnectTerms {
+            cntlid: joint.cntlid,
+            qid,
+            num_entries,
+            keep_alive_tmo: Duration::ZERO,
+            // One connection without digests among others would be the one where damage goes unseen.
+            digests: joint.digests,
+            required: joint.digests,
+            ..self.of_admin_queue()
+        }
+    }
+}
+
+/// What an I/O queue joins a session with.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Joint {
+    /// The controller.
+    pub cntlid: u16,
+    /// Most data in an I/O capsule.
+    pub max_in_capsule: u32,
+    /// What the admin queue was granted.
+    pub digests: Digests,
+}
+
+/// What only the admin queue has to know of its controller.
+#[derive(Debug, Default)]
+struct Properties {
+    anagrpid: u32,
+    cap: u64,
+    oaes: u32,
+    has_ana: bool,
+    keeps_alive: bool,
+}
+
+/// The admin queue of one controller. It owns no socket and never asks for the time.
+///
+/// Move the bytes of [`Controller::channel`] as it says, then call [`Controller::advance`], then send.
+#[derive(Debug)]
+pub struct Controller {
+    channel: Channel<Task>,
+    terms: Terms,
+    facts: Facts,
+    joint: Joint,
+    properties: Properties,
+    /// Records of the discovery service.
+    records: Vec<DiscoveryRecord>,
+    /// What is being done, until the goal is reached.
+    step: Step,
+    /// A step to begin at a later time.
+    later: Option<(Instant, Step)>,
+    ready: bool,
+    enable_deadline: Instant,
+    next_keep_alive: Option<Instant>,
+    /// When the next asynchronous event request may be sent, so that a flood of events is none here.
+    next_event_request: Option<Instant>,
+    log: LogReading,
+}
+
+/// A command's payload, and what it is for.
+#[derive(Debug)]
+pub struct Task {
+    step: Step,
+    bytes: Vec<u8>,
+}
+
+impl AsRef<[u8]> for Task {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for Task {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    ReadCapabilities,
+    ReadConfiguration,
+    Disable,
+    AwaitDisabled,
+    Enable,
+    AwaitReady,
+    IdentifyController,
+    SetNumQueues,
+    ConfigureEvents,
+    ListNamespaces,
+    IdentifyNamespace,
+    ReadDescriptors,
+    ReadAna,
+    ReadLogHeader,
+    ReadLogRecords,
+    CheckLogHeader,
+    // Once the goal is reached.
+    KeepAlive,
+    AwaitEvent,
+    ReadChangedNamespaces,
+}
+
+impl Step {
+    /// What is being done, for people.
+    fn name(self) -> &'static str {
+        match self {
+            Step::ReadCapabilities => "reading CAP",
+            Step::ReadConfiguration => "reading CC",
+            Step::Disable | Step::AwaitDisabled => "disabling the controller",
+            Step::Enable | Step::AwaitReady => "enabling the controller",
+            Step::IdentifyController => "Identify Controller",
+            Step::SetNumQueues => "Set Features, number of queues",
+            Step::ConfigureEvents => "Set Features, asynchronous events",
+            Step::ListNamespaces => "Identify, active namespaces",
+            Step::IdentifyNamespace => "Identify Namespace",
+            Step::ReadDescriptors => "Identify, namespace descriptors",
+            Step::ReadAna => "reading the ANA log",
+            Step::ReadLogHeader | Step::CheckLogHeader => "reading the discovery log header",
+            Step::ReadLogRecords => "reading the discovery log",
+            Step::KeepAlive => "Keep Alive",
+            Step::AwaitEvent => "Asynchronous Event Request",
+            Step::ReadChangedNamespaces => "reading the changed namespace log",
+        }
+    }
+}
+
+/// Where the reading of a discovery log is.
+#[derive(Debug, Clone, Default)]
+struct LogReading {
+    genctr: u64,
+    num_records: u64,
+    rounds: u32,
+}
+
+impl Controller {
+    /// A controller whose TCP connection is begun.
+    pub fn new(now: Instant, terms: Terms) -> Controller {
+        Controller {
+            channel: Channel::new(now, terms.of_admin_queue()),
+            terms,
+            facts: Facts::default(),
+            joint: Joint::default(),
+            properties: Properties::default(),
+            records: Vec::new(),
+            step: Step::ReadCapabilities,
+            later: None,
+            ready: false,
+            enable_deadline: now,
+            next_keep_alive: None,
+            next_event_request: None,
+            log: LogReading::default(),
+        }
+    }
+
+    /// The queue's connection.
+    pub fn channel(&mut self) -> &mut Channel<Task> {
+        &mut self.channel
+    }
+
+    /// Whether there is something to send, or TCP is not connected yet.
+    pub fn wants_writable(&self) -> bool {
+        self.channel.is_opening() || self.channel.wants_transmit()
+    }
+
+    /// Goes on with what has come; `moved` is how moving the bytes went. What there is to send may
+    /// have become more.
+    ///
+    /// # Errors
+    /// That is the end of this controller.
+    pub fn advance(&mut self, now: Instant, moved: Result<(), Failure>) -> Result<Turn, Failure> {
+        let mut turn = Turn::Quiet;
+        while let Some(event) = self.channel.poll_event(now) {
+            match event {
+                Event::Ready { cntlid } => {
+                    let digests = self.channel.digests();
+                    (self.joint.cntlid, self.joint.digests) = (cntlid, digests);
+                    self.facts.hdr_digest = digests.header;
+                    self.facts.data_digest = digests.data;
+                    self.begin(now, Step::ReadCapabilities)?;
+                }
+                Event::Failed { failure, .. } => return Err(failure),
+                Event::Done { payload, result } => {
+                    let step = payload.step;
+                    let cqe = result
+                        .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()))
+                        .map_err(|failure| failure.at(step.name()))?;
+                    let one = self.finish(now, payload, cqe).map_err(|f| f.at(step.name()))?;
+                    turn = if one == Turn::Quiet { turn } else { one };
+                }
+            }
+        }
+        moved.map_err(|failure| failure.at(self.stage()))?;
+        if self.later.is_some_and(|(at, _)| at <= now) {
+            let (_, step) = self.later.take().expect("just seen");
+            self.begin(now, step)?;
+        }
+        if self.ready {
+            self.keep(now)?;
+        }
+        Ok(turn)
+    }
+
+    /// What has been learnt; all of it once a turn was [`Turn::Ready`].
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// What I/O queues join the session with, once a turn was [`Turn::Ready`].
+    pub fn joint(&self) -> Joint {
+        self.joint
+    }
+
+    /// What is being done, for people.
+    pub fn stage(&self) -> &'static str {
+        self.channel.stage().unwrap_or(self.step.name())
+    }
+
+    /// When to go on although nothing moves.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let later = self.later.map(|(at, _)| at);
+        let channel = self.channel.poll_timeout();
+        let times = [channel, later, self.next_keep_alive, self.next_event_request];
+        times.into_iter().flatten().min()
+    }
+
+    /// What the discovery service said.
+    pub fn records(&self) -> &[DiscoveryRecord] {
+        &self.records
+    }
+
+    /// Keeps the controller alive and an asynchronous event request outstanding.
+    fn keep(&mut self, now: Instant) -> Result<(), Failure> {
+        if self.next_keep_alive.is_some_and(|at| at <= now) {
+            self.begin(now, Step::KeepAlive)?;
+            self.next_keep_alive = Some(now + self.terms.keep_alive_tmo / 2);
+        }
+        if self.next_event_request.is_some_and(|at| at <= now) {
+            self.next_event_request = None;
+            self.begin(now, Step::AwaitEvent)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the command of a step.
+    fn begin(&mut self, now: Instant, step: Step) -> Result<(), Failure> {
+        if !self.ready {
+            self.step = step;
+        }
+        let nsid = self.facts.nsid;
+        let identify = |cns, nsid| (Sqe::identify(0, cns, nsid), In, IDENTIFY_LEN_BYTES);
+        let log =
+            |lid, offset, len: usize| (Sqe::get_log_page(0, lid, offset, len as u32), In, len);
+        let bare = |sqe| (sqe, Transfer::None, 0);
+        use Transfer::In;
+        let (sqe, transfer, len) = match step {
+            Step::ReadCapabilities => bare(Sqe::property_get(0, Property::Cap)),
+            Step::ReadConfiguration => bare(Sqe::property_get(0, Property::Cc)),
+            Step::Disable => bare(Sqe::property_set(0, Property::Cc, 0)),
+            Step::Enable => bare(Sqe::property_set(0, Property::Cc, Cc::ENABLE.0.into())),
+            Step::AwaitDisabled | Step::AwaitReady => bare(Sqe::property_get(0, Property::Csts)),
+            Step::IdentifyController => identify(cns::CONTROLLER, Nsid(0)),
+            Step::SetNumQueues => bare(Sqe::set_num_queues(0, self.terms.nr_io_queues.max(1))),
+            Step::ConfigureEvents => {
+                let events = self.properties.oaes & EVENTS_WANTED;
+                bare(Sqe::set_features(0, feature::ASYNC_EVENT_CONFIG, events))
+            }
+            Step::ListNamespaces => identify(cns::ACTIVE_NAMESPACES, Nsid(0)),
+            Step::IdentifyNamespace => identify(cns::NAMESPACE, nsid),
+            Step::ReadDescriptors => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
+            Step::ReadAna => {
+                let (mut sqe, transfer, len) = log(log_page::ANA, 0, ANA_LOG_LEN);
+                sqe.cdw10 = (sqe.cdw10.get() | ANA_GROUPS_ONLY).into();
+                (sqe, transfer, len)
+            }
+            Step::ReadLogHeader | Step::CheckLogHeader => {
+                log(log_page::DISCOVERY, 0, size_of::<DiscoveryLogHeader>())
+            }
+            Step::ReadLogRecords => {
+                let have = self.records.len() as u64;
+                let count = (self.log.num_records - have).min(RECORDS_AT_ONCE) as usize;
+                let offset = (have + 1) * size_of::<DiscoveryRecord>() as u64;
+                log(log_page::DISCOVERY, offset, count * size_of::<DiscoveryRecord>())
+            }
+            Step::KeepAlive => bare(Sqe::keep_alive(0)),
+            Step::AwaitEvent => bare(Sqe::async_event_request(0)),
+            Step::ReadChangedNamespaces => log(log_page::CHANGED_NAMESPACES, 0, 4096),
+        };
+        self.submit(now, step, sqe, transfer, vec![0; len])
+    }
+
+    fn submit(
+        &mut self,
+        now: Instant,
+        step: Step,
+        sqe: Sqe,
+        transfer: Transfer,
+        bytes: Vec<u8>,
+    ) -> Result<(), Failure> {
+        let patient = step == Step::AwaitEvent;
+        let task = Task { step, bytes };
+        // Full means that the target leaves dozens of our few commands unanswered.
+        self.channel.submit(now, sqe, transfer, patient, task).map_err(|task| {
+            Failure::new(ErrorKind::Disconnected, "the admin queue takes no command")
+                .at(task.step.name())
+        })
+    }
+
+    /// Takes the answer to a step and goes on with the next.
+    fn finish(&mut self, now: Instant, task: Task, cqe: Cqe) -> Result<Turn, Failure> {
+        let Task { step, bytes } = task;
+        let status = cqe.status();
+        if !status.is_success() && !may_fail(step) {
+            let message = format!("the controller answered {status}");
+            return Err(Failure::new(ErrorKind::Refused, message));
+        }
+        let next = match step {
+            Step::ReadCapabilities => {
+                self.properties.cap = cqe.result();
+                Step::ReadConfiguration
+            }
+            Step::ReadConfiguration => {
+                let ready_in = u64::from(Cap(self.properties.cap).timeout_ms());
+                self.enable_deadline =
+                    now + Duration::from_millis(ready_in).max(MIN_ENABLE_TIMEOUT);
+                if Cc(cqe.dw0.get()).is_enabled() { Step::Disable } else { Step::Enable }
+            }
+            Step::Disable => Step::AwaitDisabled,
+            Step::Enable => Step::AwaitReady,
+            Step::AwaitDisabled | Step::AwaitReady => {
+                return self.await_ready(now, step, Csts(cqe.dw0.get()));
+            }
+            Step::IdentifyController => self.take_controller(&bytes)?,
+            Step::SetNumQueues => {
+                let (nsqr, ncqr) = (cqe.dw0.get() & 0xFFFF, cqe.dw0.get() >> 16);
+                let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
+                self.facts.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
+                if self.properties.oaes & EVENTS_WANTED == 0 {
+                    self.after_events()
+                } else {
+                    Step::ConfigureEvents
+                }
+            }
+            Step::ConfigureEvents => {
+                if status.is_success() {
+                    self.next_event_request = Some(now);
+                }
+                self.after_events()
+            }
+            Step::ListNamespaces => {
+                self.facts.nsid = first_namespace(&bytes, status)?;
+                Step::IdentifyNamespace
+            }
+            Step::IdentifyNamespace => {
+                self.take_namespace(&bytes)?;
+                Step::ReadDescriptors
+            }
+            Step::ReadDescriptors => {
+                if status.is_success() && self.facts.nguid == [0; 16] {
+                    self.facts.nguid = best_identifier(&bytes);
+                }
+                if !self.properties.has_ana {
+                    return Ok(self.reach(now));
+                }
+                Step::ReadAna
+            }
+            Step::ReadAna => {
+                if status.is_success() {
+                    check_ana(&bytes, self.properties.anagrpid)?;
+                }
+                return Ok(self.reach(now));
+            }
+            Step::ReadLogHeader | Step::CheckLogHeader => {
+                let (header, _) = DiscoveryLogHeader::read_from_prefix(&bytes).expect("1024 bytes");
+                match self.take_log_header(step, &header)? {
+                    Some(next) => next,
+                    None => return Ok(self.reach(now)),
+                }
+            }
+            Step::ReadLogRecords => {
+                let records = bytes.chunks_exact(size_of::<DiscoveryRecord>());
+                let records = records.map(|r| DiscoveryRecord::read_from_bytes(r).expect("1024"));
+                self.records.extend(records);
+                match self.log.num_records > self.records.len() as u64 {
+                    true => Step::ReadLogRecords,
+                    false => Step::CheckLogHeader,
+                }
+            }
+            Step::KeepAlive => return Ok(Turn::Quiet),
+            Step::AwaitEvent => return self.take_event(now, &cqe),
+            Step::ReadChangedNamespaces => Step::IdentifyNamespace,
+        };
+        self.begin(now, next)?;
+        Ok(Turn::Quiet)
+    }
+
+    fn after_events(&mut self) -> Step {
+        match self.terms.goal {
+            Goal::Namespace(Some(nsid)) => {
+                self.facts.nsid = nsid;
+                Step::IdentifyNamespace
+            }
+            _ => Step::ListNamespaces,
+        }
+    }
+
+    /// The goal is reached, at first or once more.
+    fn reach(&mut self, now: Instant) -> Turn {
+        if self.ready {
+            return Turn::Changed;
+        }
+        self.ready = true;
+        let wants = !self.terms.keep_alive_tmo.is_zero() && self.properties.keeps_alive;
+        self.next_keep_alive = wants.then(|| now + self.terms.keep_alive_tmo / 2);
+        Turn::Ready
+    }
+
+    fn await_ready(&mut self, now: Instant, step: Step, csts: Csts) -> Result<Turn, Failure> {
+        if csts.is_fatal() {
+            return Err(Failure::new(ErrorKind::Refused, "the controller reports a fatal status"));
+        }
+        if csts.is_ready() == (step == Step::AwaitReady) {
+            let next = match step {
+                Step::AwaitReady => Step::IdentifyController,
+                _ => Step::Enable,
+            };
+            self.begin(now, next)?;
+        } else if now >= self.enable_deadline {
+            return Err(Failure::new(ErrorKind::TimedOut, "CSTS.RDY does not change"));
+        } else {
+            self.later = Some((now + READY_INTERVAL, step));
+        }
+        Ok(Turn::Quiet)
+    }
+
+    fn take_controller(&mut self, bytes: &[u8]) -> Result<Step, Failure> {
+        let id = IdentifyController::decode(bytes).map_err(unsupported)?;
+        if self.terms.goal == Goal::Discovery {
+            return Ok(Step::ReadLogHeader);
+        }
+        if id.sgls.get() & 3 == 0 {
+            let message = "the controller takes no SGLs, which NVMe over Fabrics needs";
+            return Err(Failure::new(ErrorKind::Unsupported, message));
+        }
+        let cap = Cap(self.properties.cap);
+        let maxcmd = match id.maxcmd.get() {
+            0 => u32::MAX,
+            // As many commands need a queue of one entry more.
+            maxcmd => u32::from(maxcmd) + 1,
+        };
+        self.facts.max_entries = cap.max_queue_entries().min(maxcmd);
+        self.facts.max_transfer_bytes = id.max_transfer_bytes(cap.mpsmin());
+        self.joint.max_in_capsule = id.in_capsule_data_bytes();
+        self.facts.has_volatile_write_cache = id.has_volatile_write_cache();
+        self.properties.oaes = id.oaes.get();
+        self.properties.has_ana = id.cmic & CMIC_ANA != 0;
+        self.properties.keeps_alive = id.kas.get() != 0;
+        Ok(Step::SetNumQueues)
+    }
+
+    fn take_namespace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let nsid = self.facts.nsid;
+        let id = IdentifyNamespace::decode(bytes).map_err(|error| match error {
+            IdentifyError::Inactive => {
+                Failure::new(ErrorKind::NotFound, format!("there is no namespace {nsid}"))
+            }
+            error => unsupported(error),
+        })?;
+        self.facts.block_len_bytes = id.block_len_bytes();
+        self.facts.num_blocks = id.num_blocks();
+        self.facts.write_protected = id.is_write_protected();
+        self.properties.anagrpid = id.anagrpid.get();
+        self.facts.nguid = id.nguid;
+        Ok(())
+    }
+
+    fn take_event(&mut self, now: Instant, cqe: &Cqe) -> Result<Turn, Failure> {
+        self.next_event_request = Some(now + EVENT_INTERVAL);
+        if !cqe.status().is_success() {
+            // More requests than the target takes, or none at all: events are only a courtesy.
+            self.next_event_request = None;
+            return Ok(Turn::Quiet);
+        }
+        let dw0 = cqe.dw0.get();
+        let (kind, info) = (dw0 & 7, dw0 >> 8 & 0xFF);
+        match (kind, info) {
+            (EVENT_NOTICE, NOTICE_NAMESPACE) => self.begin(now, Step::ReadChangedNamespaces)?,
+            (EVENT_NOTICE, NOTICE_ANA) => self.begin(now, Step::ReadAna)?,
+            _ => {}
+        }
+        Ok(Turn::Quiet)
+    }
+
+    /// The next step of reading the discovery log; `None` when it is read.
+    fn take_log_header(
+        &mut self,
+        step: Step,
+        header: &DiscoveryLogHeader,
+    ) -> Result<Option<Step>, Failure> {
+        let (genctr, num_records) = (header.genctr.get(), header.numrec.get());
+        if step == Step::CheckLogHeader && genctr == self.log.genctr {
+            return Ok(None);
+        }
+        self.log.rounds += 1;
+        if self.log.rounds > MAX_LOG_ROUNDS {
+            let message = format!("the discovery log changed {MAX_LOG_ROUNDS} times while read");
+            return Err(Failure::new(ErrorKind::Busy, message));
+        }
+        if num_records > DiscoveryRecord::MAX_RECORDS {
+            let message = format!("a discovery log of {num_records} records is not believed");
+            return Err(Failure::new(ErrorKind::Corrupt, message));
+        }
+        if header.recfmt.get() != 0 {
+            let message = format!("discovery records of format {} are not known", header.recfmt);
+            return Err(Failure::new(ErrorKind::Unsupported, message));
+        }
+        self.records.clear();
+        (self.log.genctr, self.log.num_records) = (genctr, num_records);
+        Ok((num_records > 0).then_some(Step::ReadLogRecords))
+    }
+}
+
+/// Whether bringing up goes on without this step's success.
+fn may_fail(step: Step) -> bool {
+    use Step::*;
+    matches!(
+        step,
+        ConfigureEvents
+            | ListNamespaces
+            | ReadDescriptors
+            | ReadAna
+            | KeepAlive
+            | AwaitEvent
+            | ReadChangedNamespaces
+    )
+}
+
+fn unsupported(error: IdentifyError) -> Failure {
+    Failure::new(ErrorKind::Unsupported, error.to_string())
+}
+
+/// The first namespace of an active list; 1 where the controller has no such list.
+fn first_namespace(bytes: &[u8], status: Status) -> Result<Nsid, Failure> {
+    if !status.is_success() {
+        return Ok(Nsid(1));
+    }
+    let list = decode_namespace_list(bytes).map_err(unsupported)?;
+    let first = list.first().copied();
+    first.ok_or_else(|| Failure::new(ErrorKind::NotFound, "the subsystem has no namespace"))
+}
+
+/// NGUID, UUID or EUI-64 of the descriptors, in this order; zeroes when there is none.
+fn best_identifier(bytes: &[u8]) -> [u8; 16] {
+    let ids = NamespaceDescriptors::decode(bytes);
+    let widen = |eui64: [u8; 8]| {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&eui64);
+        id
+    };
+    ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
+}
+
+/// Refuses a path on which the ANA group cannot be reached now. The log: 16 bytes of header with the
+/// number of groups at 8, then 32 bytes a group with its identifier at 0 and its state at 16.
+fn check_ana(log: &[u8], anagrpid: u32) -> Result<(), Failure> {
+    let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
+    let groups = log[16..].chunks_exact(32).take(num_groups);
+    for group in groups {
+        let id = u32::from_le_bytes([group[0], group[1], group[2], group[3]]);
+        if id != anagrpid {
+            continue;
+        }
+        let state = match group[16] & 0xF {
+            3 => "inaccessible",
+            4 => "in persistent loss",
+            0xF => "changing",
+            _ => return Ok(()), // 1 optimised, 2 not; others do not keep anybody out
+        };
+        let message = format!("the namespace's ANA group {anagrpid} is {state} on this path");
+        return Err(Failure::new(ErrorKind::Disconnected, message));
+    }
+    Ok(())
+}
+
+/// Entries of the admin queue, as is customary; some targets refuse more.
+const ADMIN_QUEUE_ENTRIES: u16 = 32;
+
+/// Asynchronous events asked for: bit 8 namespace attributes, bit 11 ANA.
+const EVENTS_WANTED: u32 = 1 << 8 | 1 << 11;
+/// Type of an event: a notice.
+const EVENT_NOTICE: u32 = 2;
+/// A notice: a namespace's attributes have changed.
+const NOTICE_NAMESPACE: u32 = 0;
+/// A notice: an ANA state has changed.
+const NOTICE_ANA: u32 = 3;
+/// At most one event is taken in this time.
+const EVENT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Identify Controller, CMIC bit 3: the subsystem reports ANA.
+const CMIC_ANA: u8 = 1 << 3;
+/// Room for the header and 127 groups.
+const ANA_LOG_LEN: usize = 4096;
+/// Log specific parameter of the ANA log, bit 0 (RGO): groups without their namespaces.
+const ANA_GROUPS_ONLY: u32 = 1 << 8;
+
+/// How often CSTS is read while the controller gets ready.
+const READY_INTERVAL: Duration = Duration::from_millis(10);
+/// CAP.TO may be 0; a controller gets this long in any case.
+const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a changing discovery log is read anew.
+const MAX_LOG_ROUNDS: u32 = 8;
+/// Discovery records in one command: 32 KiB, below any MDTS in use.
+const RECORDS_AT_ONCE: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An ANA log of these groups and states.
+    fn ana_log(groups: &[(u32, u8)]) -> Vec<u8> {
+        let mut log = vec![0; ANA_LOG_LEN];
+        log[8] = groups.len() as u8;
+        for (at, (id, state)) in groups.iter().enumerate() {
+            let group = &mut log[16 + at * 32..][..32];
+            group[..4].copy_from_slice(&id.to_le_bytes());
+            group[16] = *state;
+        }
+        log
+    }
+
+    #[test]
+    fn only_a_path_on_which_the_group_cannot_be_reached_is_refused() {
+        for state in 0..=15 {
+            let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
+            assert_eq!(check_ana(&log, 7).is_err(), [3, 4, 15].contains(&state), "state {state}");
+        }
+        assert_eq!(check_ana(&ana_log(&[(1, 3)]), 7), Ok(()), "a group that is not listed");
+        let failure = check_ana(&ana_log(&[(7, 3)]), 7).unwrap_err();
+        assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
+    }
+
+    #[test]
+    fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
+        let mut log = ana_log(&[(1, 1)]);
+        (log[8], log[9]) = (0xFF, 0xFF);
+        assert_eq!(check_ana(&log, 7), Ok(()));
+    }
+
+    #[test]
+    fn a_namespace_is_known_by_the_best_identifier_there_is() {
+        let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
+        let id = |nguid, uuid, eui64| {
+            best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
+        };
+        assert_eq!(id(nguid, uuid, eui64), [1; 16]);
+        assert_eq!(id(Some([0; 16]), uuid, eui64), [2; 16]);
+        assert_eq!(id(None, None, eui64)[..8], [3; 8]);
+        assert_eq!(id(None, None, None), [0; 16]);
+        assert_eq!(best_identifier(&[0xFF; 4096]), [0; 16]);
+    }
+
+    #[test]
+    fn the_first_active_namespace_is_taken_and_none_is_an_error() {
+        let mut list = vec![0; IDENTIFY_LEN_BYTES];
+        assert_eq!(first_namespace(&list, Status::SUCCESS).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(first_namespace(&list, Status::INVALID_FIELD), Ok(Nsid(1)));
+        list[0] = 5;
+        assert_eq!(first_namespace(&list, Status::SUCCESS), Ok(Nsid(5)));
+    }
+}
