@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::reader::Batch;
-use dlfs::volume::{Image, OpenOptions};
 use support::{Options, Side};
 
 const USAGE: &str =
@@ -96,7 +96,7 @@ fn read_epoch(options: &Options) {
     };
     let mut how = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 256, 1);
     how.window_bytes = options.number("window") as usize;
-    let mut loader = image.loader(how).expect("a loader");
+    let mut loader = image.prefetcher(how).expect("a loader");
     let mut batch = Batch::new();
     while loader.next_into(&mut batch).expect("verified samples") {}
     println!("{} {}", image.directory().memory_bytes().total(), peak_resident_bytes());

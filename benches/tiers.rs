@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::cache::{Cache, TierOptions};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -19,7 +20,6 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::folder::FolderNamespace;
 use dlfs::reader::Batch;
 use dlfs::tier::Policy;
-use dlfs::volume::{Image, OpenOptions};
 use origin::{in_memory_copy, make_files};
 
 fn main() -> dlfs::Result<()> {
@@ -45,7 +45,7 @@ fn small_files() -> dlfs::Result<()> {
         let image = image.with_devices(devices).with_tiers(&tiers)?;
         for epoch in 0..3 {
             let order = OrderSpec { kind: OrderKind::Global, seed: epoch };
-            let mut loader = image.loader(LoaderOptions::new(order, 32, 1))?;
+            let mut loader = image.prefetcher(LoaderOptions::new(order, 32, 1))?;
             let mut batch = Batch::new();
             while loader.next_into(&mut batch)? {}
             settle(image.tiers());
@@ -118,7 +118,7 @@ fn in_memory(folder: &std::path::Path) -> dlfs::Result<()> {
             let kind = if round == 0 { filled_by } else { kind };
             let speed = |image: &Image| -> dlfs::Result<f64> {
                 let options = LoaderOptions::new(OrderSpec { kind, seed: round }, 64, 6);
-                let mut loader = image.loader(options)?;
+                let mut loader = image.prefetcher(options)?;
                 let (mut batch, mut bytes, began) = (Batch::new(), 0, Instant::now());
                 while loader.next_into(&mut batch)? {
                     bytes += batch.len_bytes();

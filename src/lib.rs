@@ -8,7 +8,7 @@
 //! # The map
 //!
 //! ```text
-//!  4  job -> volume                                       wire the parts and own them
+//!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import    target    cache     what runs
 //!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
@@ -21,7 +21,7 @@
 //!
 //! | to | begin with |
 //! |---|---|
-//! | read samples by id, or along an order | [`job`], then [`prefetch`] |
+//! | read samples by id, or along an order | [`dataset`], then [`prefetch`] |
 //! | look samples up by name or id | [`directory`] |
 //! | put files onto a namespace | [`import`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
@@ -35,11 +35,11 @@
 pub mod buf;
 pub mod cache;
 pub mod checksum;
+pub mod dataset;
 pub mod directory;
 pub mod error;
 pub mod format;
 pub mod import;
-pub mod job;
 pub mod nvme;
 pub mod order;
 pub mod permutation;
@@ -55,6 +55,5 @@ pub mod tcp;
 mod threads;
 pub mod tier;
 pub mod units;
-pub mod volume;
 
 pub use error::{Error, ErrorKind, Result};

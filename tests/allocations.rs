@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use counting_alloc::{CountingAlloc, allocations_during, allocations_of_all_during, peak_during};
 use dlfs::buf::{HugePages, Pool, PoolOptions, SharedBuf};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
@@ -21,7 +22,6 @@ use dlfs::qpair::{Completion, ConnectOptions, Device, Direct, Io, IoOp, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Lba, Nsid, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 #[global_allocator]
 static ALLOCATOR: CountingAlloc = CountingAlloc;
@@ -119,7 +119,7 @@ fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
     let kind = OrderKind::Grouped { lanes: 4, group: 4 };
     let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 4);
     (options.window_bytes, options.batching) = (1 << 20, Some(Batching::Chunk));
-    let mut loader = image.loader(options).unwrap();
+    let mut loader = image.prefetcher(options).unwrap();
     let (peak, ()) = peak_during(|| while loader.next().transpose().unwrap().is_some() {});
     let outside = loader.stats().over_window;
     println!("loader: {peak} bytes of the heap, {outside} runs outside the window");
@@ -143,7 +143,7 @@ fn no_more_is_planned_ahead_than_can_be_of_use() {
     let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
     let kind = OrderKind::Grouped { lanes: 8, group: 4 };
     let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 600, 10_000);
-    let mut loader = image.loader(options).unwrap();
+    let mut loader = image.prefetcher(options).unwrap();
     let (peak, ()) = peak_during(|| {
         assert_eq!(loader.next().unwrap().unwrap().len(), 600);
         settle();
@@ -176,7 +176,7 @@ fn epochs_without_allocating(address: &Address, kind: OrderKind) {
     let image = Image::open(std::slice::from_ref(address), &OpenOptions::default()).unwrap();
     let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, WARM + EPOCHS);
     options.window_bytes = 4 << 20;
-    let mut loader = image.loader(options).unwrap();
+    let mut loader = image.prefetcher(options).unwrap();
     let mut batch = Batch::new();
     let mut take = |epochs: u64| {
         let (mut ended, mut batches) = (0, 0);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::cache::TierOptions;
+use dlfs::dataset::{self, Dataset, Image, OnError, OpenOptions, Wanted};
 use dlfs::format::Pack;
-use dlfs::job::{self, Dataset, OnError, Wanted};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::blocking::Blocking;
@@ -21,7 +21,6 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tier::Policy;
 use dlfs::units::{Nsid, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 use images::{Sample, sample};
 use support::breaking::{Breaking, How};
@@ -98,7 +97,7 @@ fn a_run_whose_poller_meets_a_broken_engine_ends_with_its_error_for_good() {
         let num_runs = if matches!(how, How::Panics | How::Fails) { runs.len() } else { 1 };
         for (kind, copy_threads) in runs.into_iter().take(num_runs) {
             let (device, image) = breaking_image(how, "dlfs-poller", &[]);
-            let mut loader = image.loader(run(kind, copy_threads)).unwrap();
+            let mut loader = image.prefetcher(run(kind, copy_threads)).unwrap();
             loader.next().unwrap().unwrap();
             device.break_now();
             let began = Instant::now();
@@ -172,7 +171,7 @@ fn work_in_the_background_with_a_broken_engine_ends_with_its_error() {
     }
     // One that blocks is left to itself by whoever gives up waiting.
     struct GivesUp(Instant);
-    impl job::Watch for GivesUp {
+    impl dataset::Watch for GivesUp {
         fn goes_on(&mut self) -> bool {
             self.0.elapsed() < Duration::from_millis(300)
         }
@@ -282,7 +281,7 @@ fn an_end_is_an_end_however_often_it_is_asked_for() {
                 drop_short,
                 ..run(grouped, copy_threads)
             };
-            let mut loader = image.loader(options).unwrap();
+            let mut loader = image.prefetcher(options).unwrap();
             let mut samples = 0;
             while let Some(batch) = loader.next() {
                 samples += batch.unwrap().len();

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
 use dlfs::format::Pack;
 use dlfs::nvme::{Address, Status};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
-use dlfs::prefetch::{Loader, LoaderOptions, OnError};
+use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::SampleId;
-use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 
 use images::{Sample, sample};
 use support::evil::{Evil, EvilTarget};
@@ -79,10 +79,10 @@ fn samples_in(image: &Image, bytes: Range<u64>) -> BTreeSet<u64> {
     inside.map(|id| id.0).collect()
 }
 
-fn skipping(image: &Image, kind: OrderKind) -> Loader {
+fn skipping(image: &Image, kind: OrderKind) -> Prefetcher {
     let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
     options.on_error = OnError::Skip;
-    image.loader(options).unwrap()
+    image.prefetcher(options).unwrap()
 }
 
 /// Reads everything in each way there is: exactly `lost` is missing, all else is right.
@@ -151,7 +151,7 @@ fn an_error_stops_a_run_with_the_sample_that_it_is_about() {
         fixture.device.add(Rule::read(58..59, u32::MAX, Fault::Os(EIO)));
         let lost = samples_in(&fixture.image, 58 * 4096..59 * 4096);
         let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
-        let mut loader = fixture.image.loader(options).unwrap();
+        let mut loader = fixture.image.prefetcher(options).unwrap();
         let error = std::iter::from_fn(|| loader.next()).find_map(Result::err).unwrap();
         assert_eq!(error.kind(), ErrorKind::Io, "{error:?}");
         assert!(lost.contains(&error.sample_id().unwrap().0), "{kind:?}: {error}");
@@ -295,7 +295,7 @@ fn damage_is_told_although_the_superblocks_cannot_be_looked_at() {
             read(&|image| {
                 let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
                 options.deadline = 4 * deadline; // a quarter of it is for the superblocks
-                let mut loader = image.loader(options).unwrap();
+                let mut loader = image.prefetcher(options).unwrap();
                 std::iter::from_fn(|| loader.next()).find_map(Result::err).unwrap()
             });
         }
@@ -327,11 +327,11 @@ fn an_image_that_has_moved_on_is_stale_and_not_damaged_in_every_way_of_reading()
     let error = reader.read_batch_each(&ids, &mut Batch::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stale, "{error:?}");
     for (kind, on_error) in
-        ORDERS.into_iter().flat_map(|kind| [(kind, OnError::Stop), (kind, OnError::Skip)])
+        ORDERS.into_iter().flat_map(|kind| [(kind, OnError::Raise), (kind, OnError::Skip)])
     {
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
         options.on_error = on_error;
-        let mut loader = fixture.image.loader(options).unwrap();
+        let mut loader = fixture.image.prefetcher(options).unwrap();
         let error = std::iter::from_fn(|| loader.next()).find_map(Result::err).unwrap();
         assert_eq!(error.kind(), ErrorKind::Stale, "{kind:?} {on_error:?}: {error:?}");
     }

@@ -29,17 +29,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use dlfs::dataset::OnError;
+use dlfs::dataset::{Image, OpenOptions, VerifyOptions};
 use dlfs::import::{self, EditOptions, ImportOptions, Onto};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
-use dlfs::prefetch::{LoaderOptions, OnError};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::SampleId;
-use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use dlfs::{Error, ErrorKind};
 use import_support::wire::{Fault, Harm, Way, Wire};
 use import_support::{Random, options, paths, tree};
@@ -226,9 +227,9 @@ impl World {
         let image = Image::open(&address, &options)?;
         image.load_names()?;
         match run.work {
-            Work::Global => self.epoch(&image, OrderKind::Global, OnError::Stop),
+            Work::Global => self.epoch(&image, OrderKind::Global, OnError::Raise),
             Work::Grouped => {
-                self.epoch(&image, OrderKind::Grouped { lanes: 2, group: 1 }, OnError::Stop)
+                self.epoch(&image, OrderKind::Grouped { lanes: 2, group: 1 }, OnError::Raise)
             }
             Work::Export => {
                 let kind = OrderKind::Sequential { by: SequentialBy::Slot };
@@ -257,7 +258,7 @@ impl World {
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 5, 1);
         (options.on_error, options.deadline) = (on_error, Duration::from_secs(8));
         options.window_bytes = 1 << 20;
-        let mut loader = image.loader(options)?;
+        let mut loader = image.prefetcher(options)?;
         let (mut seen, mut batch) = (0, Batch::new());
         while loader.next_into(&mut batch)? {
             self.assert_right(image, &batch);

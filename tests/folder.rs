@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::buf::IoBuf;
+use dlfs::dataset::{Image, OpenOptions, VerifyOptions};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::LoaderOptions;
@@ -19,7 +20,6 @@ use dlfs::qpair::{ConnectOptions, Device, Io, IoError, IoOp, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Lba, Nsid, SampleId};
-use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use support::contract;
 use support::random::Random;
 
@@ -104,7 +104,7 @@ fn a_folder_has_a_directory_without_an_import_and_every_front_reads_it() {
         OrderKind::Sequential { by: SequentialBy::Slot },
     ] {
         let options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 5, 2);
-        let mut loader = image.loader(options).unwrap();
+        let mut loader = image.prefetcher(options).unwrap();
         let mut seen = vec![0; files.len()];
         while let Some(batch) = loader.next() {
             let batch = batch.unwrap();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::fields;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
@@ -17,7 +18,6 @@ use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::units::{Generation, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 use dlfs::{ErrorKind, Result};
 use import_support::disk::Disks;
 use import_support::{StopAfter, contents, options, paths, tree};

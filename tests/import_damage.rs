@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
+use dlfs::dataset::{Image, OpenOptions, VerifyReport};
 use dlfs::format::ChunkHead;
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::superblock::SUPERBLOCK_BYTES;
@@ -14,7 +15,6 @@ use dlfs::import::{self, Onto, delete_on, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::units::Generation;
-use dlfs::volume::{Image, OpenOptions, VerifyReport};
 use dlfs::{ErrorKind, Result};
 use import_support::disk::Disks;
 use import_support::{Random, contents, options, paths, tree};

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::import::{self, EditOptions, ImportOptions, Onto, PlacementOrder, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
@@ -17,7 +18,6 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device, open};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
-use dlfs::volume::{Image, OpenOptions};
 use import_support::wire::{Flip, Way, Wire};
 use import_support::{Random, contents, options, paths, tree};
 
@@ -135,7 +135,7 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
         import::rebuild(&image, None, &connect, &mut ()).unwrap();
         let options = OpenOptions { connect, ..OpenOptions::default() };
         let opened = Image::open(&image, &options).unwrap();
-        let verify = dlfs::volume::VerifyOptions { queue_pairs: 4, ..Default::default() };
+        let verify = dlfs::dataset::VerifyOptions { queue_pairs: 4, ..Default::default() };
         let report = opened.verify(&verify, &mut |_| ()).unwrap();
         assert_eq!(report.damages.len(), 0, "{:?}", report.damages);
         assert_eq!(report.samples, all.len() as u64 - 1, "{queues} queues");

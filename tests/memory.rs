@@ -7,6 +7,7 @@ mod images;
 use std::sync::Arc;
 
 use counting_alloc::{CountingAlloc, peak_during};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Pack;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -14,7 +15,6 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{Cpus, Device};
 use dlfs::reader::Batch;
-use dlfs::volume::{Image, OpenOptions};
 use images::{Sample, sample};
 
 #[global_allocator]
@@ -42,7 +42,7 @@ fn heap_of_two_epochs(device: &Arc<dyn Device>, kind: OrderKind) -> (usize, usiz
         let image = Image::from_devices(devices, &OpenOptions::default()).unwrap();
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 64, 2);
         options.window_bytes = WINDOW_BYTES;
-        let mut loader = image.loader(options).unwrap();
+        let mut loader = image.prefetcher(options).unwrap();
         let (mut batch, mut samples) = (Batch::new(), 0);
         while loader.next_into(&mut batch).unwrap() {
             samples += batch.len() as u64;

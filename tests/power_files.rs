@@ -24,15 +24,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use dlfs::cache::TierOptions;
+use dlfs::dataset::{Image, OpenOptions, load_state, save_state};
 use dlfs::import::{Onto, import, snapshot_check, snapshot_save};
-use dlfs::job::{load_state, save_state};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::qpair::ConnectOptions;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::Policy;
 use dlfs::units::{Epoch, Generation};
-use dlfs::volume::{Image, OpenOptions};
 use dlfs::{ErrorKind, Result};
 
 use folder::{Files, Folder};

@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
+use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
 use dlfs::format::{ImageLayout, Pack};
 use dlfs::nvme::Status;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
-use dlfs::prefetch::{Batching, Loader, LoaderOptions, OnError};
+use dlfs::prefetch::{Batching, LoaderOptions, Prefetcher};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{Device, Direct};
 use dlfs::reader::{Batch, Reader, ReaderOptions};
 use dlfs::units::SampleId;
-use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 
 use images::{Sample, folder, sample};
 use support::faults::{Fault, Faulty, Rule};
@@ -66,11 +66,11 @@ fn fixture_deleted(
 }
 
 impl Fixture {
-    fn loader(&self, kind: OrderKind, change: impl FnOnce(&mut LoaderOptions)) -> Loader {
+    fn loader(&self, kind: OrderKind, change: impl FnOnce(&mut LoaderOptions)) -> Prefetcher {
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
         options.deadline = Duration::from_secs(20);
         change(&mut options);
-        self.image.loader(options).unwrap()
+        self.image.prefetcher(options).unwrap()
     }
 
     fn reader(&self) -> Reader {
@@ -86,7 +86,7 @@ impl Fixture {
     }
 
     /// Every batch checked; the ids in the order of delivery.
-    fn drain(&self, loader: &mut Loader) -> Vec<u64> {
+    fn drain(&self, loader: &mut Prefetcher) -> Vec<u64> {
         let mut ids = Vec::new();
         while let Some(batch) = loader.next() {
             let batch = batch.unwrap();
@@ -360,9 +360,9 @@ fn whole_chunks_need_an_order_that_goes_through_whole_chunks() {
     let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
     let options =
         LoaderOptions { batching: Some(Batching::Chunk), ..LoaderOptions::new(order, 4, 1) };
-    assert_eq!(fixture.image.loader(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(fixture.image.prefetcher(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let options = LoaderOptions::new(order, 0, 1);
-    assert_eq!(fixture.image.loader(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(fixture.image.prefetcher(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
@@ -518,7 +518,7 @@ fn a_sample_is_resident_exactly_while_its_chunk_is() {
     assert!(!loader.is_resident(SampleId(600)));
 }
 
-fn resident_by_chunk(fixture: &Fixture, loader: &Loader) -> BTreeMap<u32, u32> {
+fn resident_by_chunk(fixture: &Fixture, loader: &Prefetcher) -> BTreeMap<u32, u32> {
     let mut chunks = BTreeMap::new();
     for id in (0..600).map(SampleId).filter(|&id| loader.is_resident(id)) {
         *chunks.entry(fixture.image.directory().chunk_of(id).unwrap()).or_default() += 1;

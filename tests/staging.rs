@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::cache::TierOptions;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Pack;
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -17,7 +18,6 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::reader::Batch;
 use dlfs::tier::Policy;
 use dlfs::units::Epoch;
-use dlfs::volume::{Image, OpenOptions};
 
 use images::{Sample, sample};
 use support::faults::{Fault, Faulty, Rule};
@@ -67,7 +67,7 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
     device.take_seen();
     device.add(Rule::any_read(5, Fault::DelayTime(Duration::from_millis(20))));
     let options = LoaderOptions { window_bytes: WINDOW_BYTES, ..LoaderOptions::new(ORDER, 3, 2) };
-    let mut loader = image.loader(options).unwrap();
+    let mut loader = image.prefetcher(options).unwrap();
     let expected: Vec<u64> = (0..2)
         .flat_map(|epoch| {
             let directory = image.directory();
@@ -115,7 +115,7 @@ fn a_planned_sample_that_is_not_there_yet_is_kept_by_the_read_that_needs_it() {
     device.take_seen();
     let read = |epochs: std::ops::Range<u64>| {
         let options = LoaderOptions { epochs, ..LoaderOptions::new(ORDER, 7, 0) };
-        let mut loader = image.loader(options).unwrap();
+        let mut loader = image.prefetcher(options).unwrap();
         for batch in std::iter::from_fn(|| loader.next()) {
             for sample in batch.unwrap().iter() {
                 assert_eq!(sample.bytes, source[sample.id.0 as usize].record);

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use dlfs::dataset::{Image, OpenOptions, VerifyReport};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::import::{self, ImportOptions, Onto, import_onto};
 use dlfs::nvme::{Nqn, Status};
@@ -15,7 +16,6 @@ use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::qpair::{ConnectOptions, Device, IoOp};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Generation, Nsid};
-use dlfs::volume::{Image, OpenOptions, VerifyReport};
 use dlfs::{Error, ErrorKind, Result};
 use import_support::disk::{Disks, Event};
 use import_support::{contents, options, paths, tree};

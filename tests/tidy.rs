@@ -41,13 +41,9 @@ const LAYERS: &[(&str, &str)] = &[
     ),
     ("target", "buf error nvme qpair tcp threads units"),
     (
-        "volume",
-        "buf cache directory error format import nvme order plan prefetch qpair reader target tier units",
-    ),
-    (
-        "job",
+        "dataset",
         "buf cache directory error format import nvme order plan prefetch qpair reader replace_file target \
-         threads tier units volume",
+         threads tier units",
     ),
 ];
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, CacheStats, Identity, TierOptions};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::{Pack, Uuid};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
@@ -24,7 +25,6 @@ use dlfs::qpair::{Device, Io, IoOp};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Index, Policy, Stop, Units};
 use dlfs::units::{Generation, Lba, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 use images::{Sample, sample};
 use support::contract;
@@ -71,7 +71,7 @@ impl Data {
 
     /// Reads epochs along an order, compares every byte, and returns the ids in their order.
     fn epochs(&self, image: &Image, options: LoaderOptions) -> Vec<u64> {
-        let mut loader = image.loader(options).unwrap();
+        let mut loader = image.prefetcher(options).unwrap();
         let mut order = Vec::new();
         while let Some(batch) = loader.next() {
             let batch = batch.unwrap_or_else(|error| panic!("{error:?}"));
@@ -417,7 +417,7 @@ fn a_tier_that_is_cut_off_or_vanishes_in_mid_epoch_is_missed_and_filled_again() 
         let image = data.open(&options(Policy::FirstTouch, &[&tiers]));
         data.all(&image);
         settle(&image);
-        let mut loader = image.loader(global(9, 2)).unwrap();
+        let mut loader = image.prefetcher(global(9, 2)).unwrap();
         let path = folder.path().join("tier.dlfs");
         let mut batches = 0;
         while let Some(batch) = loader.next() {
@@ -562,7 +562,7 @@ fn a_folder_has_tiers_as_an_image_has() {
     let image = image.with_tiers(&options(Policy::FirstTouch, &["ram:1M"])).unwrap();
     let mut opens = Vec::new();
     for epoch in 0..3 {
-        let mut loader = image.loader(global(epoch, 1)).unwrap();
+        let mut loader = image.prefetcher(global(epoch, 1)).unwrap();
         while let Some(batch) = loader.next() {
             let batch = batch.unwrap();
             for (index, id) in batch.ids().enumerate() {
@@ -583,7 +583,7 @@ fn reads_are_counted_and_timed_by_place_and_stalls_are_known() {
     }
     let image = data.open(&options(Policy::FirstTouch, &["ram:64M"]));
     for epoch in 0..2 {
-        let mut loader = image.loader(global(epoch, 1)).unwrap();
+        let mut loader = image.prefetcher(global(epoch, 1)).unwrap();
         let mut ends = 0;
         while let Some(batch) = loader.next() {
             ends += u32::from(batch.unwrap().ends_epoch());

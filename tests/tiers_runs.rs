@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Uuid;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
@@ -21,7 +22,6 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Policy, Units};
 use dlfs::units::{Generation, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 use support::disk::{LoopDevice, SmallDisk};
 use support::random::Random;
@@ -248,7 +248,7 @@ fn a_folder_that_changes_during_a_run_is_stale_and_what_was_copied_is_still_righ
         let options = OpenOptions { tiers, ..OpenOptions::default() };
         let image = Image::open(&[Address::from_path(folder.path())], &options).unwrap();
         let order = OrderSpec { kind: OrderKind::Global, seed: 3 };
-        let mut loader = image.loader(LoaderOptions::new(order, 4, 1)).unwrap();
+        let mut loader = image.prefetcher(LoaderOptions::new(order, 4, 1)).unwrap();
         while let Some(batch) = loader.next() {
             batch.unwrap();
         }

@@ -9,15 +9,15 @@ use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
-use dlfs::prefetch::{Loader, LoaderOptions};
+use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 use dlfs::{Error, ErrorKind};
 use support::fork::in_child;
 use support::random::Random;
@@ -93,7 +93,7 @@ impl Job {
         }
     }
 
-    fn drain(&self, loader: &mut Loader) -> Result<Vec<u64>, Error> {
+    fn drain(&self, loader: &mut Prefetcher) -> Result<Vec<u64>, Error> {
         let mut ids = Vec::new();
         while let Some(batch) = loader.next() {
             let batch = batch?;
@@ -141,7 +141,7 @@ fn two_shuffled_epochs_over_the_socket_deliver_every_sample_right_with_and_witho
             (connect.hdr_digest, connect.data_digest) = (digest, digest);
         });
         for kind in ORDERS {
-            let mut loader = image.loader(options(kind, 2)).unwrap();
+            let mut loader = image.prefetcher(options(kind, 2)).unwrap();
             let ids = job.drain(&mut loader).unwrap();
             assert_ne!(ids[..180], ids[180..], "epochs differ");
             assert_eq!(sorted(ids), all(2), "{kind:?}");
@@ -156,7 +156,7 @@ fn a_target_that_dies_in_the_middle_of_an_epoch_and_returns_costs_nothing_but_ti
         let target = job.serve();
         let listen = target.local_addr();
         let image = open(&target, |_| {});
-        let mut loader = image.loader(options(kind, 3)).unwrap();
+        let mut loader = image.prefetcher(options(kind, 3)).unwrap();
         let mut ids = Vec::new();
         for _ in 0..3 {
             let batch = loader.next().unwrap().unwrap();
@@ -177,7 +177,7 @@ fn a_target_that_stays_away_is_an_error_within_the_controller_loss_time() {
     let job = Job::new();
     let target = job.serve();
     let image = open(&target, |connect| connect.ctrl_loss_tmo = Duration::from_millis(700));
-    let mut loader = image.loader(options(OrderKind::Global, 50)).unwrap();
+    let mut loader = image.prefetcher(options(OrderKind::Global, 50)).unwrap();
     loader.next().unwrap().unwrap();
     target.stop();
     let error = job.drain(&mut loader).unwrap_err();
@@ -191,10 +191,10 @@ fn a_second_path_takes_over_when_the_first_dies_for_good() {
     let (first, second) = (job.serve(), job.serve());
     let image = open(&first, |connect| connect.paths = vec![second.address(Nsid(1))]);
     for kind in ORDERS {
-        let mut loader = image.loader(options(kind, 1)).unwrap();
+        let mut loader = image.prefetcher(options(kind, 1)).unwrap();
         assert_eq!(sorted(job.drain(&mut loader).unwrap()), all(1));
     }
-    let mut loader = image.loader(options(OrderKind::Global, 3)).unwrap();
+    let mut loader = image.prefetcher(options(OrderKind::Global, 3)).unwrap();
     let batch = loader.next().unwrap().unwrap();
     let mut ids: Vec<u64> = batch.ids().map(|id| id.0).collect();
     drop(batch);
@@ -211,7 +211,7 @@ fn a_target_that_returns_with_another_image_is_refused_and_named() {
     let target = job.serve();
     let listen = target.local_addr();
     let image = open(&target, |connect| connect.ctrl_loss_tmo = Duration::from_secs(3));
-    let mut loader = image.loader(options(OrderKind::Global, 50)).unwrap();
+    let mut loader = image.prefetcher(options(OrderKind::Global, 50)).unwrap();
     loader.next().unwrap().unwrap();
     target.stop();
     let _other = other.serve_at(listen);
@@ -226,7 +226,7 @@ fn a_reader_of_an_older_generation_goes_on_while_its_chunks_are_there() {
     let job = Job::new();
     let target = job.serve();
     let image = open(&target, |_| {});
-    let mut loader = image.loader(options(OrderKind::Global, 1)).unwrap();
+    let mut loader = image.prefetcher(options(OrderKind::Global, 1)).unwrap();
     let first = loader.next().unwrap().unwrap();
     let mut ids: Vec<u64> = first.ids().map(|id| id.0).collect();
     drop(first);
@@ -247,7 +247,7 @@ fn a_forked_child_reads_on_and_leaves_the_parent_undisturbed() {
     let target = job.serve();
     let image = open(&target, |_| {});
     for kind in ORDERS {
-        let mut loader = image.loader(options(kind, 1)).unwrap();
+        let mut loader = image.prefetcher(options(kind, 1)).unwrap();
         let mut reader = image.reader(ReaderOptions::default()).unwrap();
         let first = loader.next().unwrap().unwrap();
         let mut ids: Vec<u64> = first.ids().map(|id| id.0).collect();
@@ -284,7 +284,7 @@ fn many_readers_share_one_target() {
             std::thread::spawn(move || {
                 let mut options = options(ORDERS[1], 2);
                 (options.rank, options.world_size, options.queue_pairs) = (rank, 4, 2);
-                job.drain(&mut image.loader(options).unwrap()).unwrap()
+                job.drain(&mut image.prefetcher(options).unwrap()).unwrap()
             })
         })
         .collect();

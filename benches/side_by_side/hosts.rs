@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::checksum::crc32c;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
-use dlfs::prefetch::{Loader, LoaderOptions};
+use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{ConnectOptions, Device, Direct, Io, IoOp, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::{Lba, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 use crate::counting_alloc::allocations_of_all_during;
 use crate::opening;
@@ -203,7 +203,7 @@ fn memory_image(options: &Options) -> Image {
 }
 
 /// Takes every batch that there is.
-fn take_all(loader: &mut Loader, batch: &mut Batch) -> Done {
+fn take_all(loader: &mut Prefetcher, batch: &mut Batch) -> Done {
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
     while loader.next_into(batch).expect("samples") {
         done.ops += batch.len() as u64;
@@ -213,7 +213,7 @@ fn take_all(loader: &mut Loader, batch: &mut Batch) -> Done {
     done
 }
 
-fn loader(image: &Image, options: &Options, epochs: u64) -> Loader {
+fn loader(image: &Image, options: &Options, epochs: u64) -> Prefetcher {
     let kind = match options.text("order") {
         "global" => OrderKind::Global,
         _ => OrderKind::Grouped {
@@ -225,7 +225,7 @@ fn loader(image: &Image, options: &Options, epochs: u64) -> Loader {
     let mut how = LoaderOptions::new(OrderSpec { kind, seed: 7 }, batch, epochs);
     how.window_bytes = options.number("window") as usize;
     how.queue_pairs = options.number("queue-pairs") as usize;
-    image.loader(how).expect("a loader")
+    image.prefetcher(how).expect("a loader")
 }
 
 /// Reads samples for as long as a slice lasts, warm; with `--epochs 1` one epoch from its begin instead.
@@ -248,7 +248,7 @@ fn read_samples(options: &Options, image: &Image) {
 }
 
 /// Takes batches for `limit` and until at least `bytes` have come.
-fn take_batches(loader: &mut Loader, batch: &mut Batch, limit: Duration, bytes: u64) -> Done {
+fn take_batches(loader: &mut Prefetcher, batch: &mut Batch, limit: Duration, bytes: u64) -> Done {
     let end = Instant::now() + limit;
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
     while Instant::now() < end || done.bytes < bytes {

@@ -264,8 +264,8 @@ impl ChunkDriver {
                 && let Some(failure) = resident.take_failure(pick.nth)
             {
                 match self.on_error {
-                    OnError::Stop => error = error.or(Some(failure)),
-                    OnError::Skip => {
+                    OnError::Raise => error = error.or(Some(failure)),
+                    OnError::Skip | OnError::Blank => {
                         tracing::warn!(error = %failure, "a sample is left out");
                         skipped += 1;
                     }

@@ -1,7 +1,7 @@
 //! Keeps batches ready along an order, bounded by bytes, across epoch boundaries.
 //!
-//! A [`Loader`] has one thread, the *poller*: it plans batches from the order, reads them through the
-//! `reader`'s pump and puts them, in order, where [`Loader::next`] takes them. How a batch is read is
+//! A [`Prefetcher`] has one thread, the *poller*: it plans batches from the order, reads them through the
+//! `reader`'s pump and puts them, in order, where [`Prefetcher::next`] takes them. How a batch is read is
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
 //! samples out of them; `batching` says which, and `open` what a grouped order then has open at a time.
 //! `memory` is the window that bounds both; `copy` gathers batches into one piece where the caller wants
@@ -39,7 +39,8 @@ use crate::order::{OrderSpec, State, Tail};
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
-    Batch, CHECK_LIMIT, Fetched, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, moved_on,
+    Batch, CHECK_LIMIT, Fetched, OnError, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, moved_on,
+    timed_out,
 };
 use crate::threads::{self, Fate, Thread};
 use crate::units::SampleId;
@@ -57,17 +58,7 @@ pub use batching::Batching;
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
 
-/// What happens when a sample cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnError {
-    /// [`Loader::next`] returns the error, then and from then on.
-    Stop,
-    /// The batch comes without the sample; a warning names it and [`LoaderStats`] counts it. Where the
-    /// image has moved on, that is an error all the same.
-    Skip,
-}
-
-/// How a [`Loader`] works.
+/// How a [`Prefetcher`] works.
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
     /// Which sample comes next.
@@ -97,7 +88,7 @@ pub struct LoaderOptions {
     pub queue_pairs: usize,
     /// What happens when a sample cannot be read.
     pub on_error: OnError,
-    /// The longest that one [`Loader::next`] may take.
+    /// The longest that one [`Prefetcher::next`] may take.
     pub deadline: Duration,
     /// Whether the poller burns a core rather than sleep.
     pub busy_poll: bool,
@@ -121,7 +112,7 @@ impl LoaderOptions {
             window_bytes: 256 << 20,
             copy_threads: None,
             queue_pairs: 1,
-            on_error: OnError::Stop,
+            on_error: OnError::Raise,
             deadline: Duration::from_secs(60),
             busy_poll: false,
             cpus: None,
@@ -133,6 +124,10 @@ impl LoaderOptions {
     /// # Errors
     /// `InvalidArgument`: the first that does not.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.on_error == OnError::Blank {
+            let text = "a loader raises or skips; only reads by id keep places without bytes";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         self.stated_batching().map(drop)
     }
 }
@@ -155,11 +150,11 @@ pub struct LoaderStats {
     pub copied_bytes: u64,
     /// Runs that did not fit the window and were read outside it.
     pub over_window: u64,
-    /// How long [`Loader::next`] had to wait, in seconds.
+    /// How long [`Prefetcher::next`] had to wait, in seconds.
     pub stall_s: f64,
 }
 
-/// What came of [`Loader::next_within`].
+/// What came of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     /// A batch.
@@ -171,7 +166,7 @@ pub enum Taken {
 }
 
 /// Batches along an order, read ahead.
-pub struct Loader {
+pub struct Prefetcher {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     options: LoaderOptions,
@@ -240,7 +235,7 @@ trait Driver: Send {
     fn recycle(&mut self, batch: Batch);
 }
 
-impl Loader {
+impl Prefetcher {
     /// Starts reading ahead.
     ///
     /// # Errors
@@ -250,14 +245,14 @@ impl Loader {
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
         options: LoaderOptions,
-    ) -> Result<Loader> {
-        Loader::in_window(directory, devices, options, None)
+    ) -> Result<Prefetcher> {
+        Prefetcher::in_window(directory, devices, options, None)
     }
 
     /// The memory of a loader with these options, whose pages are made from now on in the background.
     ///
     /// # Errors
-    /// `InvalidArgument`: as [`Loader::new`]. `OutOfMemory`: the system does not give it.
+    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not give it.
     pub(crate) fn window(
         directory: &Directory,
         devices: &[Arc<dyn Device>],
@@ -293,27 +288,28 @@ impl Loader {
     /// to zero a window of the default size takes as long as to read it full.
     ///
     /// # Errors
-    /// As [`Loader::new`].
-    pub(crate) fn begin_anew(mut self, state: State) -> Result<Loader> {
+    /// As [`Prefetcher::new`].
+    pub(crate) fn begin_anew(mut self, state: State) -> Result<Prefetcher> {
         let window = self.poller.take().and_then(|poller| poller.end());
         let options = LoaderOptions { resume: Some(state), ..self.options };
-        Loader::in_window(self.directory, self.devices, options, window)
+        Prefetcher::in_window(self.directory, self.devices, options, window)
     }
 
-    /// As [`Loader::new`], in a window of the same options.
+    /// As [`Prefetcher::new`], in a window of the same options.
     ///
     /// # Errors
-    /// As [`Loader::new`].
+    /// As [`Prefetcher::new`].
     pub(crate) fn in_window(
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
         options: LoaderOptions,
         window: Option<Arc<Window>>,
-    ) -> Result<Loader> {
+    ) -> Result<Prefetcher> {
+        options.check()?;
         let start = Stream::start_state(&directory, &options)?;
         let batching = Some(options.batching_on(&directory, &devices)?);
         let options = LoaderOptions { batching, ..options };
-        let mut loader = Loader {
+        let mut loader = Prefetcher {
             owed: Stream::owed(&directory, &options, &start)?,
             directory,
             devices,
@@ -342,28 +338,28 @@ impl Loader {
         }
     }
 
-    /// As [`Loader::next`], into `batch`, whose memory goes back to the window first; `false` at the
+    /// As [`Prefetcher::next`], into `batch`, whose memory goes back to the window first; `false` at the
     /// end of the run.
     ///
     /// # Errors
-    /// As [`Loader::next`].
+    /// As [`Prefetcher::next`].
     pub fn next_into(&mut self, batch: &mut Batch) -> Result<bool> {
         match self.next_within(batch, self.options.deadline)? {
             Taken::Batch => Ok(true),
             Taken::End => Ok(false),
             Taken::Later => {
-                let error = self.late();
+                let error = timed_out(self.options.deadline, &self.devices);
                 self.failed = Some((error.kind(), error.to_string()));
                 Err(error)
             }
         }
     }
 
-    /// As [`Loader::next_into`], but waits no longer than `limit`, and that it was too short is no
+    /// As [`Prefetcher::next_into`], but waits no longer than `limit`, and that it was too short is no
     /// error: the next call goes on waiting.
     ///
     /// # Errors
-    /// As [`Loader::next`], without `TimedOut`.
+    /// As [`Prefetcher::next`], without `TimedOut`.
     pub fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
         if let Some((kind, text)) = &self.failed {
             return Err(Error::new(*kind, text.clone()));
@@ -477,14 +473,6 @@ impl Loader {
             .hint("this is a mistake in dlfs: please report it"))
     }
 
-    /// What a call ends with that has waited for as long as it may.
-    fn late(&self) -> Error {
-        let text = format!("no batch was ready within {:?}", self.options.deadline);
-        Error::new(ErrorKind::TimedOut, text)
-            .target(self.devices.first().map_or_else(String::new, |d| d.namespace().address))
-            .hint("see whether the target is up; raise the deadline if it is merely slow")
-    }
-
     /// A child of a fork has no poller: it leaves the parent's alone and starts its own where the
     /// parent stood.
     fn notice_fork(&mut self) -> Result<()> {
@@ -559,8 +547,8 @@ impl Loader {
             copied_bytes: AtomicU64::new(0),
             fate: Fate::default(),
         });
-        let window =
-            window.map_or_else(|| Loader::window(&self.directory, &self.devices, options), Ok)?;
+        let window = window
+            .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
         let memory = Memory::new(Arc::clone(&window));
@@ -569,9 +557,12 @@ impl Loader {
     }
 }
 
-impl std::fmt::Debug for Loader {
+impl std::fmt::Debug for Prefetcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loader").field("state", &self.state).field("stats", &self.stats()).finish()
+        f.debug_struct("Prefetcher")
+            .field("state", &self.state)
+            .field("stats", &self.stats())
+            .finish()
     }
 }
 

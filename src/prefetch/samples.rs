@@ -159,8 +159,8 @@ impl Driver for SampleDriver {
         for (index, error) in fetched.failures {
             let index = fetched.fetch.samples[index].index as usize;
             match self.on_error {
-                OnError::Stop => under_way.error = under_way.error.take().or(Some(error)),
-                OnError::Skip => {
+                OnError::Raise => under_way.error = under_way.error.take().or(Some(error)),
+                OnError::Skip | OnError::Blank => {
                     tracing::warn!(%error, "a sample is left out");
                     under_way.batch.unplace(index);
                     under_way.skipped += 1;

@@ -1,8 +1,8 @@
 //! Turns a batch of samples into few large reads, and the reads into verified bytes.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` drives the same parts along an
-//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll), `job` (verify) and
-//! `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
+//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll), `in_flight`
+//! (verify) and `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
 //!
 //! Invariants: bytes that a batch shows have had their checksum compared; a run of memory has one
 //! owner, the pump while it is read and the batch afterwards; nothing is allocated per sample.
@@ -10,7 +10,7 @@
 //! Read `pump.rs` first.
 
 mod batch;
-mod job;
+mod in_flight;
 mod plan;
 mod pump;
 mod range;
@@ -38,7 +38,7 @@ pub(crate) use plan::{Fetch, Geometry, Merge, Wanted, plan_chunk, plan_samples, 
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::read_range;
 pub(crate) use stale::{moved_on, read_copies};
-pub(crate) use watch::{TICK, interrupted};
+pub(crate) use watch::{TICK, interrupted, timed_out};
 
 /// How a [`Reader`] works.
 #[derive(Debug, Clone)]
@@ -65,6 +65,19 @@ impl Default for ReaderOptions {
             busy_poll: false,
         }
     }
+}
+
+/// What becomes of a sample that is not there or cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnError {
+    /// The call fails with the error of the first such sample; a loader fails from then on.
+    #[default]
+    Raise,
+    /// The batch comes without it. A loader warns and counts it; where the image has moved on, that is
+    /// an error all the same.
+    Skip,
+    /// It keeps its place in the batch, without bytes: for reads by id, a loader refuses it.
+    Blank,
 }
 
 /// Reads batches of samples by id, on the caller's thread.
@@ -217,7 +230,7 @@ impl Reader {
             if self.pump()?.in_flight() > 0 {
                 if now >= deadline {
                     self.abandon_since(first_token);
-                    return Err(self.late());
+                    return Err(timed_out(self.options.deadline, &self.devices));
                 }
                 if !moved {
                     self.pump()?.wait(deadline.min(next_tick));
@@ -274,13 +287,6 @@ impl Reader {
         if let Some(pump) = &mut self.pump {
             (token + 1..=last).for_each(|token| pump.abandon(token));
         }
-    }
-
-    fn late(&self) -> Error {
-        let text = format!("a batch was not read within {:?}", self.options.deadline);
-        Error::new(ErrorKind::TimedOut, text).target(self.devices[0].namespace().address).hint(
-            "see whether the target is up; --ctrl-loss-tmo and the call's deadline bound the wait",
-        )
     }
 
     /// A child of a fork must not touch its parent's queue pairs: it opens its own.

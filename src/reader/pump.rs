@@ -19,7 +19,7 @@ use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace};
 use crate::units::Lba;
 
-use super::job::{Job, Window};
+use super::in_flight::{InFlight, Window};
 use super::plan::{Fetch, Geometry, Part, Placed};
 
 /// What was moved so far.
@@ -72,7 +72,7 @@ pub(crate) struct Pump {
     /// Bytes of all I/O that the queue pairs have not completed.
     bytes_wanted: usize,
     staged: VecDeque<Io>,
-    jobs: Slab<Job>,
+    under_way: Slab<InFlight>,
     /// Jobs whose caller still waits.
     wanted: usize,
     outstanding: usize,
@@ -137,7 +137,7 @@ impl Pump {
             depth,
             bytes_wanted: 0,
             staged: VecDeque::new(),
-            jobs: Slab::new(),
+            under_way: Slab::new(),
             wanted: 0,
             outstanding: 0,
             max_outstanding: usize::MAX,
@@ -197,7 +197,7 @@ impl Pump {
             window.buf = Some(run.split_off(part.run_offset));
         }
         let waiting = fetch.parts.len();
-        let job = Job {
+        let fetching = InFlight {
             token,
             fetch,
             windows,
@@ -211,7 +211,7 @@ impl Pump {
             abandoned: false,
         };
         self.wanted += 1;
-        let key = self.jobs.insert(job);
+        let key = self.under_way.insert(fetching);
         for part in 0..waiting {
             self.enqueue(key, part);
         }
@@ -222,9 +222,9 @@ impl Pump {
 
     /// Nobody waits for `token` any more: its buffers come back in their own time.
     pub(crate) fn abandon(&mut self, token: u64) {
-        for (_, job) in &mut self.jobs {
-            if job.token == token && !job.abandoned {
-                job.abandoned = true;
+        for (_, fetching) in &mut self.under_way {
+            if fetching.token == token && !fetching.abandoned {
+                fetching.abandoned = true;
                 self.wanted -= 1;
             }
         }
@@ -284,9 +284,10 @@ impl Pump {
     }
 
     fn enqueue(&mut self, key: usize, part: usize) {
-        let job = &mut self.jobs[key];
-        let at = job.fetch.parts[part];
-        let buf = job.windows[part].buf.take().expect("a part's memory is here until it is read");
+        let fetching = &mut self.under_way[key];
+        let at = fetching.fetch.parts[part];
+        let buf =
+            fetching.windows[part].buf.take().expect("a part's memory is here until it is read");
         let lane = &mut self.namespaces[usize::from(at.namespace)];
         let block = u64::from(lane.namespace.block_len_bytes);
         let pair = lane.pairs[lane.next];
@@ -325,26 +326,26 @@ impl Pump {
     fn complete(&mut self, completion: Completion) {
         let key = (completion.tag >> 32) as usize;
         let part = (completion.tag & u64::from(u32::MAX)) as usize;
-        let job = &mut self.jobs[key];
+        let fetching = &mut self.under_way[key];
         self.stats.commands += 1;
         self.stats.bytes += completion.buf.len() as u64;
-        job.windows[part].buf = Some(completion.buf);
-        let abandoned = job.abandoned;
-        let lane = &mut self.namespaces[usize::from(job.fetch.parts[part].namespace)];
+        fetching.windows[part].buf = Some(completion.buf);
+        let abandoned = fetching.abandoned;
+        let lane = &mut self.namespaces[usize::from(fetching.fetch.parts[part].namespace)];
         let again = match completion.result {
             Ok(()) => {
                 lane.barren = 0;
-                !abandoned && !job.verify_part(part, self.learned.as_deref())
+                !abandoned && !fetching.verify_part(part, self.learned.as_deref())
             }
             Err(error) => {
-                let window = &mut job.windows[part];
+                let window = &mut fetching.windows[part];
                 let again = !abandoned && window.repeats == 0 && may_help(&error);
                 if !again {
                     // A file that has changed says nothing of the others.
                     let counts = window.is_piece && !matches!(error, IoError::Changed(_));
                     lane.barren = lane.barren.saturating_add(u32::from(counts));
                     window.failed = Some(error);
-                    job.num_failed += 1;
+                    fetching.num_failed += 1;
                 }
                 again
             }
@@ -353,16 +354,16 @@ impl Pump {
             self.repeat(key, part);
             return;
         }
-        job.waiting -= 1;
-        if job.waiting == 0 {
+        fetching.waiting -= 1;
+        if fetching.waiting == 0 {
             self.finish(key);
         }
     }
 
     fn repeat(&mut self, key: usize, part: usize) {
-        self.jobs[key].windows[part].repeats += 1;
+        self.under_way[key].windows[part].repeats += 1;
         self.stats.repeated += 1;
-        let at = self.jobs[key].fetch.parts[part];
+        let at = self.under_way[key].fetch.parts[part];
         let lane = &self.namespaces[usize::from(at.namespace)];
         let slba = Lba(at.offset_bytes / u64::from(lane.namespace.block_len_bytes));
         self.group.distrust(lane.pairs[0], slba, at.len_bytes);
@@ -372,11 +373,11 @@ impl Pump {
     /// Asks for the parts that were not read piece by piece; whether there is anything to ask for.
     fn read_in_pieces(&mut self, key: usize) -> bool {
         let namespaces = &self.namespaces;
-        let pieces = self.jobs[key].cut_failed(|part| {
+        let pieces = self.under_way[key].cut_failed(|part| {
             let lane = &namespaces[usize::from(part.namespace)];
             (lane.namespace.block_len_bytes, lane.barren >= MAX_BARREN)
         });
-        self.jobs[key].waiting = pieces.len();
+        self.under_way[key].waiting = pieces.len();
         self.stats.repeated += pieces.len() as u64;
         pieces.iter().for_each(|&piece| self.enqueue(key, piece));
         !pieces.is_empty()
@@ -384,49 +385,49 @@ impl Pump {
 
     /// All parts are in: verifies what crosses them, and hands the run over.
     fn finish(&mut self, key: usize) {
-        let job = &mut self.jobs[key];
-        if job.abandoned {
-            let job = self.jobs.remove(key);
-            self.keep(job.windows);
+        let fetching = &mut self.under_way[key];
+        if fetching.abandoned {
+            let fetching = self.under_way.remove(key);
+            self.keep(fetching.windows);
             return;
         }
-        if job.num_failed > 0 && self.read_in_pieces(key) {
+        if fetching.num_failed > 0 && self.read_in_pieces(key) {
             return;
         }
-        let job = &mut self.jobs[key];
-        if job.crossing {
-            let repeat = job.verify_crossing(self.learned.as_deref());
+        let fetching = &mut self.under_way[key];
+        if fetching.crossing {
+            let repeat = fetching.verify_crossing(self.learned.as_deref());
             if !repeat.is_empty() {
-                job.waiting = repeat.len();
+                fetching.waiting = repeat.len();
                 for part in repeat {
                     self.repeat(key, part);
                 }
                 return;
             }
         }
-        let mut job = self.jobs.remove(key);
-        if job.num_failed > 0 {
-            job.fail_unread(|part| &self.namespaces[usize::from(part.namespace)].namespace);
+        let mut fetching = self.under_way.remove(key);
+        if fetching.num_failed > 0 {
+            fetching.fail_unread(|part| &self.namespaces[usize::from(part.namespace)].namespace);
         }
-        job.failures.sort_by_key(|(index, _)| *index);
-        job.failures.dedup_by_key(|(index, _)| *index);
-        for (index, error) in &mut job.failures {
-            let sample = &job.fetch.samples[*index];
-            let part = job.fetch.parts[job.fetch.parts_of(sample).start];
+        fetching.failures.sort_by_key(|(index, _)| *index);
+        fetching.failures.dedup_by_key(|(index, _)| *index);
+        for (index, error) in &mut fetching.failures {
+            let sample = &fetching.fetch.samples[*index];
+            let part = fetching.fetch.parts[fetching.fetch.parts_of(sample).start];
             let namespace = &self.namespaces[usize::from(part.namespace)].namespace;
             let bare = std::mem::replace(error, Error::new(ErrorKind::Io, ""));
             *error = located(bare, sample, &part, namespace);
         }
-        let run = job.join();
-        self.stats.verified += (job.fetch.samples.len() - job.failures.len()) as u64;
+        let run = fetching.join();
+        self.stats.verified += (fetching.fetch.samples.len() - fetching.failures.len()) as u64;
         self.finished.push_back(Fetched {
-            token: job.token,
-            fetch: job.fetch,
+            token: fetching.token,
+            fetch: fetching.fetch,
             run,
-            failures: job.failures,
-            unread: job.unread,
+            failures: fetching.failures,
+            unread: fetching.unread,
         });
-        self.keep(job.windows);
+        self.keep(fetching.windows);
     }
 
     fn keep(&mut self, mut windows: Vec<Window>) {

@@ -1,8 +1,10 @@
 //! Looking on while a call waits: a binding asks its interpreter whether somebody wants to stop.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
+use crate::qpair::Device;
 
 use super::Batch;
 
@@ -19,6 +21,14 @@ pub trait Watch {
 }
 
 impl Watch for () {}
+
+/// What a call ends with that was to end within `limit` and is still reading from `devices`.
+pub(crate) fn timed_out(limit: Duration, devices: &[Arc<dyn Device>]) -> Error {
+    let address = devices.first().map_or_else(String::new, |device| device.namespace().address);
+    Error::new(ErrorKind::TimedOut, format!("no batch was ready within {limit:?}"))
+        .target(address)
+        .hint("see whether the target is up; raise the deadline if it is merely slow")
+}
 
 /// What a call ends with when its watch wants it to.
 pub(crate) fn interrupted() -> Error {

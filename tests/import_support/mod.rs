@@ -9,11 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Uuid;
 use dlfs::import::{ImportOptions, Onto, Progress, Stage};
 use dlfs::qpair::Device;
 use dlfs::units::SampleId;
-use dlfs::volume::{Image, OpenOptions};
 
 /// A small generator of test data.
 pub struct Random(u64);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use dlfs::dataset::{Image, OpenOptions, VerifyOptions};
 use dlfs::import::{ImportOptions, Onto, delete_on, import_onto, purge_on, rebuild_on};
 use dlfs::qpair::blocking::Blocking;
-use dlfs::volume::{Image, OpenOptions, VerifyOptions};
 use dlfs::{ErrorKind, Result};
 
 use crate::disk::{Content, Disks, Event, PAGE_BYTES};

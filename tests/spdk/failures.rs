@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, Onto};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{Io, open};
 use dlfs::reader::Batch;
-use dlfs::volume::{Image, OpenOptions};
 use serde_json::json;
 
 use super::import_support::{options, paths, tree};
@@ -137,7 +137,7 @@ fn epochs_are_read_whole_although_their_target_hangs_again_and_again() {
         let kind = OrderKind::Grouped { lanes: 2, group: 3 };
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 16, 2);
         options.window_bytes = 1 << 20;
-        let mut loader = image.loader(options).unwrap();
+        let mut loader = image.prefetcher(options).unwrap();
         let (mut batch, mut batches, mut bytes) = (Batch::new(), 0, 0);
         // Every sample is held against its checksum in the directory.
         while loader.next_into(&mut batch).unwrap() {

@@ -6,6 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use dlfs::dataset::{Image as Opened, OpenOptions, VerifyOptions, VerifyReport};
 use dlfs::format::checksum::crc32c;
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::{Pack, Uuid};
@@ -16,7 +17,6 @@ use dlfs::import::{
 use dlfs::qpair::Device;
 use dlfs::reader::{Batch, Reader, ReaderOptions};
 use dlfs::units::{Generation, SampleId};
-use dlfs::volume::{Image as Opened, OpenOptions, VerifyOptions, VerifyReport};
 
 use super::Target;
 use super::device::Plate;

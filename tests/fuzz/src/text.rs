@@ -1,10 +1,10 @@
 //! What people and files write: addresses, qualified names, the state of a run, sizes and tiers.
 
 use dlfs::cache::{Environment, TierSpec};
+use dlfs::dataset::load_state;
 use dlfs::format::Uuid;
 use dlfs::import::sources::{SourceKind, tar};
 use dlfs::import::{OnError, PlacementOrder};
-use dlfs::job::load_state;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::order::{EpochOrder, Population, Shard, State, Tail};
 use dlfs::qpair::Cpus;

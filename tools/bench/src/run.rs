@@ -185,7 +185,7 @@ impl Manager {
     /// Makes all that `tasks` need, then lets them begin together.
     fn start(&mut self, tasks: Vec<Task>) -> Result<(), String> {
         let gate = Arc::new(Barrier::new(tasks.len()));
-        let mut images: HashMap<usize, dlfs::volume::Image> = HashMap::new();
+        let mut images: HashMap<usize, dlfs::dataset::Image> = HashMap::new();
         let mut works: Vec<(Task, Arc<Shared>, Work)> = Vec::new();
         for task in tasks {
             let job = Arc::clone(&task.job);
@@ -221,8 +221,8 @@ impl Manager {
         task: &Task,
         shared: &Arc<Shared>,
         gate: &Arc<Barrier>,
-        image: Option<dlfs::volume::Image>,
-        images: &mut HashMap<usize, dlfs::volume::Image>,
+        image: Option<dlfs::dataset::Image>,
+        images: &mut HashMap<usize, dlfs::dataset::Image>,
     ) -> Result<Work, String> {
         let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
         let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task)?);

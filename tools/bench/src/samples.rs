@@ -6,10 +6,10 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::reader::Batch;
-use dlfs::volume::{Image, OpenOptions};
 
 use crate::engine::target::{address_of, connect_options, split_names};
 use crate::options::Job;
@@ -199,7 +199,7 @@ impl Run<'_> {
 
     fn read(&mut self, image: &Image, options: LoaderOptions) -> Result<(), dlfs::Error> {
         let end = self.job.runtime_us.map(|us| self.begin + Duration::from_micros(us));
-        let mut loader = image.loader(options)?;
+        let mut loader = image.prefetcher(options)?;
         let mut batch = Batch::new();
         loop {
             let asked = Instant::now();

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
+use dlfs::dataset::{Dataset, Loader, Options};
 use dlfs::import::{ImportOptions, import};
-use dlfs::job::{Dataset, Loader, Options};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;

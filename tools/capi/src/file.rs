@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use dlfs::job::{OnError, Wanted};
+use dlfs::dataset::{OnError, Wanted};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 

@@ -1,4 +1,4 @@
-//! The C ABI of dlfs: thin over `dlfs::job`, which does the work; `dlfs.h` is made from this.
+//! The C ABI of dlfs: thin over `dlfs::dataset`, which does the work; `dlfs.h` is made from this.
 //!
 //! What is added here is what C needs: numbers for errors and a text for each thread, structs that carry
 //! their size, and handles that are checked. A handle looks like a pointer and is none: it is a place in

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 
-use dlfs::job::Dataset;
+use dlfs::dataset::Dataset;
 use dlfs::nvme::Address;
 use dlfs::units::SampleId;
 

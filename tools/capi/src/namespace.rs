@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions, process_id};
-use dlfs::job::Watch;
+use dlfs::dataset::Watch;
 use dlfs::nvme::Address;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::cache::Environment;
-use dlfs::job::{Options, Watch};
+use dlfs::dataset::{OnError, Options, Watch};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
-use dlfs::prefetch::{Batching, LoaderOptions, OnError};
+use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::Direct;
 use dlfs::tier::{self, Policy};
 
@@ -338,7 +338,7 @@ impl SequenceOptions {
         };
         options.drop_short = flag(self.drop_short, "drop_short")?;
         options.on_error = match self.on_error {
-            DLFS_ON_ERROR_RAISE => OnError::Stop,
+            DLFS_ON_ERROR_RAISE => OnError::Raise,
             DLFS_ON_ERROR_SKIP => OnError::Skip,
             other => return Err(unknown("on_error", other)),
         };

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use dlfs::job::{OnError, Wanted, Watch};
+use dlfs::dataset::{OnError, Wanted, Watch};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 

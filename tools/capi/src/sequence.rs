@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use dlfs::job::{Loader, load_state, save_state};
+use dlfs::dataset::{Loader, load_state, save_state};
 use dlfs::order::State;
 
 use crate::batch::{BatchOut, FieldTable, hand_out, item_of};

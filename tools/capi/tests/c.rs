@@ -10,14 +10,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::slice;
 
-use dlfs::job::{Dataset, Options};
+use dlfs::dataset::{Dataset, Options};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
-use dlfs::volume::{Image, OpenOptions};
 
 use common::{How, Program, Source, has, here, prefix, run};
 

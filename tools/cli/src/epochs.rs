@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dlfs::job::Loader;
+use dlfs::dataset::Loader;
 use dlfs::reader::Batch;
 use dlfs::{Error, ErrorKind};
 

@@ -7,7 +7,7 @@ use clap::Args;
 
 use dlfs::Error;
 use dlfs::cache::TierOptions;
-use dlfs::volume::{Image, OpenOptions};
+use dlfs::dataset::{Image, OpenOptions};
 
 use crate::args::{ConnectionArgs, ImageAddress};
 

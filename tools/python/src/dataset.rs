@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::sync::{Arc, RwLock};
 
 use dlfs::cache::TierStats;
-use dlfs::job::{self, OnError, Wanted};
+use dlfs::dataset::{self, OnError, Wanted};
 use dlfs::nvme::Address;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyTypeError;
@@ -33,7 +33,7 @@ use crate::{log, names, numpy};
 /// unless samples were deleted.
 #[pyclass(frozen, module = "dlfs", name = "Dataset", sequence, weakref)]
 pub(crate) struct Dataset {
-    dataset: RwLock<Option<job::Dataset>>,
+    dataset: RwLock<Option<dataset::Dataset>>,
     fields: Arc<Fields>,
     address: Py<PyAny>,
     options: Py<PyDict>,
@@ -49,7 +49,7 @@ impl Dataset {
         let (parsed, options) = (addresses(address)?, open_options(&given)?);
         let chosen = chosen_field(&given)?;
         log::install(py)?;
-        let dataset = detached(py, |watch| job::Dataset::open(&parsed, &options, watch))?;
+        let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
         let fields = Fields::new(dataset.fields(), chosen.as_deref());
         let fields = Arc::new(fields.map_err(|error| raise(py, &error))?);
         let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
@@ -334,7 +334,7 @@ impl Dataset {
     fn read_ids<'py>(
         &self,
         py: Python<'py>,
-        dataset: &job::Dataset,
+        dataset: &dataset::Dataset,
         ids: &[SampleId],
     ) -> PyResult<Bound<'py, Batch>> {
         let read = detached(py, |watch| dataset.read(Wanted::Ids(ids), OnError::Raise, watch))?;
@@ -350,7 +350,7 @@ impl Dataset {
     ///
     /// # Errors
     /// It was closed.
-    pub(crate) fn dataset(&self, py: Python<'_>) -> PyResult<job::Dataset> {
+    pub(crate) fn dataset(&self, py: Python<'_>) -> PyResult<dataset::Dataset> {
         let dataset = self.dataset.read().unwrap_or_else(|held| held.into_inner()).clone();
         dataset.ok_or_else(|| {
             raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
@@ -361,7 +361,7 @@ impl Dataset {
 /// The names of the samples of a data set, by index.
 #[pyclass(frozen, module = "dlfs._dlfs", sequence)]
 pub(crate) struct Names {
-    dataset: job::Dataset,
+    dataset: dataset::Dataset,
 }
 
 #[pymethods]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use dlfs::job;
+use dlfs::dataset;
 use dlfs::order::State;
 use dlfs::prefetch::LoaderStats;
 use pyo3::exceptions::PyOverflowError;
@@ -49,7 +49,7 @@ struct Runs {
 }
 
 struct Run {
-    loader: job::Loader,
+    loader: dataset::Loader,
     /// A state was loaded and nothing read since: neither set_epoch of its epoch nor an iterator must
     /// lose the place.
     resumed: AtomicBool,
@@ -58,7 +58,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(loader: job::Loader, resumed: bool) -> Arc<Run> {
+    fn new(loader: dataset::Loader, resumed: bool) -> Arc<Run> {
         let (resumed, taken) = (AtomicBool::new(resumed), AtomicBool::new(false));
         Arc::new(Run { loader, resumed, taken })
     }
@@ -261,7 +261,7 @@ impl Loader {
         let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run));
         if let Some(at) = at {
             let run = runs.others.swap_remove(at);
-            runs.past = job::sum_stats(runs.past, run.loader.stats());
+            runs.past = dataset::sum_stats(runs.past, run.loader.stats());
             drop(runs);
             run.loader.close();
         }
@@ -275,7 +275,7 @@ impl Runs {
 
     fn stats(&self) -> LoaderStats {
         let each = self.all().into_iter().map(|run| run.loader.stats());
-        each.fold(self.past, job::sum_stats)
+        each.fold(self.past, dataset::sum_stats)
     }
 }
 
@@ -350,8 +350,8 @@ impl Drop for Epoch {
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
 pub(crate) struct Sampler {
-    sampler: Mutex<job::Sampler>,
-    dataset: job::Dataset,
+    sampler: Mutex<dataset::Sampler>,
+    dataset: dataset::Dataset,
 }
 
 #[pymethods]
@@ -363,7 +363,7 @@ impl Sampler {
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let parsed = loader_options(&options)?;
         let dataset = dataset.get().dataset(py)?;
-        let sampler = job::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
+        let sampler = dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
         Ok(Sampler { sampler: Mutex::new(sampler), dataset })
     }
 
@@ -407,7 +407,7 @@ impl Sampler {
 }
 
 impl Sampler {
-    fn sampler(&self) -> MutexGuard<'_, job::Sampler> {
+    fn sampler(&self) -> MutexGuard<'_, dataset::Sampler> {
         // A panic in the middle leaves a place in the order, and no place is wrong.
         self.sampler.lock().unwrap_or_else(|held| held.into_inner())
     }

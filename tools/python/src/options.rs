@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::cache::Environment;
-use dlfs::job::Options;
+use dlfs::dataset::{OnError, Options};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
@@ -222,10 +222,10 @@ fn loader_batching(value: &Bound<'_, PyAny>) -> PyResult<prefetch::Batching> {
     }
 }
 
-fn loader_on_error(value: &Bound<'_, PyAny>) -> PyResult<prefetch::OnError> {
+fn loader_on_error(value: &Bound<'_, PyAny>) -> PyResult<OnError> {
     match &*value.extract::<String>()? {
-        "raise" => Ok(prefetch::OnError::Stop),
-        "skip" => Ok(prefetch::OnError::Skip),
+        "raise" => Ok(OnError::Raise),
+        "skip" => Ok(OnError::Skip),
         other => {
             let text = format!("on_error of a loader is \"raise\" or \"skip\", not {other:?}");
             Err(raise_invalid(value.py(), text))

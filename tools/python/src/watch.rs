@@ -1,6 +1,6 @@
 //! Looks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
 
-use dlfs::job::Watch;
+use dlfs::dataset::Watch;
 use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
 

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::cache::TierOptions;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -29,7 +30,6 @@ use dlfs::reader::Batch;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tier;
 use dlfs::units::Nsid;
-use dlfs::volume::{Image, OpenOptions};
 use dlfs_sim::environment::{Class, Config, Dataset, Environment, Scheme, Sharing, Training};
 use dlfs_sim::policy::{Policy, Simulation};
 use origin::{in_memory_copy, make_files};
@@ -124,7 +124,7 @@ fn train(
     let image = image.with_devices(vec![throttled]).with_tiers(&tiers)?;
     let order = OrderSpec { kind: OrderKind::Global, seed: SEED };
     let options = LoaderOptions { window_bytes: WINDOW_BYTES, ..LoaderOptions::new(order, 16, 5) };
-    let mut loader = image.loader(options)?;
+    let mut loader = image.prefetcher(options)?;
     let began = Instant::now();
     let (mut batch, mut busy_until) = (Batch::new(), began);
     while loader.next_into(&mut batch)? {

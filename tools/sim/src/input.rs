@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
-use dlfs::volume::{Image, OpenOptions};
 use dlfs_sim::environment::Config;
 
 use crate::Failure;

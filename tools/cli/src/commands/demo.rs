@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
+use dlfs::dataset::Dataset;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError};
-use dlfs::job::Dataset;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::ReaderOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
-use dlfs::volume::{Image, OpenOptions};
 use dlfs::{Error, ErrorKind};
 
 use super::import::ImportProgress;

@@ -7,11 +7,11 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::Error;
+use dlfs::dataset::{Image, OnError};
 use dlfs::directory::Directory;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
-use dlfs::prefetch::{LoaderOptions, OnError};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::Batch;
-use dlfs::volume::Image;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
@@ -126,7 +126,7 @@ impl Export<'_> {
         let order = OrderSpec { kind, seed: 0 };
         let options =
             LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, BATCH, 1) };
-        let mut loader = image.loader(options)?;
+        let mut loader = image.prefetcher(options)?;
         let mut meter = Meter::new("exporting", self.directory.num_live(), quiet);
         let mut batch = Batch::new();
         while loader.next_into(&mut batch)? {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use dlfs::cache::{Probe, TierSpec, probe};
-use dlfs::volume::{Image, OpenOptions};
+use dlfs::dataset::{Image, OpenOptions};
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome, about_file};

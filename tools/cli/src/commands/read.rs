@@ -10,11 +10,10 @@ use serde::Serialize;
 
 use dlfs::Error;
 use dlfs::cache::{Cache, CacheStats};
-use dlfs::job::{Dataset, Share, load_state, save_state};
+use dlfs::dataset::{Dataset, Image, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
-use dlfs::volume::Image;
 
 use crate::args::ConnectionArgs;
 use crate::epochs::{End, check_complete, read_batches};

@@ -4,10 +4,10 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::Error;
+use dlfs::dataset::Image;
 use dlfs::directory::Directory;
 use dlfs::format::copies::BadCopy;
 use dlfs::units::SampleId;
-use dlfs::volume::Image;
 
 use super::cat::find;
 use super::ls::json_name;

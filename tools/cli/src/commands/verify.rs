@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::volume::{Damage, VerifyOptions, VerifyReport};
+use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};

@@ -7,7 +7,7 @@ use crate::order::{Shard, State};
 use crate::prefetch::{LoaderOptions, Stream};
 use crate::units::SampleId;
 
-use super::dataset::Dataset;
+use super::Dataset;
 
 /// The ids that a loader with the same options would read, batch by batch, without reading them.
 ///

@@ -1,13 +1,8 @@
 //! An image, opened: its namespaces in order, and its directory. Wires the parts; decides nothing.
 //!
 //! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::open`]
-//! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::loader`]
+//! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::prefetcher`]
 //! make what reads samples from it. `verify` reads everything there is and says what is damaged.
-
-mod folder;
-mod open;
-mod tiers;
-mod verify;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,24 +12,23 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::format::copies::BadCopy;
-use crate::prefetch::{Loader, LoaderOptions, Window};
+use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};
 use crate::units::SampleId;
 
-pub use open::OpenOptions;
-pub use verify::{Damage, VerifyOptions, VerifyReport};
+use super::open;
 
 /// An opened image: one generation of a data set, and the namespaces that it lies on.
 #[derive(Clone)]
 pub struct Image {
     /// By the index that the superblocks give them.
-    devices: Vec<Arc<dyn Device>>,
-    superblocks: Vec<Superblock>,
-    bad_copies: Vec<BadCopy>,
-    directory: Arc<Directory>,
+    pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) superblocks: Vec<Superblock>,
+    pub(super) bad_copies: Vec<BadCopy>,
+    pub(super) directory: Arc<Directory>,
     /// What the devices are read through, if there are tiers.
-    cache: Option<Arc<Cache>>,
+    pub(super) cache: Option<Arc<Cache>>,
 }
 
 impl Image {
@@ -110,19 +104,19 @@ impl Image {
     /// Batches along an order, read ahead by a thread of their own.
     ///
     /// # Errors
-    /// Those of [`Loader::new`].
-    pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        self.loader_in(options, None)
+    /// Those of [`Prefetcher::new`].
+    pub fn prefetcher(&self, options: LoaderOptions) -> Result<Prefetcher> {
+        self.prefetcher_in(options, None)
     }
 
-    /// As [`Image::loader`], in a window that was made for these options.
-    pub(crate) fn loader_in(
+    /// As [`Image::prefetcher`], in a window that was made for these options.
+    pub(crate) fn prefetcher_in(
         &self,
         options: LoaderOptions,
         window: Option<Arc<Window>>,
-    ) -> Result<Loader> {
+    ) -> Result<Prefetcher> {
         self.plan_tiers(&options)?;
-        Loader::in_window(Arc::clone(&self.directory), self.devices.clone(), options, window)
+        Prefetcher::in_window(Arc::clone(&self.directory), self.devices.clone(), options, window)
     }
 }
 

@@ -13,7 +13,7 @@ use super::plan::{Fetch, Part, Placed};
 use super::pump::io_error;
 
 /// A fetch under way.
-pub(super) struct Job {
+pub(super) struct InFlight {
     pub(super) token: u64,
     pub(super) fetch: Fetch,
     pub(super) windows: Vec<Window>,
@@ -57,7 +57,7 @@ pub(super) struct Window {
     pub(super) verified_across: Option<usize>,
 }
 
-impl Job {
+impl InFlight {
     /// Verifies the samples that end in `part`; `false` when the part should be read again.
     pub(super) fn verify_part(&mut self, part: usize, learned: Option<&Learned>) -> bool {
         #[cfg(feature = "unverified")]
@@ -70,7 +70,7 @@ impl Job {
         let first = self.first_sample_from(at.run_offset);
         let inside = self.fetch.samples[first..].iter().take_while(|s| s.run_offset < end);
         let mut next_sample = first;
-        // A sample that begins before this part and reaches into it makes the job `crossing` too:
+        // A sample that begins before this part and reaches into it makes the fetch `crossing` too:
         // the part that it begins in says so.
         let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
@@ -106,7 +106,7 @@ impl Job {
 
     /// Goes on with the checksum of the sample that reaches into `part`, and begins that of the one
     /// which reaches out of it, while a cache holds the bytes. Parts that come in another order leave
-    /// it to [`Job::verify_crossing`].
+    /// it to [`InFlight::verify_crossing`].
     fn carry(&mut self, part: usize, crossing: Option<usize>, learned: Option<&Learned>) {
         let at = self.fetch.parts[part];
         let end = at.run_offset + at.len_bytes;
@@ -289,8 +289,8 @@ mod tests {
 
     const PART_LEN: usize = 100;
 
-    /// A job of parts of 100 bytes, all of them here, and samples of these lengths side by side.
-    fn job(num_parts: usize, lens: &[u32]) -> Job {
+    /// A fetch of parts of 100 bytes, all of them here, and samples of these lengths side by side.
+    fn fetch(num_parts: usize, lens: &[u32]) -> InFlight {
         let bytes: Vec<u8> = (0..num_parts * PART_LEN).map(|i| (i * 31 % 251) as u8).collect();
         let parts = (0..num_parts).map(|part| Part {
             namespace: 0,
@@ -309,7 +309,7 @@ mod tests {
         let windows = bytes
             .chunks(PART_LEN)
             .map(|part| Window { buf: Some(copy(part)), ..Window::default() });
-        Job {
+        InFlight {
             token: 0,
             fetch: Fetch { parts: parts.collect(), samples, len_bytes: bytes.len() },
             windows: windows.collect(),
@@ -330,8 +330,8 @@ mod tests {
         buf
     }
 
-    fn flip(job: &mut Job, part: usize, byte: usize) {
-        job.windows[part].buf.as_mut().expect("all are here")[byte] ^= 1;
+    fn flip(under_way: &mut InFlight, part: usize, byte: usize) {
+        under_way.windows[part].buf.as_mut().expect("all are here")[byte] ^= 1;
     }
 
     /// Samples 0 (parts 0 to 2), 1 (inside part 2), 2 (parts 2 and 3).
@@ -339,25 +339,26 @@ mod tests {
 
     #[test]
     fn crossing_samples_are_verified_as_their_parts_come_in_and_not_again() {
-        let mut job = job(4, &LENS);
-        assert!((0..4).all(|part| job.verify_part(part, None)) && job.crossing);
-        let across: Vec<_> = job.windows.iter().map(|window| window.verified_across).collect();
+        let mut under_way = fetch(4, &LENS);
+        assert!((0..4).all(|part| under_way.verify_part(part, None)) && under_way.crossing);
+        let across: Vec<_> =
+            under_way.windows.iter().map(|window| window.verified_across).collect();
         assert_eq!(across, [None, None, Some(0), Some(2)]);
-        flip(&mut job, 1, 5); // after it was looked at: seen only by looking again
-        assert!(job.verify_crossing(None).is_empty() && job.failures.is_empty());
+        flip(&mut under_way, 1, 5); // after it was looked at: seen only by looking again
+        assert!(under_way.verify_crossing(None).is_empty() && under_way.failures.is_empty());
     }
 
     #[test]
     fn parts_in_any_order_are_verified_all_the_same() {
         for order in [[3, 2, 1, 0], [0, 2, 1, 3], [2, 3, 0, 1], [1, 0, 3, 2]] {
             for wrong in [None, Some(0), Some(1), Some(2), Some(3)] {
-                let mut job = job(4, &LENS);
-                wrong.into_iter().for_each(|part| flip(&mut job, part, 28));
+                let mut under_way = fetch(4, &LENS);
+                wrong.into_iter().for_each(|part| flip(&mut under_way, part, 28));
                 assert!(
-                    order.iter().all(|&part| job.verify_part(part, None)),
+                    order.iter().all(|&part| under_way.verify_part(part, None)),
                     "no byte 28 is inside"
                 );
-                let repeat = job.verify_crossing(None);
+                let repeat = under_way.verify_crossing(None);
                 let expected: &[usize] = match wrong {
                     None => &[],
                     Some(3) => &[2, 3],
@@ -370,16 +371,20 @@ mod tests {
 
     #[test]
     fn what_was_right_is_verified_again_when_a_part_of_it_is_read_again() {
-        let mut job = job(4, &LENS);
-        flip(&mut job, 3, 0); // of sample 2, which shares part 2 with sample 0
-        assert!((0..4).all(|part| job.verify_part(part, None)));
-        assert_eq!(job.verify_crossing(None), [2, 3]);
-        flip(&mut job, 3, 0);
-        flip(&mut job, 2, 0); // the second read of part 2 damages sample 0
+        let mut under_way = fetch(4, &LENS);
+        flip(&mut under_way, 3, 0); // of sample 2, which shares part 2 with sample 0
+        assert!((0..4).all(|part| under_way.verify_part(part, None)));
+        assert_eq!(under_way.verify_crossing(None), [2, 3]);
+        flip(&mut under_way, 3, 0);
+        flip(&mut under_way, 2, 0); // the second read of part 2 damages sample 0
         for part in [2, 3] {
-            job.windows[part].repeats = 1;
-            assert!(job.verify_part(part, None));
+            under_way.windows[part].repeats = 1;
+            assert!(under_way.verify_part(part, None));
         }
-        assert_eq!(job.verify_crossing(None), [0, 1], "the parts of sample 0 that were read once");
+        assert_eq!(
+            under_way.verify_crossing(None),
+            [0, 1],
+            "the parts of sample 0 that were read once"
+        );
     }
 }

@@ -1,4 +1,51 @@
-//! An open data set: what is in it, without I/O, and reading samples by id or name.
+//! What a binding is thin over: a data set that many threads share, and loaders along an order.
+//!
+//! An [`Image`] is one generation, opened: its namespaces, superblocks and directory. A [`Dataset`] owns
+//! one together with what [`crate::reader`] and [`crate::prefetch`] make of it, and adds
+//! what a language binding needs and must not invent twice: every method takes `&self` and may be
+//! called from any thread; a wait asks its [`Watch`] at least every 100 ms, so that an interpreter can
+//! look for signals; a forked child goes on by itself and leaves its parent alone; a batch outlives
+//! whatever it was read by. It decides nothing about orders, reads or retries, and knows no language.
+//!
+//! ```no_run
+//! use dlfs::dataset::{Dataset, OnError, Options, Wanted};
+//! use dlfs::order::{OrderKind, OrderSpec};
+//! use dlfs::prefetch::LoaderOptions;
+//! use dlfs::units::SampleId;
+//!
+//! # fn main() -> dlfs::Result<()> {
+//! let dataset = Dataset::open(&["train.dlfs".parse()?], &Options::default(), &mut ())?;
+//! let read = dataset.read(Wanted::Ids(&[SampleId(3)]), OnError::Raise, &mut ())?;
+//! println!("{} bytes", read.batch.bytes(0).len());
+//!
+//! let order = OrderSpec { kind: OrderKind::Grouped { lanes: 8, group: 4 }, seed: 7 };
+//! let loader = dataset.loader(LoaderOptions::new(order, 256, 2))?;
+//! while let Some(batch) = loader.next(&mut ())? {
+//!     println!("epoch {}, {} samples", batch.epoch(), batch.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Threads and forks
+//! [`Dataset`], [`Loader`] and [`Batch`](crate::reader::Batch) are `Send` and `Sync`. Threads that read
+//! by id do so side by side, each through a reader of its own; threads that take from one loader take
+//! turns and get different batches. After a fork the child may use all of them: at first use it opens
+//! queue pairs of its own, and a loader goes on behind the batch that the parent was given last.
+//!
+//! Read this file first, then `image.rs` and `loader.rs`; `per_process.rs` is the fork rule.
+
+mod background;
+mod folder;
+mod image;
+mod loader;
+mod open;
+mod per_process;
+mod sampler;
+mod state_file;
+mod stats;
+mod tiers;
+mod verify;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,15 +57,21 @@ use crate::directory::{Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 use crate::prefetch::LoaderOptions;
-use crate::reader::{Batch, ReadStats, Reader, ReaderOptions, Watch};
+use crate::reader::{Batch, ReadStats, Reader, ReaderOptions};
 use crate::threads::caught;
 use crate::units::SampleId;
-use crate::volume::{Image, OpenOptions};
 
-use super::background::in_background;
-use super::loader::Loader;
-use super::per_process::PerProcess;
-use super::stats;
+use background::in_background;
+use per_process::PerProcess;
+
+pub use crate::reader::{OnError, Watch};
+pub use image::Image;
+pub use loader::Loader;
+pub use open::OpenOptions;
+pub use sampler::{Sampler, Share};
+pub use state_file::{load_state, save_state};
+pub use stats::sum as sum_stats;
+pub use verify::{Damage, VerifyOptions, VerifyReport};
 
 /// How a [`Dataset`] is opened and read by id.
 #[derive(Debug, Clone, Default)]
@@ -53,18 +106,6 @@ pub enum Wanted<'a> {
     Ids(&'a [SampleId]),
     /// Those with these names; the newest where several have one.
     Names(&'a [&'a [u8]]),
-}
-
-/// What becomes of a sample that is not there or cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnError {
-    /// The call fails with the error of the first such sample.
-    #[default]
-    Raise,
-    /// The batch comes without it.
-    Skip,
-    /// It keeps its place in the batch, without bytes.
-    Blank,
 }
 
 /// Samples that were asked for together.

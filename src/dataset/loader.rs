@@ -10,11 +10,11 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{MAX_EPOCHS, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
-use crate::reader::{Batch, TICK, Watch, interrupted};
+use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::units::Epoch;
 
+use super::Dataset;
 use super::background::Background;
-use super::dataset::Dataset;
 use super::per_process::PerProcess;
 use super::sampler::{Share, check};
 use super::stats;
@@ -38,12 +38,12 @@ pub struct Loader {
 
 #[derive(Default)]
 struct Running {
-    loader: Option<prefetch::Loader>,
+    loader: Option<prefetch::Prefetcher>,
     /// The loader while it connects. Given up when the run is moved, not when a call ends: the next
     /// call goes on waiting for the same one.
-    starting: Option<Background<prefetch::Loader>>,
+    starting: Option<Background<prefetch::Prefetcher>>,
     /// The loader of before the run was moved, in whose memory the next one goes on.
-    previous: Option<prefetch::Loader>,
+    previous: Option<prefetch::Prefetcher>,
     /// Memory for the first loader, made before it.
     prepared: Option<Arc<Window>>,
     /// What earlier loaders of this run did.
@@ -93,7 +93,8 @@ impl Loader {
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
             let dataset = self.dataset()?;
             let devices = dataset.image().devices();
-            *prepared = Some(prefetch::Loader::window(&self.directory, devices, &self.options)?);
+            *prepared =
+                Some(prefetch::Prefetcher::window(&self.directory, devices, &self.options)?);
         }
         Ok(())
     }
@@ -177,7 +178,7 @@ impl Loader {
     /// What was done so far, in this process.
     pub fn stats(&self) -> LoaderStats {
         let running = self.running.get().lock();
-        let now = running.loader.as_ref().map(prefetch::Loader::stats);
+        let now = running.loader.as_ref().map(prefetch::Prefetcher::stats);
         stats::sum(running.past, now.unwrap_or_default())
     }
 
@@ -212,7 +213,7 @@ impl Loader {
         }
         let position = pack(&state)?;
         let mut running = self.running.get().lock();
-        let failed = running.loader.as_ref().is_some_and(prefetch::Loader::has_failed);
+        let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed);
         if position != self.position.load(Ordering::Acquire) || failed {
             running.previous = running.end().or(running.previous.take());
             self.position.store(position, Ordering::Release);
@@ -249,15 +250,15 @@ impl Loader {
     /// A loader of this process, from where the run stands.
     fn start(
         &self,
-        previous: Option<prefetch::Loader>,
+        previous: Option<prefetch::Prefetcher>,
         prepared: Option<Arc<Window>>,
-    ) -> Result<Background<prefetch::Loader>> {
+    ) -> Result<Background<prefetch::Prefetcher>> {
         let (image, state) = (self.dataset()?.image().clone(), self.state());
         if let Some(previous) = previous {
             return Background::start(move || previous.begin_anew(state));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
-        Background::start(move || image.loader_in(options, prepared))
+        Background::start(move || image.prefetcher_in(options, prepared))
     }
 
     fn check_open(&self) -> Result<()> {
@@ -278,21 +279,18 @@ impl Loader {
     }
 
     fn late(&self) -> Error {
-        let text = format!("no batch was ready within {:?}", self.options.deadline);
         let dataset = self.dataset().ok();
-        let device = dataset.as_ref().and_then(|dataset| dataset.image().devices().first());
-        Error::new(ErrorKind::TimedOut, text)
-            .target(device.map_or_else(String::new, |device| device.namespace().address))
-            .hint("see whether the target is up; raise the deadline if it is merely slow")
+        let devices = dataset.as_ref().map_or(&[][..], |dataset| dataset.image().devices());
+        timed_out(self.options.deadline, devices)
     }
 }
 
 impl Running {
     /// Gives up the loader, also one that still connects; what it did stays counted.
-    fn end(&mut self) -> Option<prefetch::Loader> {
+    fn end(&mut self) -> Option<prefetch::Prefetcher> {
         self.starting = None;
         let loader = self.loader.take();
-        let done = loader.as_ref().map(prefetch::Loader::stats);
+        let done = loader.as_ref().map(prefetch::Prefetcher::stats);
         self.past = stats::sum(self.past, done.unwrap_or_default());
         loader
     }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
+use dlfs::dataset::{self, Dataset, Loader, OnError, Options, Sampler, Wanted, Watch};
 use dlfs::import::{ImportOptions, Onto, import};
-use dlfs::job::{self, Dataset, Loader, OnError, Options, Sampler, Wanted, Watch};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
 use dlfs::prefetch::LoaderOptions;
@@ -334,21 +334,21 @@ fn a_state_file_is_replaced_as_a_whole_and_nothing_stays_beside_it() {
     let loader = source.open().loader(options(GLOBAL, 10, 2)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
-    assert!(job::load_state(&path).unwrap().is_none());
+    assert!(dataset::load_state(&path).unwrap().is_none());
     for _ in 0..2 {
         loader.next(&mut ()).unwrap().unwrap();
-        job::save_state(&path, &loader.state()).unwrap();
-        assert_eq!(job::load_state(&path).unwrap().unwrap(), loader.state());
+        dataset::save_state(&path, &loader.state()).unwrap();
+        assert_eq!(dataset::load_state(&path).unwrap().unwrap(), loader.state());
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     for wrong in [&b"{}"[..], b"\xff\xfe", &[b' '; 1 << 17]] {
         fs::write(&path, wrong).unwrap();
-        let error = job::load_state(&path).unwrap_err();
+        let error = dataset::load_state(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains("run.json"), "{error}");
     }
     let nowhere = folder.path().join("no/run.json");
-    assert!(job::save_state(&nowhere, &loader.state()).is_err());
+    assert!(dataset::save_state(&nowhere, &loader.state()).is_err());
 }
 
 #[test]
