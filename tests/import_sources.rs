@@ -1,5 +1,8 @@
 //! What every kind of source is taken for, entry by entry, good and bad.
 
+#[path = "support/archives.rs"]
+mod archives;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use archives::{archive, fix_checksum, member, record};
 use dlfs::import::sources::{BadReason, Source, SourceKind, SourceOptions};
 use dlfs::{ErrorKind, Result};
 
@@ -483,12 +487,6 @@ fn a_damaged_tar_lists_as_python_does_or_is_refused() {
     assert!(same > 30, "only {same} archives were judged: the damage is too coarse");
 }
 
-fn fix_checksum(block: &mut [u8]) {
-    block[148..156].fill(b' ');
-    let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-}
-
 /// A small generator of test data.
 struct Random(u64);
 
@@ -497,29 +495,6 @@ impl Random {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((self.0 >> 33) as usize) % limit
     }
-}
-
-/// A header and its payload, padded.
-fn member(name: &str, kind: u8, link: &str, content: &[u8]) -> Vec<u8> {
-    let mut block = [0; 512];
-    block[..name.len()].copy_from_slice(name.as_bytes());
-    block[100..108].copy_from_slice(b"0000644\0");
-    block[124..136].copy_from_slice(format!("{:011o}\0", content.len()).as_bytes());
-    block[156] = kind;
-    block[157..157 + link.len()].copy_from_slice(link.as_bytes());
-    block[257..265].copy_from_slice(b"ustar\x0000");
-    fix_checksum(&mut block);
-    let mut bytes = [&block[..], content].concat();
-    bytes.resize(bytes.len().next_multiple_of(512), 0);
-    bytes
-}
-
-fn archive(dir: &Path, name: &str, members: &[Vec<u8>]) -> PathBuf {
-    let path = dir.join(name);
-    let mut bytes = members.concat();
-    bytes.resize(bytes.len() + 1024, 0);
-    fs::write(&path, bytes).unwrap();
-    path
 }
 
 #[test]
@@ -669,15 +644,6 @@ fn webdataset_shards_are_grouped_by_key_in_the_order_of_their_braces() {
         assert_eq!(bad(&source)["s1/c.cls"], BadReason::Twice);
         assert!(matches!(bad(&source)["s0/README"], BadReason::Name(_)));
     }
-}
-
-fn masked(bytes: &[u8]) -> [u8; 4] {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
-}
-
-fn record(payload: &[u8]) -> Vec<u8> {
-    let len = (payload.len() as u64).to_le_bytes();
-    [&len[..], &masked(&len), payload, &masked(payload)].concat()
 }
 
 #[test]

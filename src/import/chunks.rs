@@ -262,7 +262,7 @@ impl<'a, T> ChunkWriter<'a, T> {
     }
 
     fn bad_entry(&self, row: u64, reason: BadReason) -> BadEntry {
-        BadEntry::new(self.job.rows.index.name(row), reason)
+        self.job.rows.index.bad_row(row, reason)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::format::Pack;
 use crate::format::Uuid;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
-use crate::import::sources::{BadEntry, SourceKind};
+use crate::import::sources::{BadEntry, SourceKind, Taken};
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
@@ -142,6 +142,8 @@ pub struct ImportReport {
     pub image_bytes: u64,
     /// Entries that were left out, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
+    /// What every file of the source was taken as.
+    pub taken: Vec<Taken>,
 }
 
 impl Default for ImportOptions {

@@ -21,9 +21,8 @@ use crate::import::options::{
 use crate::import::pass::{Outcome, Pass};
 use crate::import::patience::{RETRY_FOR, is_passing, with_patience};
 use crate::import::plan::{Planner, Rows};
-use crate::import::sources::detect::Found;
 use crate::import::sources::{
-    BadEntry, BadReason, Index, Source, SourceKind, SourceOptions, as_streams,
+    BadEntry, BadReason, Found, Index, Source, SourceKind, SourceOptions, detect,
 };
 use crate::import::streamed;
 use crate::nvme::Address;
@@ -90,7 +89,7 @@ pub fn import_onto(
 /// A source that is indexed, or streams that are read as they come.
 enum Opened {
     Indexed(Box<Source>),
-    Streams(Found),
+    Streams(Box<Found>),
 }
 
 /// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
@@ -167,13 +166,12 @@ fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) 
         spool: options.spool.clone(),
         exclude: files.collect(),
     };
-    if options.placement == PlacementOrder::Source
-        && options.spool.is_none()
-        && let Some(streams) = as_streams(sources, &source_options)?
-    {
-        return Ok(Opened::Streams(streams));
+    let found = detect::look(sources, &source_options)?;
+    let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
+    if in_order && found.is_streams()? {
+        return Ok(Opened::Streams(Box::new(found)));
     }
-    let source = Source::open(sources, &source_options)?;
+    let source = Source::index_found(found, &source_options)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
@@ -189,7 +187,7 @@ fn all_bad(source: &Source) -> Vec<BadEntry> {
             for part in source.index().parts(row) {
                 let mut payload = vec![0; part.len_bytes as usize];
                 if let Err(reason) = reader.read(row, &part, &mut payload) {
-                    bad.push(BadEntry::new(source.index().name(row), reason));
+                    bad.push(source.index().bad_row(row, reason));
                 }
             }
         }
@@ -208,7 +206,7 @@ fn run(
     let source = match source {
         Opened::Indexed(source) => *source,
         Opened::Streams(found) => {
-            let result = streamed::run(found, media, &lease, options, progress);
+            let result = streamed::run(*found, media, &lease, options, progress);
             return lease.explain(result);
         }
     };
@@ -418,7 +416,7 @@ impl Import<'_> {
         for row in 0..self.source.index().len() {
             let name = self.source.index().name(row);
             if current.directory.lookup(name)?.is_some() {
-                taken.push((row, BadEntry::new(name, BadReason::Taken)));
+                taken.push((row, self.source.index().bad_row(row, BadReason::Taken)));
             }
         }
         if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
@@ -462,6 +460,7 @@ impl Import<'_> {
             chunks_found: written.found,
             image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
             bad: self.all_bad(),
+            taken: self.source.taken().to_vec(),
         }
     }
 }
@@ -537,5 +536,6 @@ fn report_of_done(begun: &Begun, source: &Source) -> ImportReport {
         chunks_found: u64::from(current.directory.num_chunks()),
         image_bytes: current.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum(),
         bad: index.bad.clone(),
+        taken: index.taken.clone(),
     }
 }

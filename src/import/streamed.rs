@@ -21,9 +21,8 @@ use crate::import::options::{
 };
 use crate::import::patience::with_patience;
 use crate::import::read_back::check_chunks;
-use crate::import::sources::detect::Found;
 use crate::import::sources::stream::{StreamSample, StreamSource};
-use crate::import::sources::{BadEntry, BadReason};
+use crate::import::sources::{BadEntry, BadReason, Found, Taken};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
 
@@ -41,7 +40,8 @@ pub(super) fn run(
     }
     let image_fields = begun.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
-    let mut source = StreamSource::new(found.paths, kind, image_fields.clone())?;
+    let paths = found.files.into_iter().map(|file| file.path).collect();
+    let mut source = StreamSource::new(paths, kind, image_fields.clone())?;
     progress.stage(Stage::Writing, 0, 0);
     for namespace in 0..begun.media.len() {
         begun.media.grow(namespace, u64::from(begun.journal.layout.chunk_size_bytes))?;
@@ -55,7 +55,8 @@ pub(super) fn run(
         writer.take(&sample, source.fields())?;
         source.give_back(sample);
     }
-    let bad: Vec<BadEntry> = source.bad().iter().chain(&writer.bad).cloned().collect();
+    let bad = found.bad.iter().chain(source.bad()).chain(&writer.bad);
+    let bad: Vec<BadEntry> = bad.cloned().collect();
     if options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
     }
@@ -66,7 +67,8 @@ pub(super) fn run(
     if writer.samples == 0 {
         return Err(no_samples(bad, kind));
     }
-    writer.finish(kind, bad)
+    let taken = found.taken.into_iter().chain(source.appended()).collect();
+    writer.finish(kind, bad, taken)
 }
 
 /// Chunks being written.
@@ -336,6 +338,7 @@ impl<'a> Writer<'a> {
         mut self,
         kind: crate::import::sources::SourceKind,
         bad: Vec<BadEntry>,
+        taken: Vec<Taken>,
     ) -> Result<ImportReport> {
         self.finish_chunk()?;
         self.drain()?;
@@ -369,6 +372,7 @@ impl<'a> Writer<'a> {
                 .map(|superblock| superblock.used_len_bytes)
                 .sum(),
             bad,
+            taken,
         })
     }
 }

@@ -1,13 +1,27 @@
-//! What a path is a source of, and which paths one argument stands for.
+//! What the paths of an import stand for: folders of samples, shards, lists or streams.
+//!
+//! Files are judged by their bytes ([`content`](super::content), [`tree`](super::tree)). Where they are
+//! not all of one sort this stops and counts what is there, unless the caller named a kind: then what
+//! is of another is set aside. Only files that describe shards are set aside unasked. Whatever is
+//! decided is in [`Found::taken`].
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::Read;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::{SourceOptions, list, shard, spool, tar, tfrecord};
+use super::beneath::Root;
+use super::braces::braces;
+use super::compression::{self, At, Compression};
+use super::content::{Content, is_side_file};
+use super::index::{BadEntry, Index};
+use super::shard::{self, FrontToBack};
+use super::stream::ReadInput;
+use super::taken::{Role, Taken, Tally};
+use super::tree::{Judged, Survey, Tree};
+use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
 
 /// Kinds of sources.
@@ -33,34 +47,54 @@ pub enum SourceKind {
 pub struct Found {
     /// Never [`SourceKind::Auto`].
     pub kind: SourceKind,
-    /// Folders, lists or shards, in their order.
-    pub paths: Vec<PathBuf>,
+    /// Shards or lists, in their order; none where the source is folders of samples.
+    pub files: Vec<FoundFile>,
+    /// Folders of samples, indexed.
+    pub folders: Option<(Index, Vec<Root>)>,
+    /// What every file was taken as.
+    pub taken: Vec<Taken>,
+    /// What lies beside shards and is no file.
+    pub bad: Vec<BadEntry>,
+}
+
+/// A shard, list or stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundFile {
+    /// How to open it; `-` is standard input.
+    pub path: PathBuf,
+    /// What its records are named after: its path beneath the folder that was given, or its file name.
+    pub name: Vec<u8>,
 }
 
 /// Expands `paths` and says what they are.
 ///
 /// # Errors
-/// A path does not open, is of no kind known, or of another kind than the first.
-pub fn detect(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
-    let mut expanded = Vec::new();
+/// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: it is of no kind known,
+/// or there are several kinds; the cause counts them.
+pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
+    let mut given = Given::default();
     for path in paths {
-        expand(path, options.kind, &mut expanded)?;
+        given.expand(path)?;
     }
-    let Some(first) = expanded.first() else {
+    if given.folders.is_empty() && given.files.is_empty() {
         return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
-    };
-    let kind = match options.kind {
-        SourceKind::Auto => kind_of(first)?,
-        kind => kind,
-    };
-    for path in &expanded {
-        let is_folder = path.is_dir();
-        if is_folder != (kind == SourceKind::Folder) {
-            let message = format!("a source is one kind of thing, and this is no {kind}");
-            return Err(Error::new(ErrorKind::InvalidArgument, message).path(path));
-        }
     }
-    Ok(Found { kind, paths: expanded })
+    match options.kind {
+        SourceKind::Auto => auto(given, options),
+        SourceKind::Folder => {
+            if let Some(file) = given.files.first() {
+                return Err(no(SourceKind::Folder, file));
+            }
+            let trees = given.trees(options)?;
+            let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
+            folders(trees, surveys, options)
+        }
+        SourceKind::List => match given.folders.first() {
+            Some(folder) => Err(no(SourceKind::List, folder)),
+            None => Ok(lists(given.files)),
+        },
+        kind => shards_of(kind, given, options),
+    }
 }
 
 impl fmt::Display for SourceKind {
@@ -96,151 +130,352 @@ impl FromStr for SourceKind {
     }
 }
 
-fn expand(path: &Path, kind: SourceKind, into: &mut Vec<PathBuf>) -> Result<()> {
-    let wants_shards = !matches!(kind, SourceKind::Folder | SourceKind::List);
-    if wants_shards && path.is_dir() {
-        match shards_in(path)? {
-            Some(shards) => into.extend(shards),
-            None if kind == SourceKind::Auto => into.push(path.to_path_buf()),
-            None => {
-                let message = format!("the folder holds no {kind} shards, or other files too");
-                return Err(Error::new(ErrorKind::BadSource, message).path(path));
+/// What the paths name, before anything was opened.
+#[derive(Default)]
+struct Given {
+    folders: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
+impl Given {
+    fn expand(&mut self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            self.folders.push(path.to_path_buf());
+            return Ok(());
+        }
+        if spool::is_stream(path) || path.symlink_metadata().is_ok() {
+            self.files.push(path.to_path_buf());
+            return Ok(());
+        }
+        let Some(names) = braces(path.as_os_str().as_bytes()) else {
+            return Err(Error::new(ErrorKind::NotFound, "there is no such source").path(path));
+        };
+        for name in names {
+            let path = PathBuf::from(OsStr::from_bytes(&name));
+            let is_folder = path.is_dir();
+            if is_folder { &mut self.folders } else { &mut self.files }.push(path);
+        }
+        Ok(())
+    }
+
+    fn trees(&self, options: &SourceOptions) -> Result<Vec<Tree>> {
+        self.folders.iter().map(|path| Tree::list(path, &options.exclude)).collect()
+    }
+}
+
+/// All that is known of the files when a kind is to be found for them.
+#[derive(Default)]
+struct Judgement {
+    tally: Tally,
+    shards: Vec<(FoundFile, Content)>,
+    bad: Vec<BadEntry>,
+    /// A file that is neither a shard nor goes with shards.
+    other: Option<(PathBuf, Content)>,
+    /// A shard that lies in a folder beneath the one that was given.
+    nested: Option<Vec<u8>>,
+}
+
+impl Judgement {
+    fn tree(&mut self, tree: &Tree, judged: Vec<Judged>, bad: Vec<BadEntry>) {
+        for Judged { name, len_bytes, content } in judged {
+            let path = tree.path_of(&name);
+            if content.is_shard() && name.contains(&b'/') {
+                self.nested.get_or_insert_with(|| name.clone());
+            }
+            self.file(FoundFile { path, name }, len_bytes, content);
+        }
+        for bad in bad {
+            match is_side_file(&bad.name) {
+                true => self.tally.add("side file", Role::SetAside, 0, &bad.name),
+                false => self.bad.push(bad),
             }
         }
-        return Ok(());
     }
-    if spool::is_stream(path) || path.symlink_metadata().is_ok() {
-        into.push(path.to_path_buf());
-        return Ok(());
-    }
-    match braces(path.as_os_str().as_bytes()) {
-        Some(names) => {
-            into.extend(names.iter().map(|name| PathBuf::from(OsStr::from_bytes(name))));
-            Ok(())
+
+    fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
+        if content.is_shard() {
+            self.tally.add(content.label(), Role::Shard, len_bytes, &file.name);
+            self.shards.push((file, content));
+        } else if is_side_file(&file.name) {
+            self.tally.add("side file", Role::SetAside, len_bytes, &file.name);
+        } else {
+            self.tally.add(content.label(), Role::SetAside, len_bytes, &file.name);
+            self.other.get_or_insert((file.path, content));
         }
-        None => Err(Error::new(ErrorKind::NotFound, "there is no such source").path(path)),
+    }
+
+    /// Takes the shards for `kind`, which is not [`SourceKind::Auto`].
+    fn found(self, kind: SourceKind) -> Found {
+        let files = self.shards.into_iter().map(|(file, _)| file).collect();
+        Found { kind, files, folders: None, taken: self.tally.into_taken(), bad: self.bad }
+    }
+
+    fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
+        Error::new(ErrorKind::BadSource, message).source(self.tally).hint(hint.into())
     }
 }
 
-/// The files of a folder in order of their names, if all of them are shards.
-fn shards_in(folder: &Path) -> Result<Option<Vec<PathBuf>>> {
-    let mut shards = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(|error| Error::from(error).path(folder))? {
-        let path = entry.map_err(|error| Error::from(error).path(folder))?.path();
-        if !is_shard_name(path.file_name().unwrap_or_default().as_bytes()) || !path.is_file() {
-            return Ok(None);
-        }
-        shards.push(path);
-    }
-    shards.sort_unstable();
-    Ok((!shards.is_empty()).then_some(shards))
-}
-
-fn is_shard_name(name: &[u8]) -> bool {
-    let ends = [&b".tar"[..], b".tar.gz", b".tgz", b".tfrecord", b".tfrecords"];
-    let numbered = name.windows(10).any(|part| part == b".tfrecord-");
-    numbered || ends.iter().any(|end| name.ends_with(end))
-}
-
-fn kind_of(path: &Path) -> Result<SourceKind> {
-    if path.is_dir() {
-        return Ok(SourceKind::Folder);
-    }
-    if spool::is_stream(path) {
+fn auto(given: Given, options: &SourceOptions) -> Result<Found> {
+    if given.files.iter().any(|file| spool::is_stream(file)) {
         // Nothing can be looked at twice; archives of one file a sample are the common case.
-        return Ok(SourceKind::Tar);
+        return shards_of(SourceKind::Tar, given, options);
     }
-    let (file, container) = shard::open(path)?;
-    let mut head = Vec::new();
-    let mut from = &*file;
-    from.by_ref()
-        .take(HEAD_BYTES)
-        .read_to_end(&mut head)
-        .map_err(|error| Error::from(error).path(path))?;
-    if spool::is_gzip(&head) {
-        let head = spool::gunzip_head(&head);
-        return match tfrecord::looks_like(&head) {
-            true => Ok(SourceKind::TfRecord),
-            false => Ok(SourceKind::Tar),
+    let trees = given.trees(options)?;
+    let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
+    let mut judgement = Judgement::default();
+    for path in &given.files {
+        let (content, len_bytes) = content_of(path)?;
+        judgement.file(given_file(path), len_bytes, content);
+    }
+    let shards = !judgement.shards.is_empty() || surveys.iter().any(|survey| survey.shards);
+    if !shards {
+        return match (trees.is_empty(), &given.files[..]) {
+            (false, []) => {
+                unless_unread(&trees, &surveys)?;
+                folders(trees, surveys, options)
+            }
+            (true, files) => {
+                files.iter().try_for_each(|file| unless_no_list(file))?;
+                Ok(lists(given.files))
+            }
+            (false, [file, ..]) => Err(no(SourceKind::Folder, file)),
         };
     }
-    if let Some(name) = spool::foreign_compression(&head) {
-        let message = format!("the source is compressed with {name}, which is not read here");
-        return Err(Error::new(ErrorKind::BadSource, message)
-            .path(path)
-            .hint(format!("pipe it: `{name} -dc FILE | dlfs import - IMAGE --spool DIR`")));
+    for tree in &trees {
+        let (judged, bad) = tree.judge(true);
+        judgement.tree(tree, judged, bad);
     }
-    if head.len() >= 512 && &head[257..262] == b"ustar" || path.extension() == Some("tar".as_ref())
-    {
-        return Ok(match tar::looks_grouped(file, container.len_bytes) {
-            true => SourceKind::WebDataset,
-            false => SourceKind::Tar,
+    let mut kinds = judgement.shards.iter().map(|(_, content)| kind_of(*content));
+    let first = kinds.next().unwrap_or_default();
+    let all_alike = kinds.all(|kind| kind == first);
+    if judgement.other.is_some() || !all_alike {
+        let message = match judgement.other {
+            Some(_) => "the source holds shards and other files",
+            None => "the source holds shards of several kinds",
+        };
+        return Err(judgement.refuse(message, MIXED));
+    }
+    if let Some((file, Content::Packed(program))) = judgement.packed() {
+        return Err(packed(&file.path, program));
+    }
+    if let Some(name) = &judgement.nested {
+        let folder = name.rsplitn(2, |&byte| byte == b'/').last().unwrap_or_default();
+        let folder = String::from_utf8_lossy(folder).escape_debug().to_string();
+        let hint = format!(
+            "name the folders that belong together, as .../{folder}; or take the shards of all of \
+             them with --from webdataset|tar|tfrecord; or each file as one sample with --from folder"
+        );
+        return Err(judgement.refuse("the source holds shards in folders of their own", hint));
+    }
+    let kind = match &judgement.shards[..] {
+        [(file, Content::Tar(_)), ..] if looks_grouped(&file.path)? => SourceKind::WebDataset,
+        _ => first,
+    };
+    Ok(judgement.found(kind))
+}
+
+impl Judgement {
+    fn packed(&self) -> Option<&(FoundFile, Content)> {
+        self.shards.iter().find(|(_, content)| matches!(content, Content::Packed(_)))
+    }
+}
+
+/// Shards of the kind that the caller named; what else lies in folders is set aside.
+fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<Found> {
+    let mut judgement = Judgement::default();
+    for path in &given.files {
+        let file = given_file(path);
+        if spool::is_stream(path) {
+            judgement.tally.add("stream", Role::Shard, 0, &file.name);
+            judgement.shards.push((file, as_kind(kind)));
+            continue;
+        }
+        let (content, len_bytes) = content_of(path)?;
+        // A file that the caller names is what the caller says it is, and what is wrong with it will
+        // be told; but a pattern of the shell's matches what describes the shards as well.
+        let is_one = content.is_shard() || given.files.len() == 1 || !is_side_file(&file.name);
+        match content {
+            Content::Packed(_) => judgement.file(file, len_bytes, content),
+            _ if is_one && kind_of(content) == kind_of(as_kind(kind)) => {
+                judgement.file(file, len_bytes, content);
+            }
+            _ if is_one => {
+                let what = format!("{} read as {kind}", content.label());
+                judgement.tally.add(&what, Role::Shard, len_bytes, &file.name);
+                judgement.shards.push((file, as_kind(kind)));
+            }
+            _ => judgement.tally.add("side file", Role::SetAside, len_bytes, &file.name),
+        }
+    }
+    for tree in given.trees(options)? {
+        let (judged, bad) = tree.judge(false);
+        let (mine, others): (Vec<_>, Vec<_>) = judged.into_iter().partition(|judged| {
+            let content = judged.content;
+            matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
+        });
+        for Judged { name, len_bytes, content } in others {
+            let is_side = is_side_file(&name) && !content.is_shard();
+            let what = if is_side { "side file" } else { content.label() };
+            judgement.tally.add(what, Role::SetAside, len_bytes, &name);
+        }
+        judgement.tree(&tree, mine, bad);
+    }
+    if let Some((file, Content::Packed(program))) = judgement.packed() {
+        return Err(packed(&file.path, program));
+    }
+    if judgement.shards.is_empty() {
+        let message = format!("the source holds no {kind} shards");
+        let path = given.folders.into_iter().next().unwrap_or_default();
+        return Err(Error::new(ErrorKind::BadSource, message).path(path).source(judgement.tally));
+    }
+    Ok(judgement.found(kind))
+}
+
+/// Folders whose files are samples.
+fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> Result<Found> {
+    let mut tally = Tally::default();
+    surveys.into_iter().for_each(|survey| tally.append(survey.taken));
+    let mut trees = trees;
+    let folders = match trees.len() {
+        1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
+        // They share their classes, so they are listed again, together.
+        _ => {
+            let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
+            Some(folder::index(&paths, &options.exclude)?)
+        }
+    };
+    let taken = tally.into_taken();
+    Ok(Found { kind: SourceKind::Folder, files: Vec::new(), folders, taken, bad: Vec::new() })
+}
+
+fn lists(paths: Vec<PathBuf>) -> Found {
+    let mut tally = Tally::default();
+    let mut files = Vec::new();
+    for path in paths {
+        let file = given_file(&path);
+        let len_bytes = std::fs::metadata(&path).map_or(0, |found| found.len());
+        tally.add("list", Role::List, len_bytes, &file.name);
+        files.push(file);
+    }
+    let taken = tally.into_taken();
+    Found { kind: SourceKind::List, files, folders: None, taken, bad: Vec::new() }
+}
+
+/// A folder whose files all hold many samples of a format that is not read here is no folder of samples.
+fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
+    for (tree, survey) in trees.iter().zip(surveys) {
+        if let Some((format, name)) = &survey.unread {
+            let message = format!("the folder holds {format}s, which are not read here");
+            let mut tally = Tally::default();
+            tally.append(survey.taken.iter().cloned());
+            return Err(Error::new(ErrorKind::BadSource, message)
+                .path(tree.path_of(name))
+                .source(tally)
+                .hint(UNREAD));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file that is no list either, as what it is.
+fn unless_no_list(path: &Path) -> Result<()> {
+    let (content, _) = content_of(path)?;
+    let bad = |message: String| Error::new(ErrorKind::BadSource, message).path(path);
+    match content {
+        Content::Unread(format) => {
+            let article = if format.starts_with('A') { "an" } else { "a" };
+            return Err(
+                bad(format!("this is {article} {format}, which is not read here")).hint(UNREAD)
+            );
+        }
+        Content::Empty => return Err(bad("the source is empty".to_owned())),
+        _ => {}
+    }
+    let (file, _) = shard::open(path)?;
+    let mut head = vec![0; HEAD_BYTES];
+    let len = compression::read_some(&mut At { file: &file, place: 0 }, &mut head)
+        .map_err(|error| Error::from(error).path(path))?;
+    let head = &head[..len];
+    let compression = Compression::of(head).map(Compression::name);
+    if let Some(program) = compression.or(compression::foreign(head)) {
+        let message = format!("the source is compressed with {program}, and is no shard inside");
+        return Err(match compression {
+            Some(_) => bad(message).hint(SAY_KIND),
+            None => packed(path, program),
         });
     }
-    if tfrecord::looks_like(&head) {
-        return Ok(SourceKind::TfRecord);
-    }
-    if list::looks_like(&head) {
-        return Ok(SourceKind::List);
-    }
-    Err(Error::new(ErrorKind::BadSource, "cannot tell what kind of source this is")
-        .path(path)
-        .hint("say it with --from tar|webdataset|tfrecord|list"))
-}
-
-/// What a name with `{000..123}` or `{a,b}` stands for, in order; `None` without a pair of braces.
-fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let open = name.iter().position(|&byte| byte == b'{')?;
-    let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
-    let (head, inside, tail) = (&name[..open], &name[open + 1..close], &name[close + 1..]);
-    let middles = match range(inside) {
-        Some(numbers) => numbers,
-        None => inside.split(|&byte| byte == b',').map(<[u8]>::to_vec).collect(),
-    };
-    let tails = braces(tail).unwrap_or_else(|| vec![tail.to_vec()]);
-    let names = middles
-        .iter()
-        .flat_map(|middle| tails.iter().map(move |tail| [head, middle, tail].concat()));
-    Some(names.collect())
-}
-
-/// `000..010`: numbers as wide as the first one is written.
-fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let (first, last) = std::str::from_utf8(inside).ok()?.split_once("..")?;
-    let width = first.len();
-    let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-    if last < first || last - first > MAX_RANGE {
-        return None;
-    }
-    Some((first..=last).map(|number| format!("{number:0width$}").into_bytes()).collect())
-}
-
-const HEAD_BYTES: u64 = 4096;
-
-/// More shards than any data set has, few enough for their names to fit memory.
-const MAX_RANGE: u32 = 1_000_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn braces_stand_for_numbers_as_wide_as_written_and_for_words() {
-        let expand = |text: &str| {
-            let names = braces(text.as_bytes()).unwrap();
-            names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(expand("s-{008..010}.tar"), ["s-008.tar", "s-009.tar", "s-010.tar"]);
-        assert_eq!(expand("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
-        assert_eq!(braces(b"plain.tar"), None);
-        assert_eq!(expand("{5..1}"), ["5..1"]);
-    }
-
-    #[test]
-    fn shards_are_known_by_their_names() {
-        for yes in ["a.tar", "a.tar.gz", "train.tfrecord-00001-of-00010", "x.tgz"] {
-            assert!(is_shard_name(yes.as_bytes()), "{yes}");
+    match list::judge(head, path)? {
+        list::Judged::List => Ok(()),
+        list::Judged::NoFiles(line) => {
+            let line = String::from_utf8_lossy(&line).escape_debug().to_string();
+            Err(bad("its lines name no file beneath its folder, so it is no list".to_owned())
+                .source(io::Error::other(format!("its first line is {line}")))
+                .hint(
+                    "a list has path or path<TAB>label on each line; if it is one, say --from list",
+                ))
         }
-        assert!(!is_shard_name(b"a.jpg"));
+        list::Judged::NoText => {
+            Err(bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND))
+        }
     }
 }
+
+fn content_of(path: &Path) -> Result<(Content, u64)> {
+    let (file, container) = shard::open(path)?;
+    let name = path.as_os_str().as_bytes();
+    let content = Content::of(&file, name).map_err(|error| Error::from(error).path(path))?;
+    Ok((content, container.len_bytes))
+}
+
+fn given_file(path: &Path) -> FoundFile {
+    let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+    FoundFile { path: path.to_path_buf(), name }
+}
+
+/// Whether the archive looks like WebDataset's.
+fn looks_grouped(path: &Path) -> Result<bool> {
+    let name = |error: io::Error| Error::from(error).path(path);
+    let (file, container) = shard::open(path)?;
+    Ok(match compression::of_file(&file).map_err(name)? {
+        None => tar::looks_grouped(FrontToBack::new(file, container.len_bytes)),
+        Some(compression) => {
+            let from = compression.undo(At { file: &file, place: 0 }).map_err(name)?;
+            tar::looks_grouped(ReadInput::new(from))
+        }
+    })
+}
+
+/// The kind of a shard, where plain and grouped archives are one; `Auto` for everything else.
+fn kind_of(content: Content) -> SourceKind {
+    match content {
+        Content::Tar(_) => SourceKind::Tar,
+        Content::TfRecord(_) => SourceKind::TfRecord,
+        _ => SourceKind::Auto,
+    }
+}
+
+fn as_kind(kind: SourceKind) -> Content {
+    match kind {
+        SourceKind::TfRecord => Content::TfRecord(None),
+        _ => Content::Tar(None),
+    }
+}
+
+pub(super) fn packed(path: &Path, program: &str) -> Error {
+    let message = format!("the source is compressed with {program}, which is not read here");
+    Error::new(ErrorKind::BadSource, message)
+        .path(path)
+        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`"))
+}
+
+fn no(kind: SourceKind, path: &Path) -> Error {
+    let message = format!("a source is one kind of thing, and this is no {kind}");
+    Error::new(ErrorKind::InvalidArgument, message).path(path)
+}
+
+const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list";
+const UNREAD: &str = "turn them into files, tar shards or TFRecords; or import each file as one sample \
+                      with --from folder FOLDER";
+const MIXED: &str = "--from webdataset|tar|tfrecord imports what the shards of that kind hold and sets \
+                     the rest aside; --from folder imports each file of a folder as one sample, as it is";
+const HEAD_BYTES: usize = 64 * 1024;

@@ -29,15 +29,26 @@ pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Ro
     for (container, root) in roots.iter().enumerate() {
         let path = root.path().to_path_buf();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+        let before = index.bad.len();
         let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
         tops.push(walk.list(&Folder::root()));
+        name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
     index.classes = class_names(&tops);
     for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
+        let before = index.bad.len();
         let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
         walk.classes(top);
+        name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
     Ok((index, roots))
+}
+
+/// Of several folders, a name does not say which one it is in.
+fn name_the_root(root: &Root, roots: usize, bad: &mut [BadEntry]) {
+    if roots > 1 {
+        bad.iter_mut().for_each(|bad| bad.within = Some(root.path().to_path_buf()));
+    }
 }
 
 fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
@@ -250,7 +261,7 @@ impl Walk<'_> {
     }
 
     fn bad(&mut self, name: Vec<u8>, reason: BadReason) {
-        self.index.bad.push(BadEntry { name, reason });
+        self.index.bad.push(BadEntry::new(&name, reason));
     }
 }
 

@@ -4,15 +4,21 @@
 //! source does not need stay empty.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
+
+use super::taken::Taken;
 
 /// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
 #[derive(Debug, Default)]
 pub struct Index {
     /// Files or folders that rows point into: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
+    /// What every file of the source was taken as.
+    pub taken: Vec<Taken>,
     /// Names of the fields. One field without a name, where a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes that labels count; empty where labels are numbers of the source.
@@ -62,6 +68,10 @@ pub struct BadEntry {
     pub name: Vec<u8>,
     /// What is wrong with it.
     pub reason: BadReason,
+    /// The shard or list that it is of; the folder, where there are several.
+    pub within: Option<PathBuf>,
+    /// Where the rest of a shard cannot be read: from which byte to which, as far as the end is known.
+    pub rest: Option<Range<u64>>,
 }
 
 /// Why an entry cannot be imported.
@@ -118,14 +128,39 @@ pub enum BadReason {
 
 impl fmt::Display for BadEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name.escape_ascii(), self.reason)
+        if let Some(within) = &self.within {
+            write!(f, "{}: ", within.as_os_str().as_bytes().escape_ascii())?;
+        }
+        write!(f, "{}: {}", self.name.escape_ascii(), self.why())
     }
 }
 
 impl BadEntry {
     /// `name` is bad because of `reason`.
     pub fn new(name: &[u8], reason: BadReason) -> BadEntry {
-        BadEntry { name: name.to_vec(), reason }
+        BadEntry { name: name.to_vec(), reason, within: None, rest: None }
+    }
+
+    /// What is wrong with it, and what is lost with it.
+    pub fn why(&self) -> String {
+        let reason = &self.reason;
+        match &self.rest {
+            Some(rest) if rest.is_empty() => format!("{reason}; not read from byte {}", rest.start),
+            Some(Range { start, end }) => {
+                format!("{reason}; {} bytes not read, from byte {start} to the end", end - start)
+            }
+            None => reason.to_string(),
+        }
+    }
+
+    /// Names the shard, list or folder that it is of.
+    pub fn within(self, path: &Path) -> BadEntry {
+        BadEntry { within: Some(path.to_path_buf()), ..self }
+    }
+
+    /// Says what of the shard is not read.
+    pub fn rest(self, rest: Range<u64>) -> BadEntry {
+        BadEntry { rest: Some(rest), ..self }
     }
 }
 
@@ -263,6 +298,7 @@ impl Index {
             fields: self.fields.clone(),
             classes: self.classes.clone(),
             bad: self.bad.clone(),
+            taken: self.taken.clone(),
             ..Index::default()
         };
         for row in 0..self.len() {
@@ -272,6 +308,18 @@ impl Index {
             }
         }
         kept
+    }
+
+    /// The entry that says why a row cannot be imported.
+    pub fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
+        let bad = BadEntry::new(self.name(row), reason);
+        let part = self.part_range(row).next();
+        let container = part.map(|part| &self.containers[self.part_at(part).container as usize]);
+        // A name beneath the only folder says where it is.
+        match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
+            Some(container) => bad.within(&container.path),
+            None => bad,
+        }
     }
 
     /// Rows whose name an earlier row has too, sorted.

@@ -20,8 +20,7 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
     let mut roots = Vec::new();
     for (container, path) in paths.iter().enumerate() {
         let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let root = Root::open(folder.unwrap_or(Path::new(".")))?;
+        let root = Root::open(folder_of(path))?;
         index.containers.push(Container {
             path: path.clone(),
             stamp: xxhash_rust::xxh3::xxh3_64(&text),
@@ -29,7 +28,7 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
         });
         for line in lines(&text) {
             if let Err(reason) = push(line, &root, container as u32, &mut index) {
-                index.bad.push(BadEntry::new(line, reason));
+                index.bad.push(BadEntry::new(line, reason).within(path));
             }
         }
         roots.push(root);
@@ -37,13 +36,48 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
     Ok((index, roots))
 }
 
-/// Whether these first bytes of a file are a list's: text, its first line a path.
-pub fn looks_like(head: &[u8]) -> bool {
+/// What a text is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judged {
+    /// A list: one of its first lines names a file.
+    List,
+    /// Text, whose first lines name no files. The first one.
+    NoFiles(Vec<u8>),
+    /// No text, or one whose first line cannot be a list's.
+    NoText,
+}
+
+/// Judges the file at `path`, which begins with `head`.
+///
+/// # Errors
+/// Its folder does not open.
+pub fn judge(head: &[u8], path: &Path) -> Result<Judged> {
+    if !may_be(head) {
+        return Ok(Judged::NoText);
+    }
+    let root = Root::open(folder_of(path))?;
+    let is_there = |line: &[u8]| {
+        let name = clean_name(split(line).0);
+        // What is there and no file is a bad line of a list.
+        name.is_ok_and(|name| root.stat(&name).is_ok())
+    };
+    if lines(head).take(LINES_LOOKED_AT).any(is_there) {
+        return Ok(Judged::List);
+    }
+    let first = lines(head).next().unwrap_or_default();
+    Ok(Judged::NoFiles(first[..first.len().min(MAX_LINE_SHOWN)].to_vec()))
+}
+
+fn may_be(head: &[u8]) -> bool {
     let first = lines(head).next().unwrap_or_default();
     let (path, label) = split(first);
     !head.contains(&0)
         && clean_name(path).is_ok()
         && label.is_none_or(|text| number(text).is_some())
+}
+
+fn folder_of(list: &Path) -> &Path {
+    list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
@@ -95,6 +129,10 @@ fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
+/// Enough to meet a file among some that are gone.
+const LINES_LOOKED_AT: usize = 64;
+const MAX_LINE_SHOWN: usize = 80;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,10 +140,10 @@ mod tests {
     #[test]
     fn a_list_is_told_from_other_text() {
         for yes in ["a/b.jpg\t3\nc.jpg\t4\n", "a.jpg\n", "a\tb.jpg\t-1\r\n"] {
-            assert!(looks_like(yes.as_bytes()), "{yes:?}");
+            assert!(may_be(yes.as_bytes()), "{yes:?}");
         }
         for no in ["", "\n", "a.jpg\tdog\n", "../a\t1\n", "a\0b\n"] {
-            assert!(!looks_like(no.as_bytes()), "{no:?}");
+            assert!(!may_be(no.as_bytes()), "{no:?}");
         }
     }
 }

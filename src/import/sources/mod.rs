@@ -8,9 +8,15 @@
 //! A source that can be read only once (a pipe, a compressed archive) is copied into a file first
 //! ([`spool`]), or goes through [`stream`] in the order in which it comes.
 //!
+//! What the paths are is judged by the bytes of their files ([`detect`], [`content`], [`tree`]), and
+//! what each was taken as is counted ([`taken`]).
+//!
 //! Read [`index`] for what is kept, [`folder`] and [`tar_members`] for how it is found.
 
 pub mod beneath;
+mod braces;
+pub mod compression;
+pub mod content;
 pub mod detect;
 pub mod folder;
 pub mod index;
@@ -18,12 +24,15 @@ pub mod list;
 pub mod shard;
 pub mod spool;
 pub mod stream;
+pub mod taken;
 pub mod tar;
 pub mod tar_members;
 pub mod tfrecord;
+pub mod tree;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,10 +41,12 @@ use rustix::fs::Stat;
 use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
-pub use self::detect::SourceKind;
+pub use self::detect::{Found, FoundFile, SourceKind};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Part};
 use self::shard::OpenShards;
+use self::taken::Tally;
+pub use self::taken::{Role, Taken};
 use crate::checksum::{crc32c, crc32c_append};
 use crate::{Error, ErrorKind, Result};
 
@@ -66,23 +77,31 @@ pub struct SourceOptions {
     pub exclude: Vec<(u64, u64)>,
 }
 
-/// The streams among `paths`, if that is what they are: pipes, or compressed archives.
-///
-/// # Errors
-/// As [`Source::open`] where a path does not open.
-pub fn as_streams(paths: &[PathBuf], options: &SourceOptions) -> Result<Option<detect::Found>> {
-    let found = detect::detect(paths, options)?;
-    let mut streams = 0;
-    for path in &found.paths {
-        streams +=
-            usize::from(path.is_file() && spool::is_compressed(path)? || spool::is_stream(path));
-    }
-    match streams {
-        0 => Ok(None),
-        all if all == found.paths.len() => Ok(Some(found)),
-        _ => {
-            let message = "some of the sources are streams and some are not";
-            Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
+impl Found {
+    /// Whether this is read as it comes: pipes, or compressed archives.
+    ///
+    /// # Errors
+    /// A path does not open. `InvalidArgument`: some are streams and some are not.
+    pub fn is_streams(&self) -> Result<bool> {
+        if self.kind == SourceKind::List {
+            return Ok(false);
+        }
+        let mut streams = 0;
+        for FoundFile { path, .. } in &self.files {
+            let is_stream = spool::is_stream(path) || {
+                let (file, _) = shard::open(path)?;
+                let compression = compression::of_file(&file);
+                compression.map_err(|error| Error::from(error).path(path))?.is_some()
+            };
+            streams += usize::from(is_stream);
+        }
+        match streams {
+            0 => Ok(false),
+            all if all == self.files.len() => Ok(true),
+            _ => {
+                let message = "some of the sources are streams and some are not";
+                Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
+            }
         }
     }
 }
@@ -95,24 +114,38 @@ impl Source {
     /// `InvalidArgument`: paths of different kinds. Entries that cannot be imported are no error:
     /// they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
-        let found = detect::detect(paths, options)?;
-        let (mut index, store) = match found.kind {
-            SourceKind::Folder => {
-                let (index, roots) = folder::index(&found.paths, &options.exclude)?;
+        Source::index_found(detect::look(paths, options)?, options)
+    }
+
+    /// Indexes what was found.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn index_found(mut found: Found, options: &SourceOptions) -> Result<Source> {
+        let kind = found.kind;
+        let (mut index, store) = match (found.folders.take(), kind) {
+            (Some((index, roots)), _) => (index, Store::Folders(roots)),
+            (None, SourceKind::List) => {
+                let paths: Vec<PathBuf> = found.files.into_iter().map(|file| file.path).collect();
+                let (index, roots) = list::index(&paths)?;
                 (index, Store::Folders(roots))
             }
-            SourceKind::List => {
-                let (index, roots) = list::index(&found.paths)?;
-                (index, Store::Folders(roots))
-            }
-            _ => index_shards(&found, options)?,
+            (None, _) => index_shards(&found.files, kind, options)?,
         };
-        drop_impossible_rows(&mut index, found.kind);
+        index.taken.splice(0..0, found.taken);
+        index.bad.splice(0..0, found.bad);
+        drop_impossible_rows(&mut index, kind);
         if index.is_empty() && index.bad.is_empty() {
-            let message = format!("there is no sample in this {}", found.kind);
-            return Err(Error::new(ErrorKind::BadSource, message).path(paths[0].clone()));
+            let message = format!("there is no sample in this {kind}");
+            let path = index.containers.first().map(|container| container.path.clone());
+            return Err(Error::new(ErrorKind::BadSource, message).path(path.unwrap_or_default()));
         }
-        Ok(Source { kind: found.kind, index, store })
+        Ok(Source { kind, index, store })
+    }
+
+    /// What the source's files were taken as.
+    pub fn taken(&self) -> &[Taken] {
+        &self.index.taken
     }
 
     /// What the source is, once looked at.
@@ -290,25 +323,31 @@ fn unreadable(error: &io::Error) -> BadReason {
     BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-fn index_shards(found: &detect::Found, options: &SourceOptions) -> Result<(Index, Store)> {
+fn index_shards(
+    shards: &[FoundFile],
+    kind: SourceKind,
+    options: &SourceOptions,
+) -> Result<(Index, Store)> {
     let mut index = Index::default();
-    let mut rows = tar::Rows::new(found.kind == SourceKind::WebDataset);
+    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset);
     let mut files = Vec::new();
-    for (number, path) in found.paths.iter().enumerate() {
+    let mut appended = Tally::default();
+    for (number, FoundFile { path, name }) in shards.iter().enumerate() {
         let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
         index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
         })?;
         files.push(nameless.then(|| file.clone()));
-        match found.kind {
-            SourceKind::TfRecord => {
-                index.only_field();
-                tfrecord::index_shard(file, number, &mut index);
-            }
-            _ => rows.index_shard(file, number, &mut index),
+        if kind == SourceKind::TfRecord {
+            index.only_field();
+            tfrecord::index_shard(file, name, number, &mut index);
+        } else if let Some(more) = rows.index_shard(file, number, &mut index) {
+            let bytes = index.containers[number as usize].len_bytes - more.from;
+            appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }
     }
+    index.taken = appended.into_taken();
     let dead = rows.finish(&mut index);
     if !dead.is_empty() {
         index = index.without(&dead);
@@ -324,17 +363,19 @@ fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
         _ => index.rows_with_a_taken_name(),
     };
     for &row in &drop {
-        index.bad.push(BadEntry::new(index.name(row), BadReason::Twice));
+        index.bad.push(index.bad_row(row, BadReason::Twice));
     }
     if index.fields.len() > 1 {
         let table = 4 * index.fields.len() as u64;
+        let mut too_large = Vec::new();
         for row in 0..index.len() {
             let len = table + index.payload_bytes(row);
             if len > MAX_SAMPLE_BYTES && drop.binary_search(&row).is_err() {
-                index.bad.push(BadEntry::new(index.name(row), BadReason::TooLarge(len)));
-                drop.push(row);
+                index.bad.push(index.bad_row(row, BadReason::TooLarge(len)));
+                too_large.push(row);
             }
         }
+        drop.extend(too_large);
         drop.sort_unstable();
     }
     if !drop.is_empty() {

@@ -10,11 +10,11 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use flate2::read::{GzDecoder, MultiGzDecoder};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::compression::{self, Compression};
 use super::index::Container;
-use super::shard;
+use super::{detect, shard};
 use crate::{Error, ErrorKind, Result};
 
 /// Whether `path` can be read only once and from front to back.
@@ -36,9 +36,7 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
     let name = |error: io::Error| Error::from(error).path(path);
     if !is_stream(path) {
         let (file, container) = shard::open(path)?;
-        let mut head = Vec::new();
-        (&*file).take(2).read_to_end(&mut head).map_err(name)?;
-        if !is_gzip(&head) {
+        if compression::of_file(&file).map_err(name)?.is_none() {
             return Ok((file, container, false));
         }
     }
@@ -59,7 +57,7 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                let message = "a compressed source is broken or ends early";
+                let message = "a compressed source is broken, ends early or needs too much memory";
                 return Err(Error::new(ErrorKind::BadSource, message).path(path).source(error));
             }
         };
@@ -89,56 +87,22 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
         }
     };
     let mut head = Vec::new();
-    raw.by_ref().take(2).read_to_end(&mut head).map_err(name)?;
-    let compressed = is_gzip(&head);
+    raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
+    let (compression, foreign) = (Compression::of(&head), compression::foreign(&head));
+    if let Some(program) = foreign {
+        return Err(detect::packed(path, program));
+    }
     let whole = io::Cursor::new(head).chain(raw);
-    Ok(match compressed {
-        true => Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(COPY_BYTES, whole))),
-        false => Box::new(whole),
-    })
+    match compression {
+        Some(compression) => compression.undo(whole).map_err(name),
+        None => Ok(Box::new(whole)),
+    }
 }
 
 /// Lets a pipe hold more, so that its two ends wait for each other less often.
 fn widen(pipe: &impl AsFd) {
     // It may be no pipe, or this user may have no more: then it stays as it is.
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
-}
-
-/// Whether the file at `path` is compressed with gzip.
-///
-/// # Errors
-/// It does not open or read.
-pub fn is_compressed(path: &Path) -> Result<bool> {
-    let (file, _) = shard::open(path)?;
-    let mut head = Vec::new();
-    (&*file).take(2).read_to_end(&mut head).map_err(|error| Error::from(error).path(path))?;
-    Ok(is_gzip(&head))
-}
-
-/// Whether a file's first bytes are gzip's.
-pub fn is_gzip(head: &[u8]) -> bool {
-    head.starts_with(&[0x1f, 0x8b])
-}
-
-/// The first bytes of a compressed file, as far as its first bytes give them.
-pub fn gunzip_head(head: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut decoder = GzDecoder::new(head).take(HEAD_BYTES);
-    let mut buffer = [0; 512];
-    while let Ok(read @ 1..) = decoder.read(&mut buffer) {
-        bytes.extend_from_slice(&buffer[..read]);
-    }
-    bytes
-}
-
-/// The program for a compression that is not read here.
-pub fn foreign_compression(head: &[u8]) -> Option<&'static str> {
-    match head {
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstd"),
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some("xz"),
-        [b'B', b'Z', b'h', ..] => Some("bzip2"),
-        _ => None,
-    }
 }
 
 fn nameless_file(folder: &Path) -> io::Result<File> {
@@ -165,4 +129,5 @@ const COPY_BYTES: usize = 256 * 1024;
 
 /// What a pipe may hold unless its user is privileged.
 const PIPE_BYTES: usize = 1 << 20;
-const HEAD_BYTES: u64 = 4096;
+/// What compressions are known by.
+const HEAD_BYTES: u64 = 6;

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::detect::SourceKind;
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES};
 use super::spool::open_stream;
+use super::taken::{Taken, Tally};
 use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
 use crate::{Error, ErrorKind, Result};
@@ -20,7 +21,8 @@ use crate::{Error, ErrorKind, Result};
 /// Samples of streams, one after the other.
 pub struct StreamSource {
     paths: std::vec::IntoIter<PathBuf>,
-    members: Option<(PathBuf, Members<StreamInput>)>,
+    members: Option<(PathBuf, Members<Stream>)>,
+    appended: Tally,
     grouped: bool,
     fields: Option<Vec<Vec<u8>>>,
     /// While the first sample is gathered: its fields are those of all.
@@ -66,6 +68,7 @@ impl StreamSource {
         Ok(StreamSource {
             paths: paths.into_iter(),
             members: None,
+            appended: Tally::default(),
             grouped,
             fields_grow: fields.is_none(),
             fields,
@@ -87,6 +90,11 @@ impl StreamSource {
         self.spare.extend(sample.fields.into_iter().flatten().take(room));
     }
 
+    /// Archives behind the first of their stream, in the streams that have ended.
+    pub fn appended(&self) -> Vec<Taken> {
+        self.appended.clone().into_taken()
+    }
+
     /// What could not be imported so far.
     pub fn bad(&self) -> &[BadEntry] {
         &self.bad
@@ -100,7 +108,7 @@ impl StreamSource {
         loop {
             if self.members.is_none() {
                 let Some(path) = self.paths.next() else { return Ok(None) };
-                let input = StreamInput(open_stream(&path)?);
+                let input = ReadInput::new(open_stream(&path)?);
                 self.members = Some((path, Members::new(input)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
@@ -109,7 +117,8 @@ impl StreamSource {
                 Ok(None) => self.end_of_stream(),
                 Err(error) => {
                     let name = path.as_os_str().as_bytes();
-                    self.bad.push(BadEntry::new(name, error.into()));
+                    let bad = BadEntry::new(name, error.into()).rest(members.rest());
+                    self.bad.push(bad);
                     self.end_of_stream()
                 }
             };
@@ -127,7 +136,7 @@ impl StreamSource {
         match self.try_take(member) {
             Ok(sample) => sample,
             Err(reason) => {
-                self.bad.push(BadEntry::new(&member.name, reason));
+                self.push_bad(&member.name, reason);
                 None
             }
         }
@@ -141,7 +150,7 @@ impl StreamSource {
                 return Err(BadReason::Special("link, which a stream does not lead back to"));
             }
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Sparse => return Err(BadReason::Syntax("is a sparse file")),
+            MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
         }
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
@@ -161,7 +170,7 @@ impl StreamSource {
             (Ok(()), done) => Ok(done),
             (Err(reason), None) => Err(reason),
             (Err(reason), done) => {
-                self.bad.push(BadEntry::new(&member.name, reason));
+                self.push_bad(&member.name, reason);
                 Ok(done)
             }
         }
@@ -194,8 +203,21 @@ impl StreamSource {
         Ok(())
     }
 
+    fn push_bad(&mut self, name: &[u8], reason: BadReason) {
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.members {
+            Some((path, _)) => bad.within(path),
+            None => bad,
+        });
+    }
+
     fn end_of_stream(&mut self) -> Option<StreamSample> {
-        self.members = None;
+        if let Some((path, members)) = self.members.take()
+            && let Some(appended) = members.appended()
+        {
+            let bytes = members.position() - appended.from;
+            self.appended.add_appended(appended.archives, bytes, path.as_os_str().as_bytes());
+        }
         self.open.take()
     }
 
@@ -205,7 +227,7 @@ impl StreamSource {
         if self.names.insert(xxh3_128(&sample.name)) {
             return Some(sample);
         }
-        self.bad.push(BadEntry::new(&sample.name, BadReason::Twice));
+        self.push_bad(&sample.name, BadReason::Twice);
         None
     }
 
@@ -226,10 +248,20 @@ impl StreamSource {
     }
 }
 
-/// A stream as the archive reader takes it.
-struct StreamInput(Box<dyn Read + Send>);
+type Stream = ReadInput<Box<dyn Read + Send>>;
 
-impl Input for StreamInput {
+/// A stream as the archive reader takes it.
+#[derive(Debug)]
+pub struct ReadInput<R>(R);
+
+impl<R: Read> ReadInput<R> {
+    /// All of `from`.
+    pub fn new(from: R) -> ReadInput<R> {
+        ReadInput(from)
+    }
+}
+
+impl<R: Read> Input for ReadInput<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(into) {

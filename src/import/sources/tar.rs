@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
 use super::shard::FrontToBack;
-use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
+use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 
 /// Turns members of archives into rows.
 #[derive(Debug, Default)]
@@ -47,19 +47,27 @@ impl Rows {
         Rows { grouped, ..Rows::default() }
     }
 
-    /// Appends the members of one shard; where it is broken, the rest of it is one bad entry.
-    pub fn index_shard(&mut self, file: Arc<File>, container: u32, index: &mut Index) {
+    /// Appends the members of one shard; where it is broken, the rest of it is one bad entry. Returns
+    /// what of the file lies behind its first archive.
+    pub fn index_shard(
+        &mut self,
+        file: Arc<File>,
+        container: u32,
+        index: &mut Index,
+    ) -> Option<Appended> {
         let len_bytes = index.containers[container as usize].len_bytes;
         let mut members = Members::new(FrontToBack::new(file, len_bytes));
         self.begin_shard();
         loop {
             let member = match members.next_member() {
                 Ok(Some(member)) => member,
-                Ok(None) => return,
+                Ok(None) => return members.appended(),
                 Err(error) => {
-                    let shard = index.containers[container as usize].path.clone();
-                    let name = shard.as_os_str().as_bytes();
-                    return index.bad.push(BadEntry::new(name, error.into()));
+                    let rest = members.rest();
+                    let shard = &index.containers[container as usize].path;
+                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), error.into()).rest(rest);
+                    index.bad.push(bad);
+                    return members.appended();
                 }
             };
             if self.take(&member, container, index) == (Took::Part { label: true })
@@ -80,7 +88,9 @@ impl Rows {
         match self.try_take(member, container, index) {
             Ok(took) => took,
             Err(reason) => {
-                index.bad.push(BadEntry::new(&member.name, reason));
+                let shard = &index.containers[container as usize].path;
+                let bad = BadEntry::new(&member.name, reason).within(shard);
+                index.bad.push(bad);
                 Took::Nothing
             }
         }
@@ -116,7 +126,7 @@ impl Rows {
             MemberKind::HardLink(target) => Some(clean_name(target)?),
             MemberKind::SymLink(target) => Some(beside(&name, target)?),
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Sparse => return Err(BadReason::Syntax("is a sparse file")),
+            MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
             MemberKind::Folder => unreachable!("returned above"),
         };
         if member.len_bytes > MAX_SAMPLE_BYTES {
@@ -193,7 +203,7 @@ impl Rows {
             match follow(link, &rows, &links) {
                 Ok(row) => index.copy_plain_part(row, link.row),
                 Err(reason) => {
-                    index.bad.push(BadEntry::new(index.name(link.row), reason));
+                    index.bad.push(index.bad_row(link.row, reason));
                     dead.push(link.row);
                 }
             }
@@ -270,8 +280,8 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
 }
 
 /// Whether an archive looks like WebDataset's: files beside each other with one key and two fields.
-pub fn looks_grouped(file: Arc<File>, len_bytes: u64) -> bool {
-    let mut members = Members::new(FrontToBack::new(file, len_bytes));
+pub fn looks_grouped(archive: impl Input) -> bool {
+    let mut members = Members::new(archive);
     let mut before: Option<(Vec<u8>, Vec<u8>)> = None;
     let mut files = 0;
     while files < MEMBERS_LOOKED_AT {

@@ -2,8 +2,9 @@
 //!
 //! Where GNU tar and Python's tarfile would read the same bytes as two different listings, this
 //! refuses: a member that one tool sees and the other does not is an attack or an accident, never a
-//! sample. Nothing is allocated by a length that the archive states, but for extended headers, which
-//! have a limit.
+//! sample. The exception are archives one behind the other in one file: they are read to the true end,
+//! as GNU tar's `--ignore-zeros` reads them, and counted ([`Members::appended`]). Nothing is allocated
+//! by a length that the archive states, but for extended headers, which have a limit.
 
 use std::io;
 
@@ -26,6 +27,9 @@ pub trait Input {
 pub struct Members<I> {
     input: I,
     position: u64,
+    /// Where the header that is read now, or was read last, begins.
+    header_at: u64,
+    appended: Option<Appended>,
     /// Bytes of the present member, with its padding, not yet passed over.
     left: u64,
     /// Payload bytes of the present member not yet read.
@@ -58,8 +62,17 @@ pub enum MemberKind {
     SymLink(Vec<u8>),
     /// Not importable.
     Special(&'static str),
-    /// A file of which some parts are left out.
-    Sparse,
+    /// It has bytes, which are not those of a file, for this reason.
+    Refused(&'static str),
+}
+
+/// Archives behind the first one of a file, as `cat a.tar b.tar` makes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// How many.
+    pub archives: u64,
+    /// Where the first of them begins.
+    pub from: u64,
 }
 
 /// Why the rest of an archive cannot be read.
@@ -90,15 +103,32 @@ struct Extended {
     link: Option<Vec<u8>>,
     len_bytes: Option<u64>,
     sparse: bool,
+    sparse_name: Option<Vec<u8>>,
 }
 
 impl<I: Input> Members<I> {
     /// Members of `input`, which stands at the archive's first byte.
     pub fn new(input: I) -> Members<I> {
-        Members { input, position: 0, left: 0, payload_left: 0 }
+        Members { input, position: 0, header_at: 0, appended: None, left: 0, payload_left: 0 }
     }
 
-    /// The next member; `None` after the end mark.
+    /// What lies behind the first archive, as far as it was read.
+    pub fn appended(&self) -> Option<Appended> {
+        self.appended
+    }
+
+    /// Bytes read or passed over so far.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// After an error: from where to where nothing was read, as far as the end is known.
+    pub fn rest(&self) -> std::ops::Range<u64> {
+        self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
+    }
+
+    /// The next member; `None` at the end of the input. An end mark ends an archive, and another may
+    /// follow: `tar -A` and `cat` leave such marks in the middle.
     ///
     /// # Errors
     /// The archive ends early or its headers are broken: what follows cannot be read.
@@ -106,15 +136,20 @@ impl<I: Input> Members<I> {
         let mut extended = Extended::default();
         loop {
             self.pass_over_member()?;
+            self.header_at = self.position;
             let mut block = [0; BLOCK_BYTES];
-            if !self.read_block(&mut block)? {
-                return Err(truncated("the archive has no end mark"));
+            match self.read_block(&mut block)? {
+                0 => return Err(truncated("the archive has no end mark")),
+                BLOCK_BYTES => {}
+                _ => return Err(truncated("inside a header")),
             }
-            if block.iter().all(|&byte| byte == 0) {
-                return match extended.is_empty() {
-                    true => Ok(None),
-                    false => Err(syntax("an extended header without a member")),
-                };
+            if is_zero(&block) {
+                if !extended.is_empty() {
+                    return Err(syntax("an extended header without a member"));
+                }
+                if !self.begin_next_archive(&mut block)? {
+                    return Ok(None);
+                }
             }
             let header = Header::parse(&block)?;
             match header.kind {
@@ -160,17 +195,43 @@ impl<I: Input> Members<I> {
         Ok(read)
     }
 
+    /// Behind an end mark: looks for the header of another archive, which comes to be in `block`.
+    fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
+        loop {
+            self.header_at = self.position;
+            *block = [0; BLOCK_BYTES];
+            let len = self.read_block(block)?;
+            if !is_zero(block) {
+                break;
+            }
+            if len < BLOCK_BYTES {
+                return Ok(false);
+            }
+        }
+        // Without the magic, what is left in a buffer behind the mark may look like a header.
+        if block[257..262] != *b"ustar" || check_sum(block).is_err() {
+            return Err(syntax("what follows the end mark is no archive"));
+        }
+        let from = self.header_at;
+        self.appended.get_or_insert(Appended { archives: 0, from }).archives += 1;
+        Ok(true)
+    }
+
     fn member(&mut self, header: Header, extended: Extended) -> Result<Member, TarError> {
         let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
-        let name = extended.name.unwrap_or(header.name);
+        let name = extended.sparse_name.or(extended.name).unwrap_or(header.name);
         let link = extended.link.unwrap_or(header.link);
         let is_folder = name.ends_with(b"/");
         let (kind, has_payload) = match header.kind {
-            _ if extended.sparse => (MemberKind::Sparse, true),
-            b'S' => return Err(syntax("a sparse member in GNU's old form")),
-            b'M' => return Err(syntax("a member that began in another volume")),
-            b'D' => return Err(syntax("a folder's dump, which some tools take for a file")),
-            b'V' => return Err(syntax("a volume's label, which some tools take for a file")),
+            b'S' => {
+                self.pass_over_sparse_map(header.goes_on)?;
+                (MemberKind::Refused(SPARSE), true)
+            }
+            0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
+            // All tools agree on where the next header lies.
+            b'M' => (MemberKind::Refused("began in another volume"), true),
+            b'D' => (MemberKind::Refused("is a folder's dump, which some take for a file"), true),
+            b'V' => (MemberKind::Refused("is a volume's label, which some take for a file"), true),
             b'1' => (MemberKind::HardLink(link), false),
             b'2' => (MemberKind::SymLink(link), false),
             b'3' => (MemberKind::Special("character device"), false),
@@ -212,18 +273,30 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// Reads one block; `false` when the archive ends before it.
-    fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
+    /// GNU's old form of sparse files has more of its map in blocks between header and payload, which
+    /// the length does not count.
+    fn pass_over_sparse_map(&mut self, mut goes_on: bool) -> Result<(), TarError> {
+        while goes_on {
+            let mut block = [0; BLOCK_BYTES];
+            if self.read_block(&mut block)? < BLOCK_BYTES {
+                return Err(truncated("inside the map of a sparse file"));
+            }
+            goes_on = block[504] != 0;
+        }
+        Ok(())
+    }
+
+    /// Reads one block, or what there is of it; returns how many bytes that is.
+    fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<usize, TarError> {
         let mut filled = 0;
         while filled < BLOCK_BYTES {
             match self.input.read(&mut block[filled..])? {
-                0 if filled == 0 => return Ok(false),
-                0 => return Err(truncated("inside a header")),
+                0 => break,
                 read => filled += read,
             }
         }
-        self.position += BLOCK_BYTES as u64;
-        Ok(true)
+        self.position += filled as u64;
+        Ok(filled)
     }
 
     fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, TarError> {
@@ -284,6 +357,10 @@ impl Extended {
                         return Err(syntax("two lengths for one member"));
                     }
                 }
+                b"GNU.sparse.name" => {
+                    self.sparse = true;
+                    self.sparse_name = Some(value.to_vec());
+                }
                 key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}
             }
@@ -322,11 +399,13 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 /// | 157..257 | `link`       | link target                                          |
 /// | 257..263 | magic        | `ustar\0`: the prefix below counts; GNU's has spaces |
 /// | 345..500 | prefix       | what stands before `name` and a slash                |
+/// | 482      | `goes_on`    | of a sparse file in GNU's old form: a block of its map follows |
 struct Header {
     name: Vec<u8>,
     len_bytes: u64,
     kind: u8,
     link: Vec<u8>,
+    goes_on: bool,
 }
 
 impl Header {
@@ -334,9 +413,12 @@ impl Header {
         check_sum(block)?;
         let mut name = until_nul(&block[..100]).to_vec();
         let (magic, prefix) = (&block[257..263], until_nul(&block[345..500]));
-        if !prefix.is_empty() && magic == b"ustar\0" {
+        let kind = block[156];
+        // In GNU's old form of sparse files the map lies where others have a prefix.
+        let has_prefix = !prefix.is_empty() && kind != b'S';
+        if has_prefix && magic == b"ustar\0" {
             name = [prefix, b"/", &name].concat();
-        } else if !prefix.is_empty() {
+        } else if has_prefix {
             // Python's tarfile takes it for a prefix; GNU tar does not, and writes it in dumps only.
             return Err(syntax("a header with a name's prefix, of a format that has none"));
         }
@@ -347,8 +429,20 @@ impl Header {
             return Err(syntax("a header with a number that is none"));
         }
         let link = until_nul(&block[157..257]).to_vec();
-        Ok(Header { name, len_bytes, kind: block[156], link })
+        Ok(Header { name, len_bytes, kind, link, goes_on: block[482] != 0 })
     }
+}
+
+/// Whether these first bytes of a file are a tar archive's: a header whose checksum is right, or whose
+/// magic is there.
+pub fn looks_like(head: &[u8]) -> bool {
+    head.first_chunk::<BLOCK_BYTES>().is_some_and(|block| {
+        block[257..262] == *b"ustar" || block[0] != 0 && check_sum(block).is_ok()
+    })
+}
+
+fn is_zero(block: &[u8]) -> bool {
+    block.iter().all(|&byte| byte == 0)
 }
 
 fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
@@ -421,6 +515,7 @@ fn truncated(r#where: &'static str) -> TarError {
 }
 
 const BLOCK_BYTES: usize = 512;
+const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 const MAX_DIGITS: usize = 20;
 const BROKEN_PAX: &str = "an extended header's records are broken";

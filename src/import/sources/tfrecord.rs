@@ -11,25 +11,28 @@
 //! the payload is read, so that nothing is read twice.
 
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
+use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Part};
 use super::shard::FrontToBack;
 use super::tar_members::Input;
 use crate::checksum::crc32c;
 
-/// Appends the records of one shard; where it is broken, the rest of it is one bad entry.
-pub fn index_shard(file: Arc<File>, container: u32, index: &mut Index) {
+/// Appends the records of one shard, named after `stem`; where it is broken, the rest of it is one bad
+/// entry.
+pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Index) {
     let shard = index.containers[container as usize].clone();
-    let stem = shard.path.file_name().unwrap_or_default().as_bytes().to_vec();
+    if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
+        let reason = BadReason::Name("is longer than 4,096 bytes");
+        return index.bad.push(BadEntry::new(stem, reason).within(&shard.path));
+    }
     let mut records = Records {
         input: FrontToBack::new(file, shard.len_bytes),
         place: 0,
         len_bytes: shard.len_bytes,
     };
     for number in 0.. {
-        let mut name = stem.clone();
+        let mut name = stem.to_vec();
         name.extend_from_slice(format!("/{number}").as_bytes());
         match records.next_record() {
             Ok(None) => return,
@@ -38,8 +41,15 @@ pub fn index_shard(file: Arc<File>, container: u32, index: &mut Index) {
                 let len_bytes = len as u32; // within the limit just tested
                 index.push_part(Part { field: 0, len_bytes, place, container });
             }
-            Ok(Some((_, len))) => index.bad.push(BadEntry::new(&name, BadReason::TooLarge(len))),
-            Err(reason) => return index.bad.push(BadEntry::new(&name, reason)),
+            Ok(Some((_, len))) => {
+                let bad = BadEntry::new(&name, BadReason::TooLarge(len)).within(&shard.path);
+                index.bad.push(bad);
+            }
+            Err(reason) => {
+                let rest = records.place..shard.len_bytes;
+                let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
+                return index.bad.push(bad);
+            }
         }
     }
 }
@@ -120,6 +130,9 @@ fn unreadable(error: std::io::Error) -> BadReason {
 }
 
 const HEADER_BYTES: usize = 12;
+
+/// A slash and a 64-bit number.
+const MAX_NUMBER_BYTES: usize = 21;
 
 /// Bytes of a stored checksum.
 pub const CRC_BYTES: usize = 4;

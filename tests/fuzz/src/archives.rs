@@ -21,7 +21,7 @@ pub const TAR: Target = Target {
     rounds: 300,
 };
 
-/// A compressed archive behind a byte as [`TAR`]'s.
+/// An archive in gzip or zstd behind a byte as [`TAR`]'s.
 pub const GZIP: Target = Target {
     name: "gzip",
     seeds: gzips,
@@ -66,7 +66,12 @@ fn gzips() -> Vec<Vec<u8>> {
             .unwrap();
         all
     };
-    vec![gzip(0, &[("a.jpg", 70), ("b.jpg", 3000)]), gzip(1, &[("a.jpg", 70), ("a.cls", 1)])]
+    let zstd = [vec![0], zstd::encode_all(&tar(&[("a.jpg", 70), ("b.jpg", 3000)])[..], 1).unwrap()];
+    vec![
+        gzip(0, &[("a.jpg", 70), ("b.jpg", 3000)]),
+        gzip(1, &[("a.jpg", 70), ("a.cls", 1)]),
+        zstd.concat(),
+    ]
 }
 
 fn tar(files: &[(&str, u64)]) -> Vec<u8> {
@@ -149,8 +154,8 @@ fn import_tar(input: &[u8]) {
 
 fn import_gzip(input: &[u8]) {
     let Some((kind, content)) = input.split_first() else { return };
-    // What deflate makes of a byte is at most 1,032.
-    let most = content.len() as u64 * 1032;
+    // What deflate makes of a byte is at most 1,032, and zstd of four a block of 128 KiB.
+    let most = content.len() as u64 * (128 << 10);
     import(tar_kind(*kind), content, most);
     let folder = folder();
     let path = folder.path().join("shard.tar.gz");

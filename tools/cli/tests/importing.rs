@@ -167,6 +167,100 @@ fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() 
 }
 
 #[test]
+fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
+    let place = Place::with_source();
+    let (shards, image) = (place.arg("shards"), place.arg("train.dlfs"));
+    fs::create_dir(&shards).unwrap();
+    for class in ["cat", "dog", "newt"] {
+        let tar = format!("{shards}/{class}.tar");
+        tar_of(&["-cf", &tar, "-C", &place.arg("source"), class]);
+    }
+    fs::write(place.path("shards/README.md"), "hello").unwrap();
+    let report = run(&["import", &shards, &image]).code(0);
+    let text = report.text();
+    assert!(text.contains("imported 300 samples"), "{text}");
+    assert!(text.contains("taken      3 tar archives"), "{text}");
+    assert!(text.contains("set aside  1 side file (5 B): README.md"), "{text}");
+    fs::write(place.path("shards/notes.docx"), "notes").unwrap();
+    let refused = run(&["import", &shards, &image, "--force"]).code(1);
+    refused.complains_of(&[
+        "3 tar archives",
+        "1 other file, 5 bytes (notes.docx)",
+        "--from folder",
+    ]);
+    let json = run(&["import", &shards, &image, "--force", "--from", "tar", "--json"]);
+    let json = json.code(0).json();
+    assert_eq!(json["samples"], 300);
+    let taken = |what: &str, kind: &str| {
+        let all = json["taken"].as_array().unwrap();
+        let found = all.iter().find(|it| it["what"] == what && it["as"] == kind);
+        found.unwrap_or_else(|| panic!("{what} in {json}"))["files"].clone()
+    };
+    assert_eq!(
+        (taken("tar archive", "shard"), taken("other file", "set aside")),
+        (3.into(), 1.into())
+    );
+    let text = run(&["import", &shards, &image, "--force", "--from", "folder"]).code(0);
+    assert!(text.text().contains("taken      3 files .tar"), "{}", text.text());
+}
+
+#[test]
+fn a_sparse_member_is_left_out_by_name_and_what_follows_it_is_imported() {
+    let place = Place::with_source();
+    let (tar, image) = (place.arg("a.tar"), place.arg("train.dlfs"));
+    let file = fs::File::create(place.path("source/cat/holes")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"end", 1 << 20).unwrap();
+    let all = ["source/cat/000.bin", "source/cat/holes", "source/dog"];
+    tar_of(&[&["--sparse", "--format=gnu", "-cf", &tar, "-C", &place.arg("")][..], &all].concat());
+    // Another archive behind it, as `cat` leaves it.
+    tar_of(&["-cf", &place.arg("b.tar"), "-C", &place.arg(""), "source/newt"]);
+    let both = [fs::read(&tar).unwrap(), fs::read(place.path("b.tar")).unwrap()].concat();
+    fs::write(&tar, both).unwrap();
+    let refused = run(&["import", &tar, &image]).code(1);
+    refused.complains_of(&["a.tar: source/cat/holes", "sparse", "--on-error skip"]);
+    for placement in ["shuffled", "source"] {
+        let arguments = ["import", &tar, &image, "--force", "--on-error", "skip", "--json"];
+        let json = run(&[&arguments[..], &["--placement", placement]].concat()).code(0).json();
+        assert_eq!(json["samples"], 201, "{json}");
+        assert_eq!(json["bad"][0]["name"], "source/cat/holes", "{json}");
+        assert!(json["bad"][0]["within"].as_str().unwrap().ends_with("a.tar"), "{json}");
+        assert_eq!(json["taken"][1]["as"], "appended archive", "{json}");
+    }
+}
+
+#[test]
+fn a_zstd_shard_is_imported_as_it_comes() {
+    let place = Place::with_source();
+    let (tar, image) = (place.arg("shard.tar"), place.arg("train.dlfs"));
+    tar_of(&["-cf", &tar, "-C", &place.arg("source"), "."]);
+    let packed = zstd_stored(&fs::read(&tar).unwrap());
+    fs::create_dir(place.path("shards")).unwrap();
+    fs::write(place.path("shards/shard.tar.zst"), packed).unwrap();
+    let shards = place.arg("shards");
+    run(&["import", &shards, &image]).code(1).complains_of(&["shard.tar.zst", "--spool"]);
+    run(&["import", &shards, &image, "--placement", "source"]).code(0);
+    run(&["export", &image, &place.arg("out")]).code(0);
+    assert_eq!(place.files("out"), place.files("source"));
+}
+
+/// A zstd frame whose blocks are stored as they are (RFC 8878, section 3.1.1).
+fn zstd_stored(bytes: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0]; // one segment, four bytes of length
+    frame.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    let mut blocks = bytes.chunks(128 << 10).peekable();
+    while let Some(block) = blocks.next() {
+        let header = u32::from(blocks.peek().is_none()) | (block.len() as u32) << 3;
+        frame.extend_from_slice(&header.to_le_bytes()[..3]);
+        frame.extend_from_slice(block);
+    }
+    frame
+}
+
+fn tar_of(arguments: &[&str]) {
+    assert!(std::process::Command::new("tar").args(arguments).status().unwrap().success());
+}
+
+#[test]
 fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
     let place = Place::with_source();
     let (plain, packed) = (place.arg("shard.tar"), place.arg("shard.tar.gz"));

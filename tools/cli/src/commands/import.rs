@@ -1,5 +1,6 @@
 //! `dlfs import`: puts a data set onto an image.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::format::Pack;
-use dlfs::import::sources::{BadEntry, SourceKind};
+use dlfs::import::sources::{BadEntry, Role, SourceKind, Taken};
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
 use dlfs::{Error, ErrorKind};
 
@@ -22,6 +23,13 @@ use crate::text;
 
 /// Put folders, tar or WebDataset shards, TFRecords or a list onto an image
 ///
+/// What the sources are is judged by their bytes. A folder of shards may hold what describes them as well
+/// (README, *.json, *.md, *.idx, _SUCCESS, hidden files), which is set aside; where shards and other files
+/// lie side by side, or shards in folders of their own, nothing is imported until --from says what is
+/// meant. The report says how many files and bytes of what were taken as what. Shards may be compressed
+/// with gzip or zstd (see --spool). JSON Lines, Parquet and Arrow files are refused unless --from folder
+/// says that each file is one sample.
+///
 /// The image must be a new file or hold nothing but zeroes, unless --append, --resume or --force says
 /// otherwise. Entries that cannot be imported are all named, and nothing is imported; --on-error skip
 /// imports the rest. What is committed is durable when the command ends.
@@ -29,13 +37,14 @@ use crate::text;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ImportArgs {
     /// Folders of class folders, tar or TFRecord shards (or a folder of them), or list files with
-    /// path<TAB>label on each line
+    /// path<TAB>label on each line; `-` is a pipe with a tar archive
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
     sources: Vec<PathBuf>,
     /// Where to: ADDRESS[,ADDRESS...], the data striped over all of them
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// What the sources are
+    /// What the sources are: of a folder with other files too, tar, webdataset and tfrecord take the
+    /// shards of that kind, in all its folders, and folder takes each file as one sample
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
     from: SourceKind,
     #[command(flatten)]
@@ -241,20 +250,41 @@ struct JsonReport {
     chunks: u64,
     chunks_found: u64,
     image_bytes: u64,
+    taken: Vec<JsonTaken>,
     bad: Vec<JsonBad>,
+}
+
+#[derive(Serialize)]
+struct JsonTaken {
+    what: String,
+    r#as: String,
+    files: u64,
+    bytes: u64,
+    example: String,
 }
 
 #[derive(Serialize)]
 struct JsonBad {
     name: String,
     reason: String,
+    /// The shard or list that it is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    within: Option<String>,
 }
 
 impl JsonReport {
     fn new(report: &ImportReport, time: Duration) -> JsonReport {
         let bad = |entry: &BadEntry| JsonBad {
             name: text::safe_name(&entry.name),
-            reason: entry.reason.to_string(),
+            reason: entry.why(),
+            within: within(entry),
+        };
+        let taken = |taken: &Taken| JsonTaken {
+            what: taken.what.clone(),
+            r#as: taken.role.to_string(),
+            files: taken.files,
+            bytes: taken.bytes,
+            example: text::safe_name(&taken.example),
         };
         JsonReport {
             samples: report.samples,
@@ -267,6 +297,7 @@ impl JsonReport {
             chunks: report.chunks,
             chunks_found: report.chunks_found,
             image_bytes: report.image_bytes,
+            taken: report.taken.iter().map(taken).collect(),
             bad: report.bad.iter().map(bad).collect(),
         }
     }
@@ -302,15 +333,65 @@ fn print_report(
     if report.live_samples != report.samples {
         out.line(format!("  in all     {}", text::counted(report.live_samples, "sample")))?;
     }
+    print_taken(out, &report.taken)?;
     if !report.bad.is_empty() {
         out.line(format!("  left out   {}:", text::counted(report.bad.len() as u64, "entry")))?;
         for entry in &report.bad {
-            out.line(format!("    {}: {}", text::safe_name(&entry.name), entry.reason))?;
+            let within = within(entry).map_or_else(String::new, |within| within + ": ");
+            out.line(format!("    {within}{}: {}", text::safe_name(&entry.name), entry.why()))?;
         }
     }
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
+/// What the files were taken as, the sorts with the most bytes first where each file is a sample.
+fn print_taken(out: &mut Out, taken: &[Taken]) -> Result<(), Failure> {
+    let (shown, others) = match taken.split_at_checked(MOST_SORTS) {
+        Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MOST_SORTS..]),
+        _ => (taken, &[][..]),
+    };
+    for taken in shown {
+        let (label, end) = match taken.role {
+            Role::Sample if taken.files == 1 => ("taken", " as a sample"),
+            Role::Sample => ("taken", ", each as a sample"),
+            Role::Shard => ("taken", " for the samples within"),
+            Role::Appended => ("taken", " in the same file"),
+            Role::List => ("taken", " for the files named there"),
+            Role::SetAside => ("set aside", ""),
+        };
+        let example = text::safe_name(&taken.example);
+        let example = match taken.files {
+            1 => format!(": {example}"),
+            _ => format!(", such as {example}"),
+        };
+        out.line(format!(
+            "  {label:<10} {} {} ({}){end}{}",
+            text::count(taken.files),
+            taken.noun(),
+            text::bytes(taken.bytes),
+            if taken.role == Role::Sample { "" } else { &example },
+        ))?;
+    }
+    if !others.is_empty() {
+        let files = others.iter().map(|taken| taken.files).sum();
+        let bytes = others.iter().map(|taken| taken.bytes).sum();
+        out.line(format!(
+            "  taken      {} ({}) of {} more extensions, each as a sample",
+            text::counted(files, "file"),
+            text::bytes(bytes),
+            others.len()
+        ))?;
+    }
+    Ok(())
+}
+
+fn within(entry: &BadEntry) -> Option<String> {
+    let path = entry.within.as_ref()?;
+    Some(text::safe_name(path.as_os_str().as_bytes()))
+}
+
+/// Lines for the extensions of files that are samples.
+const MOST_SORTS: usize = 6;
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\
 Examples:

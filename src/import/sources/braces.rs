@@ -1,0 +1,48 @@
+//! Names with braces, which stand for many: `train-{000..123}.tar`, `{a,b}.tar`.
+
+/// What a name with `{000..123}` or `{a,b}` stands for, in order; `None` without a pair of braces.
+pub(super) fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let open = name.iter().position(|&byte| byte == b'{')?;
+    let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
+    let (head, inside, tail) = (&name[..open], &name[open + 1..close], &name[close + 1..]);
+    let middles = match range(inside) {
+        Some(numbers) => numbers,
+        None => inside.split(|&byte| byte == b',').map(<[u8]>::to_vec).collect(),
+    };
+    let tails = braces(tail).unwrap_or_else(|| vec![tail.to_vec()]);
+    let names = middles
+        .iter()
+        .flat_map(|middle| tails.iter().map(move |tail| [head, middle, tail].concat()));
+    Some(names.collect())
+}
+
+/// `000..010`: numbers as wide as the first one is written.
+fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (first, last) = std::str::from_utf8(inside).ok()?.split_once("..")?;
+    let width = first.len();
+    let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+    if last < first || last - first > MAX_RANGE {
+        return None;
+    }
+    Some((first..=last).map(|number| format!("{number:0width$}").into_bytes()).collect())
+}
+
+/// More shards than any data set has, few enough for their names to fit memory.
+const MAX_RANGE: u32 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn braces_stand_for_numbers_as_wide_as_written_and_for_words() {
+        let expand = |text: &str| {
+            let names = braces(text.as_bytes()).unwrap();
+            names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(expand("s-{008..010}.tar"), ["s-008.tar", "s-009.tar", "s-010.tar"]);
+        assert_eq!(expand("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
+        assert_eq!(braces(b"plain.tar"), None);
+        assert_eq!(expand("{5..1}"), ["5..1"]);
+    }
+}

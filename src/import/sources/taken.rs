@@ -1,0 +1,139 @@
+//! What the files of a source were taken as: how many of what, with how many bytes.
+
+use std::fmt;
+
+/// Files of one sort, and what became of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// What they are: `tar archive`, `file .jpg`.
+    pub what: String,
+    /// What they were taken as.
+    pub role: Role,
+    /// How many.
+    pub files: u64,
+    /// Bytes of all of them, as they lie in the source.
+    pub bytes: u64,
+    /// One of them.
+    pub example: Vec<u8>,
+}
+
+/// What files were taken as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Each is one sample, as it is.
+    Sample,
+    /// Each holds samples.
+    Shard,
+    /// An archive behind another one in the same file, its samples taken as well.
+    Appended,
+    /// Each names samples.
+    List,
+    /// Nothing of them was imported.
+    SetAside,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Sample => "sample",
+            Role::Shard => "shard",
+            Role::Appended => "appended archive",
+            Role::List => "list",
+            Role::SetAside => "set aside",
+        })
+    }
+}
+
+impl Taken {
+    /// What they are, in the plural where they are several: `tar archives in gzip`.
+    pub fn noun(&self) -> String {
+        let ends = NOUNS.iter().filter_map(|noun| Some(self.what.find(noun)? + noun.len()));
+        match ends.min() {
+            Some(end) if self.files != 1 => format!("{}s{}", &self.what[..end], &self.what[end..]),
+            _ => self.what.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let such_as = if self.files == 1 { "" } else { "such as " };
+        let example = String::from_utf8_lossy(&self.example);
+        let example = example.escape_debug();
+        write!(f, "{} {}, {} bytes ({such_as}{example})", self.files, self.noun(), self.bytes)
+    }
+}
+
+/// Counts files by what they are.
+#[derive(Debug, Default, Clone)]
+pub struct Tally(Vec<Taken>);
+
+impl Tally {
+    /// Counts a file.
+    pub fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
+        let (what, example) = (what.to_owned(), name.to_vec());
+        self.append([Taken { what, role, files: 1, bytes, example }]);
+    }
+
+    /// Counts archives that lie behind the first one of the file `name`.
+    pub fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
+        let (what, example) = ("archive behind another".to_owned(), name.to_vec());
+        self.append([Taken { what, role: Role::Appended, files: archives, bytes, example }]);
+    }
+
+    /// Adds what was counted already.
+    pub fn append(&mut self, taken: impl IntoIterator<Item = Taken>) {
+        for more in taken {
+            let same = |taken: &&mut Taken| taken.what == more.what && taken.role == more.role;
+            match self.0.iter_mut().find(same) {
+                Some(taken) => {
+                    taken.files += more.files;
+                    taken.bytes = taken.bytes.saturating_add(more.bytes);
+                }
+                None => self.0.push(more),
+            }
+        }
+    }
+
+    /// All counts.
+    pub fn into_taken(self) -> Vec<Taken> {
+        self.0
+    }
+}
+
+/// As the cause of a refusal: a line a count.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, taken) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "there are " } else { "\n    and " };
+            write!(f, "{separator}{taken}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Tally {}
+
+const NOUNS: [&str; 5] = ["archive", "shard", "file", "list", "stream"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_by_what_they_are_and_what_became_of_them() {
+        let mut tally = Tally::default();
+        tally.add("tar archive", Role::Shard, 10, b"a.tar");
+        tally.add("tar archive in gzip", Role::Shard, 5, b"b.tgz");
+        tally.add("tar archive in gzip", Role::Shard, 5, b"c.tgz");
+        tally.add("file .md", Role::SetAside, 1, b"x.md");
+        tally.add("file .md", Role::SetAside, 1, b"y.md");
+        let text = tally.to_string();
+        assert_eq!(
+            text,
+            "there are 1 tar archive, 10 bytes (a.tar)\n    \
+             and 2 tar archives in gzip, 10 bytes (such as b.tgz)\n    \
+             and 2 files .md, 2 bytes (such as x.md)"
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! A folder given as a source: whether its files are samples, or shards with samples in them.
+//!
+//! Shards are known by their bytes. Every file of a folder of samples would have to be opened once
+//! more for that, which a folder of a million files takes ten seconds for: so files are looked at in
+//! groups of one extension each, in each group the first, second, third, fifth, ninth and so on, and all
+//! whose extension says that they are shards. Only where this finds a shard are all of them looked at.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::beneath::Root;
+use super::content::{Content, is_shard_name, is_side_file};
+use super::folder;
+use super::index::{BadEntry, BadReason, Index};
+use super::taken::{Role, Taken};
+use crate::Result;
+
+/// A folder and all that lies in it.
+#[derive(Debug)]
+pub struct Tree {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its files as samples.
+    pub index: Index,
+    /// The folder, held open.
+    pub root: Root,
+}
+
+/// A file of a tree, judged.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    /// Its name beneath the folder.
+    pub name: Vec<u8>,
+    /// Its length.
+    pub len_bytes: u64,
+    /// What it holds.
+    pub content: Content,
+}
+
+impl Tree {
+    /// Lists the folder at `path`.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub fn list(path: &Path, exclude: &[(u64, u64)]) -> Result<Tree> {
+        let (index, mut roots) = folder::index(&[path.to_path_buf()], exclude)?;
+        let root = roots.pop().expect("one folder has one root");
+        Ok(Tree { path: path.to_path_buf(), index, root })
+    }
+
+    /// Counts its files by their sorts, and where `looks` looks at some of each.
+    pub fn survey(&self, looks: bool) -> Survey {
+        let mut counts: HashMap<Sort, Count> = HashMap::new();
+        let mut survey = Survey::default();
+        let (mut named, mut looked_at, mut unread) = (0, 0, 0);
+        for row in 0..self.index.len() {
+            let (name, len_bytes) = (self.index.name(row), self.index.payload_bytes(row));
+            let sort = Sort::of(name);
+            let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
+            let sort = if is_known { sort } else { Sort::Another };
+            let count = counts.entry(sort).or_insert_with(|| Count::new(sort, name));
+            count.taken.files += 1;
+            count.taken.bytes += len_bytes;
+            if !looks || len_bytes == 0 && !count.named_as_shards {
+                continue;
+            }
+            let drawn = count.full < 2 || count.full.is_power_of_two();
+            count.full += 1;
+            let by_name = !drawn && count.named_as_shards && named < MOST_BY_NAME;
+            named += u64::from(by_name);
+            if drawn || by_name {
+                let content = self.content(name);
+                survey.shards |= content.is_shard();
+                looked_at += u64::from(!is_side_file(name));
+                if let Content::Unread(format) = content {
+                    unread += 1;
+                    survey.unread.get_or_insert((format, name.to_vec()));
+                }
+            }
+        }
+        if looks {
+            let mut elsewhere = self.elsewhere().take(MOST_BY_NAME as usize);
+            survey.shards |= elsewhere.any(|(name, _)| self.content(name).is_shard());
+        }
+        if unread < looked_at {
+            survey.unread = None;
+        }
+        survey.taken = counts.into_values().map(|count| count.taken).collect();
+        let larger_first = |a: &Taken, b: &Taken| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
+        survey.taken.sort_unstable_by(larger_first);
+        survey
+    }
+
+    /// Judges every file, in the order of their names.
+    ///
+    /// What is neither a file nor a link to one is in the second list. After many files of two sorts
+    /// the rest is not opened any more: then no import is made of them anyway.
+    pub fn judge(&self, may_give_up: bool) -> (Vec<Judged>, Vec<BadEntry>) {
+        let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
+            .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
+            .chain(self.elsewhere())
+            .collect();
+        names.sort_unstable();
+        let (mut shards, mut others) = (0_u64, 0_u64);
+        let mut judged = Vec::new();
+        for (name, len_bytes) in names {
+            let known = may_give_up && shards > 0 && others > 0 && shards + others > MOST_OPENED;
+            let content = if known { NOT_OPENED } else { self.content(name) };
+            match content.is_shard() {
+                true => shards += 1,
+                false => others += u64::from(!is_side_file(name)),
+            }
+            judged.push(Judged { name: name.to_vec(), len_bytes, content });
+        }
+        let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
+        let bad = self.index.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
+        let bad = bad.cloned().collect();
+        (judged, bad)
+    }
+
+    /// Files that are no samples where they are, and may be shards: those that are too large, and
+    /// those that a link out of the folder leads to.
+    fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        self.index.bad.iter().filter_map(|bad| match bad.reason {
+            BadReason::TooLarge(len) => Some((&bad.name[..], len)),
+            BadReason::LeavesSource => {
+                let found = std::fs::metadata(self.path_of(&bad.name)).ok()?;
+                found.is_file().then_some((&bad.name[..], found.len()))
+            }
+            _ => None,
+        })
+    }
+
+    /// What a file holds; whatever cannot be read is not judged: reading it will say why.
+    fn content(&self, name: &[u8]) -> Content {
+        let file = self.root.open_file(name).ok().map(File::from).or_else(|| {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+            let fd = rustix::fs::open(self.path_of(name), flags, Mode::empty()).ok()?;
+            Some(File::from(fd))
+        });
+        let is_file = |file: &File| {
+            rustix::fs::fstat(file)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+        };
+        let content = file.filter(is_file).and_then(|file| Content::of(&file, name).ok());
+        content.unwrap_or(Content::Other)
+    }
+
+    /// The path of a file beneath the folder.
+    pub fn path_of(&self, name: &[u8]) -> PathBuf {
+        self.path.join(std::ffi::OsStr::from_bytes(name))
+    }
+}
+
+/// What the files of a tree are, as far as it was looked at.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Whether one of those that were looked at is a shard.
+    pub shards: bool,
+    /// The format and a name, where all of them are of formats that are not read here.
+    pub unread: Option<(&'static str, Vec<u8>)>,
+    /// All files, counted by extension, each taken as a sample.
+    pub taken: Vec<Taken>,
+}
+
+/// Files of one sort.
+struct Count {
+    taken: Taken,
+    /// Those that are not empty.
+    full: u64,
+    /// Whether the extension says that they are shards.
+    named_as_shards: bool,
+}
+
+impl Count {
+    fn new(sort: Sort, name: &[u8]) -> Count {
+        let (role, example) = (Role::Sample, name.to_vec());
+        let taken = Taken { what: sort.label(), role, files: 0, bytes: 0, example };
+        Count { taken, full: 0, named_as_shards: is_shard_name(name) }
+    }
+}
+
+/// An extension, its letters lower, runs of digits one `#`; zeroes where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Sort {
+    Extension([u8; MAX_EXTENSION_BYTES]),
+    /// One of many, or a long one.
+    Another,
+}
+
+impl Sort {
+    fn of(name: &[u8]) -> Sort {
+        let mut extension = [0; MAX_EXTENSION_BYTES];
+        let mut len = 0;
+        let base = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+        let dot = base.iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
+        for &byte in dot.map_or(&[][..], |dot| &base[dot + 1..]) {
+            let byte = if byte.is_ascii_digit() { b'#' } else { byte.to_ascii_lowercase() };
+            if byte == b'#' && len > 0 && extension[len - 1] == b'#' {
+                continue;
+            }
+            if len == MAX_EXTENSION_BYTES {
+                return Sort::Another;
+            }
+            extension[len] = byte;
+            len += 1;
+        }
+        Sort::Extension(extension)
+    }
+
+    fn label(self) -> String {
+        match self {
+            Sort::Another => "file with another extension".to_owned(),
+            Sort::Extension(extension) if extension[0] == 0 => "file without extension".to_owned(),
+            Sort::Extension(extension) => {
+                let text = extension.split(|&byte| byte == 0).next().unwrap_or_default();
+                format!("file .{}", text.escape_ascii())
+            }
+        }
+    }
+}
+
+/// Room for `tfrecord-#-of-#`.
+const MAX_EXTENSION_BYTES: usize = 16;
+/// Enough for any data set that somebody made by hand.
+const MAX_SORTS: usize = 64;
+/// Files that are looked at for their names alone.
+const MOST_BY_NAME: u64 = 4096;
+/// Takes the place of what was not judged any more.
+const NOT_OPENED: Content = Content::Unread("file not opened");
+/// Files that are opened to count them in a refusal.
+const MOST_OPENED: u64 = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_sorted_by_their_extensions() {
+        let label = |name: &str| Sort::of(name.as_bytes()).label();
+        assert_eq!(label("d/a.JPG"), "file .jpg");
+        assert_eq!(label("a.tar.gz"), "file .gz");
+        assert_eq!(label("a.0001"), "file .#");
+        assert_eq!(label("train-00000-of-00002"), "file without extension");
+        assert_eq!(label("d.x/a"), "file without extension");
+        assert_eq!(label("a.averyveryverylongextension"), "file with another extension");
+    }
+}

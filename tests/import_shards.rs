@@ -1,0 +1,435 @@
+//! Which files of a source are taken for shards, which for samples, and which for neither.
+
+#[path = "support/archives.rs"]
+mod archives;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use archives::{archive, member, record};
+use dlfs::import::sources::stream::StreamSource;
+use dlfs::import::sources::{BadReason, Role, Source, SourceKind, SourceOptions};
+use dlfs::{ErrorKind, Result};
+
+fn open(paths: &[&Path]) -> Result<Source> {
+    open_as(SourceKind::Auto, paths)
+}
+
+fn open_as(kind: SourceKind, paths: &[&Path]) -> Result<Source> {
+    let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+    Source::open(&paths, &SourceOptions { kind, ..SourceOptions::default() })
+}
+
+/// Why nothing was opened: message, cause and what to do.
+fn refusal(source: Result<Source>) -> String {
+    let error = source.map(|source| source.kind()).expect_err("a refusal");
+    assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+    error.report()
+}
+
+fn names(source: &Source) -> Vec<String> {
+    let name = |row| source.index().name(row).escape_ascii().to_string();
+    (0..source.index().len()).map(name).collect()
+}
+
+fn payloads(source: &Source) -> Vec<Vec<u8>> {
+    let mut reader = source.reader();
+    (0..source.index().len())
+        .map(|row| {
+            let part = source.index().parts(row).next().unwrap();
+            let mut bytes = vec![0; part.len_bytes as usize];
+            reader.read(row, &part, &mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+}
+
+/// What was taken as what: how many files, and their bytes.
+fn taken(source: &Source) -> BTreeMap<(String, String), (u64, u64)> {
+    let one = |it: &dlfs::import::sources::Taken| {
+        ((it.role.to_string(), it.what.clone()), (it.files, it.bytes))
+    };
+    source.taken().iter().map(one).collect()
+}
+
+fn key(role: Role, what: &str) -> (String, String) {
+    (role.to_string(), what.to_owned())
+}
+
+fn file(name: &str) -> Vec<u8> {
+    member(name, b'0', "", name.as_bytes())
+}
+
+/// A header without the magic, as the first tars wrote.
+fn v7(name: &str) -> Vec<u8> {
+    let mut bytes = file(name);
+    bytes[257..265].fill(0);
+    archives::fix_checksum(&mut bytes[..512]);
+    bytes
+}
+
+fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    dir
+}
+
+fn tar(members: &[Vec<u8>]) -> Vec<u8> {
+    [members.concat(), vec![0; 1024]].concat()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 1).unwrap()
+}
+
+#[test]
+fn shards_are_known_by_their_bytes_and_what_describes_them_is_set_aside() {
+    let dir = folder(&[
+        ("a.tar", tar(&[file("a")])),
+        ("B.TAR", tar(&[file("b")])),
+        ("part-00002", tar(&[v7("c")])),
+        ("README.md", b"hello".to_vec()),
+        ("dataset_info.json", b"{}".to_vec()),
+        ("a.tar.idx", b"1 2 3".to_vec()),
+        ("_SUCCESS", vec![]),
+        (".git/HEAD", b"ref".to_vec()),
+    ]);
+    let source = open(&[dir.path()]).unwrap();
+    assert_eq!(source.kind(), SourceKind::Tar);
+    assert_eq!(names(&source), ["b", "a", "c"]);
+    let expected = BTreeMap::from([
+        (key(Role::Shard, "tar archive"), (3, 3 * 2048)),
+        (key(Role::SetAside, "side file"), (5, 15)),
+    ]);
+    assert_eq!(taken(&source), expected);
+    // The same as a shell's pattern names them.
+    let paths = ["README.md", "a.tar", "part-00002"].map(|name| dir.path().join(name));
+    let source = open(&paths.each_ref().map(PathBuf::as_path)).unwrap();
+    assert_eq!(names(&source), ["a", "c"]);
+    assert_eq!(taken(&source)[&key(Role::SetAside, "side file")], (1, 5));
+}
+
+#[test]
+fn tfrecords_without_an_extension_are_shards_and_not_samples() {
+    let shard = |text: &[u8]| [record(text), record(b"more")].concat();
+    let dir = folder(&[
+        ("train-00000-of-00002", shard(b"first")),
+        ("train-00001-of-00002", shard(b"second")),
+    ]);
+    let source = open(&[dir.path()]).unwrap();
+    assert_eq!(source.kind(), SourceKind::TfRecord);
+    assert_eq!(payloads(&source), [&b"first"[..], b"more", b"second", b"more"]);
+    // Their number does not matter, nor where in the folder they are.
+    for number in 0..1000 {
+        fs::write(dir.path().join(format!("{number}.jpg")), b"jpeg").unwrap();
+    }
+    let refused = refusal(open(&[dir.path()]));
+    for said in ["2 TFRecord shards, 83 bytes", "1000 other files, 4000 bytes", "--from folder"] {
+        assert!(refused.contains(said), "{said}: {refused}");
+    }
+}
+
+#[test]
+fn shards_beside_other_files_are_refused_until_a_kind_is_named() {
+    let dir = folder(&[
+        ("0.tar", tar(&[file("0/a"), file("0/b")])),
+        ("1.tar", tar(&[file("1/a")])),
+        ("notes.docx", b"notes".to_vec()),
+        ("README.md", b"hello".to_vec()),
+    ]);
+    let refused = refusal(open(&[dir.path()]));
+    for said in ["2 tar archives, 5120 bytes", "1 other file, 5 bytes (notes.docx)", "1 side file"]
+    {
+        assert!(refused.contains(said), "{said}: {refused}");
+    }
+    let paths = ["0.tar", "notes.docx"].map(|name| dir.path().join(name));
+    let refused = refusal(open(&paths.each_ref().map(PathBuf::as_path)));
+    assert!(refused.contains("1 other file, 5 bytes (notes.docx)"), "{refused}");
+
+    let source = open_as(SourceKind::Tar, &[dir.path()]).unwrap();
+    assert_eq!(names(&source), ["0/a", "0/b", "1/a"]);
+    let expected = BTreeMap::from([
+        (key(Role::Shard, "tar archive"), (2, 5120)),
+        (key(Role::SetAside, "other file"), (1, 5)),
+        (key(Role::SetAside, "side file"), (1, 5)),
+    ]);
+    assert_eq!(taken(&source), expected);
+    let source = open_as(SourceKind::Folder, &[dir.path()]).unwrap();
+    assert_eq!(names(&source), ["0.tar", "1.tar", "README.md", "notes.docx"]);
+    assert_eq!(taken(&source)[&key(Role::Sample, "file .tar")], (2, 5120));
+    // None of the kind that was named.
+    let refused = refusal(open_as(SourceKind::TfRecord, &[dir.path()]));
+    assert!(refused.contains("no tfrecord shards"), "{refused}");
+    // One that is empty is broken, and no sample.
+    let empty = folder(&[("0.tar", vec![])]);
+    let source = open(&[empty.path()]).unwrap();
+    assert_eq!(
+        (source.kind(), source.index().len(), source.index().bad.len()),
+        (SourceKind::Tar, 0, 1)
+    );
+    // And of two kinds.
+    fs::remove_file(dir.path().join("notes.docx")).unwrap();
+    fs::write(dir.path().join("x.tfrecord"), record(b"x")).unwrap();
+    let refused = refusal(open(&[dir.path()]));
+    assert!(refused.contains("several kinds"), "{refused}");
+    let source = open_as(SourceKind::TfRecord, &[dir.path()]).unwrap();
+    assert_eq!(taken(&source)[&key(Role::SetAside, "tar archive")], (2, 5120));
+}
+
+#[test]
+fn shards_in_folders_of_their_own_are_taken_together_only_on_request() {
+    let dir = folder(&[
+        ("train/0.tfrecord", record(b"t")),
+        ("val/0.tfrecord", record(b"v")),
+        ("val/1.tfrecord", vec![]),
+    ]);
+    let refused = refusal(open(&[dir.path()]));
+    assert!(refused.contains("folders of their own") && refused.contains("train"), "{refused}");
+    let source = open(&[&dir.path().join("val")]).unwrap();
+    assert_eq!(names(&source), ["0.tfrecord/0"]);
+    let source = open_as(SourceKind::TfRecord, &[dir.path()]).unwrap();
+    assert_eq!(names(&source), ["train/0.tfrecord/0", "val/0.tfrecord/0"]);
+    assert_eq!(payloads(&source), [b"t", b"v"]);
+}
+
+#[test]
+fn one_shard_among_a_folder_s_samples_is_found() {
+    let mut files = Vec::new();
+    for number in 0..300 {
+        files.push((format!("c{}/{number:03}.jpg", number % 3), b"jpeg".to_vec()));
+    }
+    let files: Vec<(&str, Vec<u8>)> =
+        files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let dir = folder(&files);
+    assert_eq!(open(&[dir.path()]).unwrap().kind(), SourceKind::Folder);
+    for name in ["c0/backup", "c2/x.tar", "c1/old.jpgs"] {
+        fs::write(dir.path().join(name), tar(&[file("a")])).unwrap();
+        let refused = refusal(open(&[dir.path()]));
+        assert!(refused.contains(&format!("1 tar archive, 2048 bytes ({name})")), "{refused}");
+        fs::remove_file(dir.path().join(name)).unwrap();
+    }
+}
+
+#[test]
+fn compressed_shards_are_read_and_grouped_as_plain_ones() {
+    let grouped = tar(&[file("a.cls"), file("a.jpg"), file("b.cls"), file("b.jpg")]);
+    let large = tar(&[member("big", b'0', "", &noise(300_000))]);
+    let records = [record(b"one"), record(&noise(300_000))].concat();
+    for (name, bytes, kind, samples) in [
+        ("a.tar.zst", zstd(&grouped), SourceKind::WebDataset, 2),
+        ("a.tgz", gzip(&grouped), SourceKind::WebDataset, 2),
+        ("b.tar.zst", zstd(&large), SourceKind::Tar, 1),
+        ("a-00000-of-00001", zstd(&records), SourceKind::TfRecord, 2),
+        ("a.tfrecord.gz", gzip(&records), SourceKind::TfRecord, 2),
+        // Frames one behind the other, as parallel compressors write them.
+        ("c.tar.zst", [zstd(&large[..1000]), zstd(&large[1000..])].concat(), SourceKind::Tar, 1),
+    ] {
+        let dir = folder(&[(name, bytes.clone()), ("README", b"r".to_vec())]);
+        let refused = refusal(open(&[dir.path()]));
+        assert!(refused.contains(name) && refused.contains("--spool"), "{name}: {refused}");
+        let spool = tempfile::tempdir().unwrap();
+        let spool = Some(spool.path().to_path_buf());
+        let options = SourceOptions { spool, ..SourceOptions::default() };
+        let source = Source::open(&[dir.path().to_path_buf()], &options).unwrap();
+        assert_eq!((source.kind(), source.index().len()), (kind, samples), "{name}");
+        assert_eq!(source.index().bad, [], "{name}");
+        // Cut off, it is never a shorter source.
+        fs::write(dir.path().join(name), &bytes[..bytes.len() - 7]).unwrap();
+        let refused = refusal(Source::open(&[dir.path().to_path_buf()], &options));
+        assert!(refused.contains(name), "{name}: {refused}");
+    }
+    // Samples that are compressed each by itself are samples.
+    let dir = folder(&[("c/a.nii.gz", gzip(&noise(5000))), ("c/b.json.zst", zstd(b"{}"))]);
+    assert_eq!(open(&[dir.path()]).unwrap().kind(), SourceKind::Folder);
+    let dir = folder(&[("a.tar.xz", b"\xfd7zXZ\0 and so on".to_vec())]);
+    for refused in [open(&[dir.path()]), open_as(SourceKind::Tar, &[&dir.path().join("a.tar.xz")])]
+    {
+        let refused = refusal(refused);
+        assert!(refused.contains("a.tar.xz") && refused.contains("xz -dc"), "{refused}");
+    }
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let next = |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 56) as u8
+    };
+    (0..len).map(next).collect()
+}
+
+#[test]
+fn text_that_names_no_files_is_no_list() {
+    let lines = b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n".to_vec();
+    let dir = folder(&[
+        ("train.jsonl", lines.clone()),
+        ("part0", lines.clone()),
+        ("table.csv", b"id,label\n1,dog\n".to_vec()),
+        ("data.parquet", b"PAR1 and so on".to_vec()),
+        ("good.txt", b"gone.jpg\t1\nsub/here.jpg\t2\n".to_vec()),
+        ("sub/here.jpg", b"x".to_vec()),
+        ("empty", vec![]),
+    ]);
+    for (name, said) in [
+        ("train.jsonl", "JSON Lines file"),
+        ("part0", "JSON Lines file"),
+        ("table.csv", "id,label"),
+        ("data.parquet", "Parquet file"),
+        ("empty", "empty"),
+    ] {
+        let refused = refusal(open(&[&dir.path().join(name)]));
+        assert!(refused.contains(said) && refused.contains(name), "{name}: {refused}");
+    }
+    let source = open(&[&dir.path().join("good.txt")]).unwrap();
+    assert_eq!((source.kind(), names(&source)), (SourceKind::List, vec!["sub/here.jpg".into()]));
+    assert_eq!(source.index().bad.len(), 1);
+    // A folder of nothing else is no folder of samples, unless it is said to be.
+    let dir = folder(&[("0.jsonl", lines.clone()), ("1.jsonl", lines), ("README", vec![b'r'])]);
+    let refused = refusal(open(&[dir.path()]));
+    assert!(refused.contains("JSON Lines") && refused.contains("2 files .jsonl"), "{refused}");
+    assert_eq!(open_as(SourceKind::Folder, &[dir.path()]).unwrap().index().len(), 3);
+    let dir = folder(&[("cat/a.json", b"{\"a\": 1}\n".to_vec()), ("dog/b.json", b"{}".to_vec())]);
+    assert_eq!(open(&[dir.path()]).unwrap().kind(), SourceKind::Folder);
+}
+
+#[test]
+fn archives_one_behind_the_other_are_read_to_the_true_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.tar");
+    let whole = [tar(&[file("a")]), vec![0; 9 * 512], tar(&[file("b")]), tar(&[file("c")])];
+    let stream = |path: &Path| {
+        let mut source = StreamSource::new(vec![path.into()], SourceKind::Tar, None).unwrap();
+        let mut names = Vec::new();
+        while let Some(sample) = source.next_sample().unwrap() {
+            names.push(String::from_utf8(sample.name).unwrap());
+        }
+        (names, source.appended(), source.bad().to_vec())
+    };
+    fs::write(&path, whole.concat()).unwrap();
+    let source = open(&[&path]).unwrap();
+    assert_eq!(
+        (names(&source), source.index().bad.len()),
+        (vec!["a".into(), "b".into(), "c".into()], 0)
+    );
+    assert_eq!(payloads(&source), [b"a", b"b", b"c"]);
+    assert_eq!(taken(&source)[&key(Role::Appended, "archive behind another")], (2, 4096));
+    let (names, appended, bad) = stream(&path);
+    assert_eq!((names.join(""), appended[0].files, bad.len()), ("abc".to_owned(), 2, 0));
+    // Whatever else stands there is told, and how much of it.
+    for rest in [&b"short"[..], &[b'x'; 2000], &v7("d")] {
+        fs::write(&path, [&whole.concat(), rest].concat()).unwrap();
+        let source = open(&[&path]).unwrap();
+        let [bad] = &source.index().bad[..] else { panic!("{:?}", source.index().bad) };
+        assert!(matches!(bad.reason, BadReason::Syntax(_)), "{bad}");
+        let len = whole.concat().len() as u64;
+        assert_eq!(bad.rest, Some(len..len + rest.len() as u64));
+        assert!(bad.to_string().contains(&format!("{} bytes not read", rest.len())), "{bad}");
+        assert_eq!((source.index().len(), stream(&path).2.len()), (3, 1));
+    }
+}
+
+/// Some hundred holes, which takes blocks of the map beside the header in GNU's old form.
+fn make_sparse(path: &Path) {
+    let file = File::create(path).unwrap();
+    for hole in 0..120 {
+        file.write_all_at(b"data", hole * 65536).unwrap();
+    }
+    file.set_len(120 * 65536).unwrap();
+}
+
+#[test]
+fn a_sparse_member_is_named_with_its_archive_and_what_follows_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["before", "behind"] {
+        fs::write(dir.path().join(name), name).unwrap();
+    }
+    make_sparse(&dir.path().join("holes"));
+    for format in [
+        &["--format=gnu"][..],
+        &["--format=posix", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse-version=1.0"],
+    ] {
+        let path = dir.path().join("a.tar");
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(dir.path()).arg("--sparse").args(format).arg("-cf").arg(&path);
+        let made = tar.args(["before", "holes", "behind"]).status();
+        assert!(made.expect("the tests need tar").success());
+        let source = open(&[&path]).unwrap();
+        assert_eq!(names(&source), ["before", "behind"], "{format:?}");
+        assert_eq!(payloads(&source), [&b"before"[..], b"behind"]);
+        let [bad] = &source.index().bad[..] else { panic!("{format:?}: {:?}", source.index().bad) };
+        assert_eq!((&bad.name[..], bad.within.as_deref()), (&b"holes"[..], Some(&*path)));
+        assert!(bad.to_string().contains("sparse"), "{bad}");
+        let mut stream = StreamSource::new(vec![path.clone()], SourceKind::Tar, None).unwrap();
+        let mut samples = 0;
+        while stream.next_sample().unwrap().is_some() {
+            samples += 1;
+        }
+        assert_eq!((samples, &stream.bad()[0]), (2, bad));
+    }
+}
+
+#[test]
+fn members_that_no_tool_takes_for_files_lose_nothing_but_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in [b'V', b'M', b'D'] {
+        let path = archive(dir.path(), "a.tar", &[member("odd", kind, "", b"x"), file("behind")]);
+        let source = open(&[&path]).unwrap();
+        assert_eq!(names(&source), ["behind"], "{}", char::from(kind));
+        assert_eq!(source.index().bad[0].name, b"odd");
+    }
+}
+
+#[test]
+fn what_is_broken_in_a_folder_of_shards_is_named_and_not_set_aside() {
+    let dir = folder(&[
+        ("blobs/1", tar(&[file("a")])),
+        ("shards/empty.tar", vec![]),
+        ("shards/junk.tar", b"junk".to_vec()),
+        ("shards/cut.tar", tar(&[file("c")])[..700].to_vec()),
+    ]);
+    let shards = dir.path().join("shards");
+    // As a hub's cache has them: links out of the folder.
+    symlink("../blobs/1", shards.join("a.tar")).unwrap();
+    symlink("../blobs/2", shards.join("b.tar")).unwrap();
+    let source = open(&[&shards]).unwrap();
+    // All of its bytes are there, and not its end.
+    assert_eq!(names(&source), ["a", "c"]);
+    let name = |bad: &dlfs::import::sources::BadEntry| {
+        String::from_utf8_lossy(bad.name.rsplit(|&b| b == b'/').next().unwrap()).into_owned()
+    };
+    let mut bad: Vec<String> = source.index().bad.iter().map(name).collect();
+    bad.sort();
+    assert_eq!(bad, ["b.tar", "cut.tar", "empty.tar", "junk.tar"]);
+    assert_eq!(taken(&source)[&key(Role::Shard, "tar archive")].0, 4);
+}
+
+#[test]
+fn shards_longer_than_a_sample_may_be_are_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = File::create(dir.path().join("train-00000-of-00001")).unwrap();
+    let len = (1_u64 << 30) + 7;
+    let head = [&len.to_le_bytes()[..], &archives::masked(&len.to_le_bytes())].concat();
+    for number in 0..5 {
+        shard.write_all_at(&head, number * (len + 16)).unwrap();
+    }
+    shard.set_len(5 * (len + 16)).unwrap();
+    let source = open(&[dir.path()]).unwrap();
+    assert_eq!((source.kind(), source.index().len()), (SourceKind::TfRecord, 5));
+    assert_eq!(source.index().bad, []);
+}
