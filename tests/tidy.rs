@@ -24,25 +24,29 @@ const LAYERS: &[(&str, &str)] = &[
     ("error", "nvme units"),
     ("threads", "error"),
     ("buf", "error units"),
+    ("process", ""),
     ("tcp", "buf checksum error nvme units"),
     ("spdk", "buf error nvme units"),
     ("format", "buf checksum error permutation units"),
-    ("qpair", "buf error nvme spdk tcp threads units"),
+    ("qpair", "buf error nvme process spdk tcp threads units"),
     ("directory", "buf error format permutation units"),
     ("order", "error permutation units"),
     ("tier", "directory error format units"),
     ("plan", "directory error format order permutation tier units"),
-    ("reader", "buf checksum directory error format nvme order plan qpair tier units"),
-    ("prefetch", "buf directory error format nvme order plan qpair reader threads tier units"),
-    ("cache", "buf checksum error format plan qpair threads tier units"),
+    ("reader", "buf checksum directory error format nvme order plan process qpair tier units"),
+    (
+        "prefetch",
+        "buf directory error format nvme order plan process qpair reader threads tier units",
+    ),
+    ("cache", "buf checksum error format plan process qpair threads tier units"),
     (
         "import",
         "buf checksum directory error format nvme permutation qpair replace_file threads units",
     ),
-    ("target", "buf error nvme qpair tcp threads units"),
+    ("target", "buf error nvme process qpair tcp threads units"),
     (
         "dataset",
-        "buf cache directory error format import nvme order plan prefetch qpair reader replace_file target \
+        "buf cache directory error format import nvme order plan prefetch process qpair reader replace_file target \
          threads tier units",
     ),
 ];
@@ -59,7 +63,8 @@ const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
      Instant::now SystemTime HashMap HashSet RandomState getrandom rustix socket2 libc parking_lot crossbeam";
 
 /// Where `unsafe` may be written.
-const UNSAFE_HOMES: &str = "src/buf/ src/spdk/ src/qpair/uring vendor/spdk-sys/ tools/capi/ tools/preload/ \
+const UNSAFE_HOMES: &str = "src/buf/ src/process/id.rs src/spdk/ src/qpair/uring vendor/spdk-sys/ \
+     tools/capi/ tools/preload/ \
      tools/python/src/ffi.rs tools/bench/src/engine/uring.rs tests/support/counting_alloc.rs tests/support/fork.rs";
 
 const MAX_LINES: usize = 900;

@@ -10,7 +10,6 @@
 //! Invariants: windows of one run never overlap; every byte of every run is initialised, if only with
 //! what its last owner left there; starts of runs are multiples of 4,096.
 //!
-//! Beside it stands [`process_id`], since it is a trick of memory: how a fork is noticed for free.
 //!
 //! Not here: which bytes of a window mean something (the I/O's completion says so), locking into
 //! memory, and any waiting for memory to become free (a pool that is empty says `None`).
@@ -20,7 +19,6 @@
 
 mod pages;
 mod pool;
-mod process;
 mod run;
 mod shared;
 mod slots;
@@ -30,7 +28,6 @@ use std::ptr::NonNull;
 
 pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
-pub use process::process_id;
 pub use shared::SharedBuf;
 
 use run::{MAPPED_FROM_LEN, PASSING_MAPPED_FROM_LEN, Run};

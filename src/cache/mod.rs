@@ -39,9 +39,9 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
-use crate::buf::process_id;
 use crate::error::{Error, Result};
 use crate::format::Uuid;
+use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
 use crate::threads::{self, Fate, Thread, caught};
@@ -69,7 +69,8 @@ pub struct Cache {
 
 /// What all queue pairs and the copier look at.
 struct Shared {
-    pid: u32,
+    /// Only the process that made it has what runs behind it.
+    home: Forked<()>,
     units: Units,
     places: Places,
     ledger: Mutex<Ledger>,
@@ -138,7 +139,7 @@ impl Cache {
         let (jobs, received) = crossbeam::channel::unbounded();
         let calls = Copier::calls()?;
         let shared = Arc::new(Shared {
-            pid: process_id(),
+            home: Forked::new(()),
             units,
             places,
             ledger: Mutex::new(ledger),
@@ -248,7 +249,7 @@ impl Shared {
 
     /// Only the process that opened the tiers has a copier: a child of a fork has none.
     fn is_at_home(&self) -> bool {
-        self.pid == process_id()
+        self.home.is_ours()
     }
 
     /// Whether there is a copier that takes what is read.

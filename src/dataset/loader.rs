@@ -10,12 +10,12 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{MAX_EPOCHS, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
+use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::units::Epoch;
 
 use super::Dataset;
 use super::background::Background;
-use super::per_process::PerProcess;
 use super::sampler::{Share, check};
 use super::stats;
 
@@ -33,7 +33,7 @@ pub struct Loader {
     /// Where the run stands. Beside the lock, so that a forked child can read it.
     position: AtomicU64,
     closed: AtomicBool,
-    running: PerProcess<Mutex<Running>>,
+    running: Forked<Mutex<Running>>,
 }
 
 #[derive(Default)]
@@ -64,7 +64,7 @@ impl Loader {
             base,
             position,
             closed: AtomicBool::new(false),
-            running: PerProcess::new(),
+            running: Forked::new(Mutex::default()),
             options,
         })
     }
@@ -88,7 +88,7 @@ impl Loader {
     /// `OutOfMemory`: the system does not give it.
     pub fn prepare(&self) -> Result<()> {
         self.check_open()?;
-        let mut running = self.running.get().lock();
+        let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
             let dataset = self.dataset()?;
@@ -177,7 +177,7 @@ impl Loader {
 
     /// What was done so far, in this process.
     pub fn stats(&self) -> LoaderStats {
-        let running = self.running.get().lock();
+        let running = self.running.get_or_init(Mutex::default).lock();
         let now = running.loader.as_ref().map(prefetch::Prefetcher::stats);
         stats::sum(running.past, now.unwrap_or_default())
     }
@@ -196,7 +196,7 @@ impl Loader {
     /// the data set up, with its connections and tiers when nobody else has it. Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let mut running = self.running.get().lock();
+        let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
         let dataset = self.lock_dataset().and_then(|mut dataset| dataset.take());
         drop(running);
@@ -212,7 +212,7 @@ impl Loader {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let position = pack(&state)?;
-        let mut running = self.running.get().lock();
+        let mut running = self.running.get_or_init(Mutex::default).lock();
         let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed);
         if position != self.position.load(Ordering::Acquire) || failed {
             running.previous = running.end().or(running.previous.take());
@@ -226,7 +226,7 @@ impl Loader {
     /// The lock is held for no longer than `limit`, and no watch is asked meanwhile: it may wait for a
     /// thread that wants the lock.
     fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
-        let lock = self.running.get();
+        let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(Taken::Later) };
         self.check_open()?; // again: nothing may be started behind what `close` has ended
         if let Some(loader) = &mut running.loader {

@@ -33,14 +33,13 @@
 //! turns and get different batches. After a fork the child may use all of them: at first use it opens
 //! queue pairs of its own, and a loader goes on behind the batch that the parent was given last.
 //!
-//! Read this file first, then `image.rs` and `loader.rs`; `per_process.rs` is the fork rule.
+//! Read this file first, then `image.rs` and `loader.rs`.
 
 mod background;
 mod folder;
 mod image;
 mod loader;
 mod open;
-mod per_process;
 mod sampler;
 mod state_file;
 mod stats;
@@ -57,12 +56,12 @@ use crate::directory::{Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 use crate::prefetch::LoaderOptions;
+use crate::process::Forked;
 use crate::reader::{Batch, ReadStats, Reader, ReaderOptions};
 use crate::threads::caught;
 use crate::units::SampleId;
 
 use background::in_background;
-use per_process::PerProcess;
 
 pub use crate::reader::{OnError, Watch};
 pub use image::Image;
@@ -89,7 +88,7 @@ pub struct Dataset(Arc<Inner>);
 struct Inner {
     image: Image,
     options: ReaderOptions,
-    readers: PerProcess<Readers>,
+    readers: Forked<Readers>,
 }
 
 /// Readers that no thread uses just now, and what all of them have moved.
@@ -141,7 +140,7 @@ impl Dataset {
 
     /// A data set whose image is open already.
     pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
-        Dataset(Arc::new(Inner { image, options, readers: PerProcess::new() }))
+        Dataset(Arc::new(Inner { image, options, readers: Forked::new(Readers::default()) }))
     }
 
     /// The image.
@@ -289,7 +288,7 @@ impl Dataset {
 
     /// What reads by id have moved so far, in this process.
     pub fn stats(&self) -> ReadStats {
-        *self.0.readers.get().stats.lock()
+        *self.0.readers.get_or_init(Readers::default).stats.lock()
     }
 
     /// What tiers served and copied so far; `None` without tiers.
@@ -328,7 +327,7 @@ impl Dataset {
         watch: &mut dyn Watch,
         work: impl FnOnce(&mut Reader, &mut dyn Watch) -> Result<T>,
     ) -> Result<T> {
-        let readers = self.0.readers.get();
+        let readers = self.0.readers.get_or_init(Readers::default);
         let idle = readers.idle.lock().pop();
         let mut reader = match idle {
             Some(reader) => reader,

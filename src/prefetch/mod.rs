@@ -32,10 +32,10 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
-use crate::buf::process_id;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderSpec, State, Tail};
+use crate::process::Forked;
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
@@ -170,7 +170,7 @@ pub struct Prefetcher {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     options: LoaderOptions,
-    poller: Option<Poller>,
+    poller: Option<Forked<Poller>>,
     /// Where the run stands: after the batch that was handed out last.
     state: State,
     /// Samples that the order says are to come from this loader in all.
@@ -182,7 +182,6 @@ pub struct Prefetcher {
 
 /// The running thread and the ways to it.
 struct Poller {
-    pid: u32,
     thread: Option<Thread>,
     window: Arc<Window>,
     shared: Arc<Shared>,
@@ -290,7 +289,8 @@ impl Prefetcher {
     /// # Errors
     /// As [`Prefetcher::new`].
     pub(crate) fn begin_anew(mut self, state: State) -> Result<Prefetcher> {
-        let window = self.poller.take().and_then(|poller| poller.end());
+        let poller = self.poller.take().and_then(Forked::into_inner);
+        let window = poller.map(|poller| Arc::clone(&poller.window));
         let options = LoaderOptions { resume: Some(state), ..self.options };
         Prefetcher::in_window(self.directory, self.devices, options, window)
     }
@@ -320,7 +320,7 @@ impl Prefetcher {
             failed: None,
             stats: LoaderStats::default(),
         };
-        loader.poller = Some(loader.start(window)?);
+        loader.poller = Some(Forked::new(loader.start(window)?));
         Ok(loader)
     }
 
@@ -405,7 +405,7 @@ impl Prefetcher {
     /// What was done so far.
     pub fn stats(&self) -> LoaderStats {
         let mut stats = self.stats;
-        if let Some(poller) = &self.poller {
+        if let Some(poller) = self.poller() {
             stats.read = *poller.shared.read.lock();
             stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
             stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
@@ -417,18 +417,23 @@ impl Prefetcher {
     /// batches are not made of whole chunks, since nothing is kept then.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let slot = self.directory.slot_of(id);
-        let poller = self.poller.as_ref().zip(slot);
+        let poller = self.poller().zip(slot);
         poller.is_some_and(|(poller, slot)| poller.shared.residency.contains(slot))
     }
 
     /// How many samples are in the RAM cache now.
     pub fn num_resident(&self) -> u64 {
-        self.poller.as_ref().map_or(0, |poller| poller.shared.residency.count())
+        self.poller().map_or(0, |poller| poller.shared.residency.count())
+    }
+
+    /// The thread, in the process that started it.
+    fn poller(&self) -> Option<&Poller> {
+        self.poller.as_ref().and_then(Forked::get)
     }
 
     fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Received> {
         self.notice_fork()?;
-        let Some(poller) = &mut self.poller else {
+        let Some(poller) = self.poller.as_mut().and_then(Forked::get_mut) else {
             let text = "the loader could not be started again after a fork";
             return Err(Error::new(ErrorKind::Internal, text));
         };
@@ -476,12 +481,11 @@ impl Prefetcher {
     /// A child of a fork has no poller: it leaves the parent's alone and starts its own where the
     /// parent stood.
     fn notice_fork(&mut self) -> Result<()> {
-        let forked = self.poller.as_ref().is_some_and(|p| p.pid != process_id());
+        let forked = self.poller.as_ref().is_some_and(|poller| !poller.is_ours());
         if forked {
-            // Its thread does not exist here, and its memory may be locked for ever.
-            std::mem::forget(self.poller.take());
             self.options.resume = Some(self.state.clone());
-            self.poller = Some(self.start(None)?);
+            self.poller = None;
+            self.poller = Some(Forked::new(self.start(None)?));
         }
         Ok(())
     }
@@ -607,21 +611,7 @@ impl Poller {
             }
             running.run();
         })?;
-        Ok(Poller {
-            pid: process_id(),
-            thread: Some(thread),
-            window,
-            shared,
-            ready,
-            next: 0,
-            recycle,
-            waker,
-        })
-    }
-
-    /// Ends it; its window may be used again, unless it is that of a forked process's parent.
-    fn end(self) -> Option<Arc<Window>> {
-        (self.pid == process_id()).then(|| Arc::clone(&self.window))
+        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker })
     }
 
     /// Drops the batch's memory, and offers its vectors for use again.
@@ -648,11 +638,6 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        if self.pid != process_id() {
-            // Nothing of it runs in this process.
-            std::mem::forget(self.thread.take());
-            return;
-        }
         self.shared.stop.store(true, Ordering::Release);
         self.ready.clear();
         self.waker.wake();

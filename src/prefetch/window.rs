@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::buf::{HugePages, Pool, PoolOptions, process_id};
+use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::Forked;
 use crate::qpair::Cpus;
 use crate::qpair::group::Waker;
 use crate::threads::{self, Fate, Thread, caught};
@@ -25,8 +26,7 @@ use crate::units::ALIGN_BYTES;
 pub(crate) struct Window {
     pool: Pool,
     pages: Arc<Pages>,
-    thread: Option<Thread>,
-    pid: u32,
+    thread: Option<Forked<Thread>>,
 }
 
 /// How far the thread is.
@@ -84,7 +84,7 @@ impl Window {
         if thread.is_none() {
             pages.made.store(usize::MAX, Ordering::Relaxed);
         }
-        Ok(Window { pool, pages, thread, pid: process_id() })
+        Ok(Window { pool, pages, thread: thread.map(Forked::new) })
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -139,11 +139,7 @@ impl Pages {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if self.pid != process_id() {
-            std::mem::forget(thread); // it does not run in a forked child
-            return;
-        }
+        let Some(thread) = self.thread.take().and_then(Forked::into_inner) else { return };
         self.pages.stop.store(true, Ordering::Relaxed);
         thread.join_within(LAST_STEP);
     }

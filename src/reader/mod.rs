@@ -22,10 +22,11 @@ mod watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, process_id};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
+use crate::process::Forked;
 use crate::qpair::Device;
 use crate::units::{Epoch, SampleId, Slot};
 
@@ -84,8 +85,7 @@ pub enum OnError {
 pub struct Reader {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
-    pump: Option<Pump>,
-    pid: u32,
+    pump: Option<Forked<Pump>>,
     pool: Pool,
     geometry: Vec<Geometry>,
     options: ReaderOptions,
@@ -117,7 +117,6 @@ impl Reader {
             directory,
             devices,
             pump: None,
-            pid: process_id(),
             pool,
             geometry: Vec::new(),
             options,
@@ -135,7 +134,7 @@ impl Reader {
 
     /// What was moved so far.
     pub fn stats(&self) -> ReadStats {
-        self.pump.as_ref().map_or_else(ReadStats::default, Pump::stats)
+        self.pump.as_ref().and_then(Forked::get).map_or_else(ReadStats::default, Pump::stats)
     }
 
     /// Reads the samples named by `ids` into `batch`, in the order of `ids`.
@@ -284,20 +283,17 @@ impl Reader {
     /// Lets what was asked for after `token` come to nothing.
     fn abandon_since(&mut self, token: u64) {
         let last = self.next_token;
-        if let Some(pump) = &mut self.pump {
+        if let Some(pump) = self.pump.as_mut().and_then(Forked::get_mut) {
             (token + 1..=last).for_each(|token| pump.abandon(token));
         }
     }
 
     /// A child of a fork must not touch its parent's queue pairs: it opens its own.
     fn notice_fork(&mut self) -> Result<()> {
-        let pid = process_id();
-        if self.pump.is_some() && pid == self.pid {
+        if self.pump.as_ref().is_some_and(Forked::is_ours) {
             return Ok(());
         }
-        self.pid = pid;
-        // The parent still uses what is behind these: dropping them would end its connections.
-        std::mem::forget(self.pump.take());
+        self.pump = None;
         self.open_pump()
     }
 
@@ -309,12 +305,12 @@ impl Reader {
         pump.learn(&self.directory);
         pump.use_pool(&self.pool);
         self.geometry = pump.geometry();
-        self.pump = Some(pump);
+        self.pump = Some(Forked::new(pump));
         Ok(())
     }
 
     fn pump(&mut self) -> Result<&mut Pump> {
-        self.pump.as_mut().ok_or_else(|| {
+        self.pump.as_mut().and_then(Forked::get_mut).ok_or_else(|| {
             Error::new(
                 ErrorKind::Disconnected,
                 "the queue pairs could not be opened again after a fork",

@@ -44,6 +44,7 @@ pub use stats::TargetStats;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
+use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::units::Nsid;
@@ -60,8 +61,8 @@ pub struct Target {
     /// What a poller died of.
     fate: Fate,
     local_addr: SocketAddr,
-    /// The process whose threads serve. A forked child has the handle, but not the threads.
-    pid: u32,
+    /// Of the process whose threads serve. A forked child has the handle, but not the threads.
+    home: Forked<()>,
 }
 
 impl Target {
@@ -88,7 +89,7 @@ impl Target {
             threads: Vec::new(),
             fate: Fate::default(),
             local_addr,
-            pid: std::process::id(),
+            home: Forked::new(()),
         };
         let mut listener = Some(listener);
         for number in 0..num_pollers {
@@ -164,7 +165,7 @@ impl Target {
     }
 
     fn end(&mut self) {
-        if self.pid != std::process::id() {
+        if !self.home.is_ours() {
             // They are the parent's, which goes on serving.
             std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
             return;

@@ -13,8 +13,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::files::Files;
-use crate::buf::process_id;
 use crate::error::{Error, Result};
+use crate::process::Forked;
 use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
 
@@ -22,7 +22,8 @@ use crate::threads::caught;
 pub(super) struct Helpers {
     shared: Arc<Shared>,
     num_threads: usize,
-    pid: u32,
+    /// Only the process that made it has what runs behind it.
+    home: Forked<()>,
 }
 
 struct Shared {
@@ -65,7 +66,7 @@ impl Helpers {
         let (work, ended) = (Condvar::new(), Condvar::new());
         let (queue, done) = (Mutex::new(queue), Mutex::default());
         let shared = Arc::new(Shared { files, queue, work, ended, done, event });
-        let mut helpers = Helpers { shared, num_threads: 0, pid: process_id() };
+        let mut helpers = Helpers { shared, num_threads: 0, home: Forked::new(()) };
         helpers.spawn()?;
         Ok(helpers)
     }
@@ -127,7 +128,7 @@ impl Helpers {
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        if self.pid == process_id() {
+        if self.home.is_ours() {
             let mut queue = self.shared.queue.lock();
             queue.is_closed = true;
             queue.waiting.clear();

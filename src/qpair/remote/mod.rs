@@ -34,8 +34,8 @@ pub(in crate::qpair) use joining::Entrance;
 
 pub(in crate::qpair) use super::session::{Facts, Failure, HostIdentity, Turn};
 use super::{ConnectOptions, Namespace, Wait};
-use crate::buf::process_id;
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::process_id;
 use crate::units::Nsid;
 
 /// A way of reaching controllers.

@@ -3,14 +3,14 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, c_char, c_int, c_void};
-use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions, process_id};
+use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::Watch;
 use dlfs::nvme::Address;
+use dlfs::process::Forked;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};
 use dlfs::units::Lba;
@@ -80,13 +80,11 @@ pub struct NsDone {
 
 /// What a namespace handle stands for.
 pub(crate) struct Queue {
-    /// Whoever made the queue pair: a child of it may not use it.
-    pid: u32,
     namespace: Namespace,
     buffers: Buffers,
     stop: Stop,
-    /// Dropped by hand: a child of a fork leaves its parent's alone.
-    work: ManuallyDrop<Mutex<Work>>,
+    /// A child of a fork leaves its parent's alone.
+    work: Forked<Mutex<Work>>,
 }
 
 /// Where the buffers lie; they are handed out by address and never move.
@@ -293,17 +291,17 @@ impl Queue {
         let (pending, done) =
             (VecDeque::with_capacity(count as usize), Vec::with_capacity(count as usize));
         let work = Mutex::new(Work { group, free, busy, pending, done, _pool: pool });
-        let work = ManuallyDrop::new(work);
+        let work = Forked::new(work);
         let buffers = Buffers { start, count, len };
-        Ok(Queue { pid: process_id(), namespace, buffers, stop, work })
+        Ok(Queue { namespace, buffers, stop, work })
     }
 
     fn work(&self) -> Result<MutexGuard<'_, Work>, Failure> {
-        if self.pid != process_id() {
+        let Some(work) = self.work.get() else {
             let text = "the namespace was opened before a fork: the child opens it again";
             return Err(Failure::invalid(text));
-        }
-        match self.work.try_lock() {
+        };
+        match work.try_lock() {
             Ok(work) => Ok(work),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
@@ -402,15 +400,6 @@ impl Work {
         buf.unsplit(rest).expect("the two parts of one buffer");
         self.free[index] = Some(buf);
         slba
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if self.pid == process_id() {
-            // SAFETY: dropped here alone, and nothing uses it afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.work) };
-        }
     }
 }
 
