@@ -1,35 +1,11 @@
-//! How a queue pair without a connection finds a session, and how long its maker waits for that.
+//! How long the maker of a queue pair waits until it is in a session.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Backlog, Phase, Remote, Session, Transport};
+use super::{Backlog, Phase, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Whether there is a session to join.
-pub(in crate::qpair) enum Entrance<T: Transport> {
-    /// This one.
-    Open(Arc<Session<T>>),
-    /// Not now: look again.
-    NotYet,
-    /// There will be none any more, for this reason.
-    Closed(String),
-}
-
 impl<T: Transport> Remote<T> {
-    /// The session to join, if one is live; `backlog` keeps why there is none.
-    pub(in crate::qpair) fn entrance(&self, backlog: &mut Backlog) -> Entrance<T> {
-        match self.phase() {
-            Phase::Live(session) => Entrance::Open(session),
-            Phase::Opening => Entrance::NotYet,
-            Phase::Lost(failure) => {
-                backlog.note(failure);
-                Entrance::NotYet
-            }
-            Phase::Dead(failure) => Entrance::Closed(failure.message),
-        }
-    }
-
     /// Whether a new queue pair that is not in a session yet may go on trying; `stage` is what it is at.
     ///
     /// # Errors

@@ -6,18 +6,39 @@
 //! There is no socket, thread or clock here, so the same code runs below the engine `tcp` and in a
 //! simulated network (`tests/netsim`).
 //!
-//! It knows what to do, never how: who opens sockets, sleeps and wakes is `remote`, and the engine.
+//! It knows what to do, never how: who opens sockets, sleeps and wakes is `remote`, and the engine. What it
+//! keeps to, and the tests look for, are the rules at the head of `remote/mod.rs`.
 //!
-//! Read [`connect`] first, then [`controller`].
+//! | file | whose life | who owns it |
+//! |---|---|---|
+//! | [`connect`] | one connection, from TCP to its use | the two below |
+//! | [`controller`] | an admin queue | the keeper's thread |
+//! | [`lifecycle`] | the sessions of a namespace: paths, losses, resets, the end | all, by a lock: [`Shared`] |
+//! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
+//! | [`Backlog`] | an I/O that is in no connection | the queue |
+//!
+//! Read [`lifecycle`] first, then [`queue`].
 
+mod backlog;
+mod backoff;
 pub mod connect;
 pub mod controller;
+mod durability;
 mod failure;
+pub mod lifecycle;
+pub mod queue;
+mod shared;
 
+pub use backlog::{Attempt, Backlog};
 pub use connect::{Channel, ConnectTerms};
 pub use controller::{Controller, Goal, Joint, Terms};
+pub use durability::Durability;
 pub use failure::Failure;
+pub use lifecycle::{Lifecycle, Limits, Phase, Session};
+pub use queue::{IoQueue, Portal};
+pub use shared::{Entrance, Shared};
 
+use super::Namespace;
 use crate::nvme::Nqn;
 use crate::units::Nsid;
 
@@ -67,3 +88,47 @@ pub struct Facts {
     /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
     pub nguid: [u8; 16],
 }
+
+impl Facts {
+    /// What they make of the namespace at `address`, for a host that asks for queues of `queue_size`
+    /// entries.
+    pub fn namespace(
+        &self,
+        address: String,
+        engine: String,
+        queue_size: u16,
+        writable: bool,
+    ) -> Namespace {
+        let limit = self.max_transfer_bytes.unwrap_or(u32::MAX).min(MAX_TRANSFER_BYTES);
+        let limit = limit.min(self.block_len_bytes.saturating_mul(MAX_BLOCKS));
+        let entries = u32::from(queue_size).clamp(2, MAX_QUEUE_ENTRIES);
+        let entries = entries.min(self.max_entries).max(2);
+        Namespace {
+            address,
+            block_len_bytes: self.block_len_bytes,
+            num_blocks: self.num_blocks,
+            max_transfer_bytes: limit,
+            queue_depth: (entries - 1) as u16,
+            nguid: self.nguid,
+            read_only: self.write_protected || !writable,
+            engine,
+        }
+    }
+}
+
+impl Namespace {
+    /// What a queue pair calls its namespace in a session that calls it `now`. Callers have cut their I/O
+    /// to what it took before, so it never takes less at once: the backlog cuts what a session does not take.
+    pub(in crate::qpair) fn in_session(&self, now: &Namespace) -> Namespace {
+        let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
+        Namespace { max_transfer_bytes, ..now.clone() }
+    }
+}
+
+/// Larger transfers gain nothing, and some targets end the connection over them although they state
+/// no limit.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// What the 0-based 16-bit field of a read or write can say.
+const MAX_BLOCKS: u32 = 1 << 16;
+/// Most entries of a queue here: the CID has 12 bits for the slot.
+const MAX_QUEUE_ENTRIES: u32 = 4096;

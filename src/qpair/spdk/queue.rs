@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Failure, Remote, Spdk};
+use super::{Failure, Portal, Remote, Spdk};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
-use crate::qpair::remote::{Attempt, Backlog, Entrance, Session};
+use crate::qpair::session::{self, Attempt, Backlog, Entrance};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
-use crate::spdk::{self, Command, IoQueue, Payload, Refusal};
+use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
+
+type Session = session::Session<Portal, Arc<Controller>>;
 
 /// A queue pair by SPDK. What becomes of an I/O without a connection, the backlog knows.
 pub(super) struct SpdkQueuePair {
@@ -38,9 +40,9 @@ enum State {
     /// There will be none any more.
     Dead { reason: String },
     /// On the way into a session, until this time at most.
-    Joining { queue: Arc<IoQueue<Job>>, session: Arc<Session<Spdk>>, deadline: Instant },
+    Joining { queue: Arc<IoQueue<Job>>, session: Arc<Session>, deadline: Instant },
     /// In a session.
-    Joined { queue: Arc<IoQueue<Job>>, session: Arc<Session<Spdk>> },
+    Joined { queue: Arc<IoQueue<Job>>, session: Arc<Session> },
 }
 
 /// What a command owns.

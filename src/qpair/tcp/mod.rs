@@ -25,7 +25,6 @@ mod queue;
 
 pub use discover::discover;
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -35,7 +34,7 @@ use self::admin::Admin;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Transport};
-use super::session::{Facts, Goal, Joint, Terms};
+use super::session::{Facts, Goal, Joint, Portal, Terms};
 use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
@@ -43,13 +42,6 @@ use crate::tcp::Digests;
 
 /// NVMe/TCP by this library's own host.
 struct Tcp;
-
-/// One way to the namespace: an address that a name stands for, on one of the user's paths.
-#[derive(Debug, Clone)]
-struct Portal {
-    address: TcpAddress,
-    socket: SocketAddr,
-}
 
 static KEEPERS: Keepers<Tcp> = Keepers::new();
 
@@ -77,12 +69,6 @@ impl Transport for Tcp {
 impl remote::Portal for Portal {
     fn address(&self) -> String {
         self.address.to_string()
-    }
-}
-
-impl fmt::Display for Portal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.socket, self.address.subnqn)
     }
 }
 

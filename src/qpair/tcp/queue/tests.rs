@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::{Joint, Portal};
 use super::*;
 use crate::buf::IoBuf;
+use crate::error::ErrorKind;
 use crate::nvme::sqe::{fctype, nvm};
-use crate::nvme::{Nqn, Status};
-use crate::qpair::ConnectOptions;
-use crate::qpair::remote::Facts;
+use crate::nvme::{Cqe, Nqn, Status};
+use crate::qpair::session::{Backlog, Entrance, Facts, Failure, Joint, Portal};
+use crate::qpair::{ConnectOptions, IoError, IoOp};
 use crate::tcp::Digests;
 use crate::tcp::controller::{Connection, ConnectionOptions, DataTransfer, Event as Command};
 use crate::units::{Lba, Nsid};
@@ -55,7 +55,8 @@ fn serve(mut stream: TcpStream, hostile: bool) {
     }
 }
 
-fn begin_session(remote: &Remote<Tcp>, number: u64) {
+/// What the keeper does when a controller is up.
+fn begin_session(remote: &Remote<Tcp>) {
     let facts = Facts {
         num_io_queues: 1,
         max_entries: 32,
@@ -65,7 +66,13 @@ fn begin_session(remote: &Remote<Tcp>, number: u64) {
         num_blocks: 64,
         ..Facts::default()
     };
-    remote.publish(number, &remote.portals[0], Joint::default(), &facts).unwrap();
+    let later = Instant::now() + Duration::from_secs(1); // any wait between rounds is over
+    let (now, namespace) = (later, remote.describe(&facts));
+    remote.with(|lifecycle| {
+        lifecycle.handle_time(now, "connecting");
+        lifecycle.handle_ready(now, Joint::default(), &facts, namespace);
+        assert!(lifecycle.live().is_some(), "{lifecycle:?}");
+    });
 }
 
 /// Runs one I/O; `None` when it has not ended after `limit`.
@@ -108,7 +115,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
     };
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, vec![portal], None);
-    begin_session(&remote, 1);
+    begin_session(&remote);
     let namespace = remote.namespace().unwrap();
     let mut pair = TcpQueuePair::connect(Arc::clone(&remote), namespace).unwrap();
     let long = Duration::from_secs(60);
@@ -122,9 +129,9 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
     assert!(early.is_none(), "{early:?}");
 
     // The keeper gets to run at last: it takes the reason, and there is a session again.
-    assert!(remote.take_reset().is_some());
+    assert!(remote.with(|lifecycle| lifecycle.is_reset()));
     assert!(matches!(remote.entrance(&mut Backlog::new(Instant::now())), Entrance::NotYet));
-    begin_session(&remote, 2);
+    begin_session(&remote);
     let flush = wait(&mut pair, long).expect("it ends in the next session");
     assert!(matches!(flush.result, Err(IoError::Disconnected(_))), "{flush:?}");
     run(&mut pair, IoOp::Flush, 0, long).expect("told once").result.unwrap();
@@ -139,11 +146,12 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     let portals = vec![Portal { address, socket }];
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, portals, None);
-    begin_session(&remote, 1);
+    begin_session(&remote);
     let Entrance::Open(session) = remote.entrance(&mut Backlog::new(Instant::now())) else {
         panic!("it is live")
     };
-    remote.lose(Failure::new(ErrorKind::Disconnected, "gone"));
+    let gone = Failure::new(ErrorKind::Disconnected, "gone");
+    remote.with(|lifecycle| lifecycle.handle_failed(Instant::now(), gone));
     // The answer had come, but the queue pair is polled only now.
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());
@@ -152,6 +160,6 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     let now = Instant::now();
     let told = backlog.judge(now, &remote, &session, attempt, Ok(Status::SUCCESS)).unwrap();
     told.result.unwrap();
-    begin_session(&remote, 2);
+    begin_session(&remote);
     assert!(remote.durability().take_lost());
 }

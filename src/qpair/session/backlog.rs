@@ -1,14 +1,14 @@
 //! What becomes of an I/O that is not in a connection: it waits, is tried again, or has failed.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::durability::Durability;
-use super::{Failure, Remote, Session, Transport};
+use super::{Durability, Failure, Session, Shared};
 use crate::buf::IoBuf;
 use crate::error::ErrorKind;
 use crate::nvme::{RetryClass, Status};
@@ -17,8 +17,9 @@ use crate::units::Lba;
 
 /// An I/O that was taken, with its past.
 #[derive(Debug)]
-pub(in crate::qpair) struct Attempt {
-    pub(in crate::qpair) io: Io,
+pub struct Attempt {
+    /// The I/O.
+    pub io: Io,
     /// How often it has been issued before.
     tries: u8,
     /// For a flush: what it will have covered.
@@ -43,12 +44,13 @@ impl AsMut<[u8]> for Attempt {
 
 impl Attempt {
     /// Whether it may not be sent any more.
-    pub(in crate::qpair) fn is_fenced(&self) -> bool {
+    pub fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
 }
 
 /// An I/O larger than the present session takes at once, while its pieces are under way.
+#[derive(Debug)]
 struct Cut {
     attempt: Attempt,
     pieces: Vec<IoBuf>,
@@ -61,7 +63,8 @@ struct Cut {
 /// While the connection is down I/Os are taken and wait. Reads that were on their way when it died are
 /// issued again; writes and flushes are not, since the target may still apply them: they complete with
 /// `Disconnected`, and whoever wrote must read back to know.
-pub(in crate::qpair) struct Backlog {
+#[derive(Debug)]
+pub struct Backlog {
     /// I/Os that are not in a connection, in order.
     waiting: VecDeque<Attempt>,
     /// I/Os that the target asked to try again later, with the time.
@@ -79,7 +82,7 @@ pub(in crate::qpair) struct Backlog {
 
 impl Backlog {
     /// That of a queue pair which has no connection yet.
-    pub(in crate::qpair) fn new(now: Instant) -> Backlog {
+    pub fn new(now: Instant) -> Backlog {
         Backlog {
             waiting: VecDeque::new(),
             delayed: VecDeque::new(),
@@ -92,7 +95,7 @@ impl Backlog {
     }
 
     /// Takes what there is room for; what cannot be is finished with the reason.
-    pub(in crate::qpair) fn take(
+    pub fn take(
         &mut self,
         pending: &mut VecDeque<Io>,
         namespace: &Namespace,
@@ -118,13 +121,13 @@ impl Backlog {
     }
 
     /// I/Os taken and not completed.
-    pub(in crate::qpair) fn owed(&self) -> usize {
+    pub fn owed(&self) -> usize {
         self.owed
     }
 
     /// The next I/O to issue in a session on `namespace`. What was taken when a session took more at once
     /// is cut to what this one takes.
-    pub(in crate::qpair) fn next_to_issue(
+    pub fn next_to_issue(
         &mut self,
         durability: &Durability,
         namespace: &Namespace,
@@ -205,18 +208,18 @@ impl Backlog {
 
     /// Puts back an I/O that there was no room for after all.
     #[cfg(feature = "spdk")]
-    pub(in crate::qpair) fn put_back(&mut self, attempt: Attempt) {
+    pub fn put_back(&mut self, attempt: Attempt) {
         self.waiting.push_front(attempt);
     }
 
     /// Fails one I/O.
     #[cfg(feature = "spdk")]
-    pub(in crate::qpair) fn fail(&mut self, attempt: Attempt, error: IoError) {
+    pub fn fail(&mut self, attempt: Attempt, error: IoError) {
         self.end(attempt, Err(error));
     }
 
     /// Takes back what was in a connection that died, oldest first.
-    pub(in crate::qpair) fn recover(
+    pub fn recover(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
         durability: &Durability,
@@ -236,11 +239,11 @@ impl Backlog {
     }
 
     /// What an answer means for its I/O; `None`: it is tried again.
-    pub(in crate::qpair) fn judge<T: Transport>(
+    pub fn judge<P: Clone + fmt::Display, J>(
         &mut self,
         now: Instant,
-        remote: &Remote<T>,
-        session: &Session<T>,
+        shared: &Shared<P, J>,
+        session: &Session<P, J>,
         attempt: Attempt,
         result: Result<Status, IoError>,
     ) -> Option<Completion> {
@@ -253,19 +256,18 @@ impl Backlog {
             self.down_since = None;
             match attempt.io.op {
                 IoOp::Read => {}
-                IoOp::Write if session.has_volatile_write_cache => remote.wrote(session.number),
+                IoOp::Write if session.has_volatile_write_cache => shared.wrote(session.number),
                 IoOp::Write => {}
-                IoOp::Flush => remote.durability().flushed(attempt.covers),
+                IoOp::Flush => shared.durability().flushed(attempt.covers),
             }
             return self.completion(attempt, Ok(()));
         }
         if attempt.tries >= max_tries(status, attempt.io.op) {
             return self.completion(attempt, Err(IoError::Status(status)));
         }
-        if is_path_related(status) && remote.portals.len() > 1 {
+        if is_path_related(status) {
             let message = format!("the controller answered {status}");
-            let failure = Failure::new(ErrorKind::Disconnected, message);
-            remote.request_reset(session.number, failure);
+            shared.avoid_path(session.number, Failure::new(ErrorKind::Disconnected, message));
         }
         let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
         self.delayed.push_back((now + RETRY_DELAY, attempt));
@@ -273,40 +275,40 @@ impl Backlog {
     }
 
     /// The completion of a read that succeeded in a session which is known to work; `None` for a piece.
-    pub(in crate::qpair) fn succeed(&mut self, attempt: Attempt) -> Option<Completion> {
+    pub fn succeed(&mut self, attempt: Attempt) -> Option<Completion> {
         self.down_since = None;
         self.completion(attempt, Ok(()))
     }
 
     /// The connection is up.
-    pub(in crate::qpair) fn set_up(&mut self) {
+    pub fn set_up(&mut self) {
         if self.owed == 0 {
             self.down_since = None;
         }
     }
 
     /// The connection is down.
-    pub(in crate::qpair) fn set_down(&mut self, now: Instant) {
+    pub fn set_down(&mut self, now: Instant) {
         self.down_since.get_or_insert(now);
     }
 
     /// All that happened before belongs to the parent process.
-    pub(in crate::qpair) fn begin_anew(&mut self, now: Instant) {
+    pub fn begin_anew(&mut self, now: Instant) {
         self.down_since = Some(now);
     }
 
     /// Why the last attempt did not work, if one did not.
-    pub(in crate::qpair) fn last_failure(&self) -> Option<&Failure> {
+    pub fn last_failure(&self) -> Option<&Failure> {
         self.last_failure.as_ref()
     }
 
     /// Keeps why an attempt did not work.
-    pub(in crate::qpair) fn note(&mut self, failure: Failure) {
+    pub fn note(&mut self, failure: Failure) {
         self.last_failure = Some(failure);
     }
 
     /// Lets I/Os wait no longer whose time has come.
-    pub(in crate::qpair) fn wake_delayed(&mut self, now: Instant) {
+    pub fn wake_delayed(&mut self, now: Instant) {
         while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
             let (_, attempt) = self.delayed.pop_front().expect("just seen");
             self.waiting.push_back(attempt);
@@ -314,7 +316,7 @@ impl Backlog {
     }
 
     /// Ends what waits when nothing has worked for `limit`, after which a controller is given up.
-    pub(in crate::qpair) fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
+    pub fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
         if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
             let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
             let reason = format!("nothing worked for {} s: {last}", limit.as_secs());
@@ -323,7 +325,7 @@ impl Backlog {
     }
 
     /// Ends everything that waits.
-    pub(in crate::qpair) fn fail_all(&mut self, reason: &str) {
+    pub fn fail_all(&mut self, reason: &str) {
         let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
         let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
         for attempt in all {
@@ -332,28 +334,28 @@ impl Backlog {
     }
 
     /// Keeps a completion to be handed out later.
-    pub(in crate::qpair) fn finish(&mut self, completion: Completion) {
+    pub fn finish(&mut self, completion: Completion) {
         self.finished.push_back(completion);
     }
 
     /// A completion that waits to be handed out.
-    pub(in crate::qpair) fn pop_finished(&mut self) -> Option<Completion> {
+    pub fn pop_finished(&mut self) -> Option<Completion> {
         self.finished.pop_front()
     }
 
     /// `count` completions were handed out.
-    pub(in crate::qpair) fn handed_out(&mut self, count: usize) {
+    pub fn handed_out(&mut self, count: usize) {
         self.owed -= count;
     }
 
     /// Whether an I/O waits to be issued now.
     #[cfg(feature = "spdk")]
-    pub(in crate::qpair) fn is_waiting(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// When to look again: at once (`now`) for what is finished, else when a delay is over.
-    pub(in crate::qpair) fn next_timeout(&self, now: Instant) -> Option<Instant> {
+    pub fn next_timeout(&self, now: Instant) -> Option<Instant> {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A write that completed may be in the target's cache. When the session is lost, the cache may be
 /// lost with it, and a flush on the next session would say nothing about it: so that flush must fail.
 #[derive(Debug, Default)]
-pub(in crate::qpair) struct Durability {
+pub struct Durability {
     /// Writes completed, ever.
     written: AtomicU64,
     /// Of those, how many a flush has covered, or were lost.
@@ -17,23 +17,23 @@ pub(in crate::qpair) struct Durability {
 
 impl Durability {
     /// A write has completed.
-    pub(in crate::qpair) fn wrote(&self) {
-        // Ordered with the end of the session: see `Remote::wrote`.
+    pub fn wrote(&self) {
+        // Ordered with the end of the session: see `Shared::wrote`.
         self.written.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A flush begins: what it will have covered, for [`Durability::flushed`].
-    pub(in crate::qpair) fn flush_begins(&self) -> u64 {
+    pub fn flush_begins(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
     /// A flush has succeeded.
-    pub(in crate::qpair) fn flushed(&self, covered: u64) {
+    pub fn flushed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
     }
 
     /// A flush has failed with its session, which tells of the writes that it would have covered.
-    pub(in crate::qpair) fn flush_failed(&self, covered: u64) {
+    pub fn flush_failed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
         if self.written.load(Ordering::Relaxed) == covered {
             self.lost.store(false, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Durability {
     }
 
     /// The session is lost, and with it what was written and not flushed.
-    pub(in crate::qpair) fn session_lost(&self) {
+    pub fn session_lost(&self) {
         let written = self.written.load(Ordering::SeqCst);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
             self.lost.store(true, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Durability {
     }
 
     /// Whether writes were lost with a session since this was last asked.
-    pub(in crate::qpair) fn take_lost(&self) -> bool {
+    pub fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// How long to wait before the next round: 10 ms doubling to 500 ms, less up to half by chance, so
 /// that many hosts of one target do not come back at the same moments.
+#[derive(Debug)]
 pub(super) struct Backoff {
     step: Duration,
     is_fresh: bool,
@@ -11,10 +12,14 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    pub(super) fn new() -> Backoff {
-        use std::hash::{BuildHasher, Hasher, RandomState};
-        let random = RandomState::new().build_hasher().finish() | 1;
-        Backoff { step: BACKOFF_MIN, is_fresh: true, random }
+    /// `random` is any number, another on each host.
+    pub(super) fn new(random: u64) -> Backoff {
+        Backoff { step: BACKOFF_MIN, is_fresh: true, random: random | 1 }
+    }
+
+    /// Waits are short again.
+    pub(super) fn begin_anew(&mut self) {
+        (self.step, self.is_fresh) = (BACKOFF_MIN, true);
     }
 
     /// Whether no wait has been asked for yet.
@@ -48,7 +53,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_half_a_second_and_are_never_the_same_for_all() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(7);
         let mut step = BACKOFF_MIN;
         for _ in 0..20 {
             let wait = backoff.next();
