@@ -204,19 +204,31 @@ impl IoError {
         }
     }
 
-    /// The library's error for this failure of an I/O on `namespace` at `slba`.
-    pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
-        let kind = match &self {
+    /// What a caller can act on: the one place that says so for an I/O.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            // Status code type 2h: media and data integrity errors.
+            IoError::Status(status) if status.sct == 2 => ErrorKind::Corrupt,
             IoError::Status(_) => ErrorKind::Refused,
             IoError::Disconnected(_) | IoError::Fenced => ErrorKind::Disconnected,
             IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
             IoError::Os(28 | 122) => ErrorKind::NoSpace, // ENOSPC, EDQUOT
-            IoError::Os(_) | IoError::Excess { .. } => ErrorKind::Io,
+            IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
+            IoError::Excess { .. } => ErrorKind::Io,
             IoError::Panicked(_) => ErrorKind::Internal,
             IoError::Changed(_) => ErrorKind::Stale,
             IoError::Invalid(_) => ErrorKind::InvalidArgument,
-        };
-        Error::new(kind, "an I/O failed").target(namespace.address.clone()).lba(slba).source(self)
+        }
+    }
+
+    /// The library's error for this failure of an I/O on `namespace`.
+    pub(crate) fn on(self, namespace: &Namespace) -> Error {
+        Error::new(self.kind(), "an I/O failed").target(namespace.address.clone()).source(self)
+    }
+
+    /// The library's error for this failure of an I/O on `namespace` at `slba`.
+    pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
+        self.on(namespace).lba(slba)
     }
 }
 

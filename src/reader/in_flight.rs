@@ -10,7 +10,6 @@ use crate::qpair::{IoError, Namespace};
 use crate::units::Lba;
 
 use super::plan::{Fetch, Part, Placed};
-use super::pump::io_error;
 
 /// A fetch under way.
 pub(super) struct InFlight {
@@ -223,7 +222,7 @@ impl InFlight {
             if let Some(error) = failed(part) {
                 let namespace = namespace(at);
                 let lba = Lba(at.offset_bytes / u64::from(namespace.block_len_bytes));
-                self.unread.push((part, io_error(error, namespace).lba(lba)));
+                self.unread.push((part, error.clone().on(namespace).lba(lba)));
             }
         }
         for (index, sample) in self.fetch.samples.iter().enumerate() {
@@ -232,7 +231,7 @@ impl InFlight {
                     self.fetch.parts_of(sample).find_map(|part| failed(part).map(|e| (part, e)))
             {
                 let namespace = namespace(&self.fetch.parts[part]);
-                self.failures.push((index, io_error(error, namespace)));
+                self.failures.push((index, error.clone().on(namespace)));
             }
         }
     }

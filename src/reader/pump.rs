@@ -14,7 +14,6 @@ use slab::Slab;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
-use crate::nvme::Status;
 use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace};
 use crate::units::Lba;
@@ -444,26 +443,6 @@ fn may_help(error: &IoError) -> bool {
         // The engine has tried for as long as it was told to.
         _ => false,
     }
-}
-
-/// An engine's error as the library's, without a place.
-pub(crate) fn io_error(error: &IoError, namespace: &Namespace) -> Error {
-    let kind = match error {
-        IoError::Status(status) if is_media_error(status) => ErrorKind::Corrupt,
-        IoError::Short { .. } | IoError::DataDigest => ErrorKind::Corrupt,
-        IoError::Disconnected(_) => ErrorKind::Disconnected,
-        IoError::Changed(_) => ErrorKind::Stale,
-        IoError::Invalid(_) => ErrorKind::InvalidArgument,
-        IoError::Os(errno) => Error::from(std::io::Error::from_raw_os_error(*errno)).kind(),
-        IoError::Panicked(_) => ErrorKind::Internal,
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, "a read failed").target(namespace.address.clone()).source(error.clone())
-}
-
-/// Status code type 2h: media and data integrity errors.
-fn is_media_error(status: &Status) -> bool {
-    status.sct == 2
 }
 
 fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) -> Error {
