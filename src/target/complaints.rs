@@ -1,7 +1,14 @@
-//! Warnings about hosts: a line now and then with a count, however many hosts give cause for one.
+//! Warnings about hosts: a line now and then with a count, however many hosts give cause for one. Those
+//! that are left out are in the access log, which is all events of level `INFO`.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use tracing::field::display;
+
+use crate::nvme::Nqn;
 
 /// What is warned of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +25,13 @@ pub(super) enum Complaint {
     Protocol,
     /// A host that let a time limit pass.
     Late,
+}
+
+/// Who is spoken of, as far as it is known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Who<'a> {
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) host: Option<&'a Nqn>,
 }
 
 /// One line a kind in [`INTERVAL`]; the rest is counted.
@@ -39,8 +53,24 @@ impl Complaints {
         Complaints { start, kinds: Default::default() }
     }
 
-    /// Has `write` say it, with how many of the kind were not said since the last time; or counts it.
-    pub(super) fn say(&self, now: Instant, complaint: Complaint, write: impl FnOnce(u64)) {
+    /// Warns of it, with how many of the kind were left out since the last time; or counts it, and leaves
+    /// it to the access log.
+    pub(super) fn say(
+        &self,
+        now: Instant,
+        complaint: Complaint,
+        who: Who<'_>,
+        what: fmt::Arguments<'_>,
+    ) {
+        let (peer, host) = (who.peer.map(display), who.host.map(Nqn::as_str));
+        match self.turn(now, complaint) {
+            Some(suppressed) => tracing::warn!(peer, host, suppressed, "{what}"),
+            None => tracing::info!(peer, host, "{what}"),
+        }
+    }
+
+    /// How many of the kind were left out, when it is time for a line.
+    fn turn(&self, now: Instant, complaint: Complaint) -> Option<u64> {
         let kind = &self.kinds[complaint as usize];
         let now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
         let next_ms = kind.next_ms.load(Ordering::Relaxed);
@@ -49,11 +79,10 @@ impl Complaints {
         // Of several pollers at the same moment one says it.
         let is_time = now_ms >= next_ms
             && kind.next_ms.compare_exchange(next_ms, then_ms, relaxed, relaxed).is_ok();
-        if is_time {
-            write(kind.suppressed.swap(0, relaxed));
-        } else {
+        if !is_time {
             kind.suppressed.fetch_add(1, relaxed);
         }
+        is_time.then(|| kind.suppressed.swap(0, relaxed))
     }
 }
 
@@ -67,14 +96,11 @@ mod tests {
     fn a_thousand_causes_are_one_line_and_a_count_with_the_next() {
         let start = Instant::now();
         let complaints = Complaints::new(start);
-        let mut said = Vec::new();
-        for number in 0..1000 {
-            let now = start + Duration::from_millis(number);
-            complaints.say(now, Complaint::NoConnection, |suppressed| said.push(suppressed));
-        }
-        complaints.say(start, Complaint::Stranger, |suppressed| said.push(suppressed + 1_000_000));
-        complaints
-            .say(start + INTERVAL, Complaint::NoConnection, |suppressed| said.push(suppressed));
-        assert_eq!(said, [0, 1_000_000, 999]);
+        let after = |number| start + Duration::from_millis(number);
+        let turn = |number| complaints.turn(after(number), Complaint::NoConnection);
+        let said: Vec<u64> = (0..1000).filter_map(turn).collect();
+        assert_eq!(said, [0]);
+        assert_eq!(complaints.turn(start, Complaint::Stranger), Some(0), "another kind");
+        assert_eq!(complaints.turn(start + INTERVAL, Complaint::NoConnection), Some(999));
     }
 }

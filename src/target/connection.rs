@@ -1,6 +1,7 @@
 //! One connection of a host: its socket, its protocol, and the commands that are on their way.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
-use super::complaints::Complaint;
+use super::complaints::{Complaint, Who};
 use super::hosts::{HostId, Hunger};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::peers::Peer;
@@ -125,10 +126,27 @@ impl Progress {
 pub(super) enum Closed {
     /// The host closed it.
     ByHost,
-    /// The host broke the protocol, or one of its time limits passed, or it had to make room.
-    Dropped,
+    /// The operating system did, for want of an answer from the host's machine or at its word.
+    Lost(io::ErrorKind),
+    /// The host broke the protocol, or one of its time limits passed, or it had to make room; which, in
+    /// words.
+    Dropped(&'static str),
     /// Its controller is gone.
     Orphaned,
+    /// The target ends.
+    Stopped,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Closed::ByHost => f.write_str("the host closed the connection"),
+            Closed::Lost(error) => write!(f, "the connection was lost: {error}"),
+            Closed::Dropped(why) => f.write_str(why),
+            Closed::Orphaned => f.write_str("its controller gave way to another, or is gone"),
+            Closed::Stopped => f.write_str("the target stops"),
+        }
+    }
 }
 
 impl HostConnection {
@@ -296,10 +314,10 @@ impl HostConnection {
         let len = match (&self.stream).read_vectored(&mut slices) {
             Ok(0) => return Err(Closed::ByHost),
             // The operating system counts what cannot be: nobody knows what came.
-            Ok(len) if len > payload_len + scratch.len() => return Err(Closed::Dropped),
+            Ok(len) if len > payload_len + scratch.len() => return Err(MISCOUNTED),
             Ok(len) => len,
             Err(error) if is_transient(&error) => return Ok(()),
-            Err(_) => return Err(Closed::ByHost),
+            Err(error) => return Err(Closed::Lost(error.kind())),
         };
         if self.terminated.is_some() {
             return Ok(()); // nobody reads it: the protocol has failed
@@ -341,15 +359,15 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) -> Result<(), Closed> {
-        backend.subsystem.complaints.say(now, Complaint::Protocol, |suppressed| {
-            tracing::warn!(peer = %self.peer, suppressed, "ended a connection that broke the protocol: {error}");
-        });
+        let what = format_args!("ended a connection that broke the protocol: {error}");
+        backend.subsystem.complaints.say(now, Complaint::Protocol, self.who(), what);
+        self.say_goodbye(BROKE_PROTOCOL, now);
         self.protocol.terminate(error);
         self.terminated = Some(now);
         self.forget_waiting(backend);
         self.awaited.end();
         self.queue = None;
-        if self.wants_to_send() { Ok(()) } else { Err(Closed::Dropped) }
+        if self.wants_to_send() { Ok(()) } else { Err(BROKE_PROTOCOL) }
     }
 
     fn handle(&mut self, event: Event, backend: &mut Backend, now: Instant) {
@@ -410,7 +428,7 @@ impl HostConnection {
     ) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
         match backend.subsystem.connect(sqe, &data, self.peer, now) {
-            Err(Refusal { status, dw0 }) => self.protocol.finish(id, status, u64::from(dw0)),
+            Err(Refusal { status, dw0, .. }) => self.protocol.finish(id, status, u64::from(dw0)),
             Ok(queue) => {
                 let capsule_data = match queue.qid {
                     0 => FABRICS_CAPSULE_DATA_BYTES,
@@ -670,7 +688,7 @@ impl HostConnection {
             let mut control = SendAncillaryBuffer::default();
             let asked: usize = slices[..num_slices].iter().map(|slice| slice.len()).sum();
             match sendmsg(&self.stream, &slices[..num_slices], &mut control, flags) {
-                Ok(len) if len > asked => return Err(Closed::Dropped),
+                Ok(len) if len > asked => return Err(MISCOUNTED),
                 Ok(len) => {
                     self.protocol.sent(len);
                     self.sending.go_on(now, len);
@@ -680,7 +698,7 @@ impl HostConnection {
                     self.is_blocked = true;
                     return Ok(());
                 }
-                Err(_) => return Err(Closed::ByHost),
+                Err(errno) => return Err(Closed::Lost(io::Error::from(errno).kind())),
             }
         }
         self.sending.end();
@@ -694,19 +712,34 @@ impl HostConnection {
         let options = &backend.subsystem.options;
         let passed =
             |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
-        let is_late = match (&self.terminated, &self.queue) {
-            (Some(since), _) => passed(*since, LINGER),
-            (None, None) => passed(self.opened, options.connect_timeout),
-            (None, Some(queue)) if queue.is_orphan() => return Err(Closed::Orphaned),
+        let late = match (&self.terminated, &self.queue) {
+            (Some(since), _) => passed(*since, LINGER).then_some(BROKE_PROTOCOL),
+            (None, None) => passed(self.opened, options.connect_timeout).then_some(NO_CONNECT),
+            (None, Some(queue)) if queue.is_orphan() => Some(Closed::Orphaned),
             (None, Some(queue)) => {
-                queue.qid == 0 && queue.keep_alive_deadline().is_some_and(|at| now >= at)
+                let is_silent = queue.keep_alive_deadline().is_some_and(|at| now >= at);
+                (queue.qid == 0 && is_silent).then_some(NO_KEEP_ALIVE)
             }
         };
-        if is_late || self.is_stalled(now, options.send_timeout) {
-            Err(Closed::Dropped)
-        } else {
-            Ok(())
-        }
+        let stalled = self.is_stalled(now, options.send_timeout).then_some(STALLED);
+        late.or(stalled).map_or(Ok(()), Err)
+    }
+
+    /// Who it is.
+    pub(super) fn who(&self) -> Who<'_> {
+        let host = self.queue.as_ref().map(|queue| &queue.controller.hostnqn);
+        Who { peer: Some(self.peer), host }
+    }
+
+    /// Tells the access log that a host's admin queue, and so its controller, ends; other connections
+    /// end without a word, but in the log for those who develop it.
+    pub(super) fn say_goodbye(&self, closed: Closed, now: Instant) {
+        let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {
+            return tracing::debug!(peer = %self.peer, "connection closed: {closed}");
+        };
+        let (host, cntlid) = (queue.controller.hostnqn.as_str(), queue.controller.cntlid);
+        let seconds = now.saturating_duration_since(self.opened).as_secs();
+        tracing::info!(peer = %self.peer, host, cntlid, seconds, "disconnected: {closed}");
     }
 }
 
@@ -719,3 +752,8 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
 const PROGRESS_BYTES: usize = 64 << 10;
 /// How long a connection that broke the protocol stays open, so that the host can read why.
 const LINGER: Duration = Duration::from_secs(1);
+const BROKE_PROTOCOL: Closed = Closed::Dropped("it broke the protocol");
+const MISCOUNTED: Closed = Closed::Dropped("the operating system counted bytes that cannot be");
+const NO_CONNECT: Closed = Closed::Dropped("it had connected to no queue in time");
+const NO_KEEP_ALIVE: Closed = Closed::Dropped("nothing came for twice its keep alive time-out");
+const STALLED: Closed = Closed::Dropped("it did not read its answers, or send data, in time");

@@ -53,6 +53,14 @@ impl Places {
         (self.total >= self.max).then_some(Full::All)
     }
 
+    /// How many there may be.
+    pub(super) fn limit(&self, full: Full) -> usize {
+        match full {
+            Full::Peer => self.max_per_peer,
+            Full::All => self.max,
+        }
+    }
+
     pub(super) fn of(&self, peer: Peer) -> usize {
         self.by_peer.get(&peer).copied().unwrap_or(0)
     }

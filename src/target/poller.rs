@@ -1,6 +1,7 @@
 //! The thread that moves data: sockets on one side, queue pairs on the other.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
-use super::complaints::Complaint;
+use super::complaints::{Complaint, Who};
 use super::connection::{Closed, HostConnection, is_transient};
 use super::hosts::{Hosts, Hunger};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
@@ -256,9 +257,9 @@ impl Poller {
                     continue;
                 }
                 Err(error) => {
-                    self.complain(now, Complaint::NoConnection, |suppressed| {
-                        tracing::warn!(%error, suppressed, "cannot accept connections for now");
-                    });
+                    let who = Who { peer: None, host: None };
+                    let what = format_args!("cannot accept connections for now: {error}");
+                    self.complain(now, Complaint::NoConnection, who, what);
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
@@ -314,27 +315,27 @@ impl Poller {
         self.spare.is_some()
     }
 
-    fn complain(&self, now: Instant, complaint: Complaint, write: impl FnOnce(u64)) {
-        self.backend.subsystem.complaints.say(now, complaint, write);
+    fn complain(&self, now: Instant, complaint: Complaint, who: Who<'_>, what: fmt::Arguments<'_>) {
+        self.backend.subsystem.complaints.say(now, complaint, who, what);
     }
 
     fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
         Counters::add(&self.backend.counters.dropped, 1);
         Counters::add(&self.backend.counters.refused, 1);
-        self.complain(now, Complaint::NoConnection, |suppressed| {
-            tracing::warn!(%peer, suppressed, "refused a connection: {why}");
-        });
+        let who = Who { peer: Some(peer), host: None };
+        self.complain(now, Complaint::NoConnection, who, format_args!("refused: {why}"));
     }
 
     fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         let peer = Peer::from(from.ip());
         while let Some(full) = self.places.full(peer) {
             if !self.make_room(full, peer, now) {
+                let max = self.places.limit(full);
                 let why = match full {
-                    Full::Peer => "its address has as many as one may have",
-                    Full::All => "all places are taken",
+                    Full::Peer => "its address has (--max-connections-per-address)",
+                    Full::All => "there are (--max-connections, or three quarters of the files)",
                 };
-                self.refuse(from, why, now);
+                self.refuse(from, &format!("{max} connections, the most, {why}"), now);
                 return self.relieve();
             }
         }
@@ -375,7 +376,9 @@ impl Poller {
             (Full::All, Some(greediest)) => {
                 let those = self.connections.iter().filter(|(_, c)| c.is_from(greediest));
                 let longest = those.min_by_key(|(_, c)| c.last_received()).map(|(index, _)| index);
-                longest.is_some_and(|index| self.evict(index, "for one of another address", now))
+                longest.is_some_and(|index| {
+                    self.evict(index, "it made room for one of another address", now)
+                })
             }
             (Full::All, None) => self.close_stranger(None, now),
         }
@@ -388,8 +391,9 @@ impl Poller {
             self.is_stranger(index, generation)
                 && peer.is_none_or(|peer| self.connections[index].is_from(peer))
         });
-        oldest
-            .is_some_and(|(index, _)| self.evict(index, "before it had connected to a queue", now))
+        oldest.is_some_and(|(index, _)| {
+            self.evict(index, "it made room, having connected to no queue", now)
+        })
     }
 
     fn is_stranger(&self, index: usize, generation: u32) -> bool {
@@ -406,13 +410,11 @@ impl Poller {
         }
     }
 
-    fn evict(&mut self, index: usize, why: &str, now: Instant) -> bool {
-        let peer = self.connections[index].peer;
+    fn evict(&mut self, index: usize, why: &'static str, now: Instant) -> bool {
+        let who = self.connections[index].who();
         Counters::add(&self.backend.counters.evicted, 1);
-        self.complain(now, Complaint::MadeRoom, |suppressed| {
-            tracing::warn!(%peer, suppressed, "a connection had to make room {why}");
-        });
-        self.close(index, Closed::Dropped);
+        self.complain(now, Complaint::MadeRoom, who, format_args!("evicted: {why}"));
+        self.close(index, Closed::Dropped(why), now);
         true
     }
 
@@ -435,7 +437,7 @@ impl Poller {
             watch(&self.epoll, index, connection);
         }
         if let Err(closed) = result {
-            return self.close(index, closed);
+            return self.close(index, closed, now);
         }
         if connection.is_load && connection.is_admin() {
             connection.is_load = false;
@@ -495,7 +497,7 @@ impl Poller {
             let sent = connection.send(now);
             connection.account(&mut self.backend);
             match sent {
-                Err(closed) => self.close(index, closed),
+                Err(closed) => self.close(index, closed, now),
                 Ok(()) if connection.is_blocked => watch(&self.epoll, index, connection),
                 Ok(()) => {}
             }
@@ -568,7 +570,7 @@ impl Poller {
             if is_enough && number > 0 {
                 break;
             }
-            self.evict(index, "since it held memory and did not move data", now);
+            self.evict(index, "it held memory that others wait for, and moved no data", now);
             free_bytes += held;
         }
     }
@@ -586,29 +588,28 @@ impl Poller {
             .collect();
         for (index, closed) in late {
             let connection = &self.connections[index];
-            let peer = connection.peer;
-            if closed == Closed::Dropped && !connection.is_terminated() {
-                self.complain(now, Complaint::Late, |suppressed| {
-                    tracing::warn!(%peer, suppressed, "dropped a connection that was silent, or did not read");
-                });
+            if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {
+                let what = format_args!("dropped: {closed}");
+                self.complain(now, Complaint::Late, connection.who(), what);
             }
-            self.close(index, closed);
+            self.close(index, closed, now);
         }
         self.forget_known();
         self.relieve_hungry(now);
     }
 
-    fn close(&mut self, index: usize, closed: Closed) {
+    fn close(&mut self, index: usize, closed: Closed, now: Instant) {
         let mut connection = self.connections.remove(index);
+        connection.say_goodbye(closed, now);
         connection.leave(&mut self.backend);
         self.places.leave(Peer::from(connection.peer.ip()));
         if connection.is_load {
             self.relieve();
         }
-        tracing::debug!(peer = %connection.peer, ?closed, "connection closed");
         let counters = &self.backend.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
-        if closed != Closed::ByHost || connection.is_terminated() {
+        let is_its_own = matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Stopped);
+        if !is_its_own || connection.is_terminated() {
             Counters::add(&counters.dropped, 1);
         }
         if connection.is_connected() {
@@ -625,7 +626,7 @@ impl Poller {
     fn close_all(&mut self) {
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
-            self.close(index, Closed::ByHost);
+            self.close(index, Closed::Stopped, Instant::now());
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Shared by all pollers. I/O commands touch no lock here: they read their controller's atomics.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::complaints::{Complaint, Complaints};
+use super::complaints::{Complaint, Complaints, Who};
 use super::options::TargetOptions;
 use super::peers::{Full, Peer, Places};
 use super::stats::Counters;
@@ -43,7 +44,7 @@ struct Controllers {
 pub(super) struct Controller {
     pub(super) cntlid: u16,
     /// Where its admin queue comes from.
-    peer: Peer,
+    from: SocketAddr,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
@@ -84,10 +85,14 @@ pub(super) struct Queue {
 }
 
 /// Why a Connect is refused, with dword 0 of the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
     pub(super) dw0: u32,
+    /// What is warned of; other refusals are in the access log alone.
+    complaint: Option<Complaint>,
+    /// For whoever runs the target.
+    why: Cow<'static, str>,
 }
 
 impl Subsystem {
@@ -164,7 +169,7 @@ impl Subsystem {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Executes a Connect.
+    /// Executes a Connect, and tells the access log who came or was refused.
     pub(super) fn connect(
         self: &Arc<Self>,
         sqe: &Sqe,
@@ -172,26 +177,53 @@ impl Subsystem {
         peer: SocketAddr,
         now: Instant,
     ) -> Result<Queue, Refusal> {
+        let result = self.enter(sqe, data, peer, now);
+        match &result {
+            Ok(queue) => queue.say_hello(peer),
+            Err(refusal) => self.say_refused(refusal, data, peer, now),
+        }
+        result
+    }
+
+    fn say_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
+        let (hostnqn, why) = (data.hostnqn().ok(), &refusal.why);
+        let Some(complaint) = refusal.complaint else {
+            let host = hostnqn.as_ref().map(Nqn::as_str);
+            return tracing::info!(%peer, host, "refused: {why}");
+        };
+        Counters::add(&self.counters.refused, 1);
+        let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
+        self.complaints.say(now, complaint, who, format_args!("refused: {why}"));
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        sqe: &Sqe,
+        data: &ConnectData,
+        peer: SocketAddr,
+        now: Instant,
+    ) -> Result<Queue, Refusal> {
         if sqe.connect_recfmt() != 0 {
-            return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
+            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "an unknown format"));
         }
         let sqsize = sqe.connect_sqsize();
         if sqsize == 0 || sqsize >= self.options.max_queue_entries {
-            return Err(Refusal::command(SQSIZE_OFFSET));
+            let max = self.options.max_queue_entries;
+            let entries = u32::from(sqsize) + 1;
+            let why = format!("a queue of {entries} entries (2 to --max-queue-entries {max})");
+            return Err(Refusal::command(SQSIZE_OFFSET, why));
         }
-        let hostnqn = data.hostnqn().map_err(|_| Refusal::data(ConnectData::HOSTNQN_OFFSET))?;
-        let subnqn = data.subnqn().map_err(|_| Refusal::data(ConnectData::SUBNQN_OFFSET))?;
+        let is_no_name = |offset| move |_| Refusal::data(offset, "a name that cannot be an NQN");
+        let hostnqn = data.hostnqn().map_err(is_no_name(ConnectData::HOSTNQN_OFFSET))?;
+        let subnqn = data.subnqn().map_err(is_no_name(ConnectData::SUBNQN_OFFSET))?;
         let is_discovery = subnqn.as_str() == Nqn::DISCOVERY;
         if !is_discovery && subnqn != self.options.nqn {
-            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET));
+            let why = format!("there is no subsystem {:?} here", subnqn.as_str());
+            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
         }
         if !is_discovery && !self.allows(&hostnqn) {
-            Counters::add(&self.counters.refused, 1);
-            let host = hostnqn.as_str().escape_debug();
-            self.complaints.say(now, Complaint::Stranger, |suppressed| {
-                tracing::warn!(%host, %peer, suppressed, "refused a host that is not on the allow-list");
-            });
-            return Err(Status::CONNECT_INVALID_HOST.into());
+            let refusal = Refusal::of(Status::CONNECT_INVALID_HOST, "it is not on the allow-list");
+            return Err(Refusal { complaint: Some(Complaint::Stranger), ..refusal });
         }
         let controller = match sqe.connect_qid() {
             0 => self.add_controller(sqe, data, hostnqn, is_discovery, peer, now)?,
@@ -217,7 +249,7 @@ impl Subsystem {
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
         if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
-            return Err(Refusal::data(ConnectData::CNTLID_OFFSET));
+            return Err(Refusal::data(ConnectData::CNTLID_OFFSET, "controllers are dynamic here"));
         }
         let peer = Peer::from(from.ip());
         let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
@@ -225,13 +257,14 @@ impl Subsystem {
         while let Some(full) = controllers.places(is_discovery).full(peer) {
             if !self.make_room(&mut controllers, full, peer, is_discovery, now) {
                 drop(controllers);
-                return Err(self.refuse_controller(full, from, is_discovery, now));
+                return Err(self.no_place(full, is_discovery));
             }
         }
-        let cntlid = controllers.next_cntlid().ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+        let cntlid =
+            controllers.next_cntlid().ok_or_else(|| busy("no controller identifier is left"))?;
         let controller = Arc::new(Controller {
             cntlid,
-            peer,
+            from,
             hostnqn,
             hostid: data.hostid,
             is_discovery,
@@ -281,8 +314,10 @@ impl Subsystem {
         };
         let of_kind = |controller: &&Arc<Controller>| controller.is_discovery == is_discovery;
         let may_go = |controller: &&Arc<Controller>| match full {
-            Full::Peer => controller.peer == peer && silent_ms(controller) >= patience_ms,
-            Full::All => silent_ms(controller) >= patience_ms || greediest == Some(controller.peer),
+            Full::Peer => controller.peer() == peer && silent_ms(controller) >= patience_ms,
+            Full::All => {
+                silent_ms(controller) >= patience_ms || greediest == Some(controller.peer())
+            }
         };
         let candidates = controllers.by_cntlid.values().filter(of_kind).filter(may_go);
         let seen = |controller: &&Arc<Controller>| controller.last_seen_ms.load(Ordering::Relaxed);
@@ -290,30 +325,28 @@ impl Subsystem {
         let Some(controller) = longest else { return false };
         controllers.remove(&controller);
         Counters::add(&self.counters.evicted, 1);
-        self.complaints.say(now, Complaint::MadeRoom, |suppressed| {
-            let host = controller.hostnqn.as_str().escape_debug();
-            let silent_s = silent_ms(&controller) / 1000;
-            tracing::warn!(%host, silent_s, suppressed, "a controller had to make room for another");
-        });
+        let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
+        let silent_s = silent_ms(&controller) / 1000;
+        let what =
+            format_args!("evicted: silent for {silent_s} s, it made room for another controller");
+        self.complaints.say(now, Complaint::MadeRoom, who, what);
         true
     }
 
-    fn refuse_controller(
-        &self,
-        full: Full,
-        peer: SocketAddr,
-        is_discovery: bool,
-        now: Instant,
-    ) -> Refusal {
-        Counters::add(&self.counters.refused, 1);
-        self.complaints.say(now, Complaint::NoController, |suppressed| {
-            let whose = match full {
-                Full::Peer => "its address has as many as one may have",
-                Full::All => "all places are taken",
-            };
-            tracing::warn!(%peer, is_discovery, suppressed, "refused a controller: {whose}");
-        });
-        Status::CONNECT_CONTROLLER_BUSY.into()
+    fn no_place(&self, full: Full, is_discovery: bool) -> Refusal {
+        let options = &self.options;
+        let (max, option) = match (full, is_discovery) {
+            (Full::All, false) => (options.max_controllers, ""),
+            (Full::Peer, false) => (options.max_controllers_per_address, "-per-address"),
+            (Full::All, true) => (options.max_discovery_controllers, ""),
+            (Full::Peer, true) => (options.max_discovery_controllers_per_address, "-per-address"),
+        };
+        let kind = if is_discovery { "discovery-controllers" } else { "controllers" };
+        let whose = match full {
+            Full::All => "all places are taken",
+            Full::Peer => "its address has as many as one may have",
+        };
+        busy(format!("{whose} (--max-{kind}{option} {max})"))
     }
 
     fn join_controller(
@@ -326,18 +359,19 @@ impl Subsystem {
         let controller = self.controllers.lock().by_cntlid.get(&data.cntlid.get()).cloned();
         let controller = controller
             .filter(|controller| controller.is_discovery == is_discovery)
-            .ok_or(Refusal::data(ConnectData::CNTLID_OFFSET))?;
+            .ok_or_else(|| Refusal::data(ConnectData::CNTLID_OFFSET, "its controller is gone"))?;
         if controller.hostnqn != *hostnqn {
-            return Err(Refusal::data(ConnectData::HOSTNQN_OFFSET));
+            return Err(Refusal::data(ConnectData::HOSTNQN_OFFSET, "another host's controller"));
         }
         if controller.hostid != data.hostid {
-            return Err(Refusal::data(0));
+            return Err(Refusal::data(0, "another host identifier than its controller's"));
         }
         if is_discovery {
-            return Err(Refusal::command(QID_OFFSET));
+            return Err(Refusal::command(QID_OFFSET, "an I/O queue of the discovery service"));
         }
         if !controller.is_enabled() {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+            let why = "an I/O queue of a controller that is not enabled";
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, why));
         }
         controller.add_queue(qid)?;
         Ok(controller)
@@ -357,7 +391,7 @@ impl Controllers {
     fn remove(&mut self, controller: &Controller) {
         if !controller.is_dead.swap(true, Ordering::Relaxed) {
             self.by_cntlid.remove(&controller.cntlid);
-            self.places(controller.is_discovery).leave(controller.peer);
+            self.places(controller.is_discovery).leave(controller.peer());
         }
     }
 
@@ -376,6 +410,10 @@ impl Controllers {
 }
 
 impl Controller {
+    fn peer(&self) -> Peer {
+        Peer::from(self.from.ip())
+    }
+
     /// Whose memory its queues take. Anybody may speak to the discovery service, under any name: so all
     /// who do are one host there, and none of those that the subsystem serves.
     pub(super) fn accounted_to(&self) -> Nqn {
@@ -440,10 +478,10 @@ impl Controller {
     fn add_queue(&self, qid: u16) -> Result<(), Refusal> {
         let mut queues = self.queues.lock();
         if qid > queues.granted.unwrap_or(0) {
-            return Err(Refusal::command(QID_OFFSET));
+            return Err(Refusal::command(QID_OFFSET, "a queue that was not granted"));
         }
         if queues.connected.contains(&qid) {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, "a queue that is connected"));
         }
         queues.connected.push(qid);
         Ok(())
@@ -451,6 +489,15 @@ impl Controller {
 }
 
 impl Queue {
+    fn say_hello(&self, peer: SocketAddr) {
+        let (host, cntlid) = (self.controller.hostnqn.as_str(), self.controller.cntlid);
+        let discovery = self.controller.is_discovery;
+        match self.qid {
+            0 => tracing::info!(%peer, host, cntlid, discovery, "connected"),
+            qid => tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue"),
+        }
+    }
+
     /// Whether the queue has lost its controller: the admin queue is gone, or it was disabled.
     pub(super) fn is_orphan(&self) -> bool {
         let controller = &self.controller;
@@ -485,26 +532,29 @@ impl Drop for Queue {
 }
 
 impl Refusal {
-    fn command(offset: u16) -> Refusal {
-        Refusal::invalid(InvalidParameter { offset, in_data: false })
+    fn command(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: false }, why)
     }
 
-    fn data(offset: u16) -> Refusal {
-        Refusal::invalid(InvalidParameter { offset, in_data: true })
+    fn data(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: true }, why)
     }
 
-    fn invalid(parameter: InvalidParameter) -> Refusal {
-        let status = Status::CONNECT_INVALID_PARAMETERS.do_not_retry();
-        Refusal { status, dw0: parameter.to_wire() }
+    fn invalid(parameter: InvalidParameter, why: impl Into<Cow<'static, str>>) -> Refusal {
+        let refusal = Refusal::of(Status::CONNECT_INVALID_PARAMETERS, why);
+        Refusal { dw0: parameter.to_wire(), ..refusal }
+    }
+
+    /// What stays as it is however often the host tries.
+    fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal { status: status.do_not_retry(), dw0: 0, complaint: None, why: why.into() }
     }
 }
 
-impl From<Status> for Refusal {
-    fn from(status: Status) -> Refusal {
-        // A busy subsystem may have room later; everything else stays as it is.
-        let retry = status.is(Status::CONNECT_CONTROLLER_BUSY);
-        Refusal { status: if retry { status } else { status.do_not_retry() }, dw0: 0 }
-    }
+/// A limit is reached: there may be room later.
+fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
+    let (status, complaint) = (Status::CONNECT_CONTROLLER_BUSY, Some(Complaint::NoController));
+    Refusal { status, dw0: 0, complaint, why: why.into() }
 }
 
 /// MPS, AMS and CSS of CC.

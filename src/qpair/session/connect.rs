@@ -315,6 +315,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         (payloads, ended.collect())
     }
 
+    /// What to do about a connection that is over: a target that has no place for it closes it before a
+    /// word is said.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        let is_early = matches!(self.stage, Stage::Initialising);
+        match failure.kind {
+            ErrorKind::Disconnected if is_early => failure.hint(NO_WORD_SAID),
+            _ => failure,
+        }
+    }
+
     /// What has not been reached yet, for people; `None` once it is in use.
     pub fn stage(&self) -> Option<&'static str> {
         match self.stage {
@@ -348,6 +358,10 @@ fn refusal(cqe: &Cqe) -> Failure {
         return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
             .hint("have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn");
     }
+    if status.is(Status::CONNECT_CONTROLLER_BUSY) {
+        return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
+            .hint(NO_PLACE);
+    }
     if status.is(Status::AUTHENTICATION_REQUIRED) {
         return authentication_required();
     }
@@ -368,6 +382,13 @@ fn authentication_required() -> Failure {
     Failure::new(ErrorKind::Unsupported, "the target requires authentication")
 }
 
+/// What to do when a target has no controller left.
+const NO_PLACE: &str = "the target has as many controllers as it allows, of all hosts or of this address: \
+    close what is not in use, or raise its limits (dlfs serve --max-controllers and \
+    --max-controllers-per-address); its log says which was reached";
+/// What to do when a target hangs up at once.
+const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
+    its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
 /// How failures name the command.
 const CONNECT: &str = "Connect";
 

@@ -260,7 +260,7 @@ impl Controller {
                 }
             }
         }
-        moved.map_err(|failure| failure.at(self.stage()))?;
+        moved.map_err(|failure| self.channel.explain(failure).at(self.stage()))?;
         if self.later.is_some_and(|(at, _)| at <= now) {
             let (_, step) = self.later.take().expect("just seen");
             self.begin(now, step)?;

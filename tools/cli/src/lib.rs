@@ -11,6 +11,7 @@ mod demo_source;
 mod epochs;
 mod exit;
 mod export;
+mod log;
 mod open;
 mod order_args;
 mod out;
@@ -42,47 +43,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return error.exit_code() as u8;
         }
     };
-    show_warnings(cli.verbose, cli.quiet);
+    log::start(cli.verbose, cli.quiet, cli.serves());
     // A panic has said what it is by itself; the exit code is that of any other failure.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
+    log::finish();
     match ended {
         Ok(Ok(outcome)) => outcome.number(),
         Ok(Err(failure)) => failure.conclude(),
         Err(_) => 1,
     }
-}
-
-/// Stderr for lines that quote what others wrote. The escape character is left to `tracing`, which
-/// writes it for its colours and nothing else.
-struct SafeStderr;
-
-impl std::io::Write for SafeStderr {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        let text = String::from_utf8_lossy(line);
-        let safe: Vec<_> = text.split('\x1b').map(text::safe_text).collect();
-        std::io::stderr().write_all(safe.join("\x1b").as_bytes())?;
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
-    }
-}
-
-/// What the library's threads have to say goes to stderr, without the clutter of a log.
-fn show_warnings(verbose: u8, quiet: bool) {
-    use tracing_subscriber::filter::LevelFilter;
-    let level = match (quiet, verbose) {
-        (true, _) => LevelFilter::ERROR,
-        (false, 0) => LevelFilter::WARN,
-        (false, 1) => LevelFilter::INFO,
-        (false, _) => LevelFilter::DEBUG,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(|| SafeStderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .without_time()
-        .init();
 }

@@ -1,11 +1,12 @@
-//! Ctrl-C and SIGTERM end a run in order; a second one ends it at once.
+//! Ctrl-C and SIGTERM end a run in order; a second one ends it at once. A server survives SIGHUP, and
+//! SIGUSR1 asks it for statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 use dlfs::{Error, Result};
@@ -58,6 +59,36 @@ impl Stop {
             thread::sleep(LOOK.min(limit));
         }
         self.is_set()
+    }
+}
+
+/// Signals that a server gets and goes on.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    hang_up: Arc<AtomicBool>,
+    statistics: Arc<AtomicBool>,
+}
+
+impl Asked {
+    /// From now on SIGHUP and SIGUSR1 do not end the process.
+    ///
+    /// # Errors
+    /// The operating system's, when it refuses a handler.
+    pub(crate) fn on_signals() -> Result<Asked> {
+        let asked = Asked { hang_up: Arc::default(), statistics: Arc::default() };
+        flag::register(SIGHUP, asked.hang_up.clone()).map_err(Error::from)?;
+        flag::register(SIGUSR1, asked.statistics.clone()).map_err(Error::from)?;
+        Ok(asked)
+    }
+
+    /// Whether SIGHUP came since this was last asked.
+    pub(crate) fn hung_up(&self) -> bool {
+        self.hang_up.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether SIGUSR1 came since this was last asked.
+    pub(crate) fn wants_statistics(&self) -> bool {
+        self.statistics.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -220,7 +220,31 @@ fn limits_are_options_and_a_host_beyond_them_is_told_to_try_again() {
     let image = place.arg("train.dlfs");
     let served = Served::start(&image, &["--max-controllers", "1", "--max-keep-alive", "3600"]);
     let busy = Served::start(&served.address, &[]); // a relay holds the one place
-    run(&["ls", &served.address, "--ctrl-loss-tmo", "1"]).code(1);
+    let refused = run(&["ls", &served.address, "--ctrl-loss-tmo", "1"]).code(1);
+    refused.complains_of(&["controller busy", "--max-controllers"]);
     run(&["ls", &busy.address]).code(0);
     run(&["serve", &image, "--max-controllers", "0"]).code(2).complains_of(&["--max-controllers"]);
+}
+
+#[test]
+fn every_limit_of_a_target_is_an_option() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let options = "--max-controllers 9 --max-controllers-per-address 8 --max-discovery-controllers 7 \
+                   --max-discovery-controllers-per-address 6 --max-connections 50 \
+                   --max-connections-per-address 40 --max-io-queues 2 --max-queue-entries 64 \
+                   --buffer-memory 8M --max-keep-alive 60 --connect-timeout 5 --send-timeout 5";
+    let served = Served::start(&image, &options.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(run(&["verify", &served.address, "--json"]).code(0).json()["verified"], true);
+    for option in options.split_whitespace().filter(|word| word.starts_with("--")) {
+        run(&["serve", &image, option, "0"]).code(2).complains_of(&[option]);
+    }
+}
+
+#[test]
+fn a_target_that_hangs_up_at_once_may_have_no_place_and_the_error_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("nvme-tcp://{}/nqn.x", listener.local_addr().unwrap());
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    run(&["ls", &address]).code(1).complains_of(&[&address[11..], "--max-connections"]);
 }

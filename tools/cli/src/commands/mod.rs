@@ -63,6 +63,11 @@ enum Command {
 }
 
 impl Cli {
+    /// Whether the command runs until it is told to end, and keeps a log.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.command, Command::Serve(_))
+    }
+
     /// Runs the command that was asked for.
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         let quiet = self.quiet;

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use dlfs::nvme::{Address, Nqn, TcpAddress};
 use dlfs::qpair::{self, Cpus, Device};
-use dlfs::target::{Target, TargetOptions};
+use dlfs::target::{Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
@@ -20,8 +20,9 @@ use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
-use crate::signals::Stop;
-use crate::text;
+use crate::signals::{Asked, Stop};
+use crate::size::parse_size;
+use crate::{log, text};
 
 /// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
@@ -74,6 +75,12 @@ struct LimitArgs {
     /// [default: 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_controllers_per_address: Option<u16>,
+    /// The most controllers of the discovery service [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_discovery_controllers: Option<u16>,
+    /// Of those, the most of one address [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_discovery_controllers_per_address: Option<u16>,
     /// The most connections of each poller; fewer where a process may not have the files
     /// [default: 32768]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -81,25 +88,50 @@ struct LimitArgs {
     /// Of those, the most of one address [default: 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections_per_address: Option<u16>,
+    /// The most I/O queues of a controller [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_io_queues: Option<u16>,
+    /// The most entries of a queue; hosts find out, and ask for no more [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(32..))]
+    max_queue_entries: Option<u16>,
+    /// Memory of each poller for data on their way; a connection holds a quarter at most [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    buffer_memory: Option<u64>,
     /// Seconds: a controller that is silent for twice this gives way when its place is wanted
     /// [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_keep_alive: Option<u32>,
+    /// Seconds that a connection may take until it is a queue [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    connect_timeout: Option<u32>,
+    /// Seconds that a host may take for 64 KiB of its answers, or of data that it was asked for; one
+    /// while others wait for memory [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    send_timeout: Option<u32>,
 }
 
 impl LimitArgs {
     fn apply(&self, options: &mut TargetOptions) {
-        let set = |option: &mut usize, value: Option<u16>| {
-            *option = value.map_or(*option, usize::from);
-        };
+        fn set<T>(option: &mut T, value: Option<impl Into<T>>) {
+            if let Some(value) = value {
+                *option = value.into();
+            }
+        }
+        let seconds = |value: Option<u32>| value.map(|value| Duration::from_secs(value.into()));
+        let bytes = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        set(&mut options.max_controllers, self.max_controllers);
+        set(&mut options.max_controllers_per_address, self.max_controllers_per_address);
+        set(&mut options.max_discovery_controllers, self.max_discovery_controllers);
+        let per_address = &mut options.max_discovery_controllers_per_address;
+        set(per_address, self.max_discovery_controllers_per_address);
         set(&mut options.max_connections, self.max_connections);
         set(&mut options.max_connections_per_address, self.max_connections_per_address);
-        let per_address = &mut options.max_controllers_per_address;
-        *per_address = self.max_controllers_per_address.unwrap_or(*per_address);
-        options.max_controllers = self.max_controllers.unwrap_or(options.max_controllers);
-        if let Some(seconds) = self.max_keep_alive {
-            options.max_keep_alive = Duration::from_secs(seconds.into());
-        }
+        set(&mut options.max_io_queues, self.max_io_queues);
+        set(&mut options.max_queue_entries, self.max_queue_entries);
+        set(&mut options.buffer_bytes, self.buffer_memory.map(bytes));
+        set(&mut options.max_keep_alive, seconds(self.max_keep_alive));
+        set(&mut options.connect_timeout, seconds(self.connect_timeout));
+        set(&mut options.send_timeout, seconds(self.send_timeout));
     }
 }
 
@@ -124,6 +156,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     }
     let cpus = args.placement.cpus()?;
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
+    let asked = Asked::on_signals()?;
     let connect = args.connection.options(args.writable);
     let open = |address: &Address| qpair::open(address, &connect);
     let devices = args.image.0.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -147,6 +180,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     announce(&args, target.local_addr(), &nqn, &devices)?;
     while !stop.is_set_within(WATCH) {
         target.check()?;
+        if asked.hung_up() {
+            log::say("SIGHUP: there is nothing to read again; serving goes on");
+        }
+        if asked.wants_statistics() {
+            log::say(&statistics(&target.stats()));
+        }
     }
     drop(target);
     Ok(Outcome::Done)
@@ -265,15 +304,40 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// How often to look whether the target still serves.
-const WATCH: Duration = Duration::from_secs(1);
+/// A size that a machine may have as memory.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    let is_memory = (1 << 20..=1 << 40).contains(&bytes);
+    if is_memory { Ok(bytes) } else { Err("1M to 1T".to_owned()) }
+}
+
+/// One line of what the target has done.
+fn statistics(stats: &TargetStats) -> String {
+    let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } = stats;
+    let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = stats;
+    format!(
+        "statistics controllers={controllers} connections={connections} accepted={accepted} \
+         dropped={dropped} refused={refused} evicted={evicted} reads={reads} \
+         read_bytes={read_bytes} writes={writes} written_bytes={written_bytes} errors={errors}"
+    )
+}
+
+/// How often to look whether the target still serves, and for signals.
+const WATCH: Duration = Duration::from_millis(200);
 /// A target stops within 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\
 Examples:
   dlfs serve train.dlfs
   dlfs serve train.dlfs --listen 0.0.0.0:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:…
-  truncate -s 10G blank.dlfs && dlfs serve blank.dlfs --writable    # to import onto from elsewhere";
+  truncate -s 10G blank.dlfs && dlfs serve blank.dlfs --writable    # to import onto from elsewhere
+
+Log: warnings go to stderr with the time (UTC, RFC 3339), at most one of a kind in 10 seconds. With -v it
+is an access log: each host that connects, is refused, is evicted or leaves, with its NQN (host), its
+address (peer) and the reason; with -vv each connection. Lines that nobody reads in time are dropped
+and counted.
+
+Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP changes nothing.";
 
 #[cfg(test)]
 mod tests {
@@ -289,6 +353,47 @@ mod tests {
         assert_eq!(nqn_of("/dev/nvme0n1"), "nqn.2026-11.io.dlfs:nvme0n1");
         assert_eq!(nqn_of("my data (1).img"), "nqn.2026-11.io.dlfs:my-data--1-");
         assert_eq!(nqn_of("nvme-tcp://h/nqn.2026-11.io.dlfs:x"), "nqn.2026-11.io.dlfs:x");
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Limits {
+        #[command(flatten)]
+        limits: LimitArgs,
+    }
+
+    #[test]
+    fn every_limit_reaches_the_target_and_what_is_not_given_stays() {
+        let apply = |arguments: &str| {
+            let arguments = ["serve"].into_iter().chain(arguments.split_whitespace());
+            let mut options = TargetOptions::new(Nqn::new("nqn.x").unwrap());
+            <Limits as clap::Parser>::parse_from(arguments).limits.apply(&mut options);
+            options
+        };
+        let before = TargetOptions::new(Nqn::new("nqn.x").unwrap());
+        assert_eq!(format!("{:?}", apply("")), format!("{before:?}"));
+        let seconds = Duration::from_secs;
+        let expected = TargetOptions {
+            max_controllers: 1,
+            max_controllers_per_address: 2,
+            max_discovery_controllers: 3,
+            max_discovery_controllers_per_address: 4,
+            max_connections: 5,
+            max_connections_per_address: 6,
+            max_io_queues: 7,
+            max_queue_entries: 80,
+            buffer_bytes: 9 << 20,
+            max_keep_alive: seconds(10),
+            connect_timeout: seconds(11),
+            send_timeout: seconds(12),
+            ..before
+        };
+        let found = apply(
+            "--max-controllers 1 --max-controllers-per-address 2 --max-discovery-controllers 3 \
+             --max-discovery-controllers-per-address 4 --max-connections 5 \
+             --max-connections-per-address 6 --max-io-queues 7 --max-queue-entries 80 \
+             --buffer-memory 9M --max-keep-alive 10 --connect-timeout 11 --send-timeout 12",
+        );
+        assert_eq!(format!("{found:?}"), format!("{expected:?}"));
     }
 
     #[test]

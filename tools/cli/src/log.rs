@@ -1,0 +1,144 @@
+//! What the library's threads have to say, a line each on stderr.
+//!
+//! A command writes its lines at once and without the clutter of a log. A server's have the time, and a
+//! thread of their own writes them: who reads stderr too slowly, or not at all, loses lines, which are
+//! counted, and holds up no host.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+use crate::text::safe_text;
+
+/// Has events of the library written from now on; of a server (`serves`) as a log with times.
+pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
+    let level = match (quiet, verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => LevelFilter::WARN,
+        (false, 1) => LevelFilter::INFO,
+        (false, _) => LevelFilter::DEBUG,
+    };
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false);
+    match serves.then(Behind::start).transpose() {
+        Ok(Some(behind)) => {
+            let behind = BEHIND.get_or_init(|| behind);
+            subscriber.with_writer(|| behind.clone()).init();
+        }
+        // Without the thread it serves all the same, and without times.
+        Ok(None) | Err(_) => subscriber.with_writer(|| SafeStderr).without_time().init(),
+    }
+}
+
+/// Writes a line with the time, whatever level was asked for.
+pub(crate) fn say(line: &str) {
+    let mut text = String::new();
+    // Neither the clock nor a String fails to be written to.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text.push_str(&format!(" {line}\n"));
+    let _ = match BEHIND.get() {
+        Some(behind) => behind.clone().write(text.as_bytes()),
+        None => SafeStderr.write(text.as_bytes()),
+    };
+}
+
+/// Waits until what was said is written, but not for ever.
+pub(crate) fn finish() {
+    if let Some(behind) = BEHIND.get() {
+        let (done, wait) = sync_channel(1);
+        if behind.lines.try_send(Message::Finish(done)).is_ok() {
+            // Whether it came to an end or not, the command does.
+            let _ = wait.recv_timeout(FINISH_LIMIT);
+        }
+    }
+}
+
+/// The log of a server, once there is one.
+static BEHIND: OnceLock<Behind> = OnceLock::new();
+
+/// Hands lines to the thread that writes them.
+#[derive(Debug, Clone)]
+struct Behind {
+    lines: SyncSender<Message>,
+    /// Lines for which there was no room, since it was last said.
+    lost: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Line(Vec<u8>),
+    /// To be answered when all before it is written.
+    Finish(SyncSender<()>),
+}
+
+impl Behind {
+    fn start() -> io::Result<Behind> {
+        let (lines, receiver) = sync_channel(MAX_LINES);
+        let lost = Arc::<AtomicU64>::default();
+        let behind = Behind { lines, lost: lost.clone() };
+        let write = move || write_lines(&receiver, &lost);
+        thread::Builder::new().name("dlfs-log".to_owned()).spawn(write)?;
+        Ok(behind)
+    }
+}
+
+fn write_lines(receiver: &Receiver<Message>, lost: &AtomicU64) {
+    for message in receiver {
+        match message {
+            Message::Line(line) => {
+                let lost = lost.swap(0, Ordering::Relaxed);
+                if lost > 0 {
+                    let note =
+                        format!("{lost} lines of this log were lost: it was read too slowly\n");
+                    let _ = SafeStderr.write(note.as_bytes()); // as below
+                }
+                let _ = SafeStderr.write(&line); // a closed stderr is nobody's loss but its reader's
+            }
+            Message::Finish(done) => _ = done.send(()), // who asked may have given up
+        }
+    }
+}
+
+impl Write for Behind {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.lines.try_send(Message::Line(line.to_vec())).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Stderr for lines that quote what others wrote. The escape character is left to `tracing`, which
+/// writes it for its colours and nothing else.
+struct SafeStderr;
+
+impl Write for SafeStderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let safe: Vec<_> = text.split('\x1b').map(safe_text).collect();
+        io::stderr().write_all(safe.join("\x1b").as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Lines that wait to be written; a line has some 200 bytes.
+const MAX_LINES: usize = 4096;
+/// How long the end of a server waits for its log.
+const FINISH_LIMIT: Duration = Duration::from_secs(1);

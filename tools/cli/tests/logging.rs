@@ -1,0 +1,164 @@
+//! The log of `dlfs serve`: who came, who was refused, who left and why; and its signals.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Place, dlfs, run, signal, wait};
+use serde_json::Value;
+
+const GOOD: &str = "nqn.2026-11.io.dlfs:good";
+const BAD: &str = "nqn.2026-11.io.dlfs:bad";
+
+/// A running `dlfs serve` whose log is read.
+struct Logged {
+    child: Child,
+    address: String,
+    log: Arc<Mutex<String>>,
+}
+
+impl Logged {
+    fn start(options: &[&str]) -> Logged {
+        let place = Place::with_image();
+        let mut command = serve(&place, options);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("dlfs starts");
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let log = Arc::<Mutex<String>>::default();
+        let lines = log.clone();
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                lines.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        // An image that is open is served without its folder, too.
+        Logged { address: address(&mut child), child, log }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.log.lock().unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for a line with all of `words`, and returns it.
+    #[track_caller]
+    fn line(&self, words: &[&str]) -> String {
+        let late = Instant::now() + Duration::from_secs(60);
+        loop {
+            let lines = self.lines();
+            let has_all = |line: &&String| words.iter().all(|word| line.contains(word));
+            if let Some(line) = lines.iter().find(has_all) {
+                return line.clone();
+            }
+            assert!(Instant::now() < late, "no line with {words:?} in\n{}", lines.join("\n"));
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn end(mut self) -> Vec<String> {
+        signal(&self.child, "TERM");
+        assert_eq!(wait(&mut self.child).code(), Some(0));
+        self.lines()
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it has ended, unless the test failed
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(place: &Place, options: &[&str]) -> Command {
+    let mut command = dlfs();
+    command.args(["serve", &place.arg("train.dlfs"), "--listen", "127.0.0.1:0", "--json"]);
+    command.args(options).stdout(Stdio::piped());
+    command
+}
+
+fn address(child: &mut Child) -> String {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    let said: Value = serde_json::from_str(&line).expect("serve says where it listens");
+    said["address"].as_str().expect("an address").to_owned()
+}
+
+/// Asserts that a line begins with `2026-11-22T19:24:05.123456Z`.
+#[track_caller]
+fn has_time(line: &str) {
+    let time = line.split(' ').next().unwrap_or_default();
+    let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    assert_eq!(shape, "0000-00-00T00:00:00.000000Z", "{line}");
+}
+
+#[test]
+fn the_access_log_has_who_came_who_was_refused_who_left_why_and_when() {
+    let served = Logged::start(&["-v", "--allow-host", GOOD]);
+    run(&["ls", &served.address, "--hostnqn", GOOD]).code(0);
+    for _ in 0..3 {
+        run(&["ls", &served.address, "--hostnqn", BAD]).code(1);
+    }
+    run(&["ls", &served.address.replace(":train", ":typo"), "--hostnqn", GOOD]).code(1);
+    let listen = served.address[11..].split_once('/').unwrap().0;
+    run(&["discover", listen, "--hostnqn", BAD]).code(0);
+    served.line(&[" connected ", "peer=127.0.0.1:", GOOD, "cntlid=", "discovery=false"]);
+    served.line(&[" connected ", BAD, "discovery=true"]);
+    served.line(&["disconnected: the host closed the connection", GOOD, "seconds="]);
+    served.line(&["disconnected: the host closed the connection", BAD]);
+    served.line(&["refused: there is no subsystem", ":typo", GOOD]);
+    served.line(&["WARN", "refused: it is not on the allow-list", "peer=127.0.0.1:", BAD]);
+    let lines = served.end();
+    lines.iter().for_each(|line| has_time(line));
+    let refused = lines.iter().filter(|line| line.contains("not on the allow-list"));
+    assert_eq!(refused.count(), 3, "each refusal is there once:\n{}", lines.join("\n"));
+}
+
+#[test]
+fn without_v_the_log_has_warnings_and_they_name_the_host_and_the_limit() {
+    let served = Logged::start(&["--max-controllers", "1"]);
+    let busy = common::Served::start(&served.address, &["--hostnqn", GOOD]); // a relay has the place
+    run(&["ls", &served.address, "--hostnqn", BAD, "--ctrl-loss-tmo", "1"]).code(1);
+    let words = ["WARN", "all places are taken (--max-controllers 1)", "peer=127.0.0.1:", BAD];
+    has_time(&served.line(&words));
+    drop(busy);
+    assert!(!served.end().iter().any(|line| line.contains("connected")));
+}
+
+#[test]
+fn sighup_is_survived_and_sigusr1_writes_statistics() {
+    let served = Logged::start(&[]);
+    signal(&served.child, "HUP");
+    served.line(&["SIGHUP"]);
+    run(&["verify", &served.address]).code(0);
+    signal(&served.child, "USR1");
+    let line = served.line(&["statistics controllers="]);
+    has_time(&line);
+    let value = |name: &str| {
+        let field = line.split(' ').find_map(|field| field.strip_prefix(name));
+        field.expect(name).parse::<u64>().unwrap()
+    };
+    assert!(value("accepted=") >= 2 && value("reads=") > 0 && value("read_bytes=") > 1 << 20);
+    assert_eq!((value("refused="), value("errors=")), (0, 0), "{line}");
+    served.end();
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_no_host() {
+    let place = Place::with_image();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut filler = Command::new("cat");
+    filler.arg("/dev/zero").stdout(writer.try_clone().unwrap());
+    let mut filler = filler.spawn().expect("cat runs");
+    reader.read_exact(&mut [0; 1]).unwrap(); // it has begun to keep the pipe full
+    let mut child = serve(&place, &["-vv"]).stderr(writer).spawn().unwrap();
+    let address = address(&mut child);
+    for _ in 0..5 {
+        run(&["ls", &address]).code(0);
+    }
+    signal(&child, "TERM");
+    assert_eq!(wait(&mut child).code(), Some(0), "nor its own end");
+    filler.kill().unwrap();
+    filler.wait().unwrap();
+}
