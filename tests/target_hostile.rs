@@ -598,3 +598,25 @@ fn random_bytes_on_a_live_queue_end_only_that_queue() {
     siege.check();
     siege.end();
 }
+
+#[test]
+fn refused_commands_under_the_identifiers_of_event_requests_end_those_for_good() {
+    let siege = Siege::begin(|_| {});
+    let (mut admin, _) = RawHost::admin(siege.target.local_addr(), &Nqn::discovery(), NONE);
+    let events = [0; 3].map(|_| admin.start(Sqe::async_event_request(0), &[]));
+    for cid in events {
+        // The identifier is used again by a command that is refused for its form, before anybody looks
+        // at what it asks for.
+        let mut wrong = Sqe::keep_alive(cid);
+        wrong.flags = 0;
+        let capsule = admin.capsule(&wrong, &[]);
+        admin.send(&capsule);
+        let Reply::Resp(cqe) = admin.receive() else { panic!("no answer") };
+        assert_eq!((cqe.cid.get(), cqe.status().is_success()), (cid, false));
+    }
+    // Disabling the controller ends the event requests that are left: none.
+    assert!(admin.call(Sqe::property_set(0, Property::Cc, 0), &[]).0.status().is_success());
+    assert!(admin.call(Sqe::property_get(0, Property::Cc), &[]).0.status().is_success());
+    drop(admin);
+    siege.end();
+}

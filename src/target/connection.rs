@@ -375,7 +375,8 @@ impl HostConnection {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),
                 Some(queue) if queue.qid == 0 => {
-                    self.async_events.retain(|&parked| parked != id); // the host has forgotten it
+                    // Those that the host has forgotten.
+                    self.async_events.retain(|&event| self.protocol.is_parked(event));
                     self.begin_admin(id, &sqe, data, backend, now);
                 }
                 Some(queue) if !queue.controller.is_enabled() || queue.is_orphan() => {

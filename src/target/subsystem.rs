@@ -306,7 +306,7 @@ impl Subsystem {
         // The time for which one must have been silent to give way.
         let patience_ms = match is_discovery {
             true => DISCOVERY_PATIENCE_MS,
-            false => 2 * self.options.max_keep_alive.as_millis() as u64,
+            false => u64::try_from(2 * self.options.max_keep_alive.as_millis()).unwrap_or(u64::MAX),
         };
         let now_ms = self.millis(now);
         let silent_ms = |controller: &Controller| {

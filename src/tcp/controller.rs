@@ -268,6 +268,12 @@ impl Connection {
         slot.state = State::Parked;
     }
 
+    /// Whether the command is parked still. The host ends it without a word when it uses its CID for
+    /// another, and that one may have been refused before it came out.
+    pub fn is_parked(&self, id: CommandId) -> bool {
+        self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
+    }
+
     /// Answers a command with success and these data, in one C2HData.
     pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
