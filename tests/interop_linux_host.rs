@@ -9,11 +9,13 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dlfs::nvme::Nqn;
-use dlfs::qpair::Direct;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
-use dlfs::target::{Target, TargetOptions};
+use dlfs::qpair::{ConnectOptions, Direct, open};
+use dlfs::target::{Target, TargetOptions, TargetStats};
+use dlfs::units::Nsid;
 use support::random::Random;
 use tempfile::NamedTempFile;
 
@@ -26,14 +28,19 @@ struct Served {
 }
 
 fn serve(writable: bool) -> Served {
+    serve_with(|options| options.writable = writable)
+}
+
+fn serve_with(set: impl FnOnce(&mut TargetOptions)) -> Served {
     let mut bytes = vec![0; LEN];
     Random::new(2).fill(&mut bytes);
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(&bytes).unwrap();
-    let options = FileOptions { direct: Direct::Off, writable, ..FileOptions::default() };
-    let device = FileNamespace::open(file.path(), options).unwrap();
     let mut options = TargetOptions::new(Nqn::new("nqn.2026-11.io.dlfs:interop").unwrap());
-    options.writable = writable;
+    set(&mut options);
+    let writable = options.writable;
+    let file_options = FileOptions { direct: Direct::Off, writable, ..FileOptions::default() };
+    let device = FileNamespace::open(file.path(), file_options).unwrap();
     Served { target: Target::bind(options, vec![Arc::new(device)]).unwrap(), file }
 }
 
@@ -129,6 +136,50 @@ fn linux_sees_that_a_namespace_is_write_protected() {
         .unwrap();
     run("linux-nvme-host", &served, &["--script", script.path().to_str().unwrap()]);
     assert_eq!((served.target.stats().writes, sha256(&served)), (0, before));
+}
+
+/// Without a keep alive nobody knows whether an idle host is still there.
+#[test]
+fn linux_without_a_keep_alive_is_left_alone_until_its_place_is_wanted_and_comes_back() {
+    if !linux_is_there() {
+        return;
+    }
+    let served = serve_with(|options| {
+        options.max_controllers = 1;
+        options.max_keep_alive = Duration::from_secs(1);
+    });
+    let wait_for = |what: &str, is_so: &dyn Fn(TargetStats) -> bool| {
+        let late = Instant::now() + Duration::from_secs(240);
+        while !is_so(served.target.stats()) {
+            assert!(Instant::now() < late, "{what}: {:?}", served.target.stats());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let mut script = NamedTempFile::new().unwrap();
+    writeln!(script, "sleep 20; dd if=$DEV of=/tmp/again bs=1M count=4 iflag=direct").unwrap();
+    let script_path = script.path().to_str().unwrap();
+    let arguments = ["--kato", "0", "--no-discover", "--read", "8M", "--script", script_path];
+    std::thread::scope(|scope| {
+        let linux = scope.spawn(|| run("linux-nvme-host", &served, &arguments));
+        wait_for("Linux reads", &|stats| stats.controllers == 1 && stats.read_bytes >= 8 << 20);
+        std::thread::sleep(Duration::from_secs(4)); // twice what is worth a place, and more
+        let stats = served.target.stats();
+        assert_eq!((stats.controllers, stats.evicted), (1, 0), "nobody else wants the place");
+        let address = served.target.address(Nsid(1));
+        let late = Instant::now() + Duration::from_secs(60);
+        let another = loop {
+            match open(&address, &ConnectOptions::default()) {
+                Ok(device) => break device,
+                Err(error) => assert!(Instant::now() < late, "{}", error.report()),
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        wait_for("Linux made room", &|stats| stats.evicted >= 1);
+        drop(another);
+        let text = linux.join().expect("Linux reconnects, and its script ends well");
+        assert!(text.contains("RESULT PASS"), "{text}");
+    });
+    assert!(served.target.stats().read_bytes >= 12 << 20);
 }
 
 #[test]

@@ -3,19 +3,25 @@
 //! Runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_target`. Without QEMU it is skipped,
 //! loudly; see tests/interop/README.md for what it needs.
 
+mod import_support;
 mod support;
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::import::{self, Onto};
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
 use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::file::FileNamespace;
 use dlfs::qpair::tcp::discover;
-use dlfs::qpair::{ConnectOptions, open};
+use dlfs::qpair::{ConnectOptions, Device, open};
+use dlfs::units::Nsid;
 use dlfs::{ErrorKind, Result};
 use support::random::Random;
 use tempfile::NamedTempFile;
@@ -27,14 +33,21 @@ struct Linux {
     child: Child,
     commands: Option<ChildStdin>,
     lines: Receiver<String>,
+    /// Of each port, namespace 1.
     addresses: Vec<Address>,
-    image: NamedTempFile,
+    /// Of each namespace.
+    images: Vec<NamedTempFile>,
 }
 
 impl Linux {
     /// Boots a guest that serves a new image of zeroes on so many ports; `None`: it cannot be had
     /// here, which has been said.
     fn boot(num_ports: usize) -> Option<Linux> {
+        Linux::boot_with(num_ports, 1, &[])
+    }
+
+    /// The same with so many images, and more options of the script.
+    fn boot_with(num_ports: usize, num_images: usize, options: &[&str]) -> Option<Linux> {
         let what = "our host against Linux's target";
         if std::env::var_os("DLFS_INTEROP").is_none_or(|value| value != "1") {
             eprintln!("SKIPPED: {what} (set DLFS_INTEROP=1 to run it)");
@@ -44,13 +57,17 @@ impl Linux {
             eprintln!("SKIPPED: {what}: qemu-system-x86_64 is not installed");
             return None;
         }
-        let image = NamedTempFile::new().unwrap();
-        image.as_file().set_len(LEN as u64).unwrap();
+        let images: Vec<NamedTempFile> =
+            (0..num_images).map(|_| NamedTempFile::new().unwrap()).collect();
         let script: PathBuf =
             [env!("CARGO_MANIFEST_DIR"), "tests", "interop", "linux-nvmet"].iter().collect();
         let mut command = Command::new(script);
-        command.args(["--stdin", "--timeout", "500", "--image"]).arg(image.path());
+        command.args(["--stdin", "--timeout", "500"]).args(options);
         command.args(["--port", "0"].repeat(num_ports));
+        for image in &images {
+            image.as_file().set_len(LEN as u64).unwrap();
+            command.arg("--image").arg(image.path());
+        }
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the lab's script");
         let (sender, lines) = channel();
@@ -62,7 +79,7 @@ impl Linux {
             }
         });
         let commands = child.stdin.take();
-        let mut linux = Linux { child, commands, lines, addresses: Vec::new(), image };
+        let mut linux = Linux { child, commands, lines, addresses: Vec::new(), images };
         linux.addresses = linux.wait_ready();
         Some(linux)
     }
@@ -149,7 +166,7 @@ fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
     }
     let read = linux.connect(&patient()).unwrap().read(0, LEN).unwrap();
     assert!(*read == *model, "seed {seed}");
-    assert!(std::fs::read(linux.image.path()).unwrap() == model, "the image, seed {seed}");
+    assert!(std::fs::read(linux.images[0].path()).unwrap() == model, "the image, seed {seed}");
 
     let Address::Tcp(address) = &linux.addresses[0] else { unreachable!("it is one of TCP") };
     let records = discover(&address.traddr, address.trsvcid, &patient()).unwrap();
@@ -188,4 +205,41 @@ fn reads_go_on_over_linuxs_other_port_when_the_first_is_down_or_inaccessible() {
             assert!(*read == *expected, "after {command}");
         }
     }
+}
+
+#[test]
+fn an_import_does_with_one_queue_of_each_namespace_if_linux_grants_no_more() {
+    let Some(linux) = Linux::boot_with(1, 2, &["--max-queues", "1"]) else { return };
+    let source = tempfile::tempdir().unwrap();
+    let mut files = import_support::tree(source.path(), 120, 60_000, 7);
+    let Address::Tcp(first) = &linux.addresses[0] else { unreachable!("it is one of TCP") };
+    let address = |nsid| Address::Tcp(TcpAddress { nsid: Some(Nsid(nsid)), ..first.clone() });
+    let image = [address(1), address(2)];
+    let one = open(&image[0], &patient()).unwrap();
+    let _only = one.queue_pair().unwrap();
+    let refused = one.queue_pair().map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused, "one queue is all: {}", refused.report());
+    drop((_only, one));
+
+    let paths = import_support::paths;
+    let import_to = |source: &Path, onto| {
+        let options = import_support::options(onto);
+        import::import(&paths(source), &image, &options, &patient(), &mut ()).unwrap();
+    };
+    import_to(source.path(), Onto::Empty);
+    let more = tempfile::tempdir().unwrap();
+    files.extend(import_support::tree(more.path(), 30, 60_000, 8));
+    import_to(more.path(), Onto::Append);
+    let options = OpenOptions { connect: patient(), ..OpenOptions::default() };
+    let opened = Image::open(&image, &options).unwrap();
+    let report = opened.verify(&Default::default(), &mut |_| ()).unwrap();
+    assert!(report.damages.is_empty(), "{:?}", report.damages);
+    drop(opened);
+
+    // What lies in the files on this side of the guest, without a network in between.
+    let device = |image: &NamedTempFile| -> Arc<dyn Device> {
+        Arc::new(FileNamespace::open(image.path(), Default::default()).unwrap())
+    };
+    let devices: Vec<_> = linux.images.iter().map(device).collect();
+    assert!(import_support::contents(&devices).unwrap() == files);
 }
