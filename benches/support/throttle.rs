@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dlfs::qpair::{Completion, Device, Io, Namespace, QueuePair};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 /// The device behind the link.
 pub(crate) struct Throttled {
@@ -83,6 +86,41 @@ impl QueuePair for Pair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.held.front().map(|(at, _)| *at)
+        let held = self.held.front().map(|(at, _)| *at);
+        held.into_iter().chain(self.inner.next_timeout()).min()
+    }
+
+    fn notice(&self) -> Notice {
+        // What the link holds back comes by time.
+        match self.inner.outstanding() {
+            0 => Notice::Event,
+            _ => self.inner.notice(),
+        }
+    }
+
+    fn start(&mut self) {
+        self.inner.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.inner.use_pool(pool);
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.inner.use_fence(fence);
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        // What is lent would not cross the link.
+        let _ = (slba, len_bytes);
+        None
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.inner.join(registry);
     }
 }

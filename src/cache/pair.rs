@@ -14,7 +14,8 @@ use super::ahead::{Ahead, WINDOW_BYTES, Waiting};
 use super::copier::Job;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
-use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use crate::qpair::readiness::Registry;
+use crate::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::tier::PAGE_BYTES;
 use crate::units::Lba;
 
@@ -73,7 +74,6 @@ impl Device for TieredDevice {
             scratch: Vec::new(),
             ahead: Ahead::default(),
             cuts: Vec::new(),
-            polled: Instant::now(),
         }))
     }
 }
@@ -147,7 +147,6 @@ struct TieredPair {
     scratch: Vec<Completion>,
     ahead: Ahead,
     cuts: Vec<Cut>,
-    polled: Instant,
 }
 
 impl TieredPair {
@@ -439,11 +438,11 @@ impl QueuePair for TieredPair {
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        self.polled = now;
         for way in 0..self.ways.len() {
             self.ways[way].submit();
             let mut scratch = std::mem::take(&mut self.scratch);
-            self.ways[way].pair.poll(now, max, &mut scratch);
+            // All of them: pieces are no completions of this pair yet.
+            self.ways[way].pair.poll(now, usize::MAX, &mut scratch);
             for completion in scratch.drain(..) {
                 self.complete(way, completion, now);
             }
@@ -486,20 +485,23 @@ impl QueuePair for TieredPair {
         self.forget_copies(&range);
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        let mut busy = self.ways.iter().filter(|way| way.is_busy());
-        match (busy.next(), busy.next()) {
-            (None, _) => self.ways[0].pair.wait_fd(),
-            (Some(only), None) => only.pair.wait_fd(),
-            _ => None, // there is no sleeping on two: see `next_timeout`
+    /// Only reads come through tiers.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn join(&mut self, registry: &Registry) {
+        self.ways.iter_mut().for_each(|way| way.pair.join(registry));
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() {
+            return Notice::Poll;
         }
+        let busy = self.ways.iter().filter(|way| way.is_busy());
+        busy.map(|way| way.pair.notice()).max().unwrap_or(Notice::Event)
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let beneath = self.ways.iter().filter_map(|way| way.pair.next_timeout()).min();
-        let busy = self.ways.iter().filter(|way| way.is_busy()).count();
-        let soon = (busy > 1 || !self.ready.is_empty()).then(|| self.polled + SEVERAL_WAYS_POLL);
-        beneath.into_iter().chain(soon).min()
+        self.ways.iter().filter_map(|way| way.pair.next_timeout()).min()
     }
 }
 
@@ -530,7 +532,3 @@ const WINDOW: u64 = 1 << 63;
 
 /// What may wait for the copier; more is read from the origin again, later.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
-
-/// How long nothing is looked at while reads are under way in two places: no longer than a read of a
-/// local drive takes.
-const SEVERAL_WAYS_POLL: Duration = Duration::from_micros(100);

@@ -15,7 +15,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Completion, Device, Io, IoError, Namespace, QueuePair, Wait};
+use super::readiness::Registry;
+use super::{Completion, Device, Fence, Io, IoError, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -140,8 +141,16 @@ impl QueuePair for BrokenPair {
         self.pair.lend(slba, len_bytes)
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        self.pair.wait_fd()
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.pair.use_fence(fence);
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.pair.join(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        self.pair.notice()
     }
 
     fn next_timeout(&self) -> Option<Instant> {

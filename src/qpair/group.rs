@@ -8,9 +8,14 @@
 //! if group.poll(now, max, &mut done) == 0 { group.wait(until) }
 //! ```
 //!
+//! A turn costs what is ready, not what there is: it polls the pairs whose descriptors are ready
+//! ([`Readiness`]), those that say that a look is cheap or that nothing else tells, those that were
+//! submitted to, and those whose time has come. A pair may also have to notice what another thread did, so
+//! all are polled once in [`ALL_INTERVAL`]; that costs no system call.
+//!
 //! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
 //! for at most 50 µs since the last completion and a microsecond for each one before it, 250 µs in all;
-//! then it sleeps on what the pairs name (`patience.rs`). An idle group costs no processor time.
+//! then it sleeps on what the pairs have registered (`patience.rs`). An idle group costs no processor time.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,38 +23,63 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::patience::Patience;
-use super::{Completion, Io, QueuePair};
+use super::readiness::Readiness;
+use super::{Completion, Io, Notice, QueuePair};
 use crate::buf::Pool;
 use crate::error::Result;
 use crate::units::Lba;
 
 /// Queue pairs that one thread polls together. See the module for the loop around it.
 pub struct PollGroup {
-    pairs: Vec<Box<dyn QueuePair>>,
-    /// Who is polled first; moves on by one a turn, so that `max` starves nobody.
-    first: usize,
+    members: Vec<Member>,
+    /// Who is polled next, first come, first served: so `max` starves nobody.
+    queue: VecDeque<usize>,
+    /// I/Os taken by all pairs together and not yet completed.
+    outstanding: usize,
+    /// No pair's time comes before this; it may be too early.
+    next_due: Option<Instant>,
+    /// When all are polled again.
+    all_due: Option<Instant>,
+    readiness: Readiness,
+    /// Whether the set has been asked since the last turn.
+    is_asked: bool,
     scratch: Vec<Completion>,
     patience: Patience,
     wake: Arc<Wake>,
+}
+
+/// A queue pair, and what is known of it since it was last touched.
+struct Member {
+    pair: Box<dyn QueuePair>,
+    outstanding: usize,
+    due: Option<Instant>,
+    is_queued: bool,
+    /// Whether nothing would end a sleep for it.
+    is_restless: bool,
 }
 
 impl PollGroup {
     /// A group without queue pairs.
     ///
     /// # Errors
-    /// The operating system gives no event descriptor.
+    /// The operating system gives no descriptor for events.
     pub fn new() -> Result<PollGroup> {
-        let patience = Patience::new(false);
-        let wake = Arc::new(Wake {
-            woken: AtomicBool::new(false),
-            asleep: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(std::io::Error::from)?,
-        });
-        Ok(PollGroup { pairs: Vec::new(), first: 0, scratch: Vec::new(), patience, wake })
+        let (readiness, wake) = readiness_and_waker()?;
+        Ok(PollGroup {
+            members: Vec::new(),
+            queue: VecDeque::new(),
+            outstanding: 0,
+            next_due: None,
+            all_due: None,
+            readiness,
+            is_asked: false,
+            scratch: Vec::new(),
+            patience: Patience::new(false),
+            wake,
+        })
     }
 
     /// Never sleep while I/Os are outstanding: the lowest latency, at the price of a whole core.
@@ -58,9 +88,19 @@ impl PollGroup {
     }
 
     /// Adds a queue pair; the index names it from now on.
-    pub fn add(&mut self, pair: Box<dyn QueuePair>) -> usize {
-        self.pairs.push(pair);
-        self.pairs.len() - 1
+    pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
+        let index = self.members.len();
+        pair.join(&self.readiness.registry(index));
+        self.members.push(Member {
+            pair,
+            outstanding: 0,
+            due: None,
+            is_queued: false,
+            is_restless: false,
+        });
+        self.queue.reserve(self.members.len());
+        self.settle(index, true);
+        index
     }
 
     /// The queue pair `index`.
@@ -68,12 +108,12 @@ impl PollGroup {
     /// # Panics
     /// `add` never returned this index.
     pub fn pair(&self, index: usize) -> &dyn QueuePair {
-        &*self.pairs[index]
+        &*self.members[index].pair
     }
 
     /// How many queue pairs there are.
     pub fn num_pairs(&self) -> usize {
-        self.pairs.len()
+        self.members.len()
     }
 
     /// Takes I/O from the front of `pending` for pair `index`, as [`QueuePair::submit`] does.
@@ -81,35 +121,44 @@ impl PollGroup {
     /// # Panics
     /// `add` never returned this index.
     pub fn submit(&mut self, index: usize, pending: &mut VecDeque<Io>) -> usize {
-        self.pairs[index].submit(pending)
+        let taken = self.members[index].pair.submit(pending);
+        self.settle(index, taken > 0);
+        taken
     }
 
     /// As [`QueuePair::distrust`], for pair `index`.
     pub fn distrust(&mut self, index: usize, slba: Lba, len_bytes: usize) {
-        self.pairs[index].distrust(slba, len_bytes);
+        self.members[index].pair.distrust(slba, len_bytes);
     }
 
     /// Tells every pair of the pool that most buffers come from, see [`QueuePair::use_pool`].
     pub fn use_pool(&mut self, pool: &Pool) {
-        self.pairs.iter_mut().for_each(|pair| pair.use_pool(pool));
+        self.members.iter_mut().for_each(|member| member.pair.use_pool(pool));
     }
 
     /// I/Os taken by all pairs together and not yet completed.
     pub fn outstanding(&self) -> usize {
-        self.pairs.iter().map(|pair| pair.outstanding()).sum()
+        self.outstanding
     }
 
-    /// Polls every pair once; appends at most `max` completions, each with the index of its pair, and
-    /// returns how many.
+    /// Polls every pair that may have something to do; appends at most `max` completions, each with the
+    /// index of its pair, and returns how many.
     pub fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<(usize, Completion)>) -> usize {
-        let num_pairs = self.pairs.len();
+        self.find_work(now);
         let mut count = 0;
-        for turn in 0..num_pairs {
-            let index = (self.first + turn) % num_pairs;
-            count += self.pairs[index].poll(now, max - count, &mut self.scratch);
+        for _ in 0..self.queue.len() {
+            if count == max && max > 0 {
+                break; // the rest comes first in the next turn
+            }
+            let Some(index) = self.queue.pop_front() else { break };
+            let (member, limit) = (&mut self.members[index], max - count);
+            member.is_queued = false;
+            member.is_restless = false;
+            let found = member.pair.poll(now, limit, &mut self.scratch);
             done.extend(self.scratch.drain(..).map(|completion| (index, completion)));
+            count += found;
+            self.settle(index, found == limit);
         }
-        self.first = (self.first + 1) % num_pairs.max(1);
         if count > 0 {
             self.patience.worked(count);
         }
@@ -118,7 +167,9 @@ impl PollGroup {
 
     /// Starts what was submitted to devices that move bytes by themselves, without completing anything.
     pub fn start(&mut self) {
-        self.pairs.iter_mut().for_each(|pair| pair.start());
+        for &index in &self.queue {
+            self.members[index].pair.start();
+        }
     }
 
     /// Waits until polling again may bring something, a [`Waker`] calls, or `until` has come.
@@ -126,19 +177,19 @@ impl PollGroup {
     /// May return early for no reason; after at most 250 µs of returning at once it sleeps. To be
     /// called after a `poll` that brought nothing.
     pub fn wait(&mut self, until: Instant) {
+        self.notice_fork();
         let now = Instant::now();
         if self.wake.woken.swap(false, Ordering::SeqCst) || until <= now {
             return;
         }
-        if self.outstanding() > 0 && self.patience.spin(now) {
+        if self.outstanding > 0 && self.patience.spin(now) {
             std::hint::spin_loop();
             return;
         }
-        if self.pairs.iter().any(|pair| completes_in_poll_alone(&**pair)) {
+        if self.queue.iter().any(|&index| self.members[index].is_restless) {
             return;
         }
-        let until =
-            self.pairs.iter().filter_map(|pair| pair.next_timeout()).fold(until, Instant::min);
+        let until = self.next_due.map_or(until, |due| until.min(due));
         self.sleep(until.saturating_duration_since(now));
         self.patience.slept(now.elapsed());
     }
@@ -148,38 +199,100 @@ impl PollGroup {
         Waker(Arc::clone(&self.wake))
     }
 
-    fn sleep(&self, limit: Duration) {
+    fn sleep(&mut self, limit: Duration) {
         self.wake.asleep.store(true, Ordering::SeqCst);
         if !self.wake.woken.swap(false, Ordering::SeqCst) {
-            let limit = Timespec::try_from(limit).ok(); // beyond i64 seconds: no limit
-            let event = || PollFd::from_borrowed_fd(self.wake.event.as_fd(), PollFlags::IN);
-            let pairs = self.pairs.iter().filter_map(|pair| poll_fd(&**pair));
-            // An error is a signal, or no memory for the call: the caller polls, and waits again.
-            let _ = if self.pairs.len() < FEW {
-                let mut fds: [PollFd<'_>; FEW] = std::array::from_fn(|_| event());
-                let used = fds[1..].iter_mut().zip(pairs).map(|(fd, pair)| *fd = pair).count();
-                poll(&mut fds[..=used], limit.as_ref())
-            } else {
-                poll(&mut pairs.chain([event()]).collect::<Vec<_>>(), limit.as_ref())
-            };
+            self.readiness.sleep(limit);
         }
         self.wake.asleep.store(false, Ordering::SeqCst);
-        self.wake.drain();
+        let PollGroup { members, queue, readiness, .. } = self;
+        if readiness.ask(|index| enqueue(queue, members, index)) {
+            self.wake.drain();
+        }
+        // The wait ends now, so whoever called until here has what it wanted.
+        self.wake.woken.swap(false, Ordering::SeqCst);
+        self.is_asked = true;
+    }
+
+    /// Queues the pairs that may have something to do.
+    fn find_work(&mut self, now: Instant) {
+        self.notice_fork();
+        let PollGroup { members, queue, readiness, .. } = self;
+        if !std::mem::take(&mut self.is_asked) && self.outstanding > 0 {
+            readiness.look(|index| {
+                if members[index].outstanding > 0 {
+                    enqueue(queue, members, index);
+                }
+            });
+        }
+        if self.all_due.is_none_or(|at| at <= now) {
+            self.all_due = Some(now + ALL_INTERVAL);
+            (0..members.len()).for_each(|index| enqueue(queue, members, index));
+        }
+        if self.next_due.is_some_and(|at| at <= now) {
+            self.next_due = None;
+            for index in 0..members.len() {
+                match members[index].due {
+                    Some(at) if at <= now => {
+                        members[index].is_restless = true;
+                        enqueue(queue, members, index);
+                    }
+                    at => self.next_due = earlier(self.next_due, at),
+                }
+            }
+        }
+    }
+
+    /// Looks at a pair that was touched: how much it owes, and when it is to be polled.
+    fn settle(&mut self, index: usize, is_restless: bool) {
+        let member = &mut self.members[index];
+        let outstanding = member.pair.outstanding();
+        self.outstanding = self.outstanding + outstanding - member.outstanding;
+        member.outstanding = outstanding;
+        member.due = member.pair.next_timeout();
+        self.next_due = earlier(self.next_due, member.due);
+        let notice = if outstanding > 0 { member.pair.notice() } else { Notice::Event };
+        member.is_restless |= is_restless || notice == Notice::Poll;
+        if member.is_restless || notice > Notice::Event {
+            enqueue(&mut self.queue, &mut self.members, index);
+        }
+    }
+
+    /// The epoll set and the waker's descriptor that a child of a fork finds are its parent's.
+    fn notice_fork(&mut self) {
+        if self.readiness.is_ours() {
+            return;
+        }
+        // Without descriptors the parent's set would have to do, and its waker: so does this loop spin.
+        let Ok((readiness, wake)) = readiness_and_waker() else {
+            (0..self.members.len()).for_each(|index| self.settle(index, true));
+            return;
+        };
+        (self.readiness, self.wake) = (readiness, wake);
+        for index in 0..self.members.len() {
+            self.members[index].pair.join(&self.readiness.registry(index));
+            self.settle(index, true);
+        }
     }
 }
 
-/// Whether there is nothing to sleep on although something is to be done.
-fn completes_in_poll_alone(pair: &dyn QueuePair) -> bool {
-    pair.outstanding() > 0 && pair.wait_fd().is_none() && pair.next_timeout().is_none()
+fn enqueue(queue: &mut VecDeque<usize>, members: &mut [Member], index: usize) {
+    if !std::mem::replace(&mut members[index].is_queued, true) {
+        queue.push_back(index);
+    }
 }
 
-fn poll_fd(pair: &dyn QueuePair) -> Option<PollFd<'_>> {
-    let wait = pair.wait_fd()?;
-    let mut events = PollFlags::IN;
-    if wait.writable {
-        events |= PollFlags::OUT;
-    }
-    Some(PollFd::from_borrowed_fd(wait.fd, events))
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
+fn readiness_and_waker() -> Result<(Readiness, Arc<Wake>)> {
+    let readiness = Readiness::new()?;
+    let event =
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
+    readiness.watch_waker(&event)?;
+    let (woken, asleep) = (AtomicBool::new(false), AtomicBool::new(false));
+    Ok((readiness, Arc::new(Wake { woken, asleep, event })))
 }
 
 /// Ends the wait of a [`PollGroup`] from another thread. A call while nobody waits ends the next wait.
@@ -217,20 +330,20 @@ impl Wake {
     fn drain(&self) {
         // The only failure is that nobody rang.
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-        // The wait ends now, so whoever called until here has what it wanted.
-        self.woken.swap(false, Ordering::SeqCst);
     }
 }
 
-/// Descriptors that are waited on without an allocation.
-const FEW: usize = 16;
+/// How often every pair is polled, whatever is ready.
+const ALL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::buf::IoBuf;
+    use crate::buf::SharedBuf;
     use crate::qpair::mem::MemNamespace;
-    use crate::qpair::{Device, IoOp, Namespace, Wait};
+    use crate::qpair::readiness::Registry;
+    use crate::qpair::{Device, Fence, IoOp, Namespace};
 
     fn read(tag: u64) -> Io {
         Io { op: IoOp::Read, slba: Lba(tag), buf: IoBuf::zeroed(512), tag }
@@ -307,8 +420,16 @@ mod tests {
         fn outstanding(&self) -> usize {
             1
         }
-        fn wait_fd(&self) -> Option<Wait<'_>> {
+        fn start(&mut self) {}
+        fn use_pool(&mut self, _: &Pool) {}
+        fn use_fence(&mut self, _: &Arc<Fence>) {}
+        fn distrust(&mut self, _: Lba, _: usize) {}
+        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
             None
+        }
+        fn join(&mut self, _: &Registry) {}
+        fn notice(&self) -> Notice {
+            Notice::Look
         }
         fn next_timeout(&self) -> Option<Instant> {
             self.1

@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 
-use super::{Completion, Cpus, Device, Io, IoOp, Namespace, QueuePair};
+use super::readiness::Registry;
+use super::{Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{ALIGN_BYTES, Lba};
@@ -169,6 +170,25 @@ impl QueuePair for MemPair {
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
         self.namespace.read_only.then(|| self.region.lend(offset, len_bytes)).flatten()
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    /// There is one copy.
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 

@@ -18,6 +18,7 @@ pub mod mem;
 mod options;
 pub(crate) mod patience;
 mod pread;
+pub mod readiness;
 mod remote;
 pub mod session;
 pub mod shared;
@@ -37,6 +38,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::readiness::Registry;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::{Error, ErrorKind};
 use crate::nvme::Status;
@@ -254,6 +256,9 @@ pub(crate) fn or_unreadable<T>(result: crate::Result<T>) -> crate::Result<Result
 }
 
 /// A polled submission and completion queue pair. One thread at a time; no method blocks.
+///
+/// No method has a default: a queue pair around another one, or around several, answers or forwards each.
+/// An engine without a thing does nothing where it is asked for it.
 pub trait QueuePair: Send {
     /// The namespace behind it. May change size or identity only over a reconnect.
     fn namespace(&self) -> &Namespace;
@@ -266,52 +271,62 @@ pub trait QueuePair: Send {
 
     /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer, or with
     /// other memory as long where a device that was lost may still write to that; returns how many.
-    /// Also does what time asks for: deadlines, reconnecting.
+    /// Fewer than `max`: there are no more for now. Also does what time asks for: deadlines, reconnecting.
+    ///
+    /// Costs no system call on a descriptor that [`QueuePair::join`] had watched and that is not ready.
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
 
     /// Starts what was taken where a device moves the bytes by itself, and completes nothing; elsewhere it
     /// starts with the next [`QueuePair::poll`].
-    fn start(&mut self) {}
+    fn start(&mut self);
 
     /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares
     /// it, and may keep the pool. Buffers from elsewhere stay allowed.
-    fn use_pool(&mut self, _pool: &Pool) {}
+    fn use_pool(&mut self, pool: &Pool);
 
     /// Writes that are submitted from now on are not sent while `fence` is closed: they end with
     /// [`IoError::Fenced`]. Nothing to do for an engine that keeps no write back.
-    fn use_fence(&mut self, _fence: &Arc<Fence>) {}
+    fn use_fence(&mut self, fence: &Arc<Fence>);
 
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
 
     /// What was read there was wrong: where there is another copy, the next read is of that.
-    fn distrust(&mut self, _slba: Lba, _len_bytes: usize) {}
+    fn distrust(&mut self, slba: Lba, len_bytes: usize);
 
     /// The bytes of a read where they lie, in place of a copy of them: `len_bytes` from `slba`, whole
     /// blocks within the namespace.
     ///
     /// What is lent never changes: whoever writes there meanwhile writes to other memory. `None`: the
     /// engine does not hold these bytes as they are, so submit a read.
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        let _ = (slba, len_bytes);
-        None
-    }
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
-    /// What an idle poller may sleep on (readable, and writable when asked for), if there is such a
-    /// thing. `None`: the engine completes in `poll` alone.
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        None
-    }
+    /// Has whoever polls from now on watch every descriptor that says when there is something to do:
+    /// those of now, and of later connections. Called again after a fork, with the child's registry.
+    fn join(&mut self, registry: &Registry);
+
+    /// How its poller learns that an outstanding I/O can be moved forward.
+    fn notice(&self) -> Notice;
 
     /// When `poll` must be called again even if nothing becomes ready.
-    fn next_timeout(&self) -> Option<Instant> {
-        None
-    }
+    fn next_timeout(&self) -> Option<Instant>;
+}
+
+/// How a poller learns that a queue pair has something to do. That of several is the largest of theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Notice {
+    /// A descriptor that it registered becomes ready, or its [`QueuePair::next_timeout`] has come.
+    Event,
+    /// As [`Notice::Event`] says to a sleeper. A look costs no system call, so a poller that does not
+    /// sleep looks in every turn.
+    Look,
+    /// Nothing tells: while I/Os are outstanding it is polled in every turn, and nobody sleeps.
+    Poll,
 }
 
 /// A file descriptor to sleep on, and for what.
 #[derive(Debug, Clone, Copy)]
-pub struct Wait<'a> {
+pub(crate) struct Wait<'a> {
     /// The descriptor.
     pub fd: BorrowedFd<'a>,
     /// Whether room to write matters too, beside something to read.

@@ -7,7 +7,9 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::file::{Files, Step, Transfer};
-use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use super::readiness::Registry;
+use super::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;
 
 /// A queue pair of plain system calls.
@@ -77,8 +79,28 @@ impl QueuePair for PreadPair {
         self.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
     fn outstanding(&self) -> usize {
         self.taken.len()
+    }
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 

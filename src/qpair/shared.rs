@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::{Completion, Device, Fence, Io, Namespace, QueuePair};
+use super::readiness::Registry;
+use super::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -189,6 +190,13 @@ impl QueuePair for Handle {
 
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.lane.lock().pair.lend(slba, len_bytes)
+    }
+
+    /// The descriptors below are of whoever polls: it looks by time.
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Look
     }
 
     fn next_timeout(&self) -> Option<Instant> {

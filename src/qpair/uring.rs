@@ -15,7 +15,8 @@
 mod pinned;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,9 @@ use slab::Slab;
 
 use self::pinned::Pinned;
 use super::file::{Files, QUEUE_DEPTH, Step, Transfer};
-use super::{Completion, Io, IoOp, Namespace, QueuePair, Wait};
-use crate::buf::Pool;
+use super::readiness::{Registry, Watched};
+use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;
 
 /// A queue pair on a ring of its own.
@@ -107,10 +109,23 @@ impl QueuePair for UringPair {
         self.ring.transfers.len() + self.fresh.len() + self.refused.len()
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        // SAFETY: the ring's descriptor is open as long as the ring, which `self` owns.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.ring.uring.as_raw_fd()) };
-        Some(Wait { fd, writable: false })
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.ring.uring.join_to_sleep(registry);
+    }
+
+    /// Completions lie in memory.
+    fn notice(&self) -> Notice {
+        Notice::Look
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 
@@ -132,7 +147,7 @@ impl UringPair {
 /// Invariant: from the moment its entry is pushed until its completion is taken from the ring, a
 /// transfer stays in `transfers`, and its buffer is neither touched nor freed.
 struct Ring {
-    uring: IoUring,
+    uring: Watched<Uring>,
     transfers: Slab<Transfer>,
     files: Arc<Files>,
     /// Whether descriptors are named by their place in [`Files::to_register`].
@@ -148,7 +163,7 @@ struct Ring {
 
 impl Ring {
     fn new(files: Arc<Files>, namespace: &Namespace) -> std::io::Result<Ring> {
-        let uring = build_ring(u32::from(QUEUE_DEPTH))?;
+        let uring = Watched::new(Uring(build_ring(u32::from(QUEUE_DEPTH))?));
         let descriptors = files.to_register(namespace);
         // A refusal only means that the kernel counts references to the files for each read.
         let registered =
@@ -262,9 +277,7 @@ impl Ring {
             if self.transfers.is_empty() || left.is_zero() {
                 return;
             }
-            // SAFETY: the ring's descriptor is open as long as the ring, which `self` owns.
-            let fd = unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) };
-            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            let mut fds = [PollFd::new(&*self.uring, PollFlags::IN)];
             // What it says does not matter: the ring is looked at next. Never long, since a kernel may
             // have work for this thread that it does not tell of so.
             let nap = Timespec::try_from(left.min(NAP)).ok();
@@ -291,6 +304,30 @@ impl Drop for Ring {
             // What the kernel may still be writing to is never freed.
             std::mem::forget(std::mem::take(&mut self.transfers));
         }
+    }
+}
+
+/// The kernel's ring, as something that has a descriptor.
+struct Uring(IoUring);
+
+impl AsFd for Uring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring, which outlives the borrow of `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+    }
+}
+
+impl Deref for Uring {
+    type Target = IoUring;
+
+    fn deref(&self) -> &IoUring {
+        &self.0
+    }
+}
+
+impl DerefMut for Uring {
+    fn deref_mut(&mut self) -> &mut IoUring {
+        &mut self.0
     }
 }
 

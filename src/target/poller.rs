@@ -23,8 +23,9 @@ use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::qpair::Completion;
 use crate::qpair::patience::Patience;
+use crate::qpair::readiness::Readiness;
+use crate::qpair::{Completion, Notice};
 use crate::tcp::turn::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
 /// What a poller shares with the other threads of its target.
@@ -74,6 +75,8 @@ pub(super) struct Poller {
     /// Which of the doors is its own.
     number: usize,
     epoll: OwnedFd,
+    /// What the devices' queue pairs wait for.
+    devices: Readiness,
     /// The first poller accepts for all.
     listener: Option<TcpListener>,
     /// Whether accepting has been given up until the next tick.
@@ -124,11 +127,13 @@ impl Poller {
         }
         let busy_poll = subsystem.options.busy_poll;
         let places = places(&subsystem, doors.len());
+        let devices = Readiness::new()?;
         Ok(Poller {
-            backend: make_backend(subsystem, counters)?,
+            backend: make_backend(subsystem, counters, &devices)?,
             doors,
             number,
             epoll,
+            devices,
             listener,
             accept_paused: false,
             spare: spare_descriptor(),
@@ -202,38 +207,20 @@ impl Poller {
     /// Sleeps until a socket or a device is ready, or until the next tick. Allocates nothing.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
-        let mut fds = [const { None }; MAX_WAIT_FDS];
-        let mut num_fds = 0;
-        for queue in &self.backend.queues {
-            let queue_pair = &queue.queue_pair;
+        for NamespaceQueue { queue_pair, pending } in &self.backend.queues {
             until = queue_pair.next_timeout().map_or(until, |at| until.min(at));
-            if queue_pair.outstanding() == 0 && queue.pending.is_empty() {
-                continue;
-            }
-            match queue_pair.wait_fd() {
-                Some(wait) if num_fds < MAX_WAIT_FDS => {
-                    fds[num_fds] = Some(wait);
-                    num_fds += 1;
-                }
-                // More devices at work than can be waited for: look at them soon.
-                Some(_) => until = until.min(now + SHORT_SLEEP),
-                // It completes only when it is polled.
-                None => return,
+            let is_busy = queue_pair.outstanding() > 0 || !pending.is_empty();
+            if is_busy && queue_pair.notice() == Notice::Poll {
+                return;
             }
         }
-        let mut fds: [PollFd<'_>; 1 + MAX_WAIT_FDS] =
-            std::array::from_fn(|i| match i.checked_sub(1).and_then(|i| fds[i]) {
-                Some(wait) => {
-                    let write = if wait.writable { PollFlags::OUT } else { PollFlags::empty() };
-                    PollFd::from_borrowed_fd(wait.fd, PollFlags::IN | write)
-                }
-                None => PollFd::new(&self.epoll, PollFlags::IN),
-            });
+        let fds = [self.epoll.as_fd(), self.devices.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let wait = until.saturating_duration_since(now);
         let timeout =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // Whatever wakes us, the next turn finds out.
-        let _ = poll(&mut fds[..=num_fds], Some(&timeout));
+        let _ = poll(&mut fds, Some(&timeout));
     }
 
     fn take_from_inbox(&mut self, now: Instant) {
@@ -461,6 +448,7 @@ impl Poller {
     /// Submits what is pending, and hands completions to their connections; returns how many.
     fn run_devices(&mut self, now: Instant) -> usize {
         let mut num_completed = 0;
+        self.devices.look(|_| {}); // all are polled: this is for their descriptors
         for number in 0..self.backend.queues.len() {
             let queue = &mut self.backend.queues[number];
             if !queue.pending.is_empty() {
@@ -631,11 +619,16 @@ impl Poller {
     }
 }
 
-fn make_backend(subsystem: Arc<Subsystem>, counters: Arc<Counters>) -> Result<Backend> {
+fn make_backend(
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+    devices: &Readiness,
+) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
-    let queues = subsystem.devices.iter().map(|device| {
-        let queue_pair = device.queue_pair()?;
+    let queues = subsystem.devices.iter().enumerate().map(|(number, device)| {
+        let mut queue_pair = device.queue_pair()?;
+        queue_pair.join(&devices.registry(number));
         Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
     });
     let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
@@ -736,10 +729,6 @@ const ACCEPTS_PER_TURN: usize = 64;
 const MIN_CONNECTIONS: usize = 16;
 /// How long a host waits for memory before those that hold it without moving data are closed.
 const HUNGER: Duration = Duration::from_secs(1);
-/// Devices at work that a sleeping poller waits for.
-const MAX_WAIT_FDS: usize = 15;
-/// How long it sleeps when there are more.
-const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// How often time limits are looked at.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// The same while nobody is connected.

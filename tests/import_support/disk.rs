@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use dlfs::Result;
-use dlfs::buf::Pool;
+use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, QueuePair};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 /// What happened to a set of disks, in order.
 #[derive(Debug, Clone)]
@@ -224,5 +226,25 @@ impl QueuePair for NotedPair {
 
     fn outstanding(&self) -> usize {
         self.failed.len() + self.inner.outstanding()
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.inner.lend(slba, len_bytes)
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.inner.join(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        if self.failed.is_empty() { self.inner.notice() } else { Notice::Poll }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.inner.next_timeout()
     }
 }

@@ -8,8 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use dlfs::Result;
+use dlfs::buf::{Pool, SharedBuf};
 use dlfs::format::superblock::COPY_OFFSETS;
-use dlfs::qpair::{Completion, Device, Io, IoOp, Namespace, QueuePair};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::random::Random;
@@ -307,5 +310,27 @@ impl QueuePair for Pair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::Result;
-use dlfs::qpair::{Completion, Device, Io, IoError, Namespace, QueuePair, Wait};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, IoError, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 /// How a queue pair breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,8 +128,32 @@ impl QueuePair for BreakingPair {
         self.inner.outstanding()
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        self.inner.wait_fd()
+    fn start(&mut self) {
+        self.inner.start();
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.inner.use_pool(pool);
+    }
+
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        self.inner.use_fence(fence);
+    }
+
+    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.distrust(slba, len_bytes);
+    }
+
+    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.inner.lend(slba, len_bytes)
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.inner.join(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        self.inner.notice()
     }
 
     fn next_timeout(&self) -> Option<Instant> {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::nvme::Status;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use dlfs::units::Lba;
 
 use super::random::Random;
@@ -286,8 +287,15 @@ impl QueuePair for FaultyPair {
         self.inner.outstanding() + self.held.len() + self.swallowed.len() + self.ready.len()
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        if self.held.is_empty() && self.ready.is_empty() { self.inner.wait_fd() } else { None }
+    fn join(&mut self, registry: &Registry) {
+        self.inner.join(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        match self.held.is_empty() && self.ready.is_empty() {
+            true => self.inner.notice(),
+            false => Notice::Poll,
+        }
     }
 
     fn next_timeout(&self) -> Option<Instant> {

@@ -15,12 +15,15 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::files::Files;
 use crate::error::{Error, Result};
 use crate::process::Forked;
+use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
 
 /// The threads of one queue pair, and what lies between them and it.
 pub(super) struct Helpers {
     shared: Arc<Shared>,
+    /// Its event, for whoever polls.
+    watched: Watched<Arc<Shared>>,
     num_threads: usize,
     /// Only the process that made it has what runs behind it.
     home: Forked<()>,
@@ -66,7 +69,8 @@ impl Helpers {
         let (work, ended) = (Condvar::new(), Condvar::new());
         let (queue, done) = (Mutex::new(queue), Mutex::default());
         let shared = Arc::new(Shared { files, queue, work, ended, done, event });
-        let mut helpers = Helpers { shared, num_threads: 0, home: Forked::new(()) };
+        let watched = Watched::new(Arc::clone(&shared));
+        let mut helpers = Helpers { shared, watched, num_threads: 0, home: Forked::new(()) };
         helpers.spawn()?;
         Ok(helpers)
     }
@@ -111,9 +115,9 @@ impl Helpers {
         count
     }
 
-    /// What becomes readable when something is done.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
+    /// Has whoever polls from now on watch what becomes readable when something is done.
+    pub(super) fn join(&mut self, registry: &Registry) {
+        self.watched.join_to_sleep(registry);
     }
 
     /// When another thread is to join, if nothing moves until then.
@@ -140,6 +144,12 @@ impl Drop for Helpers {
             }
             self.shared.done.lock().clear();
         }
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

@@ -24,8 +24,11 @@ use std::time::Instant;
 
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
-use super::{Completion, Device, Io, Namespace, QueuePair, Wait};
+use super::readiness::Registry;
+use super::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
+use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::units::Lba;
 use files::Files;
 use helpers::Helpers;
 use listing::Listing;
@@ -153,8 +156,27 @@ impl QueuePair for FolderPair {
         self.outstanding
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        Some(Wait { fd: self.helpers.fd(), writable: false })
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    /// Nothing is written.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    /// A file is read from its file system each time.
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.helpers.join(registry);
+    }
+
+    /// What the threads have done lies in memory.
+    fn notice(&self) -> Notice {
+        Notice::Look
     }
 
     fn next_timeout(&self) -> Option<Instant> {

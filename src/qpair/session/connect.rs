@@ -155,6 +155,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.connection.as_ref().is_some_and(|connection| connection.wants_transmit())
     }
 
+    /// Whether there is something to send, or TCP is not connected yet.
+    pub fn wants_writable(&self) -> bool {
+        self.is_opening() || self.wants_transmit()
+    }
+
     /// Does what time asks for; an early call does nothing.
     ///
     /// # Errors

@@ -230,7 +230,7 @@ impl Controller {
 
     /// Whether there is something to send, or TCP is not connected yet.
     pub fn wants_writable(&self) -> bool {
-        self.channel.is_opening() || self.channel.wants_transmit()
+        self.channel.wants_writable()
     }
 
     /// Goes on with what has come; `moved` is how moving the bytes went. What there is to send may

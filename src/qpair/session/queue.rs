@@ -166,7 +166,7 @@ impl IoQueue {
     pub fn wants_writable(&self) -> bool {
         match &self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => {
-                channel.is_opening() || channel.wants_transmit()
+                channel.wants_writable()
             }
             State::Down { .. } | State::Dead { .. } | State::Closing { .. } => false,
         }

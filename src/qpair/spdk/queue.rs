@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Failure, Portal, Remote, Spdk};
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
+use crate::qpair::readiness::Registry;
 use crate::qpair::session::{self, Attempt, Backlog, Entrance};
-use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
+use crate::units::Lba;
 
 type Session = session::Session<Portal, Arc<Controller>>;
 
@@ -454,8 +456,27 @@ impl QueuePair for SpdkQueuePair {
         count
     }
 
+    /// What is submitted is issued at once.
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.fence = Some(Arc::clone(fence));
+    }
+
+    /// There is one copy.
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    /// SPDK shows no descriptors: sleeps are short.
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Look
     }
 
     fn outstanding(&self) -> usize {

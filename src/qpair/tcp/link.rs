@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::error::ErrorKind;
 use crate::qpair::Wait;
+use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
 use crate::tcp::host::Connection;
@@ -51,7 +52,16 @@ impl From<LinkError> for Failure {
 
 /// The socket of one channel.
 pub(super) struct Link {
-    socket: Socket,
+    socket: Watched<Socket>,
+    receives: Receives,
+}
+
+/// How often the socket was asked for bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Receives {
+    pub(super) calls: u64,
+    /// Of those, the ones that brought none.
+    pub(super) empty: u64,
 }
 
 impl Link {
@@ -59,7 +69,9 @@ impl Link {
     pub(super) fn start(address: SocketAddr) -> Result<Link, Failure> {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(Link { socket }),
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                Ok(Link { socket: Watched::new(socket), receives: Receives::default() })
+            }
             Err(error) => Err(LinkError::Connect(error).into()),
         }
     }
@@ -70,19 +82,29 @@ impl Link {
     /// # Errors
     /// The connection is over: take the channel's events, close, then abandon it.
     pub(super) fn poll<B: AsRef<[u8]> + AsMut<[u8]>>(
-        &self,
+        &mut self,
         now: Instant,
         channel: &mut Channel<B>,
         scratch: &mut [u8],
     ) -> Result<(), Failure> {
+        // What is too late may be there, and not have been told of yet.
+        let is_due = channel.poll_timeout().is_some_and(|at| at <= now);
+        let mut is_ready = self.socket.take_ready() || is_due;
         if channel.is_opening() {
+            if !is_ready {
+                return Ok(());
+            }
             if !is_connected(&self.socket)? {
                 return channel.handle_timeout(now);
             }
             channel.handle_connected(now);
+            is_ready = false; // nothing was asked for yet
         }
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let result = receive(&self.socket, connection, now, scratch);
+        let result = match is_ready {
+            true => receive(&self.socket, connection, now, scratch, &mut self.receives),
+            false => Ok(()),
+        };
         match result.and_then(|()| channel.handle_timeout(now)) {
             Ok(()) => self.send(now, channel),
             Err(failure) => {
@@ -95,12 +117,24 @@ impl Link {
 
     /// Sends what is queued, as far as the socket takes it.
     pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
-        &self,
+        &mut self,
         now: Instant,
         channel: &mut Channel<B>,
     ) -> Result<(), Failure> {
         let Some(connection) = channel.connection() else { return Ok(()) };
-        Ok(send(&self.socket, connection, now)?)
+        let result = send(&self.socket, connection, now);
+        self.socket.set_writable(channel.wants_writable());
+        Ok(result?)
+    }
+
+    /// Has the socket watched by whoever polls from now on.
+    pub(super) fn join(&mut self, registry: &Registry, writable: bool) {
+        self.socket.join(registry, writable);
+    }
+
+    /// How often the socket was asked for bytes since this was called last.
+    pub(super) fn take_receives(&mut self) -> Receives {
+        std::mem::take(&mut self.receives)
     }
 
     /// Closes the connection. Nothing is sent, so a child process may do it to what its parent still
@@ -158,6 +192,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     connection: &mut Connection<Payload<B>>,
     now: Instant,
     scratch: &mut [u8],
+    receives: &mut Receives,
 ) -> Result<(), Failure> {
     let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
@@ -169,6 +204,8 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
             let asked: usize = slices.iter().map(|slice| slice.len()).sum();
             (rustix::io::readv(socket, slices), asked)
         };
+        receives.calls += 1;
+        receives.empty += u64::from(received == Err(Errno::AGAIN));
         let len = match received {
             Ok(0) => return Err(LinkError::Closed.into()),
             Ok(found) if found > asked => return Err(LinkError::Excess { asked, found }.into()),

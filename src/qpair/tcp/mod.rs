@@ -27,10 +27,12 @@ pub use discover::discover;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use self::admin::Admin;
+use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Transport};
@@ -97,6 +99,31 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
 /// they make connections of their own at first use.
 pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+}
+
+/// What was asked of the sockets of I/O queues so far, by all queue pairs of a namespace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TcpStats {
+    /// Calls of `readv`.
+    pub receives: u64,
+    /// Of those, the ones that brought nothing.
+    pub empty_receives: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    receives: AtomicU64,
+    empty_receives: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, Receives { calls, empty }: Receives) {
+        if calls > 0 {
+            self.receives.fetch_add(calls, Ordering::Relaxed);
+            self.empty_receives.fetch_add(empty, Ordering::Relaxed);
+        }
+    }
 }
 
 impl TcpNamespace {
@@ -116,7 +143,14 @@ impl TcpNamespace {
         Tcp::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
         remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
-        Ok(TcpNamespace { remote })
+        Ok(TcpNamespace { remote, counters: Arc::default() })
+    }
+
+    /// What was asked of the sockets of I/O queues so far.
+    pub fn stats(&self) -> TcpStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { receives, empty_receives } = &*self.counters;
+        TcpStats { receives: load(receives), empty_receives: load(empty_receives) }
     }
 }
 
@@ -148,7 +182,8 @@ impl Device for TcpNamespace {
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
         let remote = self.remote.for_this_process()?;
-        Ok(Box::new(TcpQueuePair::connect(remote, self.namespace())?))
+        let counters = Arc::clone(&self.counters);
+        Ok(Box::new(TcpQueuePair::connect(remote, self.namespace(), counters)?))
     }
 }
 

@@ -6,31 +6,42 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::Tcp;
 use super::link::{Link, SCRATCH_LEN};
+use super::{Counters, Tcp};
+use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::IoQueue;
 use crate::qpair::session::queue::Action;
-use crate::qpair::{Completion, Fence, Io, Namespace, QueuePair, Wait};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, QueuePair, Wait};
+use crate::units::Lba;
 
 /// A queue pair on a remote namespace.
 pub(super) struct TcpQueuePair {
     remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
     /// The socket, while there is one. Closed before a buffer of the queue is anybody else's.
     link: Option<Link>,
     queue: IoQueue,
     scratch: Vec<u8>,
+    /// Where sockets are watched.
+    registry: Option<Registry>,
 }
 
 impl TcpQueuePair {
     /// A queue pair that is in a session when this returns.
-    pub(super) fn connect(remote: Arc<Remote<Tcp>>, namespace: Namespace) -> Result<TcpQueuePair> {
+    pub(super) fn connect(
+        remote: Arc<Remote<Tcp>>,
+        namespace: Namespace,
+        counters: Arc<Counters>,
+    ) -> Result<TcpQueuePair> {
         remote.add_pair()?;
         let (now, options) = (Instant::now(), &remote.options);
         let terms = super::terms(&remote, &remote.portals[0]);
         let queue = IoQueue::new(now, terms, options.ctrl_loss_tmo, namespace);
-        let mut pair = TcpQueuePair { remote, link: None, queue, scratch: vec![0; SCRATCH_LEN] };
+        let (scratch, registry) = (vec![0; SCRATCH_LEN], None);
+        let mut pair = TcpQueuePair { remote, counters, link: None, queue, scratch, registry };
         pair.wait_joined(now + pair.remote.options.connect_timeout)?;
         Ok(pair)
     }
@@ -45,8 +56,13 @@ impl TcpQueuePair {
             let stage = self.queue.stage();
             self.remote.may_wait(now, deadline, self.queue.backlog(), stage)?;
             let until = self.next_timeout().unwrap_or(deadline).min(deadline);
-            sleep(self.wait_fd(), until.saturating_duration_since(now));
+            sleep(self.wait(), until.saturating_duration_since(now));
         }
+    }
+
+    /// What to sleep on while nobody else polls it.
+    fn wait(&self) -> Option<Wait<'_>> {
+        Some(self.link.as_ref()?.wait(self.queue.wants_writable()))
     }
 
     /// Everything but handing out completions.
@@ -56,8 +72,9 @@ impl TcpQueuePair {
         }
         self.queue.begin(now, &self.remote);
         self.obey();
-        if let (Some(link), Some(channel)) = (&self.link, self.queue.channel()) {
+        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel()) {
             let moved = link.poll(now, channel, &mut self.scratch);
+            self.counters.add(link.take_receives());
             self.queue.moved(moved);
             self.obey();
         }
@@ -67,7 +84,7 @@ impl TcpQueuePair {
 
     /// Sends what is queued.
     fn send(&mut self, now: Instant) {
-        if let (Some(link), Some(channel)) = (&self.link, self.queue.channel())
+        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel())
             && let Err(failure) = link.send(now, channel)
         {
             self.queue.moved(Err(failure));
@@ -80,7 +97,12 @@ impl TcpQueuePair {
         while let Some(action) = self.queue.poll_action() {
             match action {
                 Action::Open(address) => match Link::start(address) {
-                    Ok(link) => self.link = Some(link),
+                    Ok(mut link) => {
+                        if let Some(registry) = &self.registry {
+                            link.join(registry, self.queue.wants_writable());
+                        }
+                        self.link = Some(link);
+                    }
                     Err(failure) => self.queue.moved(Err(failure)),
                 },
                 Action::Close { owes_data } => {
@@ -144,6 +166,11 @@ impl QueuePair for TcpQueuePair {
         count
     }
 
+    /// What is submitted is sent at once.
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.queue.use_fence(fence);
     }
@@ -152,8 +179,23 @@ impl QueuePair for TcpQueuePair {
         self.queue.owed()
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        Some(self.link.as_ref()?.wait(self.queue.wants_writable()))
+    /// There is one copy.
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        let writable = self.queue.wants_writable();
+        if let Some(link) = &mut self.link {
+            link.join(registry, writable);
+        }
+        self.registry = Some(registry.clone());
+    }
+
+    fn notice(&self) -> Notice {
+        Notice::Event
     }
 
     fn next_timeout(&self) -> Option<Instant> {

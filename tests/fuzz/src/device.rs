@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use dlfs::qpair::{Completion, Device, Io, IoOp, Namespace, QueuePair};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 use dlfs::{Error, ErrorKind, Result};
 
 /// Bytes that are a namespace, to which every handle leads.
@@ -105,6 +108,28 @@ impl QueuePair for Pair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 

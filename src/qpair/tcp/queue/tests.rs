@@ -117,7 +117,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
     let remote = Remote::<Tcp>::new(options, vec![portal], None);
     begin_session(&remote);
     let namespace = remote.namespace().unwrap();
-    let mut pair = TcpQueuePair::connect(Arc::clone(&remote), namespace).unwrap();
+    let mut pair = TcpQueuePair::connect(Arc::clone(&remote), namespace, Arc::default()).unwrap();
     let long = Duration::from_secs(60);
     run(&mut pair, IoOp::Write, 0, long).expect("written").result.unwrap();
 

@@ -1,9 +1,13 @@
 //! Completes everything at once and moves nothing: what is left is the cost of this tool.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
-use dlfs::qpair::{Completion, Io, Namespace, QueuePair};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Fence, Io, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 use super::byte_namespace;
 
@@ -43,5 +47,27 @@ impl QueuePair for NullPair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }

@@ -5,7 +5,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::Registry;
+use dlfs::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 use super::byte_namespace;
 
@@ -54,5 +57,27 @@ impl QueuePair for PsyncPair {
 
     fn outstanding(&self) -> usize {
         usize::from(self.taken.is_some())
+    }
+
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, _: &Registry) {}
+
+    fn notice(&self) -> Notice {
+        Notice::Poll
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }

@@ -6,19 +6,23 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
-use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace, QueuePair, Wait};
+use dlfs::buf::{Pool, SharedBuf};
+use dlfs::qpair::readiness::{Registry, Watched};
+use dlfs::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs::units::Lba;
 
 use super::byte_namespace;
 
 pub(super) struct UringPair {
     /// Dropped by hand: the kernel writes into `slots` as long as the ring lives.
-    ring: IoUring,
+    ring: Watched<Uring>,
     file: Arc<File>,
     namespace: Namespace,
     slots: Box<[Option<Io>]>,
@@ -35,6 +39,7 @@ impl UringPair {
         depth: u16,
     ) -> std::io::Result<UringPair> {
         let ring = IoUring::builder().setup_clamp().build(u32::from(depth).next_power_of_two())?;
+        let ring = Watched::new(Uring(ring));
         let slots = (0..depth).map(|_| None).collect();
         let free = (0..u32::from(depth)).rev().collect();
         let namespace = byte_namespace(address, len, depth, "io_uring");
@@ -131,10 +136,28 @@ impl QueuePair for UringPair {
         self.slots.len() - self.free.len()
     }
 
-    fn wait_fd(&self) -> Option<Wait<'_>> {
-        // SAFETY: the ring, which owns the descriptor, outlives the borrow of `self`.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
-        Some(Wait { fd, writable: false })
+    fn start(&mut self) {}
+
+    fn use_pool(&mut self, _: &Pool) {}
+
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn join(&mut self, registry: &Registry) {
+        self.ring.join_to_sleep(registry);
+    }
+
+    fn notice(&self) -> Notice {
+        Notice::Look
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 
@@ -154,6 +177,30 @@ impl Drop for UringPair {
             // The kernel may still write there.
             std::mem::forget(std::mem::take(&mut self.slots));
         }
+    }
+}
+
+/// The kernel's ring, as something that has a descriptor.
+struct Uring(IoUring);
+
+impl AsFd for Uring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring, which outlives the borrow of `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+    }
+}
+
+impl Deref for Uring {
+    type Target = IoUring;
+
+    fn deref(&self) -> &IoUring {
+        &self.0
+    }
+}
+
+impl DerefMut for Uring {
+    fn deref_mut(&mut self) -> &mut IoUring {
+        &mut self.0
     }
 }
 

@@ -16,7 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dlfs::buf::IoBuf;
-use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
+use dlfs::qpair::readiness::Readiness;
+use dlfs::qpair::{Completion, Io, IoOp, Notice, QueuePair};
 use dlfs::units::Lba;
 
 use crate::options::Job;
@@ -116,6 +117,7 @@ pub(crate) struct Worker {
     job: Arc<Job>,
     shared: Arc<Shared>,
     lanes: Vec<Lane>,
+    readiness: Readiness,
     next_lane: usize,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -167,11 +169,15 @@ impl Worker {
     pub(crate) fn new(
         job: Arc<Job>,
         shared: Arc<Shared>,
-        lanes: Vec<Lane>,
+        mut lanes: Vec<Lane>,
         seed: u64,
         epoch: Instant,
     ) -> Result<Worker, String> {
         let slots = setup::slots(&job)?;
+        let readiness = Readiness::new().map_err(|error| error.to_string())?;
+        for (number, lane) in lanes.iter_mut().enumerate() {
+            lane.pair.join(&readiness.registry(number));
+        }
         let range: u64 = lanes.iter().map(|lane| lane.positions.len()).sum();
         let bytes = job.io_size.map_or(range, |size| size.of(range)).saturating_mul(job.loops);
         let endless = job.time_based && job.runtime_us.is_some();
@@ -191,6 +197,7 @@ impl Worker {
             slots,
             shared,
             lanes,
+            readiness,
             next_lane: 0,
             epoch,
             at: epoch,
@@ -468,6 +475,7 @@ impl Worker {
             (0, _) => usize::MAX,
             (max, _) => max.max(self.job.batch_complete_min) as usize,
         };
+        self.readiness.look(|_| {}); // all are polled: this is for their descriptors
         for lane in &mut self.lanes {
             if lane.in_flight > 0 || lane.needs_poll {
                 lane.in_flight -= lane.pair.poll(self.at, max, &mut self.done);
@@ -484,31 +492,21 @@ impl Worker {
 
     /// Looks again for a moment, then sleeps until something has come or time asks for something.
     fn wait_for_completions(&mut self, wait_until: u64) {
-        if self.lanes.len() > 1 || self.job.busy_poll {
-            return self.read_clock(); // one descriptor cannot stand for all
+        let at_work = self.lanes.iter().filter(|lane| lane.in_flight > 0);
+        let notice = at_work.map(|lane| lane.pair.notice()).max();
+        if self.job.busy_poll || notice == Some(Notice::Poll) {
+            return self.read_clock();
         }
         if self.idle_since_ns() < SPIN_NS {
             std::hint::spin_loop();
             return self.read_clock();
         }
-        let pair = &self.lanes[0].pair;
-        let Some(wait) = pair.wait_fd() else { return self.read_clock() };
         let due = [wait_until, self.goes.end_ns].into_iter().min().unwrap_or(u64::MAX);
         let mut limit = Duration::from_nanos(due.saturating_sub(self.now)).min(LONGEST_SLEEP);
-        if let Some(timeout) = pair.next_timeout() {
+        for timeout in self.lanes.iter().filter_map(|lane| lane.pair.next_timeout()) {
             limit = limit.min(timeout.saturating_duration_since(self.at));
         }
-        let mut flags = rustix::event::PollFlags::IN;
-        if wait.writable {
-            flags |= rustix::event::PollFlags::OUT;
-        }
-        let mut fds = [rustix::event::PollFd::new(&wait.fd, flags)];
-        let timeout = rustix::time::Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        // Whatever ends the sleep, the queue pair is asked next.
-        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        self.readiness.sleep(limit);
         self.read_clock();
     }
 
