@@ -396,6 +396,22 @@ fn members_that_no_tool_takes_for_files_lose_nothing_but_themselves() {
 }
 
 #[test]
+fn fields_whose_names_no_image_can_hold_are_bad_entries() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = |number: usize| file(&format!("k.{number:02}{}", "f".repeat(88)));
+    let members: Vec<Vec<u8>> = (0..200).map(long).collect();
+    let path = archive(dir.path(), "a.tar", &members);
+    let source = open(&[&path]).unwrap();
+    assert_eq!(source.kind(), SourceKind::WebDataset);
+    let (fields, bad) = (source.index().fields.len(), source.index().bad.len());
+    assert_eq!(fields + bad, 200);
+    assert!(source.index().fields.iter().map(|name| 2 + name.len()).sum::<usize>() <= 8192);
+    let mut stream = StreamSource::new(vec![path], SourceKind::WebDataset, None).unwrap();
+    assert_eq!(stream.next_sample().unwrap().unwrap().fields.len(), fields);
+    assert_eq!(stream.bad(), source.index().bad);
+}
+
+#[test]
 fn what_is_broken_in_a_folder_of_shards_is_named_and_not_set_aside() {
     let dir = folder(&[
         ("blobs/1", tar(&[file("a")])),

@@ -22,6 +22,7 @@ use crate::import::options::{
 use crate::import::patience::with_patience;
 use crate::import::read_back::check_chunks;
 use crate::import::sources::stream::{StreamSample, StreamSource};
+use crate::import::sources::taken::set_piped_bytes;
 use crate::import::sources::{BadEntry, BadReason, Found, Taken};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
@@ -67,7 +68,8 @@ pub(super) fn run(
     if writer.samples == 0 {
         return Err(no_samples(bad, kind));
     }
-    let taken = found.taken.into_iter().chain(source.appended()).collect();
+    let mut taken: Vec<Taken> = found.taken.into_iter().chain(source.appended()).collect();
+    set_piped_bytes(&mut taken, source.piped_bytes());
     writer.finish(kind, bad, taken)
 }
 

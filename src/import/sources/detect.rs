@@ -19,7 +19,7 @@ use super::content::{Content, is_side_file};
 use super::index::{BadEntry, Index};
 use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
-use super::taken::{Role, Taken, Tally};
+use super::taken::{PIPE, Role, Taken, Tally};
 use super::tree::{Judged, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
@@ -286,7 +286,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
     for path in &given.files {
         let file = given_file(path);
         if spool::is_stream(path) {
-            judgement.tally.add("stream", Role::Shard, 0, &file.name);
+            judgement.tally.add(PIPE, Role::Shard, 0, &file.name);
             judgement.shards.push((file, as_kind(kind)));
             continue;
         }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::taken::Taken;
+use crate::format::builder::MAX_FIELD_NAMES_BYTES;
 
 /// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
 #[derive(Debug, Default)]
@@ -276,7 +277,7 @@ impl Index {
         if let Some(at) = self.fields.iter().position(|field| field == name) {
             return u16::try_from(at).ok();
         }
-        if self.fields.len() == MAX_FIELDS {
+        if !has_room_for_field(&self.fields, name) {
             return None;
         }
         self.fields.push(name.to_vec());
@@ -394,6 +395,16 @@ impl Index {
         self.part_fields = vec![0; self.part_lens.len()];
     }
 }
+
+/// Whether `name` can be a field beside `fields`: an image has limits for their number and names.
+pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
+    let bytes: usize = fields.iter().map(|field| 2 + field.len()).sum();
+    fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
+}
+
+/// Why a member of a field that does not fit is refused.
+pub(super) const TOO_MANY_FIELDS: BadReason =
+    BadReason::Syntax("is of one field too many: an image has 256, and 8 KiB for their names");
 
 /// Names one behind the other.
 #[derive(Debug, Default)]

@@ -132,6 +132,7 @@ impl Source {
             }
             (None, _) => index_shards(&found.files, kind, options)?,
         };
+        taken::set_piped_bytes(&mut found.taken, piped_bytes(&index));
         index.taken.splice(0..0, found.taken);
         index.bad.splice(0..0, found.bad);
         drop_impossible_rows(&mut index, kind);
@@ -353,6 +354,12 @@ fn index_shards(
         index = index.without(&dead);
     }
     Ok((index, Store::Shards(files)))
+}
+
+/// Bytes of the shards that came through pipes, without their compression.
+fn piped_bytes(index: &Index) -> u64 {
+    let piped = index.containers.iter().filter(|shard| spool::is_stream(&shard.path));
+    piped.map(|shard| shard.len_bytes).sum()
 }
 
 /// Moves rows that no image can hold to the bad entries.

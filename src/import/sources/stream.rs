@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::detect::SourceKind;
-use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES};
-use super::spool::open_stream;
+use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
+use super::spool::{is_stream, open_stream};
 use super::taken::{Taken, Tally};
 use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
@@ -23,6 +23,8 @@ pub struct StreamSource {
     paths: std::vec::IntoIter<PathBuf>,
     members: Option<(PathBuf, Members<Stream>)>,
     appended: Tally,
+    /// Read so far from streams that have no length.
+    piped_bytes: u64,
     grouped: bool,
     fields: Option<Vec<Vec<u8>>>,
     /// While the first sample is gathered: its fields are those of all.
@@ -69,6 +71,7 @@ impl StreamSource {
             paths: paths.into_iter(),
             members: None,
             appended: Tally::default(),
+            piped_bytes: 0,
             grouped,
             fields_grow: fields.is_none(),
             fields,
@@ -93,6 +96,11 @@ impl StreamSource {
     /// Archives behind the first of their stream, in the streams that have ended.
     pub fn appended(&self) -> Vec<Taken> {
         self.appended.clone().into_taken()
+    }
+
+    /// Bytes of the pipes that have ended, without their compression.
+    pub fn piped_bytes(&self) -> u64 {
+        self.piped_bytes
     }
 
     /// What could not be imported so far.
@@ -181,7 +189,10 @@ impl StreamSource {
         let known = self.fields.get_or_insert_default();
         let at = match known.iter().position(|name| *name == field) {
             Some(at) => at,
-            None if self.fields_grow && known.len() < MAX_FIELDS => {
+            None if self.fields_grow && !has_room_for_field(known, &field) => {
+                return Err(TOO_MANY_FIELDS);
+            }
+            None if self.fields_grow => {
                 known.push(field.clone());
                 known.len() - 1
             }
@@ -212,11 +223,14 @@ impl StreamSource {
     }
 
     fn end_of_stream(&mut self) -> Option<StreamSample> {
-        if let Some((path, members)) = self.members.take()
-            && let Some(appended) = members.appended()
-        {
-            let bytes = members.position() - appended.from;
-            self.appended.add_appended(appended.archives, bytes, path.as_os_str().as_bytes());
+        if let Some((path, members)) = self.members.take() {
+            if is_stream(&path) {
+                self.piped_bytes += members.position();
+            }
+            if let Some(appended) = members.appended() {
+                let bytes = members.position() - appended.from;
+                self.appended.add_appended(appended.archives, bytes, path.as_os_str().as_bytes());
+            }
         }
         self.open.take()
     }
@@ -280,7 +294,6 @@ impl<R: Read> Input for ReadInput<R> {
     }
 }
 
-const MAX_FIELDS: usize = 256;
 /// Payloads whose memory is kept.
 const MAX_SPARE: usize = 16;
 const PIECE_BYTES: u64 = 1 << 20;

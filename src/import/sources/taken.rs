@@ -101,6 +101,15 @@ impl Tally {
     }
 }
 
+/// What pipes are counted as.
+pub const PIPE: &str = "stream";
+
+/// Says how long pipes were, which is known at their end.
+pub fn set_piped_bytes(taken: &mut [Taken], bytes: u64) {
+    let piped = taken.iter_mut().filter(|taken| taken.what == PIPE);
+    piped.for_each(|taken| taken.bytes = bytes);
+}
+
 /// As the cause of a refusal: a line a count.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part};
+use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part, TOO_MANY_FIELDS};
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 
@@ -143,7 +143,7 @@ impl Rows {
             if target.is_some() {
                 return Err(BadReason::Special("link in a shard of grouped files"));
             }
-            part.field = index.field(&field).ok_or(BadReason::Syntax("is of a 257th field"))?;
+            part.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
             self.push_grouped(key, part, index)?;
             return Ok(Took::Part { label: field == b"cls" });
         }

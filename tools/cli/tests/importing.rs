@@ -274,10 +274,13 @@ fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
     run(&["import", &packed, &place.arg("packed.dlfs"), "--placement", "source"]).code(0);
     let mut piped = common::dlfs();
     piped.args(["import", "/dev/stdin", &place.arg("piped.dlfs"), "--placement", "source"]);
+    piped.arg("--json");
     let mut cat = std::process::Command::new("cat");
     let mut cat = cat.arg(&plain).stdout(std::process::Stdio::piped()).spawn().unwrap();
     piped.stdin(cat.stdout.take().unwrap());
-    common::finish(piped).code(0);
+    let report = common::finish(piped).code(0);
+    let len = fs::metadata(&plain).unwrap().len();
+    assert_eq!(report.json()["taken"][0]["bytes"], len, "{}", report.text());
     cat.wait().unwrap();
     for image in ["packed.dlfs", "piped.dlfs"] {
         let out = format!("out-{image}");
