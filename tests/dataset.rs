@@ -9,11 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::dataset::{self, Dataset, Loader, OnError, Options, Sampler, Wanted, Watch};
+use dlfs::dataset::{
+    self, Dataset, Loader, OnError, Options, Sampler, VerifyOptions, Wanted, Watch,
+};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
 use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::tcp::discover;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::Batch;
 use dlfs::target::{Target, TargetOptions};
@@ -465,6 +468,43 @@ fn a_wait_for_a_target_that_says_nothing_asks_its_watch_and_ends_when_told() {
     let mut watch = Impatient::new();
     let opened = Dataset::open(&[text.parse().unwrap()], &Options::default(), &mut watch);
     told("open", opened.unwrap_err(), &watch);
+}
+
+/// `Duration::MAX` is how a program says "for ever": no sum of it and a clock may overflow.
+#[test]
+fn limits_that_never_end_are_waits_that_never_end_and_no_panic() {
+    let source = Source::new(31);
+    let target = source.serve();
+    let mut options = Options::default();
+    let forever = Duration::MAX;
+    options.open.connect = ConnectOptions {
+        keep_alive_tmo: forever,
+        ctrl_loss_tmo: forever,
+        io_timeout: forever,
+        connect_timeout: forever,
+        tcp_connect_timeout: forever,
+        ..ConnectOptions::default()
+    };
+    options.read.deadline = forever;
+    let address = target.address(Nsid(1));
+    let Address::Tcp(tcp) = &address else { panic!("{address} is served over TCP") };
+    let connect = &options.open.connect;
+    discover(&tcp.traddr, tcp.trsvcid, connect).unwrap();
+    let dataset = Dataset::open(&[address], &options, &mut ()).unwrap();
+    let read = dataset.read(Wanted::Ids(&ids(&[1, 2])), OnError::Raise, &mut ()).unwrap();
+    source.assert_right(&read.batch);
+    let run = LoaderOptions { deadline: forever, ..self::options(GROUPED, 50, 1) };
+    assert_eq!(sorted(source.drain(&dataset.loader(run).unwrap())), (0..180).collect::<Vec<_>>());
+    target.stop();
+
+    let path = source.temp.path().join("train.dlfs");
+    let mut bytes = fs::read(&path).unwrap();
+    let extent = source.open().directory().extent(SampleId(7)).unwrap();
+    bytes[extent.offset_bytes as usize] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let patient = VerifyOptions { patience: forever, ..VerifyOptions::default() };
+    let report = source.open().image().verify(&patient, &mut |_| {}).unwrap();
+    assert_eq!(report.damages.len(), 1, "{report:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::order::{MAX_EPOCHS, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
-use crate::units::Epoch;
+use crate::units::{Epoch, deadline};
 
 use super::Dataset;
 use super::background::Background;
@@ -117,7 +117,7 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = deadline(Instant::now(), self.options.deadline);
         loop {
             self.check_open()?;
             let left = deadline.saturating_duration_since(Instant::now());

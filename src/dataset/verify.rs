@@ -9,7 +9,7 @@ use crate::format::open::judge;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
 use crate::qpair::blocking::Blocking;
 use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
-use crate::units::SampleId;
+use crate::units::{SampleId, deadline};
 
 use super::Image;
 
@@ -110,12 +110,12 @@ impl Image {
                 let address = self.devices[0].namespace().address;
                 return Err(Error::new(ErrorKind::TimedOut, text).target(address));
             } else {
-                pump.wait(last_progress + options.patience);
+                pump.wait(deadline(last_progress, options.patience));
             }
         }
         report.bytes += pump.stats().bytes;
         if !report.damages.is_empty() {
-            let until = Instant::now() + options.patience;
+            let until = deadline(Instant::now(), options.patience);
             if let Some(stale) = moved_on(&mut pump, &self.directory, until) {
                 return Err(stale);
             }

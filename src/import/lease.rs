@@ -144,7 +144,7 @@ impl Holder {
     fn wait_for_the_dead(&mut self) -> Result<Option<Block>> {
         let Some(first) = read(&mut self.channel)? else { return Ok(None) };
         let wait = first.wait.unwrap_or_else(|| self.wait());
-        let until = Fence::now() + wait;
+        let until = Fence::now().saturating_add(wait);
         tracing::warn!(
             "another import has the lease of this image: taking its place if it shows no sign of life for {} s",
             wait.as_secs()
@@ -254,7 +254,7 @@ impl Holder {
 
     /// How long the block must not have changed before another may be put in its place.
     fn wait(&self) -> Duration {
-        (self.limit / 2 + self.media.late_writes()).max(self.limit)
+        (self.limit / 2).saturating_add(self.media.late_writes()).max(self.limit)
     }
 
     /// How long the sending of a block may take that is to replace another.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::import::media::Media;
 use crate::nvme::RetryClass;
 use crate::qpair::IoError;
+use crate::units::deadline;
 use crate::{Error, ErrorKind, Result};
 
 /// Does `attempt` again while what it meets may pass; it must be right to do again.
@@ -66,7 +67,7 @@ impl Patience {
 
     /// Until when calls may last, if something has failed: with those that went before, `limit`.
     pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
-        self.lock().map(|until| until + limit.saturating_sub(RETRY_FOR))
+        self.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
     }
 
     /// Waits a little longer than the last time; `false` when there was enough of it.

@@ -94,9 +94,9 @@ impl ConnectOptions {
     pub(super) fn late_writes(&self) -> Duration {
         let controller = match self.keep_alive_tmo.is_zero() {
             true => LONGEST_CONTROLLER,
-            false => 2 * self.keep_alive_tmo,
+            false => self.keep_alive_tmo.saturating_mul(2),
         };
-        self.io_timeout + controller + SLACK
+        self.io_timeout.saturating_add(controller).saturating_add(SLACK)
     }
 }
 

@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::units::{Epoch, SampleId, Slot};
+use crate::units::{Epoch, SampleId, Slot, deadline};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
@@ -191,7 +191,7 @@ impl Reader {
         for (index, &id) in ids.iter().enumerate() {
             batch.place(index, Place { id, piece: 0, len_bytes: 0, offset: 0 });
         }
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = deadline(Instant::now(), self.options.deadline);
         let first_token = self.next_token;
         let mut next_tick = Instant::now() + TICK;
         let mut fetches = std::mem::take(&mut self.fetches);

@@ -23,6 +23,7 @@ use super::pdu::{
 };
 use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
+use crate::units::deadline;
 
 /// What a connection is made with.
 #[derive(Debug, Clone)]
@@ -131,7 +132,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             digests: options.digests,
             may_decline: options.may_decline,
             io_timeout: options.io_timeout,
-            ic_deadline: now + options.ic_timeout,
+            ic_deadline: deadline(now, options.ic_timeout),
             initialised: false,
             // What a C2HData may carry is bounded by its command, so no other limit is needed.
             deframer: Deframer::new(Role::Host, 0, u32::MAX),
@@ -311,7 +312,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else if !self.initialised {
             Some(self.ic_deadline)
         } else {
-            (self.slots.num_impatient() > 0).then(|| self.progress + self.io_timeout)
+            (self.slots.num_impatient() > 0).then(|| deadline(self.progress, self.io_timeout))
         }
     }
 

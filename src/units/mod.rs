@@ -2,8 +2,10 @@
 //!
 //! Values are 1-based and in the unit of their name; the wire's 0-based forms stay in `nvme` and `tcp`.
 
+mod deadline;
 mod size;
 
+pub(crate) use deadline::deadline;
 pub use size::parse_size;
 
 macro_rules! number {

@@ -12,6 +12,7 @@ use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
 use crate::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
 use crate::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use crate::tcp::{Digests, ProtocolError};
+use crate::units::deadline;
 
 /// With what a queue connects.
 #[derive(Debug, Clone)]
@@ -123,7 +124,7 @@ enum Stage {
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// A channel whose TCP connection is begun.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
-        let stage = Stage::Opening { deadline: now + terms.tcp_timeout };
+        let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
         Channel { terms: Box::new(terms), stage, connection: None }
     }
 

@@ -18,7 +18,7 @@ use crate::nvme::{
 };
 use crate::tcp::Digests;
 use crate::tcp::host::Transfer;
-use crate::units::Nsid;
+use crate::units::{Nsid, deadline};
 
 /// What an admin queue is to be brought up for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -303,7 +303,7 @@ impl Controller {
     fn keep(&mut self, now: Instant) -> Result<(), Failure> {
         if self.next_keep_alive.is_some_and(|at| at <= now) {
             self.begin(now, Step::KeepAlive)?;
-            self.next_keep_alive = Some(now + self.terms.keep_alive_tmo / 2);
+            self.next_keep_alive = Some(deadline(now, self.terms.keep_alive_tmo / 2));
         }
         if self.next_event_request.is_some_and(|at| at <= now) {
             self.next_event_request = None;
@@ -481,7 +481,7 @@ impl Controller {
         }
         self.ready = true;
         let wants = !self.terms.keep_alive_tmo.is_zero() && self.properties.keeps_alive;
-        self.next_keep_alive = wants.then(|| now + self.terms.keep_alive_tmo / 2);
+        self.next_keep_alive = wants.then(|| deadline(now, self.terms.keep_alive_tmo / 2));
         Turn::Ready
     }
 

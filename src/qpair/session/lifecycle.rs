@@ -10,7 +10,7 @@ use super::backoff::Backoff;
 use super::{Facts, Failure};
 use crate::error::ErrorKind;
 use crate::qpair::Namespace;
-use crate::units::Nsid;
+use crate::units::{Nsid, deadline};
 
 /// One association with a controller, from its becoming usable to its loss.
 #[derive(Debug)]
@@ -439,7 +439,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             }
         }
         let share = self.limits.connect_timeout / num_portals as u32;
-        self.stage = Stage::Connecting { deadline: now + share };
+        self.stage = Stage::Connecting { deadline: deadline(now, share) };
         self.actions.push_back(Action::Connect { portal: self.portal });
     }
 

@@ -25,6 +25,7 @@ use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, SpdkAddress};
 use crate::spdk::{self, Controller, TransportId};
+use crate::units::deadline;
 
 use admin::Admin;
 use queue::SpdkQueuePair;
@@ -65,7 +66,7 @@ impl SpdkNamespace {
         let remote = Remote::new(options.clone(), portals, None);
         Spdk::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
-        remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
+        remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;
         Ok(SpdkNamespace { remote })
     }
 }

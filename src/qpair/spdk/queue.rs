@@ -13,7 +13,7 @@ use crate::qpair::readiness::Registry;
 use crate::qpair::session::{self, Attempt, Backlog, Entrance};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
-use crate::units::Lba;
+use crate::units::{Lba, deadline};
 
 type Session = session::Session<Portal, Arc<Controller>>;
 
@@ -82,7 +82,7 @@ impl SpdkQueuePair {
         if !pair.is_tcp() {
             pair.make_bounce()?;
         }
-        pair.wait_joined(now + pair.remote.options.connect_timeout)?;
+        pair.wait_joined(deadline(now, pair.remote.options.connect_timeout))?;
         Ok(pair)
     }
 
@@ -176,7 +176,7 @@ impl SpdkQueuePair {
         let depth = session.queue_entries - 1;
         match session.joint.io_queue(session.nsid, depth, is_fabric) {
             Ok(queue) => {
-                let deadline = now + self.remote.options.io_timeout;
+                let deadline = deadline(now, self.remote.options.io_timeout);
                 self.state = State::Joining { queue, session, deadline };
             }
             Err(error) => {

@@ -14,6 +14,7 @@ use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;
 use crate::qpair::session::{Failure, Goal, HostIdentity, Terms, Turn};
 use crate::tcp::Digests;
+use crate::units::deadline;
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 where the
 /// target itself answers).
@@ -28,7 +29,7 @@ pub fn discover(
     trsvcid: u16,
     options: &ConnectOptions,
 ) -> Result<Vec<DiscoveryRecord>> {
-    let deadline = Instant::now() + options.connect_timeout;
+    let deadline = deadline(Instant::now(), options.connect_timeout);
     let name = format!("{traddr}:{trsvcid}");
     let sockets = super::resolve(traddr, trsvcid, options.connect_timeout)
         .map_err(|error| error.target(name.clone()))?;

@@ -41,6 +41,7 @@ use super::{ConnectOptions, Device, Namespace, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
 use crate::tcp::Digests;
+use crate::units::deadline;
 
 /// NVMe/TCP by this library's own host.
 struct Tcp;
@@ -142,7 +143,7 @@ impl TcpNamespace {
         let remote = Remote::new(options.clone(), portals, None);
         Tcp::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
-        remote.wait_open(started + options.connect_timeout + Duration::from_secs(1))?;
+        remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;
         Ok(TcpNamespace { remote, counters: Arc::default() })
     }
 

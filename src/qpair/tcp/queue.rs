@@ -15,7 +15,7 @@ use crate::qpair::remote::Remote;
 use crate::qpair::session::IoQueue;
 use crate::qpair::session::queue::Action;
 use crate::qpair::{Completion, Fence, Io, Namespace, Notice, QueuePair, Wait};
-use crate::units::Lba;
+use crate::units::{Lba, deadline};
 
 /// A queue pair on a remote namespace.
 pub(super) struct TcpQueuePair {
@@ -42,7 +42,7 @@ impl TcpQueuePair {
         let queue = IoQueue::new(now, terms, options.ctrl_loss_tmo, namespace);
         let (scratch, registry) = (vec![0; SCRATCH_LEN], None);
         let mut pair = TcpQueuePair { remote, counters, link: None, queue, scratch, registry };
-        pair.wait_joined(now + pair.remote.options.connect_timeout)?;
+        pair.wait_joined(deadline(now, pair.remote.options.connect_timeout))?;
         Ok(pair)
     }
 
