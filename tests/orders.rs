@@ -71,6 +71,32 @@ impl Population for Chunks {
     }
 }
 
+#[test]
+fn an_epoch_without_samples_takes_none_whatever_is_asked_of_it() {
+    let nobody = Chunks::new(vec![0, 0], vec![1, 1]);
+    for kind in [
+        OrderKind::Global,
+        OrderKind::Sequential { by: SequentialBy::Id },
+        OrderKind::Sequential { by: SequentialBy::Slot },
+        OrderKind::Grouped { lanes: 2, group: 1 },
+        OrderKind::Local { world_size: 2 },
+        OrderKind::Partial { q: 0.5, world_size: 2 },
+    ] {
+        let mut order = order(kind, 1, 3, &nobody);
+        for positions in [Positions::new(0, 1, 5), Positions::new(u64::MAX, 2, 5)] {
+            let mut ids = Vec::new();
+            order.ids(&nobody, positions, &mut ids);
+            assert!(ids.is_empty(), "{kind:?}: {ids:?}");
+            if order.is_chunked() {
+                let (mut picks, mut groups) = (Vec::new(), Vec::new());
+                order.picks(positions, &mut picks);
+                order.groups(positions, &mut groups);
+                assert!(picks.is_empty() && groups.is_empty(), "{kind:?}");
+            }
+        }
+    }
+}
+
 fn order(kind: OrderKind, seed: u64, epoch: u64, chunks: &Chunks) -> EpochOrder {
     EpochOrder::new(&OrderSpec { kind, seed }, Epoch(epoch), chunks).unwrap()
 }

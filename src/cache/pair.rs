@@ -469,7 +469,8 @@ impl QueuePair for TieredPair {
     /// lend, since copies give way to others.
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let origin = &self.ways[0];
-        let lent = origin.pair.lend(Lba(slba.0 * PAGE_BYTES / origin.block_len), len_bytes)?;
+        let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len);
+        let lent = origin.pair.lend(slba, len_bytes)?;
         self.shared.counters.origin_read(len_bytes, Duration::ZERO);
         Some(lent)
     }
@@ -479,8 +480,8 @@ impl QueuePair for TieredPair {
     }
 
     fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        let start = slba.0 * PAGE_BYTES;
-        let range = start..start + len_bytes as u64;
+        let start = slba.0.saturating_mul(PAGE_BYTES);
+        let range = start..start.saturating_add(len_bytes as u64);
         self.ahead.distrust(&range);
         self.forget_copies(&range);
     }

@@ -155,7 +155,8 @@ impl EpochOrder {
 
     /// Appends the samples at `positions`, in their order. `population` is the one it was made from.
     ///
-    /// A position past the end counts on from the start: this is how a padded shard repeats samples.
+    /// A position past the end counts on from the start: this is how a padded shard repeats samples. An
+    /// epoch without samples has none to repeat.
     /// Costs some tens of nanoseconds a sample (for `partial`, times the epoch's number).
     pub fn ids(
         &mut self,
@@ -164,7 +165,7 @@ impl EpochOrder {
         out: &mut Vec<SampleId>,
     ) {
         let len = self.len;
-        let positions = positions.map(|position| wrap(position, len));
+        let positions = among(positions, len).map(|position| wrap(position, len));
         match &mut self.sequence {
             Sequence::ById => out.extend(positions.map(|rank| population.id_of_live(rank))),
             Sequence::Global(permutation) => {
@@ -196,7 +197,7 @@ impl EpochOrder {
     pub fn picks(&mut self, positions: Positions, out: &mut Vec<Pick>) {
         let len = self.len;
         let chunked = self.chunked_mut();
-        out.extend(positions.map(|position| chunked.pick(wrap(position, len))));
+        out.extend(among(positions, len).map(|position| chunked.pick(wrap(position, len))));
     }
 
     /// Appends the groups that `positions` take samples from, in the order of first use, each once
@@ -208,7 +209,7 @@ impl EpochOrder {
         let len = self.len;
         let chunked = self.chunked_mut();
         let begin = out.len();
-        for position in positions {
+        for position in among(positions, len) {
             let group = chunked.group_at(wrap(position, len));
             if !out[begin..].contains(&group) {
                 out.push(group);
@@ -275,6 +276,11 @@ impl SlotRanks {
         let first = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
         (chunk as u32, (rank - first) as u32)
     }
+}
+
+/// `positions`, or none where there are no samples.
+fn among(positions: Positions, len: u64) -> Positions {
+    if len == 0 { Positions::new(0, 1, 0) } else { positions }
 }
 
 #[inline(always)]

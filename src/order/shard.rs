@@ -56,22 +56,23 @@ impl Shard {
 
     /// The positions that the rank takes of an epoch of `len`, first to last.
     pub fn positions(&self, len: u64) -> Positions {
-        let (rank, world_size) = (u64::from(self.rank), u64::from(self.world_size));
+        let (rank, world_size) = (u64::from(self.rank), u64::from(self.world_size.max(1)));
         let rest = len.saturating_sub(self.consumed);
         let count = match self.tail {
             Tail::Keep => rest.saturating_sub(rank).div_ceil(world_size),
             Tail::DropLast => rest / world_size,
             Tail::Pad => rest.div_ceil(world_size),
         };
-        Positions::new(self.consumed + rank, world_size, count)
+        // A state may say that anything was consumed: past the end there is nothing to take.
+        Positions::new(self.consumed.saturating_add(rank), world_size, count)
     }
 
     /// Positions of an epoch of `len` that all ranks have consumed once each has taken `taken` of its
     /// own; `len` once they are through, also with a dropped or padded tail.
     pub fn consumed_after(&self, len: u64, taken: u64) -> u64 {
         let each = self.positions(len).count;
-        let world_size = u64::from(self.world_size);
-        if taken >= each { len } else { len.min(self.consumed + taken * world_size) }
+        let taken_by_all = taken.saturating_mul(self.world_size.into());
+        if taken >= each { len } else { len.min(self.consumed.saturating_add(taken_by_all)) }
     }
 }
 
@@ -98,7 +99,7 @@ impl Positions {
     #[must_use]
     pub fn split_front(&mut self, count: u64) -> Positions {
         let front = Positions { count: count.min(self.count), ..*self };
-        self.next += front.count * self.step;
+        self.next = self.next.saturating_add(front.count.saturating_mul(self.step));
         self.count -= front.count;
         front
     }
@@ -111,7 +112,7 @@ impl Iterator for Positions {
     fn next(&mut self) -> Option<u64> {
         self.count = self.count.checked_sub(1)?;
         let position = self.next;
-        self.next += self.step;
+        self.next = self.next.saturating_add(self.step);
         Some(position)
     }
 
@@ -122,3 +123,26 @@ impl Iterator for Positions {
 }
 
 impl ExactSizeIterator for Positions {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_state_says_was_consumed_there_is_nothing_to_take_past_the_end() {
+        for tail in [Tail::Keep, Tail::DropLast, Tail::Pad] {
+            for consumed in [1000, 1001, u64::MAX - 1, u64::MAX] {
+                let shard = Shard::new(3, 4, tail).unwrap().after(consumed);
+                let mut positions = shard.positions(1000);
+                assert_eq!((positions.remaining(), positions.next()), (0, None));
+                assert_eq!(shard.consumed_after(1000, u64::MAX), 1000);
+                assert_eq!(shard.consumed_after(1000, 0), 1000);
+            }
+        }
+        let nobody = Shard { rank: 0, world_size: 0, consumed: 0, tail: Tail::Keep };
+        assert_eq!(nobody.positions(5).count(), 5, "a world has one rank at least");
+        let mut far = Positions::new(u64::MAX - 1, u64::MAX, u64::MAX);
+        assert_eq!(far.split_front(3).collect::<Vec<_>>(), [u64::MAX - 1, u64::MAX, u64::MAX]);
+        assert_eq!(far.next(), Some(u64::MAX));
+    }
+}

@@ -105,6 +105,14 @@ impl From<PlanError> for Error {
     }
 }
 
+/// An error unless blocks may be so long.
+pub(super) fn check_block_len(len_bytes: u32) -> Result<(), PlanError> {
+    match (512..=4096).contains(&len_bytes) && len_bytes.is_power_of_two() {
+        true => Ok(()),
+        false => Err(PlanError::BlockLen { len_bytes }),
+    }
+}
+
 /// Ranks that an address can name: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
 

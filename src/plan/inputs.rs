@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{MAX_BLOCKS, MAX_RANK_INPUT_BYTES, MAX_RANKS, MAX_TIERS};
+use super::error::{MAX_BLOCKS, MAX_RANK_INPUT_BYTES, MAX_RANKS, MAX_TIERS, check_block_len};
 use super::{Model, PlanError, Rate, Tier};
 use crate::order::{ImageId, OrderSpec, Tail};
 use crate::units::Generation;
@@ -78,12 +78,13 @@ impl RankInputs {
     /// What a rank with tiers of `capacities_bytes` tells, with rates by `model`.
     ///
     /// # Errors
-    /// Tiers that an address cannot name.
+    /// Tiers that an address cannot name, or blocks of a length that there is not.
     pub fn new(
         model: &Model,
         capacities_bytes: &[u64],
         block_len_bytes: u32,
     ) -> Result<RankInputs, PlanError> {
+        check_block_len(block_len_bytes)?;
         let tiers = model.tiers.iter().zip(capacities_bytes).map(|(tier, &bytes)| TierInputs {
             num_blocks: bytes / u64::from(block_len_bytes),
             read: tier.read_of_thread(),
@@ -142,6 +143,7 @@ const VERSION: u32 = 1;
 mod tests {
     use super::*;
     use crate::order::OrderKind;
+    use crate::plan::{Curve, Stage};
 
     fn inputs() -> Inputs {
         let tier = |num_blocks, mb| TierInputs { num_blocks, read: Rate::mb_per_s(mb) };
@@ -157,6 +159,28 @@ mod tests {
             block_len_bytes: 512,
             ranks: vec![rank; 4],
         }
+    }
+
+    #[test]
+    fn blocks_of_a_length_that_there_is_not_are_refused() {
+        let curve = Curve::flat(Rate(1));
+        let stage = Stage { threads: 1, read: curve.clone(), write: curve.clone() };
+        let model = Model {
+            nodes: 1,
+            compute: Rate(1),
+            preprocess: Rate(1),
+            network: Rate(1),
+            origin_link: Rate(1),
+            origin: curve,
+            staging: stage.clone(),
+            tiers: vec![stage],
+        };
+        for len_bytes in [0, 1, 4097] {
+            let refused = RankInputs::new(&model, &[1 << 20], len_bytes).unwrap_err();
+            assert_eq!(refused, PlanError::BlockLen { len_bytes });
+        }
+        let blocks = RankInputs::new(&model, &[1 << 20], 4096).unwrap().tiers[0].num_blocks;
+        assert_eq!(blocks, 256);
     }
 
     #[test]

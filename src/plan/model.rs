@@ -14,9 +14,9 @@ use super::PlanError;
 pub struct Rate(pub u64);
 
 impl Rate {
-    /// `mb` times 10^6 bytes in a second: the unit of every published table.
+    /// `mb` times 10^6 bytes in a second, the unit of every published table; at most 2^64 - 1.
     pub const fn mb_per_s(mb: u64) -> Rate {
-        Rate(mb * 1_000_000)
+        Rate(mb.saturating_mul(1_000_000))
     }
 
     /// How long `len_bytes` take, rounded up; the largest time there is at a rate of 0.
@@ -39,9 +39,23 @@ impl Rate {
 
 /// A measured rate by the number of clients or threads: a bandwidth table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Vec<(u32, Rate)>", into = "Vec<(u32, Rate)>")]
 pub struct Curve {
     points: Vec<(u32, Rate)>,
+}
+
+impl TryFrom<Vec<(u32, Rate)>> for Curve {
+    type Error = PlanError;
+
+    fn try_from(points: Vec<(u32, Rate)>) -> Result<Curve, PlanError> {
+        Curve::new("a model", points)
+    }
+}
+
+impl From<Curve> for Vec<(u32, Rate)> {
+    fn from(curve: Curve) -> Vec<(u32, Rate)> {
+        curve.points
+    }
 }
 
 impl Curve {
@@ -60,8 +74,8 @@ impl Curve {
         Curve { points: vec![(1, rate)] }
     }
 
-    /// Whether this is a table: what [`Curve::new`] refuses may still have been deserialized.
-    pub(super) fn check(&self, what: &str) -> Result<(), PlanError> {
+    /// Whether this is a table: [`Curve::flat`] takes any rate.
+    fn check(&self, what: &str) -> Result<(), PlanError> {
         let what = || what.to_owned();
         if self.points.is_empty() {
             return Err(PlanError::EmptyTable { what: what() });
@@ -282,6 +296,17 @@ mod tests {
             );
         }
         assert_eq!(refuse(mb(&[(1, 5), (2, 0)])), PlanError::ZeroRate { what: "disk".into() });
+    }
+
+    #[test]
+    fn a_table_that_is_none_is_not_deserialized_either() {
+        let json = serde_json::to_string(&thesis()).unwrap();
+        assert_eq!(serde_json::from_str::<Model>(&json).unwrap(), thesis());
+        let table = serde_json::to_string(&thesis().origin).unwrap();
+        for wrong in ["[]", "[[2,5],[1,7]]", "[[1,0]]"] {
+            let refused = serde_json::from_str::<Model>(&json.replace(&table, wrong)).unwrap_err();
+            assert!(refused.to_string().contains("a model"), "{wrong}: {refused}");
+        }
     }
 
     #[test]

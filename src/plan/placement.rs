@@ -8,7 +8,7 @@
 //! their sum; the frequencies in which a tier ends, at most one a tier, are filled one by one on a walk
 //! of their own; and the last walk meets every sample in the order of its first access.
 
-use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS};
+use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
 use super::{Accesses, Frequencies, Lengths, PlanError};
 use crate::units::{Lba, SampleId};
 
@@ -54,9 +54,7 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         lengths: &'a L,
         block_len_bytes: u32,
     ) -> Result<Planner<'a, A, L>, PlanError> {
-        if !(512..=4096).contains(&block_len_bytes) || !block_len_bytes.is_power_of_two() {
-            return Err(PlanError::BlockLen { len_bytes: block_len_bytes });
-        }
+        check_block_len(block_len_bytes)?;
         let ranks = accesses.num_ranks() as usize;
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(PlanError::Ranks { ranks });

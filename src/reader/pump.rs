@@ -111,7 +111,7 @@ impl Pump {
         let mut queues = Vec::new();
         let mut depth = 0;
         for device in devices {
-            let mut pairs = Vec::with_capacity(pairs_each);
+            let mut pairs = Vec::new();
             for _ in 0..pairs_each.clamp(1, device.max_queue_pairs().max(1)) {
                 match device.queue_pair() {
                     Ok(pair) => pairs.push(group.add(pair)),

@@ -148,7 +148,8 @@ impl Units {
         range.start < own.end && own.start < range.end
     }
 
-    /// For each sample, by id, the unit that it begins in; `NO_UNIT` where it has no bytes.
+    /// For each sample, by id, the unit that it begins in; `NO_UNIT` where it has no bytes, or
+    /// chunks overlap so that none is found.
     pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
@@ -161,7 +162,9 @@ impl Units {
                 let within = self.within(extent.namespace, &range);
                 // Of two that share its first page the second is its own, unless that is not touched.
                 let mut own = within.clone().filter(|unit| self.holds_begin(*unit, &range));
-                by_sample[id as usize] = own.next_back().unwrap_or(within.start);
+                // Where chunks overlap, which no import makes, units are not in the order of their ends.
+                let any = within.clone().next();
+                by_sample[id as usize] = own.next_back().or(any).unwrap_or(Units::NO_UNIT);
             }
         }
         by_sample
@@ -222,6 +225,9 @@ const MAX_UNIT_PAGES: u64 = (4 << 20) / PAGE_BYTES;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::DirectoryBuilder;
+    use crate::format::{ImageLayout, Pack, Uuid};
+    use crate::units::Generation;
 
     fn cut(extents: &[(u64, u32)], alone: bool) -> Vec<(u64, u32, bool)> {
         let mut units = Vec::new();
@@ -242,6 +248,27 @@ mod tests {
             [(1, 1, false), (2, 1, false)]
         );
         assert_eq!(cut(&[(0, (4 << 20) + 1)], false), [(0, 1024, true), (1024, 1, false)]);
+    }
+
+    /// A sample that lies within another's chunk: units in the order of their begins are not in that of
+    /// their ends, and none may be found for it.
+    #[test]
+    fn samples_of_chunks_that_overlap_have_some_unit_or_none() {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();
+        for cells in [[1, 1], [1, 2], [2, 1], [3, 3]] {
+            let mut builder = DirectoryBuilder::new(layout);
+            for (chunk, cell) in cells.into_iter().enumerate() {
+                let len = if chunk == 0 { 9 << 20 } else { 100 };
+                let name = chunk.to_string();
+                builder.add_files(cell, [(name.as_bytes(), len, None)].into_iter()).unwrap();
+            }
+            let directory = builder.finish(Generation(1), 1).unwrap();
+            let units = Units::of(&directory);
+            let by_sample = units.by_sample(&directory);
+            let is_right = |&unit: &u32| unit < units.len() || unit == Units::NO_UNIT;
+            assert!(by_sample.iter().all(is_right), "{cells:?}: {by_sample:?} of {}", units.len());
+            (0..units.len()).for_each(|unit| assert!(units.together_with(unit).contains(&unit)));
+        }
     }
 
     #[test]

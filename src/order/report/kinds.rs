@@ -10,7 +10,7 @@ pub(super) struct Kinds {
     /// Of each kind: samples so far, in this batch, and the sum of squares of those of whole batches.
     counts: Vec<u64>,
     in_batch: Vec<u64>,
-    squares: Vec<u64>,
+    squares: Vec<u128>,
     /// The kinds that this batch has.
     present: Vec<usize>,
     /// Different kinds of a batch, summed over the batches.
@@ -24,9 +24,9 @@ pub(super) struct Kinds {
 impl Kinds {
     pub(super) fn see(&mut self, kind: usize) {
         if kind >= self.counts.len() {
-            for column in [&mut self.counts, &mut self.in_batch, &mut self.squares] {
-                column.resize(kind + 1, 0);
-            }
+            self.counts.resize(kind + 1, 0);
+            self.in_batch.resize(kind + 1, 0);
+            self.squares.resize(kind + 1, 0);
         }
         self.counts[kind] += 1;
         if self.in_batch[kind] == 0 {
@@ -45,7 +45,7 @@ impl Kinds {
     pub(super) fn end_batch(&mut self) {
         self.distinct += self.present.len() as u64;
         for kind in self.present.drain(..) {
-            self.squares[kind] += self.in_batch[kind] * self.in_batch[kind];
+            self.squares[kind] += u128::from(self.in_batch[kind]).pow(2);
             self.in_batch[kind] = 0;
         }
     }

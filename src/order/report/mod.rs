@@ -106,11 +106,10 @@ struct Ends {
 }
 
 impl Observer {
-    /// An observer of an epoch that is read in batches of `batch`, which is at least 1.
+    /// An observer of an epoch that is read in batches of `batch`; one of 0 is taken for 1.
     pub fn new(batch: u64) -> Observer {
-        assert!(batch > 0, "a batch has samples");
         Observer {
-            batch,
+            batch: batch.max(1),
             samples: 0,
             displacement: 0,
             neighbour_products: 0,
@@ -292,6 +291,11 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn batches_of_none_are_batches_of_one() {
+        assert_eq!(report(0, 0..9), report(1, 0..9));
     }
 
     #[test]
