@@ -77,6 +77,9 @@ impl<'a> Pass<'a> {
             disturbed: AtomicBool::new(false),
         };
         std::thread::scope(|scope| {
+            // However this ends, by a thread that cannot be made or a caller that panics: no thread
+            // goes on with the rest of the import.
+            let _stop = StopAtEnd(&shared.stop);
             let (send, events) = unbounded();
             for _ in 0..self.threads.max(1) {
                 let worker = Worker::new(self, &shared, send.clone());
@@ -104,6 +107,15 @@ impl<'a> Pass<'a> {
                 None => gatherer.finish(&shared),
             }
         })
+    }
+}
+
+/// Tells the threads of a pass to end when its gatherer has.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
