@@ -191,6 +191,7 @@ fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed(
         .unwrap();
     let disks = Disks::holding(std::slice::from_ref(&bytes));
     let report = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    assert!(report.deletions_known, "the snapshot says it");
     assert_eq!((report.generation, report.live_samples), (Generation(2), files.len() as u64));
     assert_eq!(contents(&disks.devices()).unwrap(), files, "the snapshot says what the record did");
 
@@ -201,6 +202,7 @@ fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed(
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
     assert_eq!(disks.contents(), [bytes], "it wrote nothing");
     let report = import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    assert!(!report.deletions_known);
     assert_eq!((report.generation, report.live_samples), (Generation(2), all.len() as u64));
     assert_eq!(contents(&disks.devices()).unwrap(), all, "what was deleted is known to nobody");
 }

@@ -49,6 +49,9 @@ pub struct RebuildReport {
     pub unreadable_cells: u64,
     /// Superblock copies that were bad before, and are not any more.
     pub mended_copies: u64,
+    /// Whether the generation's record or snapshot said which samples are deleted and what classes are
+    /// called. Without either, samples that were deleted are back, and classes have no names.
+    pub deletions_known: bool,
 }
 
 /// Makes the directory of `image` anew from its chunk headers and commits it.
@@ -123,6 +126,13 @@ pub fn rebuild_on(
         Ok(bad.len() as u64)
     });
     let bad = lease.explain(result)?;
+    if !found.deletions_known {
+        tracing::warn!(
+            "neither record nor snapshot of generation {} is whole: samples that were deleted are \
+             back, and names of classes are lost",
+            found.directory.generation()
+        );
+    }
     let committed = copy_index(found.directory.generation());
     let was_bad = |copies: &&Copies| copies.copies[committed].is_err();
     Ok(RebuildReport {
@@ -134,6 +144,7 @@ pub fn rebuild_on(
         unused_chunks: found.plan.unused_heads,
         unreadable_cells: unreadable.len() as u64,
         mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
+        deletions_known: found.deletions_known,
     })
 }
 
@@ -162,6 +173,8 @@ struct Found {
     headers_read: u64,
     /// Whether the generation's own record said what is part of it.
     has_record: bool,
+    /// Whether anything said what the chunks do not: see [`RebuildReport::deletions_known`].
+    deletions_known: bool,
 }
 
 /// Which image it is, and which of the namespaces given is which of it.
@@ -403,12 +416,7 @@ fn assemble(
                 usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
             }
         };
-        if record.is_none() {
-            tracing::warn!(
-                "the record of generation {generation} is not there: samples that were deleted come \
-                 back, and names of classes are lost"
-            );
-        }
+        let deletions_known = record.is_some();
         if let Some(record) = record {
             builder.set_classes(record.classes);
             builder.delete(&record.deleted);
@@ -420,7 +428,8 @@ fn assemble(
             directory.set_record_run(head.run());
         }
         let headers_read = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
-        return Ok(Found { directory, plan, headers_read: headers_read as u64, has_record });
+        let headers_read = headers_read as u64;
+        return Ok(Found { directory, plan, headers_read, has_record, deletions_known });
     }
 }
 

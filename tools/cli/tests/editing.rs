@@ -70,6 +70,42 @@ fn an_image_without_its_directory_is_rebuilt_from_its_chunks() {
     assert_eq!(place.files("out"), place.files("source"));
 }
 
+/// Chunks do not say which of their samples were deleted later.
+#[test]
+fn a_rebuild_that_cannot_know_what_was_deleted_says_so_and_ends_with_3() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    run(&["delete", &image, "cat/010.bin"]).code(0);
+    let honest = fs::read(&image).unwrap();
+    let whole = run(&["rebuild", &image, "--json"]).code(0).json();
+    assert_eq!((&whole["live_samples"], &whole["deletions_known"]), (&299.into(), &true.into()));
+    // The record of generation 2 is a chunk of kind 2, its snapshot begins with its mark.
+    let mut bytes = honest;
+    for at in (0..bytes.len()).step_by(4096) {
+        let block = &bytes[at..at + 4096];
+        let is_record = block.starts_with(b"DLFSCHNK") && block[10] == 2;
+        if is_record || block.starts_with(b"DLFSSNAP") {
+            bytes[at..at + 4096].fill(0xee);
+        }
+    }
+    for more in [&["--json"][..], &[]] {
+        fs::write(&image, &bytes).unwrap();
+        let ran = run(&[&["rebuild", &image][..], more].concat()).code(3);
+        ran.complains_of(&["neither record nor snapshot of generation 2", "deleted are back"]);
+        if more.is_empty() {
+            assert!(ran.text().contains("deletions  unknown"), "{}", ran.text());
+        } else {
+            let json = ran.json();
+            assert_eq!(
+                (&json["live_samples"], &json["deletions_known"]),
+                (&300.into(), &false.into())
+            );
+            assert_eq!(json["lost_samples"], 0);
+        }
+        assert_eq!(run(&["stat", &image, "--json"]).code(0).json()["generation"], 2);
+    }
+}
+
 #[test]
 fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
     let place = Place::with_image();

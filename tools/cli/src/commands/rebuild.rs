@@ -14,8 +14,9 @@ use crate::text;
 /// Make the directory anew from the chunks' own headers
 ///
 /// For an image whose superblock or directory is damaged. Where a bad superblock copy may have committed
-/// a newer generation, that one is looked for; bad copies are mended. With exit code 3 some samples are
-/// lost: their chunks were not found.
+/// a newer generation, that one is looked for; bad copies are mended. With exit code 3 something is
+/// lost: samples whose chunks were not found; or, where neither record nor snapshot of the generation is
+/// whole, which samples were deleted (they are back) and what classes are called.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
@@ -41,6 +42,7 @@ struct JsonReport {
     unused_chunks: u64,
     unreadable_cells: u64,
     mended_copies: u64,
+    deletions_known: bool,
 }
 
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -60,6 +62,7 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             unused_chunks: report.unused_chunks,
             unreadable_cells: report.unreadable_cells,
             mended_copies: report.mended_copies,
+            deletions_known: report.deletions_known,
         })?;
     } else {
         out.line(format!(
@@ -81,7 +84,11 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             let lost = text::counted(report.lost_samples, "sample");
             out.line(format!("  lost       {lost}: their chunks were not found"))?;
         }
+        if !report.deletions_known {
+            out.line("  deletions  unknown: deleted samples are back, classes have no names")?;
+        }
     }
     out.flush()?;
-    Ok(if report.lost_samples > 0 { Outcome::Damaged } else { Outcome::Done })
+    let is_whole = report.lost_samples == 0 && report.deletions_known;
+    Ok(if is_whole { Outcome::Done } else { Outcome::Damaged })
 }
