@@ -1,6 +1,8 @@
 //! Opening an image: connect, superblocks, snapshot, directory.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::cache::TierOptions;
@@ -62,13 +64,7 @@ impl Image {
         check_sizes(&opened, &devices)?;
         let directory = match &options.snapshot {
             None => read_directory(&opened, &devices)?,
-            Some(path) => {
-                let bytes = std::fs::read(path).map_err(|e| Error::from(e).path(path))?;
-                let directory = Directory::from_snapshot(bytes)
-                    .map_err(|error| Error::from(error).path(path))?;
-                check_saved(&directory, &opened).map_err(|error| error.path(path))?;
-                directory
-            }
+            Some(path) => read_saved(path, &opened).map_err(|error| error.path(path))?,
         };
         let address = || devices[0].namespace().address;
         directory
@@ -162,25 +158,33 @@ pub(super) fn read_names(image: &Image) -> Result<()> {
     })
 }
 
-/// Whether the directory is that of the image and generation that were opened.
-fn check_saved(directory: &Directory, opened: &Opened) -> Result<()> {
+/// The directory of a snapshot that was saved to a file. Of a file that is longer than the image's own
+/// snapshot no more is read than that has.
+fn read_saved(path: &Path, opened: &Opened) -> Result<Directory> {
     let superblock = opened.superblock();
-    if directory.uuid() != superblock.layout.uuid {
+    let most = superblock.snapshot.len_bytes.max(SNAPSHOT_HEAD_BYTES as u64);
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    let head = SnapshotHead::parse(&bytes)?;
+    if head.layout.uuid != superblock.layout.uuid {
         let text = format!(
             "the snapshot is of image {}, this is image {}",
-            directory.uuid(),
-            superblock.layout.uuid
+            head.layout.uuid, superblock.layout.uuid
         );
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    if directory.generation() != superblock.generation {
-        return Err(saved_at_another_generation(directory.generation(), superblock.generation));
+    if head.generation != superblock.generation {
+        return Err(saved_at_another_generation(head.generation, superblock.generation));
     }
     // The same numbers and other bytes: saved before a rebuild, or by an import that was given up.
-    directory.check_current(superblock).map_err(|error| {
+    let another = |error: FormatError| {
         let text = "the snapshot is not the one that the image has committed";
         Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")
-    })
+    };
+    head.check_committed(superblock).map_err(another)?;
+    let directory = Directory::from_snapshot(bytes)?;
+    directory.check_current(superblock).map_err(another)?;
+    Ok(directory)
 }
 
 const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";

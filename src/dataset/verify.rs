@@ -227,6 +227,9 @@ fn check_header(run: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<
 }
 
 fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
+    if directory.id_at(entry.slot) != Some(entry.id) {
+        return false; // of a deleted sample as well: a purge relies on it
+    }
     let Some(extent) = directory.extent(entry.id) else { return true }; // deleted since
     let name = directory.name(entry.id).ok().flatten(); // unknown while the names are not loaded
     extent.len_bytes == entry.len_bytes

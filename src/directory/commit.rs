@@ -13,7 +13,7 @@
 use crate::directory::{Directory, SnapshotWriter};
 use crate::format::open::{CommitStep, commit_steps};
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
-use crate::format::{FormatError, Run, Space, Superblock};
+use crate::format::{FormatError, GenerationRecord, Run, Space, Superblock};
 use crate::units::ALIGN_BYTES;
 
 /// A generation ready to be written.
@@ -50,6 +50,7 @@ impl Commit {
         }
         let record_run = directory.record_run;
         let record = record.encode(record_run.namespace, record_run.cell);
+        GenerationRecord::parse(&record)?;
         let snapshot = directory.snapshot()?;
         let snapshot_run = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
         let place = SnapshotPlace {
@@ -151,9 +152,10 @@ pub(super) fn used_ends(
         grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
     }
     let record = directory.record_run;
-    if record.cells > 0 {
-        // Its first block at least; only the record itself says how long it is.
-        grow(&mut ends, record.namespace, layout.offset_of(record.cell)? + ALIGN_BYTES as u64);
+    if let Some(more) = record.cells.checked_sub(1) {
+        // A block of its last cell at least; only the record itself says how long it is.
+        let last = layout.offset_of(record.cell.saturating_add(more))?;
+        grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
     }
     let snapshot_end = snapshot.offset_bytes.saturating_add(snapshot.len_bytes);
     grow(&mut ends, snapshot.namespace, snapshot_end);

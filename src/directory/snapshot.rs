@@ -210,7 +210,8 @@ impl Directory {
         equal("samples of all parts", self.num_samples(), end)?;
         self.columns.check(&self.layout)?;
         self.check_parts()?;
-        self.check_deleted()
+        self.check_deleted()?;
+        self.check_lost()
     }
 
     /// A chunk is of one part, as whoever copies it relies on: each part begins with a chunk.
@@ -234,6 +235,13 @@ impl Directory {
         };
         let elsewhere = ids.filter(is_elsewhere).count();
         equal("deleted ids whose slot is not deleted", 0, elsewhere as u64)
+    }
+
+    /// Samples of a lost chunk are deleted: they would be read as empty ones.
+    fn check_lost(&self) -> Result<(), FormatError> {
+        let lost = (0..).zip(self.columns.table()).filter(|(_, chunk)| chunk.is_lost());
+        let live: u64 = lost.map(|(c, _)| u64::from(self.live_in_chunk(c))).sum();
+        equal("live samples of lost chunks", 0, live)
     }
 
     fn encode_facts(&self) -> Vec<u8> {

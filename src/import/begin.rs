@@ -142,6 +142,8 @@ fn load_current(mut opened: Opened, media: &Media) -> Result<(Media, Current)> {
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
+    // A superblock that another stands in for has learned its length only now.
+    opened.check_lengths(media.devices().iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }
 

@@ -75,6 +75,18 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
 }
 
 #[test]
+fn an_import_that_takes_nothing_is_no_success_whatever_is_left_out() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/cat")).unwrap();
+    symlink("/nowhere/at/all", place.path("source/cat/dangling")).unwrap();
+    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    for more in [&["--on-error", "skip"][..], &["--on-error", "skip", "--json"], &[]] {
+        run(&[&["import", &source, &image][..], more].concat()).code(1);
+    }
+    run(&["ls", &image]).code(1);
+}
+
+#[test]
 fn bad_commands_say_what_is_wrong_and_end_with_2() {
     let place = Place::with_source();
     let (source, image) = (place.arg("source"), place.arg("x.dlfs"));

@@ -6,6 +6,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use common::{Place, Served, run};
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::nvme::Address;
+use dlfs::units::SampleId;
 
 /// The ids that a run wrote with `--ids`.
 fn ids(place: &Place, name: &str) -> Vec<u64> {
@@ -194,6 +197,48 @@ fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
     read(&["--epochs", "9", "--order", "sequential"]).code(1).complains_of(&["order"]);
     fs::write(&state, "{}").unwrap();
     read(&[]).code(1).complains_of(&["state"]);
+}
+
+#[test]
+fn a_run_in_which_a_rank_reads_nothing_of_a_data_set_is_no_success() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let last = ["read", &image, "--json", "--world-size", "301", "--rank", "300"];
+    for more in [&[][..], &["--drop-last"], &["--epochs", "9", "--order", "grouped"]] {
+        let ran = run(&[&last[..], more].concat()).code(2);
+        ran.complains_of(&["rank 300 of 301 has no sample"]);
+        assert!(ran.stdout.is_empty(), "{}", ran.text());
+    }
+    assert_eq!(run(&[&last[..], &["--pad"]].concat()).code(0).json()["samples"], 1);
+}
+
+/// Every byte of every sample is wrong, and all that describes them is right.
+#[test]
+fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
+    let place = Place::with_image();
+    let image = place.arg("train.dlfs");
+    let opened = Image::open(&[Address::from_path(&image)], &OpenOptions::default()).unwrap();
+    let mut bytes = fs::read(&image).unwrap();
+    let mut with_bytes = 0;
+    for id in 0..300 {
+        let extent = opened.directory().extent(SampleId(id)).unwrap();
+        let range = extent.offset_bytes as usize..;
+        bytes[range][..extent.len_bytes as usize].iter_mut().for_each(|byte| *byte ^= 0xff);
+        with_bytes += u64::from(extent.len_bytes > 0);
+    }
+    drop(opened);
+    fs::write(&image, bytes).unwrap();
+    for order in ["global", "grouped", "sequential", "local"] {
+        let ran = run(&["read", &image, "--order", order]).code(3);
+        assert!(!ran.text().contains("every sample verified"), "{order}: {}", ran.text());
+    }
+    let verified = run(&["verify", &image, "--json"]).code(3).json();
+    assert_eq!(verified["samples"], 300 - with_bytes, "empty ones are whole");
+    assert_eq!(verified["damages"].as_array().unwrap().len() as u64, with_bytes);
+    for more in [&[][..], &["--json"]] {
+        let out = place.arg(&format!("out{}", more.len()));
+        run(&[&["export", &image, &out][..], more].concat()).code(3);
+    }
 }
 
 #[test]

@@ -127,6 +127,14 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
+    // A run that is over has nothing left; one that begins has.
+    if total == 0 && options.resume.is_none() && dataset.directory().num_live() > 0 {
+        let (rank, world_size) = (options.rank, options.world_size);
+        let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
+        return Err(Failure::Usage(format!(
+            "{text}: --drop-last leaves them out, or ranks are too many"
+        )));
+    }
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
     let loader = dataset.loader(options)?;

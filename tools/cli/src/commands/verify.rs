@@ -8,6 +8,7 @@ use serde::Serialize;
 use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 
 use crate::args::ConnectionArgs;
+use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome};
 use crate::open::{ImageArgs, engine};
 use crate::out::Out;
@@ -41,6 +42,9 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
     })?;
     let time = began.elapsed();
     drop(meter);
+    if report.damages.is_empty() {
+        check_complete(report.samples, image.directory().num_live())?;
+    }
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report, time.as_secs_f64()))?;
