@@ -37,10 +37,6 @@ pub fn command(arguments: &[String]) -> Result<u8, String> {
 }
 
 fn run_jobs(request: Request) -> Result<u8, String> {
-    let warnings = output::warnings(&request);
-    if request.run.warnings_fatal && !warnings.is_empty() {
-        return Err(warnings.join("; "));
-    }
     let tasks = run::tasks(&request)?;
     if request.run.showcmd {
         output::print(&output::command_lines(&request.jobs))?;
@@ -50,9 +46,9 @@ fn run_jobs(request: Request) -> Result<u8, String> {
         return Ok(0);
     }
     let signals = Signals::catch()?;
-    let mut writer = Writer::create(&request, warnings)?;
+    let mut writer = Writer::create(&request)?;
     writer.begin(&tasks)?;
-    let finished = run::run(&request, tasks, &signals, &mut writer)?;
+    let finished = run::run(&request, &tasks, &signals, &mut writer)?;
     writer.end(&finished)?;
     let mut failed = false;
     for task in finished.iter().filter(|task| task.outcome.error != 0) {

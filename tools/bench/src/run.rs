@@ -4,7 +4,6 @@
 //! queues made by this thread, then the threads of the stage start together.
 
 use std::collections::HashMap;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Barrier, PoisonError};
@@ -21,8 +20,6 @@ use crate::output::Writer;
 use crate::samples;
 use crate::signals::Signals;
 use crate::worker::{Outcome, Shared, Snapshot, Worker, setup};
-use crate::workload::random::Random;
-use crate::workload::steady::{Steady, Totals};
 
 /// One thread's job.
 #[derive(Debug, Clone)]
@@ -43,7 +40,6 @@ pub(crate) struct Task {
 pub(crate) struct Finished {
     pub(crate) task: Task,
     pub(crate) outcome: Outcome,
-    pub(crate) steady: Option<Steady>,
     /// Seconds of the run that had passed at its end.
     pub(crate) elapsed_s: u64,
 }
@@ -58,12 +54,6 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
     for (index, job) in request.jobs.iter().enumerate() {
         let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
         check(job, request).map_err(wrong)?;
-        let known =
-            request.jobs[..index].iter().any(|other| Some(&other.name) == job.wait_for.as_ref());
-        if job.wait_for.is_some() && !known {
-            let name = job.wait_for.as_deref().unwrap_or("");
-            return Err(wrong(format!("wait_for={name}: no earlier job has this name")));
-        }
         if index > 0 && job.stonewall {
             stage += 1;
         }
@@ -86,8 +76,7 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
 }
 
 fn check(job: &Job, request: &Request) -> Result<(), String> {
-    let writes = job.pattern.writes && !job.verify_only;
-    if writes && (request.run.readonly || job.read_only) {
+    if job.pattern.writes && (request.run.readonly || job.read_only) {
         return Err(format!("rw={} writes, and readonly was asked for", job.rw));
     }
     if job.filename.is_none() && job.directory.is_none() && !job.engine.needs_no_target() {
@@ -95,15 +84,6 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     }
     if job.time_based && job.runtime_us.is_none() {
         return Err("time_based needs runtime=".to_owned());
-    }
-    if job.latency_target_us > 0 && job.latency_window_us == 0 {
-        return Err("latency_target needs latency_window=".to_owned());
-    }
-    if job.steady_state.is_some() && job.ss_duration_us == 0 {
-        return Err("steadystate needs steadystate_duration=".to_owned());
-    }
-    if job.verify_only && !job.pattern.writes {
-        return Err("verify_only is for jobs that write".to_owned());
     }
     Ok(())
 }
@@ -114,7 +94,7 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
 /// What is wrong with a target, found before the stage began. I/O errors are in the outcomes.
 pub(crate) fn run(
     request: &Request,
-    tasks: Vec<Task>,
+    tasks: &[Task],
     signals: &Signals,
     writer: &mut Writer,
 ) -> Result<Vec<Finished>, String> {
@@ -124,25 +104,15 @@ pub(crate) fn run(
         running: Vec::new(),
         finished: Vec::new(),
         reports: channel(),
-        abort: false,
     };
     let stages = tasks.last().map_or(0, |task| task.stage + 1);
     for stage in 0..stages {
-        let mut waiting: Vec<Task> =
-            tasks.iter().filter(|task| task.stage == stage).cloned().collect();
-        while !signals.stop() && !manager.abort && !waiting.is_empty()
-            || !manager.running.is_empty()
-        {
-            let (ready, rest): (Vec<Task>, Vec<Task>) =
-                waiting.into_iter().partition(|task| manager.is_ready(task, &tasks));
-            waiting = if signals.stop() || manager.abort { Vec::new() } else { rest };
-            if !ready.is_empty() && !signals.stop() && !manager.abort {
-                manager.start(ready)?;
-            }
-            manager.wait(signals, writer)?;
-        }
-        if signals.stop() || manager.abort {
+        if signals.stop() {
             break;
+        }
+        manager.start(tasks.iter().filter(|task| task.stage == stage))?;
+        while !manager.running.is_empty() {
+            manager.wait(signals, writer)?;
         }
     }
     manager.finished.sort_by_key(|finished| finished.task.thread);
@@ -155,15 +125,12 @@ struct Manager {
     running: Vec<Running>,
     finished: Vec<Finished>,
     reports: (Sender<Report>, Receiver<Report>),
-    /// A job failed that must end all.
-    abort: bool,
 }
 
 /// A thread under way.
 pub(crate) struct Running {
     pub(crate) task: Task,
     pub(crate) shared: Arc<Shared>,
-    steady: Option<Steady>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -173,33 +140,23 @@ type Report = (usize, Outcome);
 type Work = Box<dyn FnOnce() -> Outcome + Send>;
 
 impl Manager {
-    /// Whether the job that `task` waits for has ended.
-    fn is_ready(&self, task: &Task, all: &[Task]) -> bool {
-        let Some(name) = &task.job.wait_for else { return true };
-        let mut awaited =
-            all.iter().filter(|other| other.job.name == *name && other.index < task.index);
-        awaited
-            .all(|other| self.finished.iter().any(|finished| finished.task.thread == other.thread))
-    }
-
     /// Makes all that `tasks` need, then lets them begin together.
-    fn start(&mut self, tasks: Vec<Task>) -> Result<(), String> {
+    fn start<'a>(&mut self, tasks: impl Iterator<Item = &'a Task>) -> Result<(), String> {
+        let tasks: Vec<&Task> = tasks.collect();
         let gate = Arc::new(Barrier::new(tasks.len()));
         let mut images: HashMap<usize, dlfs::dataset::Image> = HashMap::new();
         let mut works: Vec<(Task, Arc<Shared>, Work)> = Vec::new();
         for task in tasks {
             let job = Arc::clone(&task.job);
             let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
-            execute(&job, job.exec_prerun.as_deref(), "prerun").map_err(wrong)?;
             let shared = Arc::new(Shared::default());
             let image = images.get(&task.index).cloned();
-            let work = self.work(&task, &shared, &gate, image, &mut images).map_err(wrong)?;
-            works.push((task, shared, work));
+            let work = self.work(task, &shared, &gate, image, &mut images).map_err(wrong)?;
+            works.push((task.clone(), shared, work));
         }
         for (task, shared, work) in works {
             let sender = self.reports.0.clone();
             let thread = task.thread;
-            let steady = Steady::new(&task.job);
             let seen = Arc::clone(&shared);
             let body = move || {
                 let outcome = work();
@@ -210,7 +167,7 @@ impl Manager {
             let builder = std::thread::Builder::new().name(format!("bench-{thread}"));
             let spawned = builder.spawn(body);
             let spawned = spawned.map_err(|error| format!("cannot start a thread: {error}"))?;
-            self.running.push(Running { task, shared: seen, steady, thread: Some(spawned) });
+            self.running.push(Running { task, shared: seen, thread: Some(spawned) });
         }
         Ok(())
     }
@@ -227,7 +184,7 @@ impl Manager {
         let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
         let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task)?);
         let seed = setup::seed_of(&job, task.index as u64, number);
-        let delay = delay_of(&job, seed);
+        let delay = Duration::from_micros(job.startdelay_us);
         let begin = move |stop: &AtomicBool| {
             pin(cpus.as_ref());
             gate.wait();
@@ -247,12 +204,9 @@ impl Manager {
         }
         let targets = self.targets.open(&job, number)?;
         let lanes = setup::lanes(&job, number, &targets, seed)?;
-        let worker = Worker::new(Arc::clone(&job), Arc::clone(&shared), lanes, seed, epoch)?;
+        let worker = Worker::new(Arc::clone(&job), Arc::clone(&shared), lanes, epoch)?;
         Ok(Box::new(move || {
-            let outcome = match job.create_only {
-                true => worker.idle(|| begin(&shared.stop)),
-                false => worker.run(|| begin(&shared.stop)),
-            };
+            let outcome = worker.run(|| begin(&shared.stop));
             if job.unlink {
                 for path in targets.iter().filter_map(|target| target.path.as_ref()) {
                     let _ = std::fs::remove_file(path); // another equal job may have done it
@@ -265,15 +219,14 @@ impl Manager {
     /// Waits a moment, or until a thread has ended.
     fn wait(&mut self, signals: &Signals, writer: &mut Writer) -> Result<(), String> {
         match self.reports.1.recv_timeout(TICK) {
-            Ok((thread, outcome)) => self.ended(thread, outcome)?,
+            Ok((thread, outcome)) => self.ended(thread, outcome),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 self.check_threads()?;
             }
         }
-        if signals.stop() || self.abort {
+        if signals.stop() {
             self.running.iter().for_each(stop);
         }
-        self.look_for_steady_state();
         writer.eta(&self.running, self.epoch);
         if (signals.take_interim() || writer.status_is_due()) && !self.running.is_empty() {
             let interim = self.snapshots();
@@ -298,47 +251,14 @@ impl Manager {
         Ok(())
     }
 
-    fn ended(&mut self, thread: usize, outcome: Outcome) -> Result<(), String> {
+    fn ended(&mut self, thread: usize, outcome: Outcome) {
         let at = self.running.iter().position(|running| running.task.thread == thread);
         let running = self.running.swap_remove(at.expect("each thread ends once"));
-        let job = Arc::clone(&running.task.job);
-        if job.exitall {
+        if running.task.job.exitall {
             self.running.iter().for_each(stop);
         }
-        self.abort |= outcome.error != 0 && job.exitall_on_error;
-        execute(&job, job.exec_postrun.as_deref(), "postrun")?;
         let elapsed_s = self.epoch.elapsed().as_secs_f64().ceil() as u64;
-        let Running { task, steady, .. } = running;
-        self.finished.push(Finished { task, outcome, steady, elapsed_s });
-        Ok(())
-    }
-
-    /// Jobs that are reported together become steady together.
-    fn look_for_steady_state(&mut self) {
-        let now_ns = self.epoch.elapsed().as_nanos() as u64;
-        for at in 0..self.running.len() {
-            let (index, together) =
-                (self.running[at].task.index, self.running[at].task.job.group_reporting);
-            let began_ns = self.running[at].shared.began_ns.load(Ordering::Relaxed);
-            if self.running[at].steady.is_none() || began_ns == 0 {
-                continue;
-            }
-            let members: Vec<usize> = (0..self.running.len())
-                .filter(|&other| other == at || together && self.running[other].task.index == index)
-                .collect();
-            let mut totals = Totals::default();
-            for shared in members.iter().map(|&member| &self.running[member].shared) {
-                totals.ios += shared.ios.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
-                for bytes in &shared.bytes {
-                    totals.bytes = totals.bytes.saturating_add(bytes.load(Ordering::Relaxed));
-                }
-                totals.lat_ns += shared.lat_ns.load(Ordering::Relaxed);
-            }
-            let now_us = now_ns.saturating_sub(began_ns) / 1000;
-            if self.running[at].steady.as_mut().is_some_and(|steady| steady.look(now_us, totals)) {
-                members.iter().for_each(|&member| stop(&self.running[member]));
-            }
-        }
+        self.finished.push(Finished { task: running.task, outcome, elapsed_s });
     }
 
     /// The figures so far of what runs: asked for, and waited for a moment.
@@ -367,11 +287,6 @@ fn stop(running: &Running) {
     running.shared.stop.store(true, Ordering::Relaxed);
 }
 
-fn delay_of(job: &Job, seed: u64) -> Duration {
-    let (low, high) = job.startdelay_us;
-    Duration::from_micros(low + Random::new(seed).below(high.saturating_sub(low) + 1))
-}
-
 fn sleep(time: Duration, stop: &AtomicBool) {
     let until = Instant::now() + time;
     while !stop.load(Ordering::Relaxed) {
@@ -395,20 +310,6 @@ fn cpus_of(task: &Task) -> Result<Option<Cpus>, String> {
 fn pin(cpus: Option<&Cpus>) {
     if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
         eprintln!("dlfs-bench: {}", error.report());
-    }
-}
-
-fn execute(job: &Job, command: Option<&str>, when: &str) -> Result<(), String> {
-    let Some(command) = command else { return Ok(()) };
-    let run = || {
-        let file = std::fs::File::create(format!("{}.{when}.txt", job.name))?;
-        let (out, err) = (file.try_clone()?, file);
-        Command::new("sh").arg("-c").arg(command).stdout(out).stderr(err).status()
-    };
-    match run() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("exec_{when}: '{command}' ended with {status}")),
-        Err(error) => Err(format!("exec_{when}: '{command}': {error}")),
     }
 }
 

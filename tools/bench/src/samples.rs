@@ -249,7 +249,6 @@ impl Run<'_> {
         }
         self.shared.ios[0].store(reads.ios, Ordering::Relaxed);
         self.shared.bytes[0].store(reads.bytes, Ordering::Relaxed);
-        self.shared.lat_ns.store(reads.lat.sum(), Ordering::Relaxed);
         let shared = self.shared;
         shared.tell(|| {
             let mut so_far = self.clone();
@@ -284,7 +283,6 @@ impl Run<'_> {
             error: errno,
             message: error.map(|error| error.report()),
             began_ms: self.began_ns / 1_000_000,
-            found_depth: None,
             samples: Some(self.figures),
         }
     }

@@ -92,25 +92,50 @@ fn values_out_of_range_and_wrong_names_are_refused() {
     for (line, word) in [
         ("rw=raedwrite", "no pattern"),
         ("rw=randtrim", "trimming"),
+        ("rw=randread:8", "PATTERN:N"),
         ("ioengine=nul", "'null'"),
         ("iodepth=0", "1 to"),
         ("bssplit=4k/50:8k/40", "add up"),
-        ("random_distribution=zoned:10/10", "add up"),
         ("bs=0", "a block has"),
         ("verify=md5", "crc32c and pattern"),
-        ("wait_for=nobody", "no earlier job"),
         ("percentile_list=101", "0 to 100"),
-        ("steadystate=iops", "no limit"),
-        ("steadystate=iops:5%", "steadystate_duration"),
-        ("latency_target=5ms", "latency_window"),
         ("include nothing.inc", "nothing.inc"),
         ("cpus_allowed=x", "no list of processors"),
         ("cpus=0-1000", "does not exist"),
-        ("read_iolog=x", "not offered"),
         ("rwmixread=101", "0 to 100"),
     ] {
         refused(&format!("[a]\nioengine=null\nsize=1m\n{line}\n"), &[word]);
     }
+}
+
+#[test]
+fn what_only_fio_does_is_refused_by_name_and_says_where_fio_does_it() {
+    let pointer = ["ioengine=external:dlfs-fio.so", "tools/bench/README.md"];
+    for line in [
+        "steadystate=iops:5%",
+        "latency_target=5ms",
+        "random_distribution=zipf:1.2",
+        "read_iolog=x",
+        "mem=malloc",
+        "wait_for=a",
+        "exec_prerun=true",
+        "thread=0",
+        "zonemode=zbd",
+        "verify=md5",
+        "rw=trim",
+    ] {
+        let key = line.split('=').next().unwrap();
+        refused(
+            &format!("[a]\nioengine=null\nsize=1m\n{line}\n"),
+            &["bad.fio:4", key, pointer[0], pointer[1]],
+        );
+        let argument = format!("--{line}");
+        let out = run(&["--name=a", "--ioengine=null", "--size=1m", &argument]).code(1);
+        out.complains_of(&[key, pointer[0]]);
+    }
+    run(&["--client=host", "x.fio"]).code(1).complains_of(&["client", pointer[0]]);
+    let out = run(&["--cmdhelp=steadystate"]).code(1);
+    out.complains_of(&["steadystate", pointer[0]]);
 }
 
 #[test]

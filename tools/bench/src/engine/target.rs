@@ -76,7 +76,7 @@ pub(crate) struct Targets {
 impl Targets {
     /// For jobs of which `jobs` is all that there are.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
-        let writers = jobs.iter().filter(|job| job.pattern.writes && !job.verify_only);
+        let writers = jobs.iter().filter(|job| job.pattern.writes);
         let written = writers.flat_map(|job| names(job, 0)).collect();
         Targets { opened: HashMap::new(), written }
     }
@@ -106,7 +106,7 @@ impl Targets {
         {
             return Ok(target.clone());
         }
-        let written = self.written.contains(&name) || (job.pattern.writes && !job.verify_only);
+        let written = self.written.contains(&name) || job.pattern.writes;
         let target = match engine {
             Engine::Null => null_target(job, name, count)?,
             Engine::Mem => mem_target(job, name, count)?,
@@ -341,11 +341,6 @@ fn plain_file(
     if !is_device && (metadata.is_none() || has < wanted) {
         if wanted == 0 {
             return Err(format!("{name} does not exist, and without size= it cannot be made"));
-        }
-        if !job.allow_file_create {
-            return Err(format!(
-                "{name} has {has} bytes, size= asks for {wanted}, and allow_file_create=0"
-            ));
         }
         lay_out(&path, has, wanted).map_err(|error| failed("make", error))?;
     }

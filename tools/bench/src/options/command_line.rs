@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use super::file::{self, Entry, Section};
+use super::fio;
 use super::job::Job;
-use super::table::{apply, find, suggestion};
+use super::table::{apply, find, unknown};
 use super::value::{integer, time_us};
 
 /// A form of the output.
@@ -31,7 +32,6 @@ pub(crate) enum Eta {
 pub(crate) struct RunOptions {
     pub(crate) output: Option<PathBuf>,
     pub(crate) formats: Vec<Format>,
-    pub(crate) append_terse: bool,
     pub(crate) terse_version: u64,
     pub(crate) report: Option<PathBuf>,
     pub(crate) eta: Eta,
@@ -41,12 +41,8 @@ pub(crate) struct RunOptions {
     pub(crate) parse_only: bool,
     pub(crate) showcmd: bool,
     pub(crate) readonly: bool,
-    pub(crate) warnings_fatal: bool,
-    pub(crate) bandwidth_log: bool,
     pub(crate) max_jobs: u64,
     pub(crate) sections: Vec<String>,
-    /// Options of fio that do nothing here.
-    pub(crate) without_effect: Vec<String>,
 }
 
 impl Default for RunOptions {
@@ -54,7 +50,6 @@ impl Default for RunOptions {
         RunOptions {
             output: None,
             formats: vec![Format::Normal],
-            append_terse: false,
             terse_version: 3,
             report: None,
             eta: Eta::Auto,
@@ -64,11 +59,8 @@ impl Default for RunOptions {
             parse_only: false,
             showcmd: false,
             readonly: false,
-            warnings_fatal: false,
-            bandwidth_log: false,
             max_jobs: 4096,
             sections: Vec::new(),
-            without_effect: Vec::new(),
         }
     }
 }
@@ -131,8 +123,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
         let is_run_option = RUN_OPTIONS.iter().any(|known| known.0 == key);
         let takes_value = match RUN_OPTIONS.iter().find(|known| known.0 == key) {
             Some(known) => known.1,
-            None => find(key)
-                .is_some_and(|opt| !opt.value.starts_with("BOOL") && !opt.value.starts_with('[')),
+            None => find(key).is_some_and(|opt| !opt.may_stand_alone()),
         };
         if value.is_none() && takes_value {
             value = arguments.next_if(|next| !next.starts_with("--")).cloned();
@@ -145,9 +136,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
                 .map_err(|why| format!("--{key}: {why}"))?;
             continue;
         }
-        if find(key).is_none() {
+        if find(key).is_none() && !fio::holds(key, value.as_deref().unwrap_or("")) {
             let known: Vec<&str> = RUN_OPTIONS.iter().map(|known| known.0).collect();
-            return Err(format!("unknown option '--{key}'{}", suggestion(key, &known)));
+            return Err(unknown(key, &known));
         }
         let origin = "command line".to_owned();
         if key == "name" {
@@ -244,7 +235,6 @@ fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String
             run.formats = value.split(',').map(format).collect::<Result<_, _>>()?;
         }
         "minimal" => run.formats = vec![Format::Terse],
-        "append-terse" => run.append_terse = true,
         "terse-version" => {
             run.terse_version = integer(value)?;
             if ![3, 5].contains(&run.terse_version) {
@@ -266,14 +256,8 @@ fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String
         "parse-only" => run.parse_only = true,
         "showcmd" => run.showcmd = true,
         "readonly" => run.readonly = true,
-        "warnings-fatal" => run.warnings_fatal = true,
-        "bandwidth-log" => run.bandwidth_log = true,
         "max-jobs" => run.max_jobs = integer(value)?,
-        "section" => run.sections.push(value.to_owned()),
-        "client" | "server" | "remote-config" | "daemonize" => {
-            return Err("running on other machines is not offered".to_owned());
-        }
-        other => run.without_effect.push(format!("--{other}")),
+        _ => run.sections.push(value.to_owned()),
     }
     Ok(())
 }
@@ -301,7 +285,6 @@ pub(crate) const RUN_OPTIONS: &[(&str, bool, &str)] = &[
         "normal, json, json+ or terse, or several of them with commas between.",
     ),
     ("minimal", false, "The same as --output-format=terse."),
-    ("append-terse", false, "Print terse lines after the normal output."),
     ("terse-version", true, "3 (the default) or 5."),
     ("report", true, "Also write one self-contained HTML page with plots to this file."),
     ("eta", true, "auto, always or never show what is going on, on standard error."),
@@ -311,27 +294,8 @@ pub(crate) const RUN_OPTIONS: &[(&str, bool, &str)] = &[
     ("parse-only", false, "Only read the jobs, and say whether anything is wrong with them."),
     ("showcmd", false, "Print the jobs as command lines."),
     ("readonly", false, "Refuse jobs that write."),
-    ("warnings-fatal", false, "End where a warning would be given."),
-    (
-        "bandwidth-log",
-        false,
-        "Write the bandwidth of all jobs together to agg-read_bw.log, agg-write_bw.log.",
-    ),
     ("max-jobs", true, "The most threads that jobs may ask for."),
     ("section", true, "Run only this section of the job files; may be repeated."),
-    ("client", true, "Not offered."),
-    ("server", false, "Not offered."),
-    ("remote-config", true, "Not offered."),
-    ("daemonize", true, "Not offered."),
-    ("debug", true, "Accepted, without effect."),
-    ("idle-prof", true, "Accepted, without effect."),
-    ("inflate-log", true, "Accepted, without effect."),
-    ("aux-path", true, "Accepted, without effect."),
-    ("trigger-file", true, "Accepted, without effect."),
-    ("trigger-timeout", true, "Accepted, without effect."),
-    ("trigger", true, "Accepted, without effect."),
-    ("alloc-size", true, "Accepted, without effect."),
-    ("latency-log", false, "Accepted, without effect."),
 ];
 
 #[cfg(test)]
@@ -374,7 +338,10 @@ mod tests {
         assert!(request(&["--nmae=a"]).unwrap_err().contains("'name'"));
         assert!(request(&["--name=a", "--outptu=x"]).unwrap_err().contains("'output'"));
         assert!(request(&["--name=a", "--bs", "--rw=read"]).unwrap_err().contains("lacks"));
-        assert!(request(&["--server"]).unwrap_err().contains("not offered"));
+        assert!(request(&["--server"]).unwrap_err().contains("not offer"));
+        assert!(
+            request(&["--name=a", "--steadystate=iops:1%"]).unwrap_err().contains("fio itself")
+        );
         assert!(request(&[]).unwrap_err().contains("no job"));
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::command_line::RUN_OPTIONS;
-use super::table::{Opt, Set, suggestion};
+use super::fio;
+use super::table::{Opt, unknown};
 use super::tables::TABLES;
 
 /// The help of the command.
@@ -40,23 +41,29 @@ pub(crate) fn options(word: &str) -> Result<String, String> {
         }
         text.push('\n');
     }
+    if all {
+        let _ = writeln!(text, "REFUSED\n          {}\n", fio::POINTER);
+        wrapped(fio::names(), &mut text);
+    }
     if text.is_empty() {
-        return Err(format!("there is no option '{word}'{}", suggestion(word, &[])));
+        return Err(unknown(word, &[]));
     }
     Ok(text)
 }
 
 /// One option as a manual page shows it.
 fn describe(opt: &Opt, text: &mut String) {
-    let value = if opt.value.is_empty() { String::new() } else { format!("={}", opt.value) };
-    let _ = write!(text, "  {}{value}", opt.name);
+    let _ = write!(text, "  {}={}", opt.name, opt.value);
     if !opt.aliases.is_empty() {
         let _ = write!(text, "  (also {})", opt.aliases.join(", "));
     }
     text.push('\n');
-    let note = if matches!(opt.set, Set::Nothing) { "No effect here. " } else { "" };
+    wrapped(opt.help.split_whitespace(), text);
+}
+
+fn wrapped<'a>(words: impl Iterator<Item = &'a str>, text: &mut String) {
     let mut line = String::new();
-    for word in format!("{note}{}", opt.help).split_whitespace() {
+    for word in words {
         if line.len() + word.len() > 70 {
             let _ = writeln!(text, "          {line}");
             line.clear();
@@ -95,7 +102,8 @@ dlfs-bench: measures namespaces and data sets, with fio's job files, options and
 usage: dlfs-bench [OPTIONS] JOBFILE...
        dlfs-bench [OPTIONS] --name=NAME --KEY=VALUE...
 
-Keys are those of job files; --cmdhelp lists all of them, --cmdhelp=KEY explains one.
+Keys are those of job files; --cmdhelp lists all of them, --cmdhelp=KEY explains one. What fio has
+beside them is refused: fio drives dlfs by itself, see 'fio on dlfs' in tools/bench/README.md.
 Signals: SIGINT ends the run with the figures so far, SIGUSR1 prints them and goes on.
 Exit code: 0 when all went well, 1 otherwise.
 

@@ -54,53 +54,14 @@ impl Engine {
     }
 }
 
-/// How random offsets are drawn.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Distribution {
-    Uniform,
-    /// Theta, and the centre of the hot part (0 to 1) or none, when it is scattered.
-    Zipf(f64, Option<f64>),
-    Pareto(f64, Option<f64>),
-    /// Standard deviation in percent of the range.
-    Normal(f64, Option<f64>),
-    /// Percent of the accesses, percent of the range.
-    Zoned(Vec<(u32, u32)>),
-    /// Percent of the accesses, bytes.
-    ZonedAbs(Vec<(u32, u64)>),
-}
-
 /// How blocks are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
     None,
-    /// A header in each interval says where it belongs and what its CRC32C is.
+    /// A header in each block says where it belongs and what its CRC32C is.
     Crc32c,
     /// Every byte is that of `verify_pattern`.
     Pattern,
-}
-
-/// What a steady state is one of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SteadyOf {
-    Iops,
-    Bandwidth,
-    Latency,
-}
-
-/// The end that `steadystate` waits for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct SteadyState {
-    pub(crate) of: SteadyOf,
-    pub(crate) slope: bool,
-    pub(crate) limit: f64,
-    pub(crate) percent: bool,
-}
-
-/// What the averages of a log keep of a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LogValue {
-    Average,
-    Maximum,
 }
 
 /// Which errors a job goes on after.
@@ -111,21 +72,37 @@ pub(crate) struct ContinueOn {
     pub(crate) verify: bool,
 }
 
-/// Options of `rw=samples`.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Samples {
-    pub(crate) order: String,
-    pub(crate) batch_size: u64,
-    pub(crate) epochs: u64,
-    pub(crate) rank: u32,
-    pub(crate) world_size: u32,
-    pub(crate) lanes: u32,
-    pub(crate) group: u32,
-    pub(crate) exchange: f64,
-    pub(crate) window: u64,
-    pub(crate) batching: String,
-    pub(crate) accelerator_time_us: u64,
-    pub(crate) drop_last: bool,
+/// Declares a struct with the default of each field beside it.
+macro_rules! with_defaults {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub(crate) struct $name { $($(#[$about])* pub(crate) $field: $type,)* }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name { $($field: $default,)* }
+            }
+        }
+    };
+}
+
+with_defaults! {
+    /// Options of `rw=samples`.
+    Samples {
+        order: String = "global".to_owned(),
+        batch_size: u64 = 256,
+        epochs: u64 = 1,
+        rank: u32 = 0,
+        world_size: u32 = 1,
+        lanes: u32 = 8,
+        group: u32 = 4,
+        exchange: f64 = 0.1,
+        window: u64 = 256 << 20,
+        batching: String = String::new(),
+        accelerator_time_us: u64 = 0,
+        drop_last: bool = false,
+    }
 }
 
 /// Options of the connection, named as in nvme-cli.
@@ -139,148 +116,104 @@ pub(crate) struct Connection {
     pub(crate) io_timeout_s: Option<u64>,
 }
 
-/// One job as it was asked for.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Job {
-    pub(crate) name: String,
-    pub(crate) description: Option<String>,
-    pub(crate) origin: String,
-    /// The options of this job alone, as they were written.
-    pub(crate) given: Vec<(String, String)>,
-    /// Options that were accepted and do nothing here.
-    pub(crate) without_effect: Vec<String>,
-    pub(crate) kb_base: u64,
-    pub(crate) unit_base: u64,
+with_defaults! {
+    /// One job as it was asked for.
+    Job {
+        name: String = String::new(),
+        description: Option<String> = None,
+        origin: String = String::new(),
+        /// The options of this job alone, as they were written.
+        given: Vec<(String, String)> = Vec::new(),
 
-    pub(crate) pattern: Pattern,
-    pub(crate) rw: String,
-    /// `rw=randread:8`: so many in a row; `rw=read:64k`: so many bytes are left out.
-    pub(crate) rw_step: u64,
-    pub(crate) rw_identical: bool,
-    pub(crate) rwmixread: u64,
-    pub(crate) rwmixread_given: bool,
-    pub(crate) percentage_random: [u64; 2],
-    pub(crate) distribution: [Distribution; 2],
-    pub(crate) norandommap: bool,
-    pub(crate) randrepeat: bool,
-    pub(crate) randseed: Option<u64>,
+        pattern: Pattern = Pattern { reads: true, writes: false, random: false, samples: false },
+        rw: String = "read".to_owned(),
+        rwmixread: u64 = 50,
+        norandommap: bool = false,
+        randrepeat: bool = true,
+        randseed: Option<u64> = None,
 
-    pub(crate) engine: Engine,
-    pub(crate) filename: Option<String>,
-    pub(crate) directory: Option<String>,
-    pub(crate) nrfiles: u64,
-    pub(crate) files_random: bool,
-    pub(crate) allow_file_create: bool,
-    pub(crate) create_only: bool,
-    pub(crate) invalidate: bool,
-    pub(crate) pre_read: bool,
-    pub(crate) unlink: bool,
-    /// Data sets that may be overwritten, named as `filename=` names them.
-    pub(crate) overwrite_data_set: Option<String>,
-    pub(crate) allow_mounted_write: bool,
-    pub(crate) direct: Option<bool>,
-    pub(crate) sync_flags: i32,
+        engine: Engine = Engine::Auto,
+        filename: Option<String> = None,
+        directory: Option<String> = None,
+        nrfiles: u64 = 1,
+        invalidate: bool = true,
+        pre_read: bool = false,
+        unlink: bool = false,
+        /// Data sets that may be overwritten, named as `filename=` names them.
+        overwrite_data_set: Option<String> = None,
+        allow_mounted_write: bool = false,
+        direct: Option<bool> = None,
+        sync_flags: i32 = 0,
+        read_only: bool = false,
 
-    pub(crate) size: Option<Size>,
-    pub(crate) io_size: Option<Size>,
-    pub(crate) offset: Size,
-    pub(crate) offset_align: u64,
-    pub(crate) offset_increment: Size,
-    pub(crate) number_ios: Option<u64>,
-    pub(crate) fill_device: bool,
-    pub(crate) loops: u64,
-    pub(crate) fsync: u64,
-    pub(crate) end_fsync: bool,
+        size: Option<Size> = None,
+        io_size: Option<Size> = None,
+        offset: Size = Size::Bytes(0),
+        offset_increment: Size = Size::Bytes(0),
+        number_ios: Option<u64> = None,
+        loops: u64 = 1,
+        fsync: u64 = 0,
+        end_fsync: bool = false,
 
-    pub(crate) bs: [u64; 2],
-    pub(crate) bsrange: [Option<(u64, u64)>; 2],
-    pub(crate) bssplit: [Vec<(u64, u32)>; 2],
-    pub(crate) bs_unaligned: bool,
-    pub(crate) blockalign: [Option<u64>; 2],
-    pub(crate) zero_buffers: bool,
-    pub(crate) refill_buffers: bool,
-    pub(crate) scramble_buffers: bool,
-    pub(crate) buffer_pattern: Vec<u8>,
-    pub(crate) compress_percentage: u64,
+        bs: [u64; 2] = [4096, 4096],
+        bsrange: [Option<(u64, u64)>; 2] = [None, None],
+        bssplit: [Vec<(u64, u32)>; 2] = [Vec::new(), Vec::new()],
+        zero_buffers: bool = false,
+        refill_buffers: bool = false,
+        scramble_buffers: bool = true,
+        buffer_pattern: Vec<u8> = Vec::new(),
 
-    pub(crate) iodepth: u64,
-    pub(crate) batch_submit: u64,
-    pub(crate) batch_complete_min: u64,
-    pub(crate) batch_complete_max: u64,
-    pub(crate) iodepth_low: u64,
+        iodepth: u64 = 1,
+        batch_submit: u64 = 0,
+        batch_complete_min: u64 = 1,
+        batch_complete_max: u64 = 0,
 
-    pub(crate) rate: [Option<u64>; 2],
-    pub(crate) rate_min: [Option<u64>; 2],
-    pub(crate) rate_iops: [Option<u64>; 2],
-    pub(crate) rate_iops_min: [Option<u64>; 2],
-    pub(crate) rate_cycle_us: u64,
-    pub(crate) rate_poisson: bool,
-    pub(crate) thinktime_us: u64,
-    pub(crate) thinktime_spin_us: u64,
-    pub(crate) thinktime_blocks: u64,
-    pub(crate) max_latency_us: u64,
-    pub(crate) latency_target_us: u64,
-    pub(crate) latency_window_us: u64,
-    pub(crate) latency_percentile: f64,
-    pub(crate) latency_run: bool,
+        rate: [Option<u64>; 2] = [None; 2],
+        rate_iops: [Option<u64>; 2] = [None; 2],
+        thinktime_us: u64 = 0,
+        thinktime_blocks: u64 = 1,
 
-    pub(crate) runtime_us: Option<u64>,
-    pub(crate) time_based: bool,
-    pub(crate) ramp_time_us: u64,
-    pub(crate) startdelay_us: (u64, u64),
-    pub(crate) numjobs: u64,
-    pub(crate) stonewall: bool,
-    pub(crate) wait_for: Option<String>,
-    pub(crate) new_group: bool,
-    pub(crate) group_reporting: bool,
-    pub(crate) stats: bool,
-    pub(crate) exitall: bool,
-    pub(crate) exitall_on_error: bool,
-    pub(crate) exec_prerun: Option<String>,
-    pub(crate) exec_postrun: Option<String>,
-    /// Processors as `0,2-5`, and whether equal jobs take one each.
-    pub(crate) cpus_allowed: Option<String>,
-    pub(crate) cpus_split: bool,
-    pub(crate) busy_poll: bool,
+        runtime_us: Option<u64> = None,
+        time_based: bool = false,
+        ramp_time_us: u64 = 0,
+        startdelay_us: u64 = 0,
+        numjobs: u64 = 1,
+        stonewall: bool = false,
+        new_group: bool = false,
+        group_reporting: bool = false,
+        exitall: bool = false,
+        /// Processors as `0,2-5`, and whether equal jobs take one each.
+        cpus_allowed: Option<String> = None,
+        cpus_split: bool = false,
+        busy_poll: bool = false,
 
-    pub(crate) verify: Verify,
-    pub(crate) verify_pattern: Vec<u8>,
-    pub(crate) verify_interval: u64,
-    pub(crate) verify_fatal: bool,
-    pub(crate) do_verify: bool,
-    pub(crate) verify_only: bool,
-    pub(crate) continue_on: ContinueOn,
-    pub(crate) ignore_error: [Vec<i32>; 3],
+        verify: Verify = Verify::None,
+        verify_pattern: Vec<u8> = Vec::new(),
+        verify_fatal: bool = false,
+        do_verify: bool = true,
+        continue_on: ContinueOn = ContinueOn::default(),
 
-    pub(crate) steady_state: Option<SteadyState>,
-    pub(crate) ss_duration_us: u64,
-    pub(crate) ss_ramp_us: u64,
-    pub(crate) ss_interval_us: u64,
+        bw_log: Option<String> = None,
+        iops_log: Option<String> = None,
+        lat_log: Option<String> = None,
+        log_avg_msec: u64 = 0,
+        log_offset: bool = false,
+        per_job_logs: bool = true,
+        bwavgtime_ms: u64 = 500,
+        iopsavgtime_ms: u64 = 500,
 
-    pub(crate) bw_log: Option<String>,
-    pub(crate) iops_log: Option<String>,
-    pub(crate) lat_log: Option<String>,
-    pub(crate) log_avg_msec: u64,
-    pub(crate) log_value: LogValue,
-    pub(crate) log_offset: bool,
-    pub(crate) per_job_logs: bool,
-    pub(crate) log_unix_epoch: bool,
-    pub(crate) bwavgtime_ms: u64,
-    pub(crate) iopsavgtime_ms: u64,
+        clat_percentiles: bool = true,
+        lat_percentiles: bool = false,
+        slat_percentiles: bool = false,
+        percentile_list: Vec<f64> = DEFAULT_PERCENTILES.to_vec(),
+        disable_lat: bool = false,
+        disable_clat: bool = false,
+        disable_slat: bool = false,
+        disable_bw: bool = false,
 
-    pub(crate) clat_percentiles: bool,
-    pub(crate) lat_percentiles: bool,
-    pub(crate) slat_percentiles: bool,
-    pub(crate) percentile_list: Vec<f64>,
-    pub(crate) disable_lat: bool,
-    pub(crate) disable_clat: bool,
-    pub(crate) disable_slat: bool,
-    pub(crate) disable_bw: bool,
-    pub(crate) unified: bool,
-
-    pub(crate) samples: Samples,
-    pub(crate) connection: Connection,
-    pub(crate) read_only: bool,
+        samples: Samples = Samples::default(),
+        connection: Connection = Connection::default(),
+    }
 }
 
 impl Job {
@@ -312,150 +245,8 @@ impl Job {
     }
 }
 
-impl Default for Job {
-    fn default() -> Job {
-        Job {
-            name: String::new(),
-            description: None,
-            origin: String::new(),
-            given: Vec::new(),
-            without_effect: Vec::new(),
-            kb_base: 1024,
-            unit_base: 0,
-            pattern: Pattern { reads: true, writes: false, random: false, samples: false },
-            rw: "read".to_owned(),
-            rw_step: 0,
-            rw_identical: false,
-            rwmixread: 50,
-            rwmixread_given: false,
-            percentage_random: [100, 100],
-            distribution: [Distribution::Uniform, Distribution::Uniform],
-            norandommap: false,
-            randrepeat: true,
-            randseed: None,
-            engine: Engine::Auto,
-            filename: None,
-            directory: None,
-            nrfiles: 1,
-            files_random: false,
-            allow_file_create: true,
-            create_only: false,
-            invalidate: true,
-            pre_read: false,
-            unlink: false,
-            overwrite_data_set: None,
-            allow_mounted_write: false,
-            direct: None,
-            sync_flags: 0,
-            size: None,
-            io_size: None,
-            offset: Size::Bytes(0),
-            offset_align: 0,
-            offset_increment: Size::Bytes(0),
-            number_ios: None,
-            fill_device: false,
-            loops: 1,
-            fsync: 0,
-            end_fsync: false,
-            bs: [4096, 4096],
-            bsrange: [None, None],
-            bssplit: [Vec::new(), Vec::new()],
-            bs_unaligned: false,
-            blockalign: [None, None],
-            zero_buffers: false,
-            refill_buffers: false,
-            scramble_buffers: true,
-            buffer_pattern: Vec::new(),
-            compress_percentage: 0,
-            iodepth: 1,
-            batch_submit: 0,
-            batch_complete_min: 1,
-            batch_complete_max: 0,
-            iodepth_low: 0,
-            rate: [None; 2],
-            rate_min: [None; 2],
-            rate_iops: [None; 2],
-            rate_iops_min: [None; 2],
-            rate_cycle_us: 1_000_000,
-            rate_poisson: false,
-            thinktime_us: 0,
-            thinktime_spin_us: 0,
-            thinktime_blocks: 1,
-            max_latency_us: 0,
-            latency_target_us: 0,
-            latency_window_us: 0,
-            latency_percentile: 100.0,
-            latency_run: false,
-            runtime_us: None,
-            time_based: false,
-            ramp_time_us: 0,
-            startdelay_us: (0, 0),
-            numjobs: 1,
-            stonewall: false,
-            wait_for: None,
-            new_group: false,
-            group_reporting: false,
-            stats: true,
-            exitall: false,
-            exitall_on_error: false,
-            exec_prerun: None,
-            exec_postrun: None,
-            cpus_allowed: None,
-            cpus_split: false,
-            busy_poll: false,
-            verify: Verify::None,
-            verify_pattern: Vec::new(),
-            verify_interval: 0,
-            verify_fatal: false,
-            do_verify: true,
-            verify_only: false,
-            continue_on: ContinueOn::default(),
-            ignore_error: [Vec::new(), Vec::new(), Vec::new()],
-            steady_state: None,
-            ss_duration_us: 0,
-            ss_ramp_us: 0,
-            ss_interval_us: 1_000_000,
-            bw_log: None,
-            iops_log: None,
-            lat_log: None,
-            log_avg_msec: 0,
-            log_value: LogValue::Average,
-            log_offset: false,
-            per_job_logs: true,
-            log_unix_epoch: false,
-            bwavgtime_ms: 500,
-            iopsavgtime_ms: 500,
-            clat_percentiles: true,
-            lat_percentiles: false,
-            slat_percentiles: false,
-            percentile_list: DEFAULT_PERCENTILES.to_vec(),
-            disable_lat: false,
-            disable_clat: false,
-            disable_slat: false,
-            disable_bw: false,
-            unified: false,
-            samples: Samples {
-                order: "global".to_owned(),
-                batch_size: 256,
-                epochs: 1,
-                rank: 0,
-                world_size: 1,
-                lanes: 8,
-                group: 4,
-                exchange: 0.1,
-                window: 256 << 20,
-                batching: String::new(),
-                accelerator_time_us: 0,
-                drop_last: false,
-            },
-            connection: Connection::default(),
-            read_only: false,
-        }
-    }
-}
-
 /// fio's.
-pub(crate) const DEFAULT_PERCENTILES: [f64; 17] = [
+const DEFAULT_PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,
 ];

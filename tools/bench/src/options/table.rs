@@ -1,26 +1,25 @@
-//! The table of options: applying an entry, and saying what is wrong with it.
+//! Applying an entry of a job file, and saying what is wrong with it.
 
 use super::file::Entry;
+use super::fio;
 use super::job::Job;
-use super::nearest::nearest;
 use super::tables::TABLES;
-use super::value;
 
 /// One option of a job.
 pub(crate) struct Opt {
     pub(crate) name: &'static str,
     pub(crate) aliases: &'static [&'static str],
-    /// What the value is, for the help; empty where there is none.
+    /// What the value is, for the help.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
-    pub(crate) set: Set,
+    pub(crate) set: fn(&mut Job, &str) -> Result<(), String>,
 }
 
-/// What an option does.
-pub(crate) enum Set {
-    To(fn(&mut Job, &str) -> Result<(), String>),
-    /// fio has it; here it is accepted, told of in one warning, and does nothing.
-    Nothing,
+impl Opt {
+    /// Booleans mean yes alone, and logs are then named after the job.
+    pub(crate) fn may_stand_alone(&self) -> bool {
+        self.value.starts_with("BOOL") || self.value.starts_with('[')
+    }
 }
 
 /// The option of this name or alias.
@@ -33,14 +32,24 @@ pub(crate) fn options() -> impl Iterator<Item = &'static Opt> {
     TABLES.iter().flat_map(|(_, table)| table.iter())
 }
 
-/// Every option known by name, nearest to `name`.
-pub(crate) fn suggestion(name: &str, more: &[&'static str]) -> String {
+/// Why there is no option of this name: fio has it, or a word that is nearest to it.
+pub(crate) fn unknown(name: &str, more: &[&'static str]) -> String {
+    if let Some(refusal) = fio::refusal(name) {
+        return refusal;
+    }
     let names =
         options().flat_map(|opt| std::iter::once(opt.name).chain(opt.aliases.iter().copied()));
     match nearest(name, names.chain(more.iter().copied())) {
-        Some(near) => format!("; did you mean '{near}'?"),
-        None => "; --cmdhelp lists all options".to_owned(),
+        Some(near) => format!("unknown option '{name}'; did you mean '{near}'?"),
+        None => format!("unknown option '{name}'; --cmdhelp lists all options"),
     }
+}
+
+/// The word of `known` that takes the fewest changes to become `word`, when they are few.
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (word.len() / 3).max(2);
+    let measured = known.map(|known| (strsim::levenshtein(word, known), known));
+    measured.filter(|found| found.0 <= limit).min_by_key(|found| found.0).map(|found| found.1)
 }
 
 /// Applies `entry` to `job`.
@@ -49,36 +58,27 @@ pub(crate) fn suggestion(name: &str, more: &[&'static str]) -> String {
 /// A sentence that names the place, the option and what it takes.
 pub(crate) fn apply(job: &mut Job, entry: &Entry) -> Result<(), String> {
     let Entry { key, value, origin } = entry;
-    let Some(opt) = find(key) else {
-        return Err(format!("{origin}: unknown option '{key}'{}", suggestion(key, &[])));
-    };
     let text = value.as_deref().unwrap_or("");
-    let failed = |why: String| {
-        let takes = if opt.value.is_empty() { "no value" } else { opt.value };
-        format!("{origin}: {key}={text}: {why} ({} takes {takes})", opt.name)
+    let Some(opt) = find(key) else {
+        if !fio::holds(key, text) {
+            return Err(format!("{origin}: {}", unknown(key, &[])));
+        }
+        remember(job, key, text);
+        return Ok(());
     };
-    if text.is_empty() && !opt.value.is_empty() && !may_be_empty(opt) {
+    let failed =
+        |why: String| format!("{origin}: {key}={text}: {why} ({} takes {})", opt.name, opt.value);
+    if text.is_empty() && !opt.may_stand_alone() {
         return Err(failed("a value is missing".to_owned()));
     }
-    match opt.set {
-        Set::Nothing => {
-            if !job.without_effect.iter().any(|known| known == opt.name) {
-                job.without_effect.push(opt.name.to_owned());
-            }
-        }
-        Set::To(set) => {
-            let text = value::expand(text).map_err(failed)?;
-            set(job, &text).map_err(failed)?;
-        }
-    }
-    job.given.retain(|(known, _)| known != opt.name);
-    job.given.push((opt.name.to_owned(), text.to_owned()));
+    (opt.set)(job, text).map_err(failed)?;
+    remember(job, opt.name, text);
     Ok(())
 }
 
-/// Booleans mean yes alone, and logs are then named after the job.
-fn may_be_empty(opt: &Opt) -> bool {
-    opt.value.starts_with("BOOL") || opt.value.starts_with("[")
+fn remember(job: &mut Job, name: &str, text: &str) {
+    job.given.retain(|(known, _)| known != name);
+    job.given.push((name.to_owned(), text.to_owned()));
 }
 
 #[cfg(test)]
@@ -97,10 +97,11 @@ mod tests {
         for opt in options() {
             for name in std::iter::once(&opt.name).chain(opt.aliases) {
                 assert!(seen.insert(*name), "{name} is there twice");
+                assert!(fio::refusal(name).is_none() && !fio::holds(name, ""), "{name} is refused");
             }
             assert!(opt.help.len() > 10, "{}", opt.name);
         }
-        assert!(seen.len() > 150);
+        assert!(seen.len() > 80);
     }
 
     #[test]
@@ -108,17 +109,10 @@ mod tests {
         let mut job = Job::default();
         let error = apply(&mut job, &entry("iodeph", "3")).unwrap_err();
         assert_eq!(error, "x:1: unknown option 'iodeph'; did you mean 'iodepth'?");
+        let error = apply(&mut job, &entry("completely", "3")).unwrap_err();
+        assert!(error.contains("--cmdhelp"), "{error}");
         let error = apply(&mut job, &entry("bs", "4q")).unwrap_err();
         assert!(error.starts_with("x:1: bs=4q: 'q' in '4q' is no unit"), "{error}");
         assert!(apply(&mut job, &entry("bs", "")).unwrap_err().contains("missing"));
-    }
-
-    #[test]
-    fn what_has_no_effect_is_remembered_once() {
-        let mut job = Job::default();
-        for _ in 0..2 {
-            apply(&mut job, &entry("thread", "1")).unwrap();
-        }
-        assert_eq!(job.without_effect, ["thread"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Values as fio writes them: sizes, times, ranges, triples, expressions.
+//! Values as fio writes them: sizes, times, ranges, triples.
 
 /// A number of bytes, or a percentage of what the target has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,14 +17,12 @@ impl Size {
     }
 }
 
-/// A whole number, also hexadecimal, with a unit where `kb_base` gives one: `4k`, `0x1000`, `1MiB`.
-///
-/// With `kb_base` 1024, fio's default, `k` is 1,024 and `Ki` 1,000; with 1000 they mean what the
-/// standards say.
-pub(crate) fn bytes(text: &str, kb_base: u64) -> Result<u64, String> {
+/// A whole number, also hexadecimal, with a unit: `4k`, `0x1000`, `1MiB`. As in fio, `k` is 1,024 and
+/// `Ki` 1,000.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a size"))?;
-    let factor = size_factor(unit, kb_base)
+    let factor = size_factor(unit)
         .ok_or_else(|| format!("'{unit}' in '{text}' is no unit of size (k, m, g, t, p, e)"))?;
     let whole = number.fract() == 0.0 && number < EXACT;
     let exact = whole.then(|| (number as u64).checked_mul(factor)).flatten();
@@ -36,9 +34,9 @@ pub(crate) fn bytes(text: &str, kb_base: u64) -> Result<u64, String> {
 }
 
 /// Bytes, or `50%`.
-pub(crate) fn size(text: &str, kb_base: u64) -> Result<Size, String> {
+pub(crate) fn size(text: &str) -> Result<Size, String> {
     match text.trim().strip_suffix('%') {
-        None => bytes(text, kb_base).map(Size::Bytes),
+        None => bytes(text).map(Size::Bytes),
         Some(percent) => {
             let percent = integer(percent.trim_end_matches('%'))?; // configparser doubles the sign
             if percent > 100 {
@@ -109,9 +107,9 @@ pub(crate) fn ms(text: &str, min: u64) -> Result<u64, String> {
 }
 
 /// `1k-4k`, or one size for both ends.
-pub(crate) fn range(text: &str, kb_base: u64) -> Result<(u64, u64), String> {
+pub(crate) fn range(text: &str) -> Result<(u64, u64), String> {
     let (low, high) = text.split_once(['-', ':']).unwrap_or((text, text));
-    let (low, high) = (bytes(low, kb_base)?, bytes(high, kb_base)?);
+    let (low, high) = (bytes(low)?, bytes(high)?);
     if low > high {
         return Err(format!("'{text}' ends before it begins"));
     }
@@ -137,7 +135,7 @@ pub(crate) fn pair<T: Clone>(
 }
 
 /// `4k/50:8k/50`: pieces with their shares in percent; pieces without a share split what is left.
-pub(crate) fn split(text: &str, kb_base: u64) -> Result<Vec<(u64, u32)>, String> {
+pub(crate) fn split(text: &str) -> Result<Vec<(u64, u32)>, String> {
     let mut pieces = Vec::new();
     for piece in text.split(':') {
         let (size, share) = match piece.split_once('/') {
@@ -145,7 +143,7 @@ pub(crate) fn split(text: &str, kb_base: u64) -> Result<Vec<(u64, u32)>, String>
             Some((size, share)) => (size, Some(within(share.trim_end_matches('%'), 0, 100)?)),
             None => (piece, None),
         };
-        pieces.push((bytes(size, kb_base)?, share));
+        pieces.push((bytes(size)?, share));
     }
     let told: u64 = pieces.iter().filter_map(|piece| piece.1).sum();
     let open = pieces.iter().filter(|piece| piece.1.is_none()).count() as u64;
@@ -162,90 +160,6 @@ pub(crate) fn split(text: &str, kb_base: u64) -> Result<Vec<(u64, u32)>, String>
     Ok(pieces)
 }
 
-/// Replaces `$pagesize`, `$mb_memory`, `$ncpus`, and computes what stands in parentheses or joins
-/// such a word with others: `size=8*$mb_memory`, `bs=(4*1024)`.
-pub(crate) fn expand(text: &str) -> Result<String, String> {
-    let keywords = [("$pagesize", 4096), ("$mb_memory", mb_memory()), ("$ncpus", num_cpus())];
-    let mut out = text.to_owned();
-    for (word, value) in keywords {
-        out = out.replace(word, &value.to_string());
-    }
-    let begins = out.trim_start();
-    let computed = (out != text && begins.starts_with(|c: char| c.is_ascii_digit()))
-        || (begins.starts_with('(') && out.contains(')'));
-    if !computed || !out.contains(['+', '*', '(', '/', '-']) {
-        return Ok(out);
-    }
-    let mut parser = Expression { text: out.trim(), at: 0 };
-    let value = parser.sum()?;
-    let rest = &parser.text[parser.at..]; // a unit, perhaps
-    Ok(format!("{value}{}", rest.trim()))
-}
-
-struct Expression<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl Expression<'_> {
-    fn sum(&mut self) -> Result<i64, String> {
-        let mut value = self.product()?;
-        loop {
-            value = match self.peek() {
-                Some('+') => self.take(value, Expression::product, i64::checked_add)?,
-                Some('-') => self.take(value, Expression::product, i64::checked_sub)?,
-                _ => return Ok(value),
-            };
-        }
-    }
-
-    fn product(&mut self) -> Result<i64, String> {
-        let mut value = self.factor()?;
-        loop {
-            value = match self.peek() {
-                Some('*') => self.take(value, Expression::factor, i64::checked_mul)?,
-                Some('/') => self.take(value, Expression::factor, i64::checked_div)?,
-                Some('%') => self.take(value, Expression::factor, i64::checked_rem)?,
-                _ => return Ok(value),
-            };
-        }
-    }
-
-    fn factor(&mut self) -> Result<i64, String> {
-        if self.peek() == Some('(') {
-            self.at += 1;
-            let value = self.sum()?;
-            if self.peek() != Some(')') {
-                return Err(format!("'{}' lacks a closing parenthesis", self.text));
-            }
-            self.at += 1;
-            return Ok(value);
-        }
-        let rest = &self.text[self.at..];
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
-        let value = bytes(&rest[..end], 1024)?;
-        self.at += end;
-        i64::try_from(value).map_err(|_| format!("'{}' is out of range", self.text))
-    }
-
-    fn take(
-        &mut self,
-        left: i64,
-        operand: fn(&mut Self) -> Result<i64, String>,
-        combine: fn(i64, i64) -> Option<i64>,
-    ) -> Result<i64, String> {
-        self.at += 1;
-        let right = operand(self)?;
-        combine(left, right).ok_or_else(|| format!("'{}' cannot be computed", self.text))
-    }
-
-    fn peek(&mut self) -> Option<char> {
-        let rest = &self.text[self.at..];
-        self.at += rest.len() - rest.trim_start().len();
-        self.text[self.at..].chars().next()
-    }
-}
-
 fn split_number(text: &str) -> Option<(f64, &str)> {
     if let Some(hex) = text.strip_prefix("0x") {
         let end = hex.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(hex.len());
@@ -255,30 +169,18 @@ fn split_number(text: &str) -> Option<(f64, &str)> {
     Some((text[..end].parse().ok()?, text[end..].trim()))
 }
 
-fn size_factor(unit: &str, kb_base: u64) -> Option<u64> {
+fn size_factor(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_lowercase();
     let Some(letter) = unit.chars().next() else { return Some(1) };
     if unit == "b" {
         return Some(1);
     }
     let power = 1 + "kmgtpe".find(letter)? as u32;
-    let other: u64 = if kb_base == 1000 { 1024 } else { 1000 };
     match &unit[1..] {
-        "" | "b" => kb_base.checked_pow(power),
-        "i" | "ib" => other.checked_pow(power),
+        "" | "b" => Some(1024_u64.pow(power)),
+        "i" | "ib" => Some(1000_u64.pow(power)),
         _ => None,
     }
-}
-
-fn mb_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|t| t.split_whitespace().next()).and_then(|t| t.parse::<u64>().ok());
-    kib.unwrap_or(0) / 1024
-}
-
-fn num_cpus() -> u64 {
-    std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
 }
 
 /// 2^60: sums and products with the few numbers that a job has beside it stay below 2^64.
@@ -293,16 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_fio_s_units_of_either_base() {
-        assert_eq!(bytes("4k", 1024), Ok(4096));
-        assert_eq!(bytes("4Ki", 1024), Ok(4000));
-        assert_eq!(bytes("4k", 1000), Ok(4000));
-        assert_eq!(bytes("4KiB", 1000), Ok(4096));
-        assert_eq!(bytes("0x1000", 1024), Ok(4096));
-        assert_eq!(bytes("1.5m", 1024), Ok(3 << 19));
-        assert_eq!(size("50%%", 1024), Ok(Size::Percent(50)));
+    fn sizes_have_fio_s_units() {
+        assert_eq!(bytes("4k"), Ok(4096));
+        assert_eq!(bytes("4Ki"), Ok(4000));
+        assert_eq!(bytes("0x1000"), Ok(4096));
+        assert_eq!(bytes("1.5m"), Ok(3 << 19));
+        assert_eq!(size("50%%"), Ok(Size::Percent(50)));
         for wrong in ["4q", "k", "", "-1", "1.2.3", "4kk", "17179869184g", "1025p"] {
-            assert!(bytes(wrong, 1024).is_err(), "{wrong}");
+            assert!(bytes(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -320,24 +220,13 @@ mod tests {
 
     #[test]
     fn ranges_pairs_and_splits_are_read_as_fio_reads_them() {
-        assert_eq!(range("1k-4k", 1024), Ok((1024, 4096)));
-        assert!(range("4k-1k", 1024).is_err());
-        let parse = |text: &str| bytes(text, 1024);
-        assert_eq!(pair("4k", &[0, 0], parse), Ok([4096, 4096]));
-        assert_eq!(pair(",8k", &[1, 2], parse), Ok([1, 8192]));
-        assert_eq!(pair("8k,", &[1, 2], parse), Ok([8192, 2]));
-        assert_eq!(split("4k/50:8k/50", 1024), Ok(vec![(4096, 50), (8192, 50)]));
-        assert_eq!(split("4k/10:8k:16k", 1024), Ok(vec![(4096, 10), (8192, 45), (16384, 45)]));
-        assert!(split("4k/50:8k/40", 1024).is_err());
-    }
-
-    #[test]
-    fn expressions_are_computed_and_ordinary_text_is_left_alone() {
-        assert_eq!(expand("(4*(1024+1024))").as_deref(), Ok("8192"));
-        assert_eq!(expand("(2*4k)").as_deref(), Ok("8192"));
-        assert_eq!(expand("2*$pagesize").as_deref(), Ok("8192"));
-        assert_eq!(expand("/dev/sda-1").as_deref(), Ok("/dev/sda-1"));
-        assert!(expand("(4*").is_ok()); // no expression: no parenthesis closes
-        assert!(expand("(4/0)").is_err());
+        assert_eq!(range("1k-4k"), Ok((1024, 4096)));
+        assert!(range("4k-1k").is_err());
+        assert_eq!(pair("4k", &[0, 0], bytes), Ok([4096, 4096]));
+        assert_eq!(pair(",8k", &[1, 2], bytes), Ok([1, 8192]));
+        assert_eq!(pair("8k,", &[1, 2], bytes), Ok([8192, 2]));
+        assert_eq!(split("4k/50:8k/50"), Ok(vec![(4096, 50), (8192, 50)]));
+        assert_eq!(split("4k/10:8k:16k"), Ok(vec![(4096, 10), (8192, 45), (16384, 45)]));
+        assert!(split("4k/50:8k/40").is_err());
     }
 }

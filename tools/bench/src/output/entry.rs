@@ -7,7 +7,6 @@ use crate::run::{Finished, Task};
 use crate::samples::SampleFigures;
 use crate::stats::Stats;
 use crate::worker::Snapshot;
-use crate::workload::steady::Steady;
 
 /// One entry of the result.
 #[derive(Debug, Clone)]
@@ -22,8 +21,6 @@ pub(crate) struct Entry {
     pub(crate) message: Option<String>,
     pub(crate) began_ms: u64,
     pub(crate) elapsed_s: u64,
-    pub(crate) found_depth: Option<(u64, bool)>,
-    pub(crate) steady: Option<Steady>,
     pub(crate) samples: Option<SampleFigures>,
 }
 
@@ -36,17 +33,12 @@ impl Entry {
             message: outcome.message.clone(),
             began_ms: outcome.began_ms,
             elapsed_s: finished.elapsed_s.max(1),
-            found_depth: outcome.found_depth,
-            steady: finished.steady.clone(),
             ..Entry::of_running(&finished.task, (outcome.stats.clone(), outcome.samples))
         }
     }
 
     /// Of a job that still runs.
-    pub(crate) fn of_running(task: &Task, (mut stats, samples): Snapshot) -> Entry {
-        if task.job.unified {
-            stats.unify();
-        }
+    pub(crate) fn of_running(task: &Task, (stats, samples): Snapshot) -> Entry {
         Entry {
             job: Arc::clone(&task.job),
             thread: task.thread,
@@ -57,8 +49,6 @@ impl Entry {
             began_ms: 0,
             elapsed_s: stats.runtime_ms.div_ceil(1000).max(1),
             stats,
-            found_depth: None,
-            steady: None,
             samples,
         }
     }
@@ -80,10 +70,10 @@ impl Entry {
     }
 }
 
-/// Joins the jobs of a group that are reported together, and leaves out those that are not wanted.
+/// Joins the jobs of a group that are reported together.
 pub(crate) fn together(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
-    for entry in entries.into_iter().filter(|entry| entry.job.stats) {
+    for entry in entries {
         let same = |one: &&mut Entry| {
             entry.job.group_reporting && one.job.group_reporting && one.group == entry.group
         };

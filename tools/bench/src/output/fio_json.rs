@@ -2,22 +2,15 @@
 
 use super::json::Json;
 use super::normal::{cpu_ns_per_io, latency_shares};
-use super::{Entry, VERSION};
+use super::{Entry, Head, VERSION};
 use crate::options::Job;
 use crate::options::job::Engine;
 use crate::stats::Direction;
 use crate::stats::depths::{CALLS, LEVELS};
 use crate::stats::latency::Latency;
 
-/// What stands before the jobs.
-pub(crate) struct Head<'a> {
-    pub(crate) began_ms: u64,
-    pub(crate) global: &'a [(String, String)],
-    pub(crate) warnings: &'a [String],
-}
-
 /// The whole document; `plus`: with the bins of the histograms.
-pub(crate) fn document(head: &Head<'_>, entries: &[Entry], plus: bool) -> Json {
+pub(super) fn document(head: &Head<'_>, entries: &[Entry], plus: bool) -> Json {
     let now_ms = head.began_ms + entries.iter().map(|e| e.elapsed_s * 1000).max().unwrap_or(0);
     let mut top = Json::object()
         .with("fio version", VERSION)
@@ -28,12 +21,7 @@ pub(crate) fn document(head: &Head<'_>, entries: &[Entry], plus: bool) -> Json {
         top = top.with("global options", options(head.global));
     }
     let jobs = entries.iter().map(|entry| job(entry, head, plus)).collect();
-    top = top.with("jobs", Json::Array(jobs));
-    if !head.warnings.is_empty() {
-        let warnings = head.warnings.iter().map(|warning| warning.as_str().into()).collect();
-        top = top.with("dlfs", Json::object().with("warnings", Json::Array(warnings)));
-    }
-    top
+    top.with("jobs", Json::Array(jobs))
 }
 
 fn options(given: &[(String, String)]) -> Json {
@@ -55,15 +43,11 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
         out = out.with("desc", description.as_str());
     }
     let [read, write] = &stats.directions;
-    if job.unified {
-        out = out.with("mixed", direction(job, read, plus));
-    } else {
-        let trim = empty(write);
-        out = out
-            .with("read", direction(job, read, plus))
-            .with("write", direction(job, write, plus))
-            .with("trim", direction(job, &trim, plus));
-    }
+    let trim = empty(write);
+    out = out
+        .with("read", direction(job, read, plus))
+        .with("write", direction(job, write, plus))
+        .with("trim", direction(job, &trim, plus));
     let sync = Json::object()
         .with("total_ios", stats.sync.count)
         .with("lat_ns", latency(&stats.sync, Some(&job.percentile_list), plus));
@@ -87,13 +71,10 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
         out = out.with(key, Json::Object(steps.collect()));
     }
     out = out
-        .with("latency_depth", entry.found_depth.map_or(job.depth(), |found| found.0))
-        .with("latency_target", job.latency_target_us)
-        .with("latency_percentile", job.latency_percentile)
-        .with("latency_window", job.latency_window_us);
-    if let Some(steady) = &entry.steady {
-        out = out.with("steadystate", steady_state(steady));
-    }
+        .with("latency_depth", job.depth())
+        .with("latency_target", 0_u64)
+        .with("latency_percentile", 100.0)
+        .with("latency_window", 0_u64);
     if stats.errors > 0 {
         out = out.with("total_err", stats.errors).with("first_error", stats.first_error);
     }
@@ -165,25 +146,6 @@ fn named(names: &[&str; 7], shares: [f64; 7]) -> Json {
     )
 }
 
-fn steady_state(steady: &crate::workload::steady::Steady) -> Json {
-    let (iops, bandwidth) = steady.data();
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let whole = |values: &[f64]| values.iter().map(|&v| Json::Whole(v as i128)).collect();
-    let data = Json::object()
-        .with("bw_mean", mean(&bandwidth))
-        .with("iops_mean", mean(&iops))
-        .with("iops", Json::Array(whole(&iops)))
-        .with("bw", Json::Array(whole(&bandwidth)));
-    Json::object()
-        .with("ss", steady.criterion())
-        .with("duration", steady.duration_s())
-        .with("attained", u64::from(steady.attained))
-        .with("criterion", steady.criterion())
-        .with("max_deviation", steady.deviation)
-        .with("slope", steady.slope)
-        .with("data", data)
-}
-
 /// What fio does not have.
 fn ours(entry: &Entry) -> Json {
     let mut out = Json::object().with("verified", entry.stats.verified);
@@ -192,9 +154,6 @@ fn ours(entry: &Entry) -> Json {
     }
     if entry.job.engine == Engine::Null {
         out = out.with("overhead_ns_per_io", cpu_ns_per_io(entry).unwrap_or(0.0));
-    }
-    if let Some((depth, met)) = entry.found_depth {
-        out = out.with("latency_target_depth", depth).with("latency_target_met", met);
     }
     if let Some(message) = &entry.message {
         out = out.with("first_error_message", message.as_str());

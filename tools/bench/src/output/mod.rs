@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::options::Job;
 use crate::options::command_line::{Eta, Format, Request, RunOptions};
 use crate::run::{Finished, Running, Task};
-use crate::stats::log::{Kind, Log};
+use crate::stats::log::Kind;
 use crate::worker::Snapshot;
 
 pub(crate) use entry::Entry;
@@ -42,20 +42,6 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
     }
 }
 
-/// What was accepted and does nothing, one sentence for the whole run.
-pub(crate) fn warnings(request: &Request) -> Vec<String> {
-    let mut names: Vec<&str> = request.run.without_effect.iter().map(String::as_str).collect();
-    for name in request.jobs.iter().flat_map(|job| &job.without_effect) {
-        if !names.contains(&name.as_str()) {
-            names.push(name);
-        }
-    }
-    match names.is_empty() {
-        true => Vec::new(),
-        false => vec![format!("accepted, without effect here: {}", names.join(", "))],
-    }
-}
-
 /// The jobs as command lines.
 pub(crate) fn command_lines(jobs: &[Job]) -> String {
     let mut text = String::new();
@@ -72,11 +58,16 @@ pub(crate) fn command_lines(jobs: &[Job]) -> String {
     text
 }
 
+/// What stands before the jobs.
+struct Head<'a> {
+    began_ms: u64,
+    global: &'a [(String, String)],
+}
+
 /// Writes the result of a run.
 pub(crate) struct Writer {
     run: RunOptions,
     global: Vec<(String, String)>,
-    warnings: Vec<String>,
     file: Option<(PathBuf, File)>,
     report: Option<(PathBuf, File)>,
     /// When the run began, in milliseconds since 1970.
@@ -90,7 +81,7 @@ impl Writer {
     ///
     /// # Errors
     /// Names the file.
-    pub(crate) fn create(request: &Request, warnings: Vec<String>) -> Result<Writer, String> {
+    pub(crate) fn create(request: &Request) -> Result<Writer, String> {
         let run = request.run.clone();
         let file = match &run.output {
             Some(path) => Some((path.clone(), create(path)?)),
@@ -111,7 +102,6 @@ impl Writer {
         let next_status = status_after(&run);
         Ok(Writer {
             global: request.global.clone(),
-            warnings,
             file,
             report,
             began_ms: now.map_or(0, |since| since.as_millis() as u64),
@@ -124,15 +114,7 @@ impl Writer {
     /// What can be told before the run.
     pub(crate) fn begin(&mut self, tasks: &[Task]) -> Result<(), String> {
         if self.run.formats.contains(&Format::Normal) {
-            let mut text = normal::header(tasks);
-            for warning in &self.warnings {
-                text.push_str(&format!("warning: {warning}\n"));
-            }
-            return self.write(&text);
-        }
-        if self.run.formats == [Format::Terse] {
-            // Terse lines have no place for it.
-            self.warnings.iter().for_each(|warning| eprintln!("dlfs-bench: warning: {warning}"));
+            return self.write(&normal::header(tasks));
         }
         Ok(())
     }
@@ -176,19 +158,11 @@ impl Writer {
         let text = self.text(&entries);
         self.write(&text)?;
         if let Some((path, file)) = &mut self.report {
-            let head = report::Head {
-                began_ms: self.began_ms,
-                global: &self.global,
-                warnings: &self.warnings,
-            };
+            let head = Head { began_ms: self.began_ms, global: &self.global };
             file.write_all(report::page(&head, &entries).as_bytes())
                 .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
-        write_logs(finished, self.began_ms)?;
-        if self.run.bandwidth_log {
-            write_bandwidth_log(finished)?;
-        }
-        Ok(())
+        write_logs(finished)
     }
 
     fn text(&self, entries: &[Entry]) -> String {
@@ -198,18 +172,11 @@ impl Writer {
                 Format::Normal => text.push_str(&normal::result(entries)),
                 Format::Json | Format::JsonPlus => {
                     let plus = *format == Format::JsonPlus;
-                    let head = fio_json::Head {
-                        began_ms: self.began_ms,
-                        global: &self.global,
-                        warnings: &self.warnings,
-                    };
+                    let head = Head { began_ms: self.began_ms, global: &self.global };
                     text.push_str(&fio_json::document(&head, entries, plus).to_text());
                 }
                 Format::Terse => text.push_str(&terse::lines(entries, self.run.terse_version)),
             }
-        }
-        if self.run.append_terse && !self.run.formats.contains(&Format::Terse) {
-            text.push_str(&terse::lines(entries, self.run.terse_version));
         }
         text
     }
@@ -262,34 +229,14 @@ fn check_logs(jobs: &[Job]) -> Result<(), String> {
     Ok(())
 }
 
-fn write_logs(finished: &[Finished], began_ms: u64) -> Result<(), String> {
+fn write_logs(finished: &[Finished]) -> Result<(), String> {
     for Finished { task, outcome, .. } in finished {
-        let epoch_ms = if task.job.log_unix_epoch { began_ms + outcome.began_ms } else { 0 };
         for log in &outcome.logs {
             if let Some(path) = log_path(&task.job, log.kind(), task.thread) {
-                Log::write(log, &path, epoch_ms)
+                log.write(&path)
                     .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
             }
         }
-    }
-    Ok(())
-}
-
-/// --bandwidth-log: of all jobs together, in the intervals of bwavgtime.
-fn write_bandwidth_log(finished: &[Finished]) -> Result<(), String> {
-    for (direction, name) in crate::stats::DIRECTIONS.iter().enumerate() {
-        let mut all = crate::stats::series::Series::default();
-        let mut every_ms = 500;
-        for Finished { task, outcome, .. } in finished {
-            all.add_beside(&outcome.stats.directions[direction].bandwidth);
-            every_ms = task.job.bwavgtime_ms;
-        }
-        let lines = all.values().iter().zip(1..).map(|(value, at)| {
-            format!("{}, {}, {direction}, 0, 0\n", at * every_ms, *value as u64)
-        });
-        let path = PathBuf::from(format!("agg-{name}_bw.log"));
-        std::fs::write(&path, lines.collect::<String>())
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     Ok(())
 }

@@ -82,7 +82,6 @@ fn one(entry: &Entry, text: &mut String) {
     }
     for (label, direction) in ["read", "write"].iter().zip(&stats.directions) {
         if direction.ios > 0 {
-            let label = if job.unified { "mixed" } else { label };
             direction_lines(job, label, direction, text);
         }
     }
@@ -115,7 +114,7 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction, text: &mut Str
         text,
         "  {label}: IOPS={}, BW={}({}/{ms}msec)",
         count(direction.ios_per_s()),
-        rate(direction.bytes_per_s(), job.unit_base),
+        rate(direction.bytes_per_s()),
         binary(bytes)
     );
     if !job.disable_slat && direction.slat.count > 0 {
@@ -261,14 +260,9 @@ fn depths(entry: &Entry, text: &mut String) {
             entry.stats.first_error
         );
     }
-    let _ = writeln!(
-        text,
-        "     latency   : target={}, window={}, percentile={:.2}%, depth={}",
-        entry.job.latency_target_us,
-        entry.job.latency_window_us,
-        entry.job.latency_percentile,
-        entry.found_depth.map_or(entry.job.depth(), |found| found.0)
-    );
+    let depth = entry.job.depth();
+    let _ =
+        writeln!(text, "     latency   : target=0, window=0, percentile=100.00%, depth={depth}");
 }
 
 /// What fio does not have.
@@ -276,20 +270,8 @@ fn extras(entry: &Entry, text: &mut String) {
     if let Some(message) = &entry.message {
         let _ = writeln!(text, "     first error: {}", message.replace('\n', " "));
     }
-    if let Some((depth, false)) = entry.found_depth {
-        let _ = writeln!(text, "     latency target not met, even at depth {depth}");
-    }
     if entry.stats.verified > 0 {
         let _ = writeln!(text, "     verified  : {}", entry.stats.verified);
-    }
-    if let Some(steady) = &entry.steady {
-        let attained = if steady.attained { "yes" } else { "no" };
-        let (deviation, slope) = (steady.deviation, steady.slope);
-        let _ = writeln!(
-            text,
-            "  steadystate  : attained={attained}, criterion={}, deviation={deviation:.3}, slope={slope:.3}",
-            steady.criterion()
-        );
     }
     if entry.job.engine == Engine::Null
         && let Some(ns) = cpu_ns_per_io(entry)
@@ -361,7 +343,7 @@ fn group_status(group: usize, members: &[&Entry], text: &mut String) {
             text,
             "{:>7}: bw={}, {}/s-{}/s ({}/s-{}/s), io={} ({}), run={shortest}-{longest}msec",
             name.to_uppercase(),
-            rate(together, 0),
+            rate(together),
             binary(low),
             binary(high),
             decimal(low),

@@ -32,11 +32,7 @@ pub(crate) fn decimal(bytes: f64) -> String {
 }
 
 /// Bytes a second in both.
-pub(crate) fn rate(bytes_per_s: f64, unit_base: u64) -> String {
-    if unit_base == 1 {
-        let bits = short((bytes_per_s * 8.0).round(), 1000.0, &["b", "kb", "Mb", "Gb", "Tb"]);
-        return format!("{bits}it/s");
-    }
+pub(crate) fn rate(bytes_per_s: f64) -> String {
     format!("{}/s ({}/s)", binary(bytes_per_s), decimal(bytes_per_s))
 }
 
@@ -61,6 +57,5 @@ mod tests {
         assert_eq!(binary(13_207_024_435.2), "12.3GiB");
         assert_eq!(binary(6279.0 * 1048576.0), "6279MiB");
         assert_eq!(decimal(6_584_000_000.0), "6584MB");
-        assert_eq!(rate(125e6, 1), "1000Mbit/s");
     }
 }

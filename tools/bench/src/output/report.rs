@@ -6,18 +6,11 @@ use super::chart::{Chart, Scale, Series};
 use super::fio_json::calendar;
 use super::normal::{cpu_ns_per_io, latency_shares};
 use super::numbers::{binary, count};
-use super::{Entry, VERSION};
+use super::{Entry, Head, VERSION};
 use crate::stats::Direction;
 
-/// What stands above the jobs.
-pub(crate) struct Head<'a> {
-    pub(crate) began_ms: u64,
-    pub(crate) global: &'a [(String, String)],
-    pub(crate) warnings: &'a [String],
-}
-
 /// The page.
-pub(crate) fn page(head: &Head<'_>, entries: &[Entry]) -> String {
+pub(super) fn page(head: &Head<'_>, entries: &[Entry]) -> String {
     let names: Vec<String> = entries.iter().map(|entry| escaped(&entry.job.name)).collect();
     let title = format!("dlfs-bench: {}", names.join(", "));
     let mut text = format!(
@@ -51,7 +44,6 @@ fn machine(head: &Head<'_>, text: &mut String) {
     for (key, value) in head.global {
         rows.push(("global option", format!("{key}={value}")));
     }
-    rows.extend(head.warnings.iter().map(|warning| ("warning", warning.clone())));
     table("machine and run", &rows, text);
 }
 

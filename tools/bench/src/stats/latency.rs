@@ -62,11 +62,6 @@ impl Latency {
         self.max
     }
 
-    /// Of all I/Os together.
-    pub(crate) fn sum(&self) -> u64 {
-        self.sum
-    }
-
     pub(crate) fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }

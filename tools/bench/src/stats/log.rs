@@ -3,8 +3,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::options::job::LogValue;
-
 /// Which of the logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -35,7 +33,6 @@ impl Kind {
 pub(crate) struct Log {
     kind: Kind,
     window_ms: u64,
-    value: LogValue,
     with_offset: bool,
     lines: Vec<Line>,
     window: [Window; 2],
@@ -55,14 +52,13 @@ struct Line {
 struct Window {
     count: u64,
     sum: u64,
-    max: u64,
     bytes: u64,
 }
 
 impl Log {
-    pub(crate) fn new(kind: Kind, window_ms: u64, value: LogValue, with_offset: bool) -> Log {
+    pub(crate) fn new(kind: Kind, window_ms: u64, with_offset: bool) -> Log {
         let (lines, window) = (Vec::new(), [Window::default(); 2]);
-        Log { kind, window_ms, value, with_offset, lines, window, window_begin_ms: 0 }
+        Log { kind, window_ms, with_offset, lines, window, window_begin_ms: 0 }
     }
 
     /// An I/O of `block` bytes at `offset` ended at `now_ns` after `ns`.
@@ -90,7 +86,6 @@ impl Log {
         let window = &mut self.window[direction];
         window.count += 1;
         window.sum += ns;
-        window.max = window.max.max(ns);
         window.bytes = window.bytes.saturating_add(block);
     }
 
@@ -119,19 +114,18 @@ impl Log {
             if window.count == 0 {
                 continue;
             }
-            let value = match (self.kind, self.value) {
-                (Kind::Bandwidth, _) => per_second(window.bytes, elapsed_ms) / 1024,
-                (Kind::Iops, _) => per_second(window.count, elapsed_ms),
-                (_, LogValue::Average) => window.sum / window.count,
-                (_, LogValue::Maximum) => window.max,
+            let value = match self.kind {
+                Kind::Bandwidth => per_second(window.bytes, elapsed_ms) / 1024,
+                Kind::Iops => per_second(window.count, elapsed_ms),
+                Kind::Slat | Kind::Clat | Kind::Lat => window.sum / window.count,
             };
             self.lines.push(Line { time_ms, value, direction, block: 0, offset: 0 });
         }
         self.window_begin_ms = time_ms;
     }
 
-    /// Appends the lines to the file at `path`; times count from `epoch_ms`.
-    pub(crate) fn write(&self, path: &Path, epoch_ms: u64) -> std::io::Result<()> {
+    /// Writes the lines to the file at `path`.
+    pub(crate) fn write(&self, path: &Path) -> std::io::Result<()> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)?;
         }
@@ -139,7 +133,6 @@ impl Log {
         for line in &self.lines {
             let offset = if self.with_offset { line.offset } else { 0 };
             let Line { time_ms, value, direction, block, .. } = line;
-            let time_ms = time_ms + epoch_ms;
             // Writing to a string does not fail.
             let _ = writeln!(text, "{time_ms}, {value}, {direction}, {block}, {offset}");
         }
@@ -165,15 +158,15 @@ mod tests {
 
     #[test]
     fn without_a_window_every_io_has_its_line() {
-        let mut log = Log::new(Kind::Bandwidth, 0, LogValue::Average, false);
+        let mut log = Log::new(Kind::Bandwidth, 0, false);
         log.record(5_000_000, 1_000_000, 1, 4096, 0); // 4 KiB in 1 ms
         assert_eq!(lines(&log), [(5, 4000, 1)]);
     }
 
     #[test]
     fn a_window_is_averaged_and_empty_ones_are_left_out() {
-        let mut bandwidth = Log::new(Kind::Bandwidth, 100, LogValue::Average, false);
-        let mut latency = Log::new(Kind::Lat, 100, LogValue::Maximum, false);
+        let mut bandwidth = Log::new(Kind::Bandwidth, 100, false);
+        let mut latency = Log::new(Kind::Lat, 100, false);
         for log in [&mut bandwidth, &mut latency] {
             for ms in [10, 20, 30, 40, 450] {
                 log.record(ms * 1_000_000, ms * 100, 0, 1 << 20, 0);
@@ -181,6 +174,6 @@ mod tests {
             log.finish(600_000_000);
         }
         assert_eq!(lines(&bandwidth), [(400, 4 * 1024 * 1000 / 400, 0), (600, 5120, 0)]);
-        assert_eq!(lines(&latency), [(400, 4000, 0), (600, 45000, 0)]);
+        assert_eq!(lines(&latency), [(400, 2500, 0), (600, 45000, 0)]);
     }
 }

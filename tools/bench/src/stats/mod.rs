@@ -145,13 +145,6 @@ impl Stats {
             direction.runtime_ms = if direction.ios > 0 { ms } else { 0 };
         }
     }
-
-    /// Counts writes as reads, for unified_rw_reporting.
-    pub(crate) fn unify(&mut self) {
-        let [read, write] = &mut self.directions;
-        read.add(write);
-        write.clear();
-    }
 }
 
 fn per_second(count: u64, runtime_ms: u64) -> f64 {

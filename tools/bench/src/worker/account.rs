@@ -90,23 +90,13 @@ impl Worker {
         if slot.check {
             self.check(number);
         }
-        if self.search.is_some() || self.job.max_latency_us > 0 || !self.logs.is_empty() {
-            self.watch(number, lat, clat);
+        if !self.logs.is_empty() {
+            self.log(number, lat, clat);
         }
     }
 
-    /// What only some jobs want of each I/O.
-    fn watch(&mut self, number: usize, lat: u64, clat: u64) {
+    fn log(&mut self, number: usize, lat: u64, clat: u64) {
         let slot = &self.slots[number];
-        if let Some(search) = &mut self.search {
-            search.record(clat);
-        }
-        let limit_us = self.job.max_latency_us;
-        if limit_us > 0 && clat > limit_us * 1000 {
-            let message = format!("an I/O took {} us, max_latency is {limit_us} us", clat / 1000);
-            let (offset, lane) = (slot.offset, slot.lane as usize);
-            return self.fail(libc::ETIMEDOUT, lane, offset, &message);
-        }
         let slat = slot.issued - slot.began;
         for log in &mut self.logs {
             let ns = match log.kind() {
@@ -129,9 +119,6 @@ impl Worker {
         match content.check(offset, &mut slot.buf[..len]) {
             Ok(()) => self.stats.verified += 1,
             Err(wrong) => {
-                if self.job.ignore_error[2].contains(&libc::EILSEQ) {
-                    return;
-                }
                 self.count_error(libc::EILSEQ);
                 if self.job.continue_on.verify && !self.job.verify_fatal {
                     self.error = libc::EILSEQ;
@@ -151,13 +138,6 @@ impl Worker {
         let what = usize::from(direction.min(1));
         if matches!(error, IoError::Short { .. }) {
             self.stats.directions[what].short_ios += 1;
-        }
-        if self.job.ignore_error[what].contains(&errno) {
-            return;
-        }
-        if self.job.fill_device && errno == libc::ENOSPC {
-            self.goes.stopped = true;
-            return;
         }
         self.count_error(errno);
         let go_on =
@@ -193,7 +173,7 @@ impl Worker {
         self.message.get_or_insert_with(|| format!("{name} at offset {offset}: {what}"));
     }
 
-    /// After a turn: samples, the depth to be searched, rates to be kept, what the manager wants.
+    /// After a turn: samples, and what the manager wants.
     pub(super) fn at_rest(&mut self) {
         let bytes = [0, 1].map(|d| self.stats.directions[d].bytes);
         let ios = [0, 1].map(|d| self.stats.directions[d].ios);
@@ -208,20 +188,6 @@ impl Worker {
             for (stats, rate) in self.stats.directions.iter_mut().zip(rates) {
                 if stats.ios > 0 {
                     stats.iops.push(rate);
-                }
-            }
-        }
-        if let Some(search) = &mut self.search {
-            let found = search.turn(self.now);
-            self.depth = search.depth as usize;
-            self.goes.stopped |= found && !self.job.latency_run;
-        }
-        for direction in 0..2 {
-            if let Some(floor) = &mut self.floors[direction] {
-                let since = self.now.saturating_sub(self.begin);
-                let kept = floor.check(since, bytes[direction], ios[direction]);
-                if let Err(what) = kept {
-                    self.fail(libc::ETIMEDOUT, 0, 0, &what);
                 }
             }
         }

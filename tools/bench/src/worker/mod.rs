@@ -25,9 +25,8 @@ use crate::options::job::Engine;
 use crate::stats::log::{Kind, Log};
 use crate::stats::{Stats, Wanted, cpu::CpuClock};
 use crate::workload::content::Content;
-use crate::workload::depth_search::DepthSearch;
 use crate::workload::positions::Positions;
-use crate::workload::rate::{Floor, Rates};
+use crate::workload::rate::Rates;
 
 /// What the manager and a job's thread say to each other.
 #[derive(Debug, Default)]
@@ -40,7 +39,6 @@ pub(crate) struct Shared {
     /// Totals of both directions, brought up to date every turn.
     pub(crate) ios: [AtomicU64; 2],
     pub(crate) bytes: [AtomicU64; 2],
-    pub(crate) lat_ns: AtomicU64,
     /// When counting began, in nanoseconds of the run plus one; 0 before.
     pub(crate) began_ns: AtomicU64,
     /// Bytes that the job will move, if that is known.
@@ -71,8 +69,6 @@ pub(crate) struct Outcome {
     pub(crate) error: i32,
     pub(crate) message: Option<String>,
     pub(crate) began_ms: u64,
-    /// The depth that latency_target found, and whether the target was met there.
-    pub(crate) found_depth: Option<(u64, bool)>,
     pub(crate) samples: Option<crate::samples::SampleFigures>,
 }
 
@@ -129,12 +125,9 @@ pub(crate) struct Worker {
     begin: u64,
     depth: usize,
     in_flight: usize,
-    filling: bool,
     goes: Goes,
     think: Think,
     rates: Rates,
-    floors: [Option<Floor>; 2],
-    search: Option<DepthSearch>,
     writes_since_flush: u64,
     /// The lane that is to be flushed before anything else is issued.
     flush_due: Option<usize>,
@@ -170,7 +163,6 @@ impl Worker {
         job: Arc<Job>,
         shared: Arc<Shared>,
         mut lanes: Vec<Lane>,
-        seed: u64,
         epoch: Instant,
     ) -> Result<Worker, String> {
         let slots = setup::slots(&job)?;
@@ -190,7 +182,6 @@ impl Worker {
         shared.goal_bytes.store(if endless { 0 } else { bytes }, Ordering::Relaxed);
         let wanted =
             Wanted { slat_percentiles: job.slat_percentiles, lat_percentiles: job.lat_percentiles };
-        let search = DepthSearch::new(&job);
         Ok(Worker {
             free: (0..slots.len() as u32).rev().collect(),
             done: Vec::with_capacity(slots.len()),
@@ -203,17 +194,14 @@ impl Worker {
             at: epoch,
             now: 0,
             begin: 0,
-            depth: search.as_ref().map_or(job.depth(), |search| search.depth) as usize,
+            depth: job.depth() as usize,
             in_flight: 0,
-            filling: true,
             goes,
             think: Think {
                 after: if job.thinktime_us > 0 { job.thinktime_blocks } else { 0 },
                 ..Think::default()
             },
-            rates: Rates::new(&job, seed),
-            floors: [0, 1].map(|d| Floor::new(&job, d)),
-            search,
+            rates: Rates::new(&job),
             writes_since_flush: 0,
             flush_due: None,
             stats: Stats::new(wanted),
@@ -242,45 +230,34 @@ impl Worker {
         let runtime_ns = self.job.runtime_us.map_or(u64::MAX, |us| us * 1000);
         self.goes.end_ns = ramp_end.saturating_add(runtime_ns);
         self.start_counting();
-        if !self.job.verify_only {
-            while self.turn() {
-                if self.ramping && self.now >= ramp_end {
-                    self.ramping = false;
-                    self.stats.reset();
-                    self.logs.iter_mut().for_each(Log::reset);
-                    self.start_counting();
-                    cpu = CpuClock::of_thread();
-                }
+        while self.turn() {
+            if self.ramping && self.now >= ramp_end {
+                self.ramping = false;
+                self.stats.reset();
+                self.logs.iter_mut().for_each(Log::reset);
+                self.start_counting();
+                cpu = CpuClock::of_thread();
             }
-            if self.job.end_fsync && self.error == 0 {
-                self.flush_all();
-            }
+        }
+        if self.job.end_fsync && self.error == 0 {
+            self.flush_all();
         }
         self.finish_counting();
         self.stats.cpu = cpu.used(self.now.saturating_sub(self.begin) as f64 / 1e9);
         let logs = std::mem::take(&mut self.logs);
-        let verify = self.job.verify_only || (self.job.do_verify && self.job.pattern.writes);
+        let verify = self.job.do_verify && self.job.pattern.writes;
         if verify && self.lanes.iter().any(|lane| lane.content.verifies()) && self.error == 0 {
             self.read_again();
         }
         self.publish();
         Outcome {
             began_ms: self.begin / 1_000_000,
-            found_depth: self.search.as_ref().map(|search| (search.depth, search.is_met())),
             stats: self.stats,
             logs,
             error: self.error,
             message: self.message,
             samples: None,
         }
-    }
-
-    /// Does nothing: `create_only` has made the files.
-    pub(crate) fn idle(self, start: impl FnOnce()) -> Outcome {
-        start();
-        let (stats, logs, began_ms) = (self.stats, self.logs, self.begin / 1_000_000);
-        let (error, message, found_depth, samples) = (0, None, None, None);
-        Outcome { stats, logs, error, message, began_ms, found_depth, samples }
     }
 
     /// One turn of the loop; `false` at the end.
@@ -310,11 +287,7 @@ impl Worker {
 
     /// Makes I/Os for the room there is; when the next one may go, if time holds it back.
     fn fill(&mut self) -> u64 {
-        let (room, low) =
-            (self.depth.saturating_sub(self.in_flight), self.job.iodepth_low as usize);
-        if low > 0 && !self.filling && self.in_flight > low {
-            return u64::MAX;
-        }
+        let room = self.depth.saturating_sub(self.in_flight);
         if self.think.after > 0 && !self.may_think_on() {
             return self.think.until_ns;
         }
@@ -371,7 +344,6 @@ impl Worker {
                 }
             }
         }
-        self.filling = self.in_flight + made < self.depth;
         u64::MAX
     }
 
@@ -384,12 +356,6 @@ impl Worker {
             }
             self.think.due = false;
             self.think.until_ns = self.now + self.job.thinktime_us * 1000;
-            let spin_until =
-                self.now + self.job.thinktime_spin_us.min(self.job.thinktime_us) * 1000;
-            while self.now < spin_until {
-                std::hint::spin_loop();
-                self.read_clock();
-            }
         }
         if self.think.until_ns != u64::MAX && self.now < self.think.until_ns {
             return false;
@@ -402,16 +368,10 @@ impl Worker {
         if self.lanes.len() == 1 {
             return 0;
         }
-        // A lane that waits for its rate goes first, or a random file job would draw another.
         if let Some(waiting) = self.lanes.iter().position(|lane| lane.chosen.is_some()) {
-            return waiting;
+            return waiting; // for its rate
         }
-        self.next_lane = match self.job.files_random {
-            true => {
-                (self.now ^ self.goes.ios_left).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 33
-            }
-            false => self.next_lane + 1,
-        } % self.lanes.len();
+        self.next_lane = (self.next_lane + 1) % self.lanes.len();
         self.next_lane
     }
 
@@ -545,7 +505,7 @@ impl Worker {
     fn read_again(&mut self) {
         let begin = self.now;
         let reads = self.stats.directions[0].clone();
-        (self.goes.end_ns, self.search) = (u64::MAX, None);
+        self.goes.end_ns = u64::MAX;
         self.read_all_again();
         if self.job.pattern.reads {
             self.stats.directions[0] = reads;
@@ -560,12 +520,10 @@ impl Worker {
             let lane = &mut self.lanes[index];
             let mut replay = lane.replay.clone();
             let once = lane.positions.len() / self.job.block_range().0;
-            let issued =
-                if self.job.verify_only { once.min(self.goes.ios_left) } else { lane.issued };
             let ordered =
                 !self.job.pattern.random || self.job.block_range().0 == self.job.block_range().1;
             // A whole pass covers everything; later passes wrote over it what is checked alike.
-            let count = if ordered { issued.min(once.max(1)) } else { issued };
+            let count = if ordered { lane.issued.min(once.max(1)) } else { lane.issued };
             let directions = lane.directions.take();
             for number in 0..count {
                 // Drawn in any case: the blocks that follow depend on it.
@@ -615,8 +573,6 @@ impl Worker {
             self.shared.ios[direction].store(stats.ios, Ordering::Relaxed);
             self.shared.bytes[direction].store(stats.bytes, Ordering::Relaxed);
         }
-        let lat_ns = self.stats.directions.iter().map(|direction| direction.lat.sum()).sum();
-        self.shared.lat_ns.store(lat_ns, Ordering::Relaxed);
         self.shared.tell(|| {
             let mut stats = self.stats.clone();
             stats.set_runtime(self.elapsed_ms());
@@ -634,7 +590,7 @@ fn logs_of(job: &Job) -> Vec<Log> {
         Kind::Lat => job.lat_log.is_some() && !job.disable_lat,
     };
     let kinds = Kind::ALL.into_iter().filter(|&kind| wanted(kind));
-    kinds.map(|kind| Log::new(kind, job.log_avg_msec, job.log_value, job.log_offset)).collect()
+    kinds.map(|kind| Log::new(kind, job.log_avg_msec, job.log_offset)).collect()
 }
 
 /// The direction of a flush.

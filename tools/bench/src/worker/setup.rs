@@ -36,7 +36,7 @@ pub(crate) fn region(
     targets: u64,
 ) -> Result<(u64, u64), String> {
     let name = &target.name;
-    let align = job.offset_align.max(target.block).max(1);
+    let align = target.block.max(1);
     let increment = job.offset_increment.of(target.len);
     let begin = (number.checked_mul(increment))
         .and_then(|more| job.offset.of(target.len).checked_add(more))
@@ -76,9 +76,6 @@ pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
                 "{name} has blocks of {block} bytes, and bs={size} is not whole ones"
             ));
         }
-    }
-    if job.bs_unaligned && block > 1 {
-        return Err(format!("{name} has blocks of {block} bytes, which bs_unaligned would split"));
     }
     if max > target.max_transfer {
         return Err(format!("{name} takes {} bytes at a time, bs is {max}", target.max_transfer));
@@ -135,7 +132,7 @@ pub(crate) fn lanes(
 fn may_swap_directions(job: &Job) -> bool {
     let is_mixed = job.pattern.reads && job.pattern.writes;
     let is_limited = job.rate.iter().chain(&job.rate_iops).any(Option::is_some);
-    is_mixed && is_limited && !job.verify_only
+    is_mixed && is_limited
 }
 
 /// A buffer for each I/O that may be on its way.

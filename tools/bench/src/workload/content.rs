@@ -20,6 +20,7 @@ use crate::options::job::Verify;
 pub(crate) struct Content {
     verify: Verify,
     pattern: Vec<u8>,
+    /// How much of a block one header covers: what the smallest block has.
     interval: u64,
     seed: u64,
     refill: bool,
@@ -30,7 +31,7 @@ pub(crate) struct Content {
 
 #[derive(Debug, Clone)]
 enum Fill {
-    Random { zeroes_percent: u64 },
+    Random,
     Zeroes,
     Pattern(Vec<u8>),
 }
@@ -47,15 +48,14 @@ impl Content {
     /// `seed` is the same for the job that writes and the one that checks.
     pub(crate) fn new(job: &Job, seed: u64) -> Content {
         let (min, _) = job.block_range();
-        let interval = if job.verify_interval == 0 { min } else { job.verify_interval.min(min) };
         let fill = if job.zero_buffers {
             Fill::Zeroes
         } else if !job.buffer_pattern.is_empty() {
             Fill::Pattern(job.buffer_pattern.clone())
         } else {
-            Fill::Random { zeroes_percent: job.compress_percentage }
+            Fill::Random
         };
-        let scramble = job.scramble_buffers && matches!(fill, Fill::Random { .. });
+        let scramble = job.scramble_buffers && matches!(fill, Fill::Random);
         Content {
             verify: job.verify,
             pattern: if job.verify_pattern.is_empty() {
@@ -63,7 +63,7 @@ impl Content {
             } else {
                 job.verify_pattern.clone()
             },
-            interval: interval.max(HEADER_BYTES as u64),
+            interval: min.max(HEADER_BYTES as u64),
             seed,
             refill: job.refill_buffers,
             scramble,
@@ -77,11 +77,7 @@ impl Content {
         match &self.fill {
             Fill::Zeroes => bytes.fill(0),
             Fill::Pattern(pattern) => repeat(pattern, 0, bytes),
-            Fill::Random { zeroes_percent } => {
-                let random = bytes.len() - (bytes.len() as u64 * zeroes_percent / 100) as usize;
-                self.random.fill(&mut bytes[..random]);
-                bytes[random..].fill(0);
-            }
+            Fill::Random => self.random.fill(bytes),
         }
     }
 
@@ -200,18 +196,17 @@ const SCRAMBLE_BYTES: usize = 4096;
 mod tests {
     use super::*;
 
-    fn content(verify: Verify, interval: u64) -> Content {
-        let (verify_interval, bs) = (interval, [8192, 8192]);
-        let verify_pattern = vec![1, 2, 3];
-        Content::new(&Job { verify, verify_interval, bs, verify_pattern, ..Job::default() }, 9)
+    fn content(verify: Verify, bs: u64) -> Content {
+        let (bs, verify_pattern) = ([bs; 2], vec![1, 2, 3]);
+        Content::new(&Job { verify, bs, verify_pattern, ..Job::default() }, 9)
     }
 
     #[test]
     fn what_was_stamped_is_accepted_and_any_change_is_found() {
-        for (verify, interval) in
-            [(Verify::Crc32c, 0), (Verify::Crc32c, 1024), (Verify::Pattern, 0)]
+        for (verify, smallest) in
+            [(Verify::Crc32c, 8192), (Verify::Crc32c, 1024), (Verify::Pattern, 8192)]
         {
-            let mut content = content(verify, interval);
+            let mut content = content(verify, smallest);
             let mut block = vec![0; 8192];
             content.prepare(&mut block);
             content.stamp(1 << 20, &mut block);
@@ -227,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_block_of_another_place_or_another_job_is_found() {
-        let mut ours = content(Verify::Crc32c, 0);
+        let mut ours = content(Verify::Crc32c, 8192);
         let mut block = vec![0; 8192];
         ours.stamp(8192, &mut block);
         assert!(ours.check(0, &mut block).unwrap_err().what.contains("offset 8192"));
@@ -243,7 +238,6 @@ mod tests {
             block.iter().filter(|&&b| b == 0).count()
         };
         assert!(zeroes(Job::default()) < 100);
-        assert!((4090..4200).contains(&zeroes(Job { compress_percentage: 50, ..Job::default() })));
         assert_eq!(zeroes(Job { zero_buffers: true, ..Job::default() }), 8192);
         assert_eq!(zeroes(Job { buffer_pattern: vec![0, 1], ..Job::default() }), 4096);
     }

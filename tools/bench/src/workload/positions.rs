@@ -2,10 +2,8 @@
 
 use dlfs::permutation::{Key, Permutation};
 
-use super::draw::Draw;
 use super::random::{Random, derive};
 use crate::options::Job;
-use crate::options::job::Distribution;
 
 /// One block to read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +38,10 @@ enum Mix {
 #[derive(Debug, Clone)]
 enum Sizes {
     Fixed(u64),
+    /// Multiples of the lowest.
     Range {
         low: u64,
         high: u64,
-        step: u64,
     },
     /// Upper end of the share in percent, and the size.
     Split(Vec<(u32, u64)>),
@@ -52,33 +50,12 @@ enum Sizes {
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // there is one for each target, not one for each block
 enum Walk {
-    /// The next offset of each direction, and what is left out after a block.
-    Sequential {
-        next: [u64; 2],
-        gap: u64,
-    },
+    /// The next offset of each direction.
+    Sequential([u64; 2]),
     /// Every block once a pass, in the order of a keyed permutation.
-    Covering {
-        permutation: Permutation,
-        block: u64,
-        at: u64,
-        pass: u64,
-        seed: u64,
-    },
-    Drawn(Box<Drawn>),
-}
-
-#[derive(Debug, Clone)]
-struct Drawn {
-    draws: [Draw; 2],
-    align: [u64; 2],
-    /// Percent of blocks that are drawn; the others follow their predecessor.
-    drawn_percent: [u64; 2],
-    /// With `rw=randread:N`: blocks until the next draw.
-    run: u64,
-    run_len: u64,
-    identical: bool,
-    last: [(u64, u64); 2],
+    Covering { permutation: Permutation, block: u64, at: u64, pass: u64, seed: u64 },
+    /// Each block drawn anew: how many places there are for each direction, and bytes between them.
+    Drawn([(u64, u64); 2]),
 }
 
 impl Positions {
@@ -132,9 +109,7 @@ impl Sizes {
             );
         }
         match job.bsrange[direction] {
-            Some((low, high)) if low < high => {
-                Sizes::Range { low, high, step: if job.bs_unaligned { 1 } else { low } }
-            }
+            Some((low, high)) if low < high => Sizes::Range { low, high },
             Some((low, _)) => Sizes::Fixed(low),
             None => Sizes::Fixed(job.bs[direction]),
         }
@@ -144,7 +119,7 @@ impl Sizes {
     fn next(&self, random: &mut Random) -> u64 {
         match self {
             Sizes::Fixed(len) => *len,
-            Sizes::Range { low, high, step } => low + random.below((high - low) / step + 1) * step,
+            Sizes::Range { low, high } => low * (1 + random.below(high / low)),
             Sizes::Split(shares) => {
                 let drawn = random.below(100) as u32;
                 shares.iter().find(|share| drawn < share.0).map_or(shares[0].1, |share| share.1)
@@ -156,54 +131,26 @@ impl Sizes {
 impl Walk {
     fn new(job: &Job, len: u64, seed: u64) -> Walk {
         if !job.pattern.random {
-            return Walk::Sequential { next: [0; 2], gap: job.rw_step };
+            return Walk::Sequential([0; 2]);
         }
         let (min, max) = job.block_range();
-        let align = [0, 1].map(|d| job.blockalign[d].unwrap_or(job.block_range_of(d).0).max(1));
-        let used: Vec<usize> = [(0, job.pattern.reads), (1, job.pattern.writes)]
-            .iter()
-            .filter(|u| u.1)
-            .map(|u| u.0)
-            .collect();
-        let plain = used.iter().all(|&d| {
-            job.distribution[d] == Distribution::Uniform
-                && job.percentage_random[d] == 100
-                && align[d] == min
-        });
-        if plain && min == max && !job.norandommap && job.rw_step <= 1 {
+        if min == max && !job.norandommap {
             let (block, pass) = (min, 0);
-            return Walk::Covering {
-                permutation: permutation(len / block, seed, pass),
-                block,
-                at: 0,
-                pass,
-                seed,
-            };
+            let permutation = permutation(len / block, seed, pass);
+            return Walk::Covering { permutation, block, at: 0, pass, seed };
         }
-        let draws = [0, 1].map(|d| {
-            let places = (len.saturating_sub(job.block_range_of(d).0)) / align[d] + 1;
-            Draw::new(&job.distribution[d], places, align[d], derive(seed, 2))
-        });
-        Walk::Drawn(Box::new(Drawn {
-            draws,
-            align,
-            drawn_percent: job.percentage_random,
-            run: 0,
-            run_len: job.rw_step.max(1),
-            identical: job.rw_identical,
-            last: [(0, 0); 2],
+        Walk::Drawn([0, 1].map(|direction| {
+            let align = job.block_range_of(direction).0;
+            (len.saturating_sub(align) / align + 1, align)
         }))
     }
 
     #[inline]
     fn next(&mut self, direction: usize, len: u64, range: u64, random: &mut Random) -> u64 {
         match self {
-            Walk::Sequential { next, gap } => {
-                let mut offset = next[direction];
-                if offset + len > range {
-                    offset = 0;
-                }
-                next[direction] = offset + len + *gap;
+            Walk::Sequential(next) => {
+                let offset = if next[direction] + len > range { 0 } else { next[direction] };
+                next[direction] = offset + len;
                 offset
             }
             Walk::Covering { permutation: order, block, at, pass, seed } => {
@@ -215,31 +162,12 @@ impl Walk {
                 *at += 1;
                 order.forward(*at - 1) * *block
             }
-            Walk::Drawn(drawn) => drawn.next(direction, len, range, random),
+            Walk::Drawn(places) => {
+                let (count, align) = places[direction];
+                let offset = random.below(count) * align;
+                if offset + len > range { (range - len) / align * align } else { offset }
+            }
         }
-    }
-}
-
-impl Drawn {
-    fn next(&mut self, direction: usize, len: u64, range: u64, random: &mut Random) -> u64 {
-        let percent = self.drawn_percent[direction];
-        let draw = self.run == 0 && (percent == 100 || random.below(100) < percent);
-        self.run = if self.run == 0 { self.run_len - 1 } else { self.run - 1 };
-        let (last_offset, last_len) = self.last[direction];
-        let mut offset = match (draw, self.identical) {
-            (true, _) => self.draws[direction].next(random) * self.align[direction],
-            (false, true) => last_offset,
-            (false, false) => last_offset + last_len,
-        };
-        if offset + len > range {
-            offset = if draw {
-                (range - len) / self.align[direction] * self.align[direction]
-            } else {
-                0
-            };
-        }
-        self.last[direction] = (offset, len);
-        offset
     }
 }
 
@@ -279,9 +207,7 @@ mod tests {
         let found = blocks(&[("rw", "read"), ("bs", "4k")], 3 * 4096, 5);
         let offsets: Vec<u64> = found.iter().map(|b| (b.offset - (1 << 20)) / 4096).collect();
         assert_eq!(offsets, [0, 1, 2, 0, 1]);
-        let gaps = blocks(&[("rw", "write:4k"), ("bs", "4k")], 5 * 4096, 3);
-        assert_eq!(gaps[1].offset - gaps[0].offset, 8192);
-        assert_eq!(gaps[0].direction, 1);
+        assert_eq!(blocks(&[("rw", "write"), ("bs", "4k")], 4096, 1)[0].direction, 1);
     }
 
     #[test]
@@ -315,18 +241,5 @@ mod tests {
         assert!(
             ranged.iter().all(|b| b.len.is_multiple_of(1024) && (1024..=8192).contains(&b.len))
         );
-    }
-
-    #[test]
-    fn runs_between_draws_follow_their_predecessor() {
-        let found = blocks(&[("rw", "randread:4"), ("bs", "4k")], 1 << 30, 8);
-        for pair in [(0, 1), (1, 2), (2, 3), (4, 5)] {
-            assert_eq!(found[pair.1].offset, found[pair.0].offset + 4096);
-        }
-        assert_ne!(found[4].offset, found[3].offset + 4096);
-        let identical = [("rw", "randread:3"), ("rw_sequencer", "identical"), ("bs", "4k")];
-        let found = blocks(&identical, 1 << 30, 6);
-        assert_eq!(found[0].offset, found[2].offset);
-        assert_ne!(found[2].offset, found[3].offset);
     }
 }

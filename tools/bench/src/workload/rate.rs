@@ -1,6 +1,5 @@
-//! When the next I/O may go: rates, and whether they are kept.
+//! When the next I/O may go: rates.
 
-use super::random::Random;
 use crate::options::Job;
 
 /// The limits of both directions.
@@ -12,9 +11,9 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    pub(crate) fn new(job: &Job, seed: u64) -> Rates {
+    pub(crate) fn new(job: &Job) -> Rates {
         let is_mixed = job.pattern.reads && job.pattern.writes && (1..100).contains(&job.rwmixread);
-        Rates { paces: [0, 1].map(|direction| Pace::new(job, direction, seed)), is_mixed }
+        Rates { paces: [0, 1].map(|direction| Pace::new(job, direction)), is_mixed }
     }
 
     /// The job begins now.
@@ -52,21 +51,14 @@ struct Pace {
     ns_per_byte: f64,
     /// When the next I/O may go.
     due_ns: f64,
-    poisson: Option<Random>,
 }
 
 impl Pace {
     /// The limit of `direction`, if it has one.
-    fn new(job: &Job, direction: usize, seed: u64) -> Option<Pace> {
+    fn new(job: &Job, direction: usize) -> Option<Pace> {
         let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
         let (ns_per_io, ns_per_byte) = (per(job.rate_iops[direction]), per(job.rate[direction]));
-        let poisson = job.rate_poisson.then(|| Random::new(seed));
-        (ns_per_io + ns_per_byte > 0.0).then_some(Pace {
-            ns_per_io,
-            ns_per_byte,
-            due_ns: 0.0,
-            poisson,
-        })
+        (ns_per_io + ns_per_byte > 0.0).then_some(Pace { ns_per_io, ns_per_byte, due_ns: 0.0 })
     }
 
     /// When the next I/O may go.
@@ -82,58 +74,9 @@ impl Pace {
 
     /// An I/O of `len` bytes goes at `now_ns`.
     fn went(&mut self, now_ns: u64, len: u64) {
-        let mut cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
-        if let Some(random) = &mut self.poisson {
-            cost *= -(1.0 - random.unit()).ln();
-        }
+        let cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
         // Time that was lost is caught up with, but for what is longer ago than a second.
         self.due_ns = self.due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
-    }
-}
-
-/// Watches over rate_min and rate_iops_min.
-#[derive(Debug, Clone)]
-pub(crate) struct Floor {
-    bytes_per_s: Option<u64>,
-    ios_per_s: Option<u64>,
-    cycle_ns: u64,
-    since: (u64, u64, u64),
-}
-
-impl Floor {
-    pub(crate) fn new(job: &Job, direction: usize) -> Option<Floor> {
-        let (bytes_per_s, ios_per_s) = (job.rate_min[direction], job.rate_iops_min[direction]);
-        let cycle_ns = job.rate_cycle_us * 1000;
-        (bytes_per_s.is_some() || ios_per_s.is_some()).then_some(Floor {
-            bytes_per_s,
-            ios_per_s,
-            cycle_ns,
-            since: (0, 0, 0),
-        })
-    }
-
-    /// Looks at the totals so far.
-    ///
-    /// # Errors
-    /// Says what came, and what was asked for, once a cycle.
-    pub(crate) fn check(&mut self, now_ns: u64, bytes: u64, ios: u64) -> Result<(), String> {
-        let (then_ns, then_bytes, then_ios) = self.since;
-        let passed_ns = now_ns.saturating_sub(then_ns);
-        if passed_ns < self.cycle_ns {
-            return Ok(());
-        }
-        self.since = (now_ns, bytes, ios);
-        let rate = |count: u64| (count as f64 * 1e9 / passed_ns as f64) as u64;
-        let (byte_rate, io_rate) = (rate(bytes - then_bytes), rate(ios - then_ios));
-        match (self.bytes_per_s, self.ios_per_s) {
-            (Some(least), _) if byte_rate < least => {
-                Err(format!("{byte_rate} bytes a second, rate_min is {least}"))
-            }
-            (_, Some(least)) if io_rate < least => {
-                Err(format!("{io_rate} I/Os a second, rate_iops_min is {least}"))
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -155,7 +98,7 @@ mod tests {
     #[test]
     fn a_job_that_begins_late_is_no_faster_for_it() {
         let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
-        let mut pace = Pace::new(&job, 0, 1).unwrap();
+        let mut pace = Pace::new(&job, 0).unwrap();
         pace.start(5_000_000_000);
         assert_eq!(went_until(&mut pace, 6_000_000_000, 4096), 1000);
     }
@@ -163,13 +106,10 @@ mod tests {
     #[test]
     fn as_many_go_as_the_limit_says() {
         let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
-        assert_eq!(went_until(&mut Pace::new(&job, 0, 1).unwrap(), 1_000_000_000, 4096), 1000);
-        assert!(Pace::new(&job, 1, 1).is_none());
+        assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 1000);
+        assert!(Pace::new(&job, 1).is_none());
         let job = Job { rate: [Some(1 << 20), None], ..Job::default() };
-        assert_eq!(went_until(&mut Pace::new(&job, 0, 1).unwrap(), 1_000_000_000, 4096), 256);
-        let job = Job { rate_iops: [Some(1000), None], rate_poisson: true, ..Job::default() };
-        let random = went_until(&mut Pace::new(&job, 0, 1).unwrap(), 10_000_000_000, 4096);
-        assert!((9_500..10_500).contains(&random), "{random}");
+        assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 256);
     }
 
     #[test]
@@ -179,9 +119,9 @@ mod tests {
             (job.pattern.reads, job.pattern.writes) = (true, true);
             job
         };
-        let rates = Rates::new(&job([Some(10), None], 50), 1);
+        let rates = Rates::new(&job([Some(10), None], 50));
         assert_eq!(rates.choose(0, 0), (0, 0), "nothing is held back at the begin");
-        let mut rates = Rates::new(&job([Some(1000), Some(100)], 50), 1);
+        let mut rates = Rates::new(&job([Some(1000), Some(100)], 50));
         rates.start(0);
         let (mut now, mut counts) = (0, [0_u64; 2]);
         for number in 0.. {
@@ -194,17 +134,8 @@ mod tests {
             counts[direction] += 1;
         }
         assert!((999..=1001).contains(&counts[0]) && (99..=101).contains(&counts[1]), "{counts:?}");
-        let mut only = Rates::new(&job([Some(10), None], 100), 1);
+        let mut only = Rates::new(&job([Some(10), None], 100));
         only.went(0, 0, 4096);
         assert_eq!(only.choose(0, 0).0, 0, "a mix without writes never writes");
-    }
-
-    #[test]
-    fn a_rate_below_its_floor_is_told_once_a_cycle_is_over() {
-        let job = Job { rate_iops_min: [Some(100), None], ..Job::default() };
-        let mut floor = Floor::new(&job, 0).unwrap();
-        assert_eq!(floor.check(500_000_000, 0, 0), Ok(()));
-        assert_eq!(floor.check(1_000_000_000, 0, 150), Ok(()));
-        assert!(floor.check(2_000_000_000, 0, 200).unwrap_err().contains("rate_iops_min is 100"));
     }
 }

@@ -1,0 +1,446 @@
+//! All options of a job, by what they are about.
+
+use super::job::{ContinueOn, Engine, Job, Pattern, Verify};
+use super::table::{Opt, nearest};
+use super::value::{
+    MAX_TIME_US, boolean, bytes, float, integer, ms, pair, range, size, split, time_us, within,
+};
+
+/// A row is a name, its aliases, what the value is, the help, and what it does to a job.
+macro_rules! table {
+    ($($name:literal $([$($alias:literal),+])? $value:literal $help:literal $set:expr;)*) => {
+        &[$(Opt { name: $name, aliases: &[$($($alias),+)?], value: $value, help: $help, set: $set }),*]
+    };
+}
+
+/// Heading and options, in the order of the help.
+pub(crate) const TABLES: &[(&str, &[Opt])] = &[
+    ("Job", JOB),
+    ("Target", TARGET),
+    ("Pattern", PATTERN),
+    ("Blocks and buffers", BLOCKS),
+    ("Size", SIZE),
+    ("Depth", DEPTH),
+    ("Rate and thinking", RATE),
+    ("Verification and errors", VERIFY),
+    ("Samples (rw=samples)", SAMPLES),
+    ("Connection (as in nvme-cli)", CONNECTION),
+    ("Logs", LOGS),
+    ("Measurement", MEASUREMENT),
+];
+
+const JOB: &[Opt] = table! {
+    "name" "TEXT" "Name of the job; on the command line it begins a new one."
+        |j, v| set(&mut j.name, text(v));
+    "description" ["desc"] "TEXT" "A line about the job, kept in the output."
+        |j, v| set(&mut j.description, text(v).map(Some));
+    "runtime" ["timeout"] "TIME" "The most time that the job runs; without a unit in seconds."
+        |j, v| match time_us(v, 1_000_000)? {
+            0 => Err("a runtime of zero would measure nothing".to_owned()),
+            us => set(&mut j.runtime_us, Ok(Some(us))),
+        };
+    "time_based" "BOOL" "Begin again at the end of the size, until the runtime is over."
+        |j, v| set(&mut j.time_based, boolean(v));
+    "ramp_time" "TIME" "Run for so long before anything is counted."
+        |j, v| set(&mut j.ramp_time_us, time_us(v, 1_000_000));
+    "startdelay" "TIME" "Wait so long before the start."
+        |j, v| set(&mut j.startdelay_us, time_us(v, 1_000_000));
+    "loops" "N" "Go through the size so many times."
+        |j, v| set(&mut j.loops, within(v, 1, u64::MAX));
+    "numjobs" "N" "Run so many equal jobs side by side, each a thread."
+        |j, v| set(&mut j.numjobs, within(v, 1, 1024));
+    "stonewall" ["wait_for_previous"] "BOOL" "Wait for all jobs before this one to end."
+        |j, v| set(&mut j.stonewall, boolean(v));
+    "group_reporting" "BOOL" "Report the jobs of a group together, not each."
+        |j, v| set(&mut j.group_reporting, boolean(v));
+    "new_group" "BOOL" "Begin a new reporting group."
+        |j, v| set(&mut j.new_group, boolean(v));
+    "exitall" "BOOL" "When this job ends, end all that run with it."
+        |j, v| set(&mut j.exitall, boolean(v));
+    "cpus_allowed" ["cpus"] "LIST"
+        "Processors that the job's threads may use, those that read ahead for rw=samples included: 0-2,5."
+        |j, v| set(&mut j.cpus_allowed, Ok(Some(v.replace(':', ","))));
+    "cpus_allowed_policy" "shared|split" "Whether equal jobs share the processors or have one each."
+        |j, v| set(&mut j.cpus_split, choice(v, &[("shared", false), ("split", true)]));
+    "busy_poll" ["busy-poll"] "BOOL"
+        "Never sleep while I/Os are on their way: the lowest latency, at the price of a whole core."
+        |j, v| set(&mut j.busy_poll, boolean(v));
+};
+
+const TARGET: &[Opt] = table! {
+    "ioengine" "ENGINE"
+        "What moves the bytes: tcp, spdk, file (dlfs's own engines on a namespace), mem (a namespace in \
+         memory), null (nothing: measures this tool), psync and io_uring (plain files, to compare with), \
+         auto (what the address says). libaio, posixaio and sync are taken for io_uring and psync."
+        |j, v| set(&mut j.engine, engine(v));
+    "filename" "TARGET[:TARGET...]"
+        "A file, a block device, or an address: nvme-tcp://host:4420/NQN?ns=1, trtype:TCP traddr:..., or \
+         SPDK's trtype=TCP traddr=... ns=1. Several are separated by colons; a colon that belongs to a \
+         name is written \\:, which addresses that begin as above need not."
+        |j, v| set(&mut j.filename, text(v).map(Some));
+    "directory" "FOLDER" "Folder for files that are not named: FOLDER/NAME.JOB.FILE."
+        |j, v| set(&mut j.directory, Ok(Some(v.replace("\\:", ":"))));
+    "nrfiles" ["nr_files"] "N" "Files of a job without filename=."
+        |j, v| set(&mut j.nrfiles, within(v, 1, 65_536));
+    "invalidate" "BOOL" "Drop a file's cached pages before the start; on unless switched off."
+        |j, v| set(&mut j.invalidate, boolean(v));
+    "pre_read" "BOOL" "Read the whole file into the page cache before the start."
+        |j, v| set(&mut j.pre_read, boolean(v));
+    "unlink" "BOOL" "Remove the job's files at its end."
+        |j, v| set(&mut j.unlink, boolean(v));
+    "allow_mounted_write" "BOOL" "Write also to a block device that is mounted or part of a volume."
+        |j, v| set(&mut j.allow_mounted_write, boolean(v));
+    "overwrite_data_set" "NAME"
+        "Write also to these targets, named as in filename=, where they hold a dlfs data set."
+        |j, v| set(&mut j.overwrite_data_set, text(v).map(Some));
+    "direct" "BOOL" "Bypass the page cache (O_DIRECT)."
+        |j, v| set(&mut j.direct, boolean(v).map(Some));
+    "buffered" "BOOL" "The opposite of direct."
+        |j, v| set(&mut j.direct, boolean(v).map(|buffered| Some(!buffered)));
+    "sync" "none|0|sync|1|dsync" "Open plain files with O_SYNC or O_DSYNC."
+        |j, v| {
+            let (sync, dsync) = (libc::O_SYNC, libc::O_DSYNC);
+            let kinds = [("none", 0), ("0", 0), ("sync", sync), ("1", sync), ("dsync", dsync)];
+            set(&mut j.sync_flags, choice(v, &kinds))
+        };
+    "readonly" "BOOL" "Refuse to run if the job would write."
+        |j, v| set(&mut j.read_only, boolean(v));
+};
+
+const PATTERN: &[Opt] = table! {
+    "rw" ["readwrite"] "PATTERN"
+        "read, write, randread, randwrite, rw (or readwrite), randrw, or samples (batches of a data set)."
+        set_rw;
+    "rwmixread" "PERCENT" "Share of reads in a mixed pattern."
+        |j, v| set(&mut j.rwmixread, within(v, 0, 100));
+    "rwmixwrite" "PERCENT" "Share of writes in a mixed pattern."
+        |j, v| set(&mut j.rwmixread, within(v, 0, 100).map(|writes| 100 - writes));
+    "norandommap" "BOOL" "Draw each random block anew, rather than every block once a pass."
+        |j, v| set(&mut j.norandommap, boolean(v));
+    "randrepeat" ["allrandrepeat"] "BOOL" "Draw the same blocks in each run; on unless switched off."
+        |j, v| set(&mut j.randrepeat, boolean(v));
+    "randseed" "N" "Seed of all random choices."
+        |j, v| set(&mut j.randseed, integer(v).map(Some));
+};
+
+const BLOCKS: &[Opt] = table! {
+    "bs" ["blocksize"] "SIZE[,SIZE]" "Bytes of a block, of reads and of writes."
+        |j, v| {
+            j.bs = pair(v, &j.bs, bytes)?;
+            j.bs.into_iter().try_for_each(check_block)
+        };
+    "bsrange" ["blocksize_range"] "LOW-HIGH[,LOW-HIGH]"
+        "Blocks of random sizes within a range, multiples of LOW."
+        |j, v| {
+            j.bsrange = pair(v, &[None, None], |r| range(r).map(Some))?;
+            j.bsrange.iter().flatten().flat_map(|r| [r.0, r.1]).try_for_each(check_block)
+        };
+    "bssplit" "SIZE/PERCENT:...[,...]" "Blocks of several sizes, each with its share."
+        |j, v| {
+            j.bssplit = pair(v, &[Vec::new(), Vec::new()], split)?;
+            j.bssplit.iter().flatten().try_for_each(|s| check_block(s.0))
+        };
+    "zero_buffers" "BOOL" "Write zeroes rather than random bytes."
+        |j, v| set(&mut j.zero_buffers, boolean(v));
+    "refill_buffers" "BOOL" "Draw the bytes of every write anew."
+        |j, v| set(&mut j.refill_buffers, boolean(v));
+    "scramble_buffers" "BOOL"
+        "Change a few bytes of every write, against deduplication; on unless switched off."
+        |j, v| set(&mut j.scramble_buffers, boolean(v));
+    "buffer_pattern" "PATTERN" "Bytes to write: \"text\", 0xHEX or a number; repeated."
+        |j, v| set(&mut j.buffer_pattern, pattern(v));
+};
+
+const SIZE: &[Opt] = table! {
+    "size" "SIZE|PERCENT%" "Bytes of the target that a job uses, shared out over its files."
+        |j, v| set(&mut j.size, size(v).map(Some));
+    "io_size" ["io_limit"] "SIZE|PERCENT%" "Bytes that a job moves, if not those of its size."
+        |j, v| set(&mut j.io_size, size(v).map(Some));
+    "filesize" "SIZE" "Bytes of a file that is made; the same as size here, which goes before it."
+        |j, v| {
+            let found = size(v.split('-').next().unwrap_or(v))?;
+            j.size = j.size.or(Some(found));
+            Ok(())
+        };
+    "offset" "SIZE|PERCENT%" "Where the job's part of the target begins."
+        |j, v| set(&mut j.offset, size(v));
+    "offset_increment" "SIZE|PERCENT%" "Added to the offset of each further equal job."
+        |j, v| set(&mut j.offset_increment, size(v));
+    "number_ios" "N" "Stop after so many I/Os."
+        |j, v| set(&mut j.number_ios, within(v, 1, u64::MAX).map(Some));
+    "fsync" ["fdatasync"] "N" "Flush after every N writes."
+        |j, v| set(&mut j.fsync, integer(v));
+    "end_fsync" ["fsync_on_close"] "BOOL" "Flush at the job's end."
+        |j, v| set(&mut j.end_fsync, boolean(v));
+};
+
+const DEPTH: &[Opt] = table! {
+    "iodepth" "N" "I/Os that are on their way at a time; psync has one."
+        |j, v| set(&mut j.iodepth, within(v, 1, 65_535));
+    "iodepth_batch" ["iodepth_batch_submit"] "N"
+        "The most I/Os that are submitted together; all there is room for unless given."
+        |j, v| set(&mut j.batch_submit, integer(v));
+    "iodepth_batch_complete_min" ["iodepth_batch_complete"] "N"
+        "Completions that are waited for together."
+        |j, v| set(&mut j.batch_complete_min, integer(v));
+    "iodepth_batch_complete_max" "N"
+        "The most completions that are taken together; io_uring one at a time unless given, as fio does, \
+         the others all that there are."
+        |j, v| set(&mut j.batch_complete_max, integer(v));
+};
+
+const RATE: &[Opt] = table! {
+    "rate" "SIZE[,SIZE]" "The most bytes a second, of reads and of writes."
+        |j, v| set(&mut j.rate, pair(v, &[None, None], |r| bytes(r).map(Some)));
+    "rate_iops" "N[,N]" "The most I/Os a second, of reads and of writes."
+        |j, v| set(&mut j.rate_iops, pair(v, &[None, None], |r| bytes(r).map(Some)));
+    "thinktime" "TIME"
+        "Pause so long after thinktime_blocks blocks, in microseconds without a unit; with rw=samples: \
+         computing emulated after each batch, by sleeping."
+        |j, v| set(&mut j.thinktime_us, time_us(v, 1));
+    "thinktime_blocks" "N" "Blocks between two pauses."
+        |j, v| set(&mut j.thinktime_blocks, within(v, 1, u64::MAX));
+};
+
+const VERIFY: &[Opt] = table! {
+    "verify" "crc32c|pattern|0"
+        "Write blocks that can be checked, and check what is read. crc32c: each block, or as much of it as the \
+         smallest has, begins with 32 bytes (magic, CRC32C, offset, seed, length); pattern: every byte is \
+         verify_pattern's. A job that writes reads all of it again afterwards."
+        |j, v| match v {
+            "0" | "none" | "null" => set(&mut j.verify, Ok(Verify::None)),
+            "crc32c" | "crc32c-intel" | "1" => set(&mut j.verify, Ok(Verify::Crc32c)),
+            "pattern" => set(&mut j.verify, Ok(Verify::Pattern)),
+            _ => Err(format!("only crc32c and pattern are offered; {}", super::fio::POINTER)),
+        };
+    "do_verify" "BOOL" "Whether a job that writes reads it again afterwards; on unless switched off."
+        |j, v| set(&mut j.do_verify, boolean(v));
+    "verify_pattern" "PATTERN" "Bytes of verify=pattern: \"text\", 0xHEX or a number."
+        |j, v| set(&mut j.verify_pattern, pattern(v));
+    "verify_fatal" "BOOL" "End the job with the first block that is wrong."
+        |j, v| set(&mut j.verify_fatal, boolean(v));
+    "continue_on_error" "none|read|write|io|verify|all" "Which errors are counted rather than end the job."
+        |j, v| {
+            let on = |read, write, verify| ContinueOn { read, write, verify };
+            let (all, none) = (on(true, true, true), on(false, false, false));
+            let kinds = [
+                ("none", none), ("0", none), ("read", on(true, false, false)),
+                ("write", on(false, true, false)), ("io", on(true, true, false)),
+                ("verify", on(false, false, true)), ("all", all), ("1", all),
+            ];
+            set(&mut j.continue_on, choice(v, &kinds))
+        };
+};
+
+const SAMPLES: &[Opt] = table! {
+    "order" "KIND" "sequential, slot, global, grouped, local or partial."
+        |j, v| {
+            let orders = ["sequential", "slot", "global", "grouped", "local", "partial"];
+            set(&mut j.samples.order, word(v, &orders))
+        };
+    "batch_size" ["batch"] "N" "Samples of a batch."
+        |j, v| set(&mut j.samples.batch_size, within(v, 1, 1 << 24));
+    "epochs" "N" "Epochs to read; with time_based again and again."
+        |j, v| set(&mut j.samples.epochs, within(v, 1, u64::from(u32::MAX)));
+    "rank" "N" "Which of the ranks this is; equal jobs (numjobs) count on from it."
+        |j, v| set(&mut j.samples.rank, number(v, 0, u32::MAX - 1));
+    "world_size" "N" "How many ranks share each epoch."
+        |j, v| set(&mut j.samples.world_size, number(v, 1, u32::MAX));
+    "lanes" "N" "grouped: lanes that take turns."
+        |j, v| set(&mut j.samples.lanes, number(v, 1, 65_536));
+    "group" "N" "grouped: chunks whose samples are shuffled together."
+        |j, v| set(&mut j.samples.group, number(v, 1, u32::MAX));
+    "exchange" "PART" "partial: part of a share that moves on each epoch, 0 to 1."
+        |j, v| set(&mut j.samples.exchange, float(v));
+    "prefetch_window" ["window"] "SIZE" "The most memory for samples read ahead."
+        |j, v| set(&mut j.samples.window, bytes(v).map(|window| window.max(1)));
+    "batching" "none|sample|chunk" "How samples are fetched; chunk for grouped and slot, else sample."
+        |j, v| set(&mut j.samples.batching, word(v, &["none", "sample", "chunk"]));
+    "accelerator_time" ["compute_time"] "TIME"
+        "Computing emulated after each batch, by sleeping, in microseconds without a unit; as thinktime."
+        |j, v| set(&mut j.samples.accelerator_time_us, time_us(v, 1));
+    "drop_last" "BOOL" "Leave out the end of an epoch that does not give each rank the same."
+        |j, v| set(&mut j.samples.drop_last, boolean(v));
+};
+
+const CONNECTION: &[Opt] = table! {
+    "hdr_digest" ["hdr-digest"] "BOOL" "Protect PDU headers with CRC32C."
+        |j, v| set(&mut j.connection.hdr_digest, boolean(v));
+    "data_digest" ["data-digest"] "BOOL" "Protect PDU data with CRC32C."
+        |j, v| set(&mut j.connection.data_digest, boolean(v));
+    "digest_enable" "NONE|HEADER|DATA|BOTH" "Both of the above, as SPDK's fio plug-in writes it."
+        |j, v| {
+            let both = [(false, false), (true, false), (false, true), (true, true)];
+            let kinds = ["NONE", "HEADER", "DATA", "BOTH"];
+            let kinds: Vec<(&str, (bool, bool))> = kinds.into_iter().zip(both).collect();
+            (j.connection.hdr_digest, j.connection.data_digest) = choice(v, &kinds)?;
+            Ok(())
+        };
+    "hostnqn" "NQN" "The host NQN to present."
+        |j, v| set(&mut j.connection.hostnqn, text(v).map(Some));
+    "queue_size" ["queue-size"] "N"
+        "Entries of an I/O queue; iodepth must be below it. The next power of two above iodepth, from 128, \
+         unless given."
+        |j, v| set(&mut j.connection.queue_size, within(v, 2, 65_535).map(|n| Some(n as u16)));
+    "ctrl_loss_tmo" ["ctrl-loss-tmo"] "SECONDS" "How long a lost target is waited for; 10 unless given."
+        |j, v| set(&mut j.connection.ctrl_loss_tmo_s, within(v, 0, MAX_TIME_US / 1_000_000).map(Some));
+    "io_timeout" ["io-timeout"] "SECONDS"
+        "How long an I/O may go without progress before its connection is made anew."
+        |j, v| set(&mut j.connection.io_timeout_s, within(v, 1, 86_400).map(Some));
+};
+
+const LOGS: &[Opt] = table! {
+    "write_bw_log" "[PREFIX]" "Bandwidth over time, in PREFIX_bw.N.log."
+        |j, v| set(&mut j.bw_log, text(v).map(Some));
+    "write_lat_log" "[PREFIX]" "Latencies over time, in PREFIX_lat.N.log, _clat and _slat."
+        |j, v| set(&mut j.lat_log, text(v).map(Some));
+    "write_iops_log" "[PREFIX]" "I/Os a second over time, in PREFIX_iops.N.log."
+        |j, v| set(&mut j.iops_log, text(v).map(Some));
+    "log_avg_msec" "MS" "One line for so many milliseconds, rather than one for each I/O."
+        |j, v| set(&mut j.log_avg_msec, ms(v, 0));
+    "log_offset" "BOOL" "Put the offset of each I/O in its line."
+        |j, v| set(&mut j.log_offset, boolean(v));
+    "per_job_logs" "BOOL" "Number the logs of equal jobs; on unless switched off."
+        |j, v| set(&mut j.per_job_logs, boolean(v));
+};
+
+const MEASUREMENT: &[Opt] = table! {
+    "bwavgtime" "MS" "Over how long bandwidth is averaged for its minimum, mean and maximum."
+        |j, v| set(&mut j.bwavgtime_ms, ms(v, 10));
+    "iopsavgtime" "MS" "The same for I/Os a second."
+        |j, v| set(&mut j.iopsavgtime_ms, ms(v, 10));
+    "clat_percentiles" "BOOL" "Percentiles of completion latency; on unless switched off."
+        |j, v| set(&mut j.clat_percentiles, boolean(v));
+    "lat_percentiles" "BOOL" "Percentiles of total latency, instead of completion latency."
+        |j, v| {
+            j.lat_percentiles = boolean(v)?;
+            j.clat_percentiles &= !j.lat_percentiles || j.given.iter().any(|g| g.0 == "clat_percentiles");
+            Ok(())
+        };
+    "slat_percentiles" "BOOL" "Percentiles of submission latency."
+        |j, v| set(&mut j.slat_percentiles, boolean(v));
+    "percentile_list" "P:P:..." "Which percentiles are reported, at most 20."
+        |j, v| {
+            let mut list = v.split(':').map(float).collect::<Result<Vec<_>, _>>()?;
+            list.sort_by(f64::total_cmp);
+            if list.len() > 20 || list.iter().any(|p| !(0.0..=100.0).contains(p)) {
+                return Err("at most 20 numbers from 0 to 100".to_owned());
+            }
+            set(&mut j.percentile_list, Ok(list))
+        };
+    "disable_lat" "BOOL" "Do not keep total latency."
+        |j, v| set(&mut j.disable_lat, boolean(v));
+    "disable_clat" "BOOL" "Do not keep completion latency."
+        |j, v| set(&mut j.disable_clat, boolean(v));
+    "disable_slat" "BOOL" "Do not keep submission latency; saves a clock reading a burst."
+        |j, v| set(&mut j.disable_slat, boolean(v));
+    "disable_bw_measurement" ["disable_bw"] "BOOL" "Do not sample bandwidth."
+        |j, v| set(&mut j.disable_bw, boolean(v));
+    "gtod_reduce" "BOOL" "All four above."
+        |j, v| {
+            let off = boolean(v)?;
+            (j.disable_lat, j.disable_clat, j.disable_slat, j.disable_bw) = (off, off, off, off);
+            Ok(())
+        };
+};
+
+fn set<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
+    *place = value?;
+    Ok(())
+}
+
+fn text(value: &str) -> Result<String, String> {
+    Ok(value.to_owned())
+}
+
+fn number(text: &str, min: u32, max: u32) -> Result<u32, String> {
+    within(text, min.into(), max.into()).map(|number| number as u32)
+}
+
+/// The value that a word stands for.
+fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    let found = choices.iter().find(|(word, _)| *word == text.trim());
+    found.map(|(_, value)| *value).ok_or_else(|| format!("'{text}' is not one of them"))
+}
+
+fn word(text: &str, words: &[&str]) -> Result<String, String> {
+    let known = words.contains(&text.trim());
+    known.then(|| text.trim().to_owned()).ok_or_else(|| format!("'{text}' is not one of them"))
+}
+
+fn engine(text: &str) -> Result<Engine, String> {
+    let name = text.to_ascii_lowercase();
+    let known = Engine::ALL.iter().find(|entry| entry.0 == name);
+    match (known, name.as_str()) {
+        (Some(entry), _) => Ok(entry.1),
+        (None, "libaio" | "posixaio") => Ok(Engine::IoUring),
+        (None, "sync" | "pvsync" | "pvsync2") => Ok(Engine::Psync),
+        (None, other) => {
+            let near = nearest(other, Engine::ALL.iter().map(|entry| entry.0));
+            let near = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
+            Err(format!("no engine of that name{near}"))
+        }
+    }
+}
+
+fn set_rw(job: &mut Job, text: &str) -> Result<(), String> {
+    let pattern = |reads, writes, random| Pattern { reads, writes, random, samples: false };
+    job.pattern = match text {
+        "read" => pattern(true, false, false),
+        "write" => pattern(false, true, false),
+        "randread" => pattern(true, false, true),
+        "randwrite" => pattern(false, true, true),
+        "rw" | "readwrite" => pattern(true, true, false),
+        "randrw" => pattern(true, true, true),
+        "samples" => Pattern { samples: true, ..pattern(true, false, false) },
+        text if text.contains(":") || text.contains("trim") => {
+            return Err(format!(
+                "neither trimming nor PATTERN:N is offered; {}",
+                super::fio::POINTER
+            ));
+        }
+        _ => return Err("no pattern of that name".to_owned()),
+    };
+    set(&mut job.rw, Ok(text.to_owned()))
+}
+
+fn check_block(size: u64) -> Result<(), String> {
+    match (1..=MAX_BLOCK_BYTES).contains(&size) {
+        true => Ok(()),
+        false => Err(format!("a block has 1 to {MAX_BLOCK_BYTES} bytes")),
+    }
+}
+
+/// `"text"`, `0xHEX` (the bytes as written), or a number (its bytes, the lowest first).
+fn pattern(text: &str) -> Result<Vec<u8>, String> {
+    let text = text.trim();
+    if let Some(inner) = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')) {
+        return if inner.is_empty() { Err("no byte".to_owned()) } else { Ok(inner.into()) };
+    }
+    if let Some(hex) = text.strip_prefix("0x") {
+        let hex = if hex.len() % 2 == 1 { format!("0{hex}") } else { hex.to_owned() };
+        let byte = |at: usize| hex.get(at..at + 2).and_then(|d| u8::from_str_radix(d, 16).ok());
+        let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(byte).collect();
+        return bytes.filter(|b| !b.is_empty()).ok_or_else(|| "no hexadecimal number".to_owned());
+    }
+    let number = integer(text)?;
+    let used = 8 - (number.leading_zeros() / 8).min(7) as usize;
+    Ok(number.to_le_bytes()[..used].to_vec())
+}
+
+/// What one buffer may be.
+const MAX_BLOCK_BYTES: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_text_hexadecimal_or_a_number() {
+        assert_eq!(pattern("\"abc\""), Ok(b"abc".to_vec()));
+        assert_eq!(pattern("0xdeadbeef"), Ok(vec![0xde, 0xad, 0xbe, 0xef]));
+        assert_eq!(pattern("256"), Ok(vec![0, 1]));
+        assert_eq!(pattern("0"), Ok(vec![0]));
+        assert!(pattern("xyz").is_err() && pattern("").is_err() && pattern("0x").is_err());
+    }
+}
