@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use super::file::{self, Entry, Section};
 use super::fio;
-use super::job::Job;
+use super::job::{Job, with_defaults};
 use super::table::{apply, find, unknown};
+use super::tables::choice;
 use super::value::{integer, time_us};
 
 /// A form of the output.
@@ -27,41 +28,22 @@ pub(crate) enum Eta {
     Never,
 }
 
-/// Options of the run as a whole.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RunOptions {
-    pub(crate) output: Option<PathBuf>,
-    pub(crate) formats: Vec<Format>,
-    pub(crate) terse_version: u64,
-    pub(crate) report: Option<PathBuf>,
-    pub(crate) eta: Eta,
-    pub(crate) eta_interval_us: u64,
-    pub(crate) eta_newline_us: u64,
-    pub(crate) status_interval_us: u64,
-    pub(crate) parse_only: bool,
-    pub(crate) showcmd: bool,
-    pub(crate) readonly: bool,
-    pub(crate) max_jobs: u64,
-    pub(crate) sections: Vec<String>,
-}
-
-impl Default for RunOptions {
-    fn default() -> RunOptions {
-        RunOptions {
-            output: None,
-            formats: vec![Format::Normal],
-            terse_version: 3,
-            report: None,
-            eta: Eta::Auto,
-            eta_interval_us: 1_000_000,
-            eta_newline_us: 0,
-            status_interval_us: 0,
-            parse_only: false,
-            showcmd: false,
-            readonly: false,
-            max_jobs: 4096,
-            sections: Vec::new(),
-        }
+with_defaults! {
+    /// Options of the run as a whole.
+    RunOptions {
+        output: Option<PathBuf> = None,
+        formats: Vec<Format> = vec![Format::Normal],
+        terse_version: u64 = 3,
+        report: Option<PathBuf> = None,
+        eta: Eta = Eta::Auto,
+        eta_interval_us: u64 = 1_000_000,
+        eta_newline_us: u64 = 0,
+        status_interval_us: u64 = 0,
+        parse_only: bool = false,
+        showcmd: bool = false,
+        readonly: bool = false,
+        max_jobs: u64 = 4096,
+        sections: Vec<String> = Vec::new(),
     }
 }
 
@@ -120,8 +102,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
             "enghelp" => return Ok(Command::EngineHelp(value.unwrap_or_default())),
             _ => {}
         }
-        let is_run_option = RUN_OPTIONS.iter().any(|known| known.0 == key);
-        let takes_value = match RUN_OPTIONS.iter().find(|known| known.0 == key) {
+        let of_the_run = RUN_OPTIONS.iter().find(|known| known.0 == key);
+        let takes_value = match of_the_run {
             Some(known) => known.1,
             None => find(key).is_some_and(|opt| !opt.may_stand_alone()),
         };
@@ -131,7 +113,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
                 return Err(format!("--{key} lacks its value"));
             }
         }
-        if is_run_option {
+        if of_the_run.is_some() {
             run_option(&mut run, key, value.as_deref().unwrap_or(""))
                 .map_err(|why| format!("--{key}: {why}"))?;
             continue;
@@ -243,12 +225,8 @@ fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String
         }
         "report" => run.report = Some(PathBuf::from(value)),
         "eta" => {
-            run.eta = match value {
-                "auto" => Eta::Auto,
-                "always" => Eta::Always,
-                "never" => Eta::Never,
-                _ => return Err(format!("'{value}' is none of auto, always, never")),
-            }
+            let kinds = [("auto", Eta::Auto), ("always", Eta::Always), ("never", Eta::Never)];
+            run.eta = choice(value, &kinds)?;
         }
         "eta-interval" => run.eta_interval_us = time_us(value, 1_000_000)?.max(100_000),
         "eta-newline" => run.eta_newline_us = time_us(value, 1_000_000)?,
@@ -263,13 +241,8 @@ fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String
 }
 
 fn format(name: &str) -> Result<Format, String> {
-    match name.trim() {
-        "normal" => Ok(Format::Normal),
-        "json" => Ok(Format::Json),
-        "json+" => Ok(Format::JsonPlus),
-        "terse" => Ok(Format::Terse),
-        other => Err(format!("'{other}' is none of normal, json, json+, terse")),
-    }
+    let (normal, json, plus) = (Format::Normal, Format::Json, Format::JsonPlus);
+    choice(name, &[("normal", normal), ("json", json), ("json+", plus), ("terse", Format::Terse)])
 }
 
 /// Name, whether it takes a value, and the help.
@@ -279,11 +252,7 @@ pub(crate) const RUN_OPTIONS: &[(&str, bool, &str)] = &[
     ("cmdhelp", false, "Print the help of all options of jobs; --cmdhelp=WORD of one."),
     ("enghelp", false, "Print the engines."),
     ("output", true, "Write the result to this file, rather than to standard output."),
-    (
-        "output-format",
-        true,
-        "normal, json, json+ or terse, or several of them with commas between.",
-    ),
+    ("output-format", true, "normal, json, json+ or terse, or several with commas between."),
     ("minimal", false, "The same as --output-format=terse."),
     ("terse-version", true, "3 (the default) or 5."),
     ("report", true, "Also write one self-contained HTML page with plots to this file."),

@@ -86,6 +86,7 @@ macro_rules! with_defaults {
         }
     };
 }
+pub(super) use with_defaults;
 
 with_defaults! {
     /// Options of `rw=samples`.

@@ -358,14 +358,17 @@ fn number(text: &str, min: u32, max: u32) -> Result<u32, String> {
 }
 
 /// The value that a word stands for.
-fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+pub(super) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(word, _)| *word == text.trim());
-    found.map(|(_, value)| *value).ok_or_else(|| format!("'{text}' is not one of them"))
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        format!("'{text}' is none of {}", words.join(", "))
+    })
 }
 
-fn word(text: &str, words: &[&str]) -> Result<String, String> {
-    let known = words.contains(&text.trim());
-    known.then(|| text.trim().to_owned()).ok_or_else(|| format!("'{text}' is not one of them"))
+fn word(text: &str, words: &[&'static str]) -> Result<String, String> {
+    let words: Vec<(&str, &str)> = words.iter().map(|word| (*word, *word)).collect();
+    choice(text, &words).map(str::to_owned)
 }
 
 fn engine(text: &str) -> Result<Engine, String> {

@@ -104,11 +104,7 @@ fn part_done(running: &Running, epoch: Instant) -> Option<f64> {
     let goal = shared.goal_bytes.load(Ordering::Relaxed);
     let moved: f64 = shared.bytes.iter().map(|n| n.load(Ordering::Relaxed) as f64).sum();
     let by_bytes = (goal > 0).then(|| moved / goal as f64);
-    let part = by_time
-        .into_iter()
-        .chain(by_bytes)
-        .fold(None, |all: Option<f64>, part| Some(all.map_or(part, |all| all.max(part))));
-    part.map(|part| part.min(1.0))
+    by_time.into_iter().chain(by_bytes).reduce(f64::max).map(|part| part.min(1.0))
 }
 
 fn eta(running: &[Running], epoch: Instant) -> String {
@@ -118,7 +114,7 @@ fn eta(running: &[Running], epoch: Instant) -> String {
         let passed = (epoch.elapsed().as_nanos() as u64).saturating_sub(began_ns) as f64 / 1e9;
         Some(passed * (1.0 - part) / part)
     });
-    match left.fold(None, |all: Option<f64>, left| Some(all.map_or(left, |all| all.max(left)))) {
+    match left.reduce(f64::max) {
         None => "--".to_owned(),
         Some(left) => format!("{:02}m:{:02}s", left as u64 / 60, left as u64 % 60),
     }

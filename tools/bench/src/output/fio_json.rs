@@ -5,9 +5,9 @@ use super::normal::{cpu_ns_per_io, latency_shares};
 use super::{Entry, Head, VERSION};
 use crate::options::Job;
 use crate::options::job::Engine;
-use crate::stats::Direction;
 use crate::stats::depths::{CALLS, LEVELS};
 use crate::stats::latency::Latency;
+use crate::stats::{Direction, Wanted};
 
 /// The whole document; `plus`: with the bins of the histograms.
 pub(super) fn document(head: &Head<'_>, entries: &[Entry], plus: bool) -> Json {
@@ -43,7 +43,7 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
         out = out.with("desc", description.as_str());
     }
     let [read, write] = &stats.directions;
-    let trim = empty(write);
+    let trim = Direction::new(Wanted::default());
     out = out
         .with("read", direction(job, read, plus))
         .with("write", direction(job, write, plus))
@@ -79,12 +79,6 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
         out = out.with("total_err", stats.errors).with("first_error", stats.first_error);
     }
     out.with("dlfs", ours(entry))
-}
-
-fn empty(like: &Direction) -> Direction {
-    let mut none = like.clone();
-    none.clear();
-    none
 }
 
 fn direction(job: &Job, d: &Direction, plus: bool) -> Json {

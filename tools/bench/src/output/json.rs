@@ -103,46 +103,24 @@ fn write_text(out: &mut String, text: &str) {
     out.push('"');
 }
 
-impl From<u64> for Json {
-    fn from(value: u64) -> Json {
-        Json::Whole(value.into())
-    }
+macro_rules! from {
+    ($($type:ty => $json:expr;)*) => {
+        $(impl From<$type> for Json {
+            fn from(value: $type) -> Json {
+                $json(value)
+            }
+        })*
+    };
 }
 
-impl From<i32> for Json {
-    fn from(value: i32) -> Json {
-        Json::Whole(value.into())
-    }
-}
-
-impl From<usize> for Json {
-    fn from(value: usize) -> Json {
-        Json::Whole(value as i128)
-    }
-}
-
-impl From<f64> for Json {
-    fn from(value: f64) -> Json {
-        Json::Float(value)
-    }
-}
-
-impl From<&str> for Json {
-    fn from(text: &str) -> Json {
-        Json::Text(text.to_owned())
-    }
-}
-
-impl From<String> for Json {
-    fn from(text: String) -> Json {
-        Json::Text(text)
-    }
-}
-
-impl From<bool> for Json {
-    fn from(value: bool) -> Json {
-        Json::Flag(value)
-    }
+from! {
+    u64 => |value| Json::Whole(i128::from(value));
+    i32 => |value| Json::Whole(i128::from(value));
+    usize => |value| Json::Whole(value as i128);
+    f64 => Json::Float;
+    &str => |value: &str| Json::Text(value.to_owned());
+    String => Json::Text;
+    bool => Json::Flag;
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::normal::latency_shares;
 use super::{Entry, VERSION};
 use crate::options::Job;
-use crate::stats::Direction;
 use crate::stats::latency::Latency;
+use crate::stats::{Direction, Wanted};
 
 /// One line for each entry.
 pub(crate) fn lines(entries: &[Entry], version: u64) -> String {
@@ -24,9 +24,7 @@ fn line(entry: &Entry, version: u64) -> String {
         direction(job, d, version, &mut fields);
     }
     if version == 5 {
-        let mut trim = stats.directions[1].clone();
-        trim.clear();
-        direction(job, &trim, version, &mut fields);
+        direction(job, &Direction::new(Wanted::default()), version, &mut fields);
     }
     let cpu = &stats.cpu;
     fields.push(format!("{:.6}%", cpu.user_percent()));

@@ -47,14 +47,14 @@ pub(crate) struct Stats {
 }
 
 /// What is kept.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wanted {
     pub(crate) slat_percentiles: bool,
     pub(crate) lat_percentiles: bool,
 }
 
 impl Direction {
-    fn new(wanted: Wanted) -> Direction {
+    pub(crate) fn new(wanted: Wanted) -> Direction {
         Direction {
             ios: 0,
             bytes: 0,
@@ -69,7 +69,7 @@ impl Direction {
     }
 
     /// Forgets everything.
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         (self.ios, self.bytes, self.short_ios) = (0, 0, 0);
         for latency in [&mut self.slat, &mut self.clat, &mut self.lat] {
             latency.reset();

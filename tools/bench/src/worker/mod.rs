@@ -95,6 +95,7 @@ pub(crate) struct Lane {
 }
 
 /// An I/O on its way, or a buffer that is free.
+#[derive(Default)]
 pub(crate) struct Slot {
     began: u64,
     issued: u64,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use dlfs::buf::{HugePages, Pool, PoolOptions};
 
 use super::{Lane, Slot};
 use crate::engine::Target;
@@ -149,23 +149,6 @@ pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     match slots.iter().all(|slot| slot.buf.len() as u64 == max) {
         true => Ok(slots),
         false => Err("no memory for iodepth times bs".to_owned()),
-    }
-}
-
-impl Default for Slot {
-    fn default() -> Slot {
-        let (buf, rest) = (IoBuf::empty(), IoBuf::empty());
-        Slot {
-            began: 0,
-            issued: 0,
-            offset: 0,
-            len: 0,
-            lane: 0,
-            direction: 0,
-            check: false,
-            buf,
-            rest,
-        }
     }
 }
 

@@ -11,6 +11,8 @@
 //! | 16..24 | `seed`   | of the job that wrote it                                       |
 //! | 24..32 | `len`    | bytes of the interval                                          |
 
+use dlfs::checksum::crc32c;
+
 use super::random::{Random, derive};
 use crate::options::Job;
 use crate::options::job::Verify;
@@ -152,7 +154,7 @@ fn seal(piece: &mut [u8], offset: u64, seed: u64) {
     piece[8..16].copy_from_slice(&offset.to_le_bytes());
     piece[16..24].copy_from_slice(&seed.to_le_bytes());
     piece[24..32].copy_from_slice(&len.to_le_bytes());
-    let crc = crc32c::crc32c(&piece[8..]);
+    let crc = crc32c(&piece[8..]);
     piece[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -162,7 +164,7 @@ fn opened(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
         return Err(format!("no header: magic is {:02x?}, expected {MAGIC:02x?}", &piece[0..4]));
     }
     let told = u32::from_le_bytes(std::array::from_fn(|i| piece[4 + i]));
-    let found = crc32c::crc32c(&piece[8..]);
+    let found = crc32c(&piece[8..]);
     if told != found {
         return Err(format!("CRC32C is {found:08x}, the header says {told:08x}"));
     }
