@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use dlfs::checksum::crc32c_append;
+
 use crate::text;
 
 /// The figures of one run as `--json` prints them; the names are an interface.
@@ -105,7 +107,7 @@ impl RunStats {
     /// A batch came after `waited`: the ids of its samples in order, and their bytes together.
     pub(crate) fn batch(&mut self, ids: impl Iterator<Item = u64>, bytes: u64, waited: Duration) {
         for id in ids {
-            self.order_crc32c = crc32c::crc32c_append(self.order_crc32c, &id.to_le_bytes());
+            self.order_crc32c = crc32c_append(self.order_crc32c, &id.to_le_bytes());
             self.samples += 1;
         }
         self.bytes += bytes;

@@ -76,7 +76,7 @@ fn escape_part(part: &[u8]) -> Vec<u8> {
     }
     if escaped.len() > MAX_PART_BYTES {
         escaped.truncate(KEPT_BYTES);
-        escaped.extend(format!("%~{:08x}", crc32c::crc32c(part)).bytes());
+        escaped.extend(format!("%~{:08x}", dlfs::checksum::crc32c(part)).bytes());
     }
     escaped
 }
