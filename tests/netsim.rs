@@ -1,6 +1,7 @@
 //! How fast one queue pair is in simulated time: the pure connections of both sides over a link of
 //! given round trip and rate. The same on every machine, so that a change of planning or flow control
-//! shows as a difference of `golden/netsim.txt`.
+//! shows as a difference of `golden/netsim.txt`. And what becomes of sessions when things go wrong:
+//! `netsim/sessions.rs`.
 
 #[path = "netsim/ends.rs"]
 mod ends;
@@ -8,12 +9,26 @@ mod ends;
 mod host;
 #[path = "netsim/link.rs"]
 mod link;
+#[path = "netsim/oracle.rs"]
+mod oracle;
+#[path = "netsim/random.rs"]
+mod random;
 #[path = "netsim/run.rs"]
 mod run;
+#[path = "netsim/schedule.rs"]
+mod schedule;
+#[path = "netsim/sessions.rs"]
+mod sessions;
+#[path = "netsim/subsystem.rs"]
+mod subsystem;
 #[path = "netsim/table.rs"]
 mod table;
 #[path = "netsim/target.rs"]
 mod target;
+#[path = "netsim/wire.rs"]
+mod wire;
+#[path = "netsim/world.rs"]
+mod world;
 
 use std::sync::OnceLock;
 

@@ -290,8 +290,10 @@ impl Controller {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let later = self.later.map(|(at, _)| at);
         let channel = self.channel.poll_timeout();
-        let times = [channel, later, self.next_keep_alive, self.next_event_request];
-        times.into_iter().flatten().min()
+        // Nothing is kept before the goal is reached.
+        let kept = [self.next_keep_alive, self.next_event_request];
+        let kept = kept.into_iter().flatten().min().filter(|_| self.ready);
+        [channel, later, kept].into_iter().flatten().min()
     }
 
     /// What the discovery service said.

@@ -1,0 +1,152 @@
+//! What the host was asked and what it said, held against what the target really has: the rules at the
+//! head of `src/qpair/remote/mod.rs`.
+
+use std::ops::Range;
+
+use crate::subsystem::{BLOCK_LEN, Subsystem, number_at};
+
+/// An I/O and its past.
+struct Asked {
+    kind: Kind,
+    blocks: Range<u64>,
+    is_done: bool,
+    /// The writes that were done when it was asked for.
+    writes_done: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    /// A read that has to succeed: everything is well.
+    Probe,
+    Write,
+    Flush,
+}
+
+/// A completion.
+pub(crate) struct Outcome<'a> {
+    pub(crate) tag: u64,
+    pub(crate) buf: &'a [u8],
+    pub(crate) is_ok: bool,
+    /// The session that is live.
+    pub(crate) live: u64,
+}
+
+/// A write that is done, and of which no flush has said anything.
+struct Unsettled {
+    tag: u64,
+    /// The last session that was live when it was done.
+    session: u64,
+}
+
+/// Tags are places in the list of what was asked, from 1: what a write writes is its tag.
+pub(crate) struct Oracle {
+    asked: Vec<Asked>,
+    unsettled: Vec<Unsettled>,
+    done: Vec<u64>,
+    last_session: u64,
+    pub(crate) num_flushes: u64,
+    pub(crate) num_failed: u64,
+    pub(crate) num_failed_flushes: u64,
+    pub(crate) broken_rules: Vec<String>,
+}
+
+impl Oracle {
+    pub(crate) fn new() -> Oracle {
+        Oracle {
+            asked: Vec::new(),
+            unsettled: Vec::new(),
+            done: Vec::new(),
+            last_session: 0,
+            num_flushes: 0,
+            num_failed: 0,
+            num_failed_flushes: 0,
+            broken_rules: Vec::new(),
+        }
+    }
+
+    fn ask(&mut self, kind: Kind, blocks: Range<u64>) -> u64 {
+        let writes_done = self.done.clone();
+        self.asked.push(Asked { kind, blocks, is_done: false, writes_done });
+        self.asked.len() as u64
+    }
+
+    /// The tag of a read that is submitted now; `is_probe`: it has to succeed.
+    pub(crate) fn read(&mut self, blocks: Range<u64>, is_probe: bool) -> u64 {
+        self.ask(if is_probe { Kind::Probe } else { Kind::Read }, blocks)
+    }
+
+    /// The tag of a write that is submitted now, the only one of these blocks.
+    pub(crate) fn write(&mut self, blocks: Range<u64>) -> u64 {
+        self.ask(Kind::Write, blocks)
+    }
+
+    /// The tag of a flush that is submitted now.
+    pub(crate) fn flush(&mut self) -> u64 {
+        self.num_flushes += 1;
+        self.ask(Kind::Flush, 0..0)
+    }
+
+    /// Judges a completion.
+    pub(crate) fn complete(&mut self, outcome: Outcome<'_>, target: &Subsystem) {
+        let Outcome { tag, buf, is_ok, live } = outcome;
+        self.last_session = self.last_session.max(live);
+        let asked = &mut self.asked[tag as usize - 1];
+        if std::mem::replace(&mut asked.is_done, true) {
+            return self.broken_rules.push(format!("{tag} is done twice"));
+        }
+        let asked = &self.asked[tag as usize - 1];
+        if asked.blocks.clone().count() * BLOCK_LEN != buf.len() {
+            let message = format!("{tag} comes with {} bytes", buf.len());
+            return self.broken_rules.push(message);
+        }
+        self.num_failed += u64::from(!is_ok);
+        self.num_failed_flushes += u64::from(!is_ok && asked.kind == Kind::Flush);
+        match (asked.kind, is_ok) {
+            (Kind::Probe, false) => {
+                self.broken_rules.push(format!("all is well again, and {tag} has failed"));
+            }
+            (Kind::Read | Kind::Probe, true) => self.check_read(tag, buf, target),
+            (Kind::Write, true) => {
+                self.done.push(tag);
+                self.unsettled.push(Unsettled { tag, session: self.last_session });
+            }
+            (Kind::Flush, true) => self.check_flush(tag, target),
+            // It has told of everything up to the end of the session before.
+            (Kind::Flush, false) => self.unsettled.retain(|write| write.session == live),
+            (Kind::Read | Kind::Write, false) => {}
+        }
+    }
+
+    fn check_read(&mut self, tag: u64, buf: &[u8], target: &Subsystem) {
+        let asked = &self.asked[tag as usize - 1];
+        for (lba, block) in asked.blocks.clone().zip(buf.chunks_exact(BLOCK_LEN)) {
+            let (value, place) = (number_at(block, 0), number_at(block, 8));
+            let is_of = |write: &&Asked| write.kind == Kind::Write && write.blocks.contains(&lba);
+            let write = (1..).zip(&self.asked).find(|(_, asked)| is_of(asked));
+            let expected = write.map_or(0, |(number, _)| number);
+            let written = write.is_some_and(|(number, write)| {
+                asked.writes_done.contains(&number) && !target.is_lost(write.blocks.clone(), number)
+            });
+            if place != lba || value != 0 && value != expected || value == 0 && written {
+                let message = format!(
+                    "read {tag} of block {lba} has block {place} by {value}, not by {expected}"
+                );
+                return self.broken_rules.push(message);
+            }
+        }
+    }
+
+    fn check_flush(&mut self, tag: u64, target: &Subsystem) {
+        let covered = &self.asked[tag as usize - 1].writes_done;
+        let is_covered = |write: &Unsettled| covered.contains(&write.tag);
+        for write in self.unsettled.iter().filter(|write| is_covered(write)) {
+            let blocks = self.asked[write.tag as usize - 1].blocks.clone();
+            if !target.is_durable(blocks, write.tag) {
+                let message = format!("flush {tag} says that write {} is durable", write.tag);
+                self.broken_rules.push(message);
+            }
+        }
+        self.unsettled.retain(|write| !covered.contains(&write.tag));
+    }
+}

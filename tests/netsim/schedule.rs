@@ -1,0 +1,157 @@
+//! What goes wrong and what is asked, at which times: written down, or drawn from a seed.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::random::Random;
+use crate::subsystem::NUM_BLOCKS;
+
+/// Something goes wrong, or right again.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// A connection breaks, and both sides are told.
+    Cut { nth: usize },
+    /// Nothing arrives on one connection.
+    Hold { nth: usize, ms: u64 },
+    /// Nothing arrives on a way, and nothing is answered there.
+    Silent { way: usize, ms: u64 },
+    /// Connections on a way break, and new ones are refused.
+    Refuse { way: usize, ms: u64 },
+    /// The target restarts, and is away for so long.
+    Restart { ms: u64 },
+    /// There is another namespace behind a way from now on.
+    Replace { way: usize },
+    /// I/O on a way is answered with a path error.
+    PathError { way: usize, ms: u64 },
+    /// Connect of I/O queues is refused on a way.
+    Busy { way: usize, ms: u64 },
+    /// Nothing that comes is answered before that time.
+    Hang { ms: u64 },
+    /// The namespace grows under a live session.
+    Grow,
+    /// And is again as it was.
+    ShrinkBack,
+    /// Sessions from now on take other sizes at once: 4 KiB << `mdts`.
+    Transfer { mdts: u8 },
+    /// Sessions from now on grant so many queues.
+    Grant { queues: u16 },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Cut { nth } => write!(f, "connection {nth} breaks"),
+            Fault::Hold { nth, ms } => write!(f, "connection {nth} is silent for {ms} ms"),
+            Fault::Silent { way, ms } => write!(f, "way {way} is silent for {ms} ms"),
+            Fault::Refuse { way, ms } => write!(f, "way {way} is cut for {ms} ms"),
+            Fault::Restart { ms } => write!(f, "the target restarts, {ms} ms away"),
+            Fault::Replace { way } => write!(f, "way {way} leads to another namespace"),
+            Fault::PathError { way, ms } => write!(f, "way {way} has path errors for {ms} ms"),
+            Fault::Busy { way, ms } => write!(f, "way {way} takes no I/O queue for {ms} ms"),
+            Fault::Hang { ms } => write!(f, "the target answers nothing for {ms} ms"),
+            Fault::Grow => write!(f, "the namespace grows"),
+            Fault::ShrinkBack => write!(f, "the namespace is as it was"),
+            Fault::Transfer { mdts } => write!(f, "transfers of {} KiB", 4 << mdts),
+            Fault::Grant { queues } => write!(f, "{queues} queues are granted"),
+        }
+    }
+}
+
+/// What the host is asked to do, on which queue pair.
+#[derive(Debug, Clone)]
+pub(crate) enum Ask {
+    /// A read that has to succeed.
+    Probe {
+        pair: usize,
+    },
+    Read {
+        pair: usize,
+        blocks: Range<u64>,
+    },
+    Write {
+        pair: usize,
+        blocks: Range<u64>,
+    },
+    Flush {
+        pair: usize,
+    },
+}
+
+/// A run: times in milliseconds, in order.
+#[derive(Debug, Clone)]
+pub(crate) struct Schedule {
+    pub(crate) seed: u64,
+    pub(crate) ways: usize,
+    pub(crate) pairs: usize,
+    pub(crate) has_cache: bool,
+    pub(crate) mdts: u8,
+    pub(crate) faults: Vec<(u64, Fault)>,
+    pub(crate) asks: Vec<(u64, Ask)>,
+}
+
+impl Schedule {
+    /// That of a seed.
+    pub(crate) fn random(seed: u64) -> Schedule {
+        let mut random = Random::new(seed ^ 0xD1F5);
+        let ways = 1 + random.below(3) as usize;
+        let pairs = 1 + random.below(3) as usize;
+        let length = 200 + random.below(1500);
+        let mut faults: Vec<(u64, Fault)> = (0..random.below(7))
+            .map(|_| {
+                // Some of them at the same moment, some while it is opened.
+                let at = if random.once_in(6) { random.below(4) } else { random.below(length) };
+                (at, fault(&mut random, ways, pairs))
+            })
+            .collect();
+        faults.sort_by_key(|(at, _)| *at);
+        let mut asks: Vec<(u64, Ask)> = Vec::new();
+        let mut next_write = 0;
+        for _ in 0..4 + random.below(28) {
+            let pair = random.below(pairs as u64) as usize;
+            let length_blocks = [1, 8, 16, 32][random.below(4) as usize];
+            let place = random.below(next_write + 2) * WRITE_BLOCKS;
+            let ask = match random.below(10) {
+                0..4 => Ask::Read { pair, blocks: place..place + length_blocks },
+                4..8 => {
+                    let start = next_write * WRITE_BLOCKS;
+                    next_write += 1;
+                    Ask::Write { pair, blocks: start..start + length_blocks }
+                }
+                _ => Ask::Flush { pair },
+            };
+            asks.push((random.below(length), ask));
+        }
+        asks.sort_by_key(|(at, _)| *at);
+        assert!((next_write + 2) * WRITE_BLOCKS < NUM_BLOCKS as u64, "within the namespace");
+        let (has_cache, mdts) = (!random.once_in(5), 1 + random.below(2) as u8);
+        Schedule { seed, ways, pairs, has_cache, mdts, faults, asks }
+    }
+}
+
+fn fault(random: &mut Random, ways: usize, pairs: usize) -> Fault {
+    let way = random.below(ways as u64) as usize;
+    let nth = random.below(8) as usize;
+    // Mostly shorter than what is waited for, at times longer than anybody waits.
+    let ms = match random.below(8) {
+        0..5 => random.below(150),
+        5..7 => random.below(900),
+        _ => 1500 + random.below(1500),
+    };
+    match random.below(24) {
+        0..5 => Fault::Cut { nth },
+        5..7 => Fault::Hold { nth, ms },
+        7..9 => Fault::Silent { way, ms },
+        9..12 => Fault::Refuse { way, ms },
+        12..15 => Fault::Restart { ms },
+        15 => Fault::Replace { way },
+        16..18 => Fault::PathError { way, ms },
+        18 => Fault::Busy { way, ms },
+        19..21 => Fault::Hang { ms },
+        21 => Fault::Grow,
+        22 => Fault::Transfer { mdts: 1 + random.below(2) as u8 },
+        _ => Fault::Grant { queues: 1 + random.below(pairs as u64 + 1) as u16 },
+    }
+}
+
+/// Each write has so many blocks for itself.
+const WRITE_BLOCKS: u64 = 32;

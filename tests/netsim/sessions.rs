@@ -1,0 +1,173 @@
+//! The life of sessions in simulated time: what happens is the same on every machine, and whatever goes
+//! wrong, the rules at the head of `src/qpair/remote/mod.rs` hold.
+//!
+//! `DLFS_SESSION_SEEDS=1000000 cargo test --test netsim sessions` looks at more seeds, and
+//! `DLFS_SESSION_SEED=7` at one of them, with all that happens.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::schedule::{Ask, Fault, Schedule};
+use crate::world::{Report, World};
+
+const GOLDEN: &str = include_str!("../golden/sessions.txt");
+
+fn run(schedule: Schedule, is_traced: bool) -> Result<Report, String> {
+    let pairs = schedule.pairs;
+    World::new(schedule, is_traced).run(pairs)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")))
+}
+
+#[test]
+fn the_rules_of_sessions_hold_whatever_goes_wrong() {
+    if let Some(seed) = number("DLFS_SESSION_SEED") {
+        let report = run(Schedule::random(seed), true);
+        return println!("{}", report.map_or_else(|error| panic!("{error}"), |r| r.trace));
+    }
+    let seeds = number("DLFS_SESSION_SEEDS").unwrap_or(SEEDS);
+    let total = Mutex::new(Report::default());
+    let given_up = AtomicU64::new(0);
+    let explore = |seeds: Range<u64>| {
+        for seed in seeds {
+            match run(Schedule::random(seed), false) {
+                Ok(report) => {
+                    let mut total = total.lock().expect("no other has panicked");
+                    total.num_sessions += report.num_sessions.saturating_sub(1);
+                    total.num_failed += report.num_failed;
+                    total.num_failed_flushes += report.num_failed_flushes;
+                    given_up.fetch_add(report.is_given_up.into(), Ordering::Relaxed);
+                }
+                Err(_) => {
+                    let told = run(Schedule::random(seed), true).expect_err("it is the same again");
+                    panic!("DLFS_SESSION_SEED={seed}: {told}");
+                }
+            }
+        }
+    };
+    let half = seeds / 2;
+    std::thread::scope(|scope| {
+        scope.spawn(|| explore(0..half));
+        explore(half..seeds);
+    });
+    let (total, given_up) =
+        (total.into_inner().expect("nobody has panicked"), given_up.into_inner());
+    println!(
+        "{seeds} seeds: {} sessions replaced, {given_up} hosts gave up, {} I/Os failed, {} of them flushes",
+        total.num_sessions, total.num_failed, total.num_failed_flushes
+    );
+    // A network in which nothing happens would keep to any rule.
+    assert!(total.num_sessions > seeds / 4 && total.num_failed_flushes > seeds / 100);
+    assert!(given_up > seeds / 100 && given_up < seeds / 2);
+}
+
+#[test]
+fn a_life_of_sessions_is_the_same_again() {
+    for seed in [1, 2, 3] {
+        let [one, two] = [(); 2].map(|()| run(Schedule::random(seed), true));
+        assert_eq!(one.map(|r| r.trace), two.map(|r| r.trace), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_happens_to_sessions_is_what_was_reviewed() {
+    let mut text = String::from(
+        "What a host does when sessions are lost, in simulated time: the session machines of the library over a\n\
+         simulated network, I/O and faults as written down in tests/netsim/sessions.rs. Limits: connecting 1 s,\n\
+         a lost controller 2 s, answers 300 ms.\n",
+    );
+    for (name, schedule) in scenes() {
+        let trace = run(schedule, true).unwrap_or_else(|error| panic!("{name}: {error}")).trace;
+        write!(text, "\n{name}\n\n{trace}").expect("a String takes it");
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/sessions.txt");
+    if std::env::var_os("DLFS_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(path, &text).expect("the snapshot can be written");
+        return;
+    }
+    assert!(
+        text == GOLDEN,
+        "{path} differs from what happens now:\n{text}\nIf this is wanted, write it anew with \
+         `DLFS_UPDATE_GOLDEN=1 cargo test --test netsim` and review the difference."
+    );
+}
+
+fn scenes() -> Vec<(&'static str, Schedule)> {
+    let scene = |ways, pairs, faults: Vec<(u64, Fault)>, asks: Vec<(u64, Ask)>| Schedule {
+        seed: 1,
+        ways,
+        pairs,
+        has_cache: true,
+        mdts: 2,
+        faults,
+        asks,
+    };
+    let read = |at, pair, start| (at, Ask::Read { pair, blocks: start..start + 8 });
+    let write = |at, pair, start| (at, Ask::Write { pair, blocks: start..start + 8 });
+    let flush = |at, pair| (at, Ask::Flush { pair });
+    vec![
+        (
+            "Reconnect: the target restarts. Reads come again, the write on its way does not, the next flush tells",
+            scene(
+                1,
+                2,
+                vec![(28, Fault::Hang { ms: 100 }), (30, Fault::Restart { ms: 60 })],
+                vec![
+                    write(20, 0, 0),
+                    read(29, 0, 0),
+                    write(29, 1, 32),
+                    flush(40, 1),
+                    flush(150, 0),
+                ],
+            ),
+        ),
+        (
+            "Failover: the first way is cut, the second is taken at once",
+            scene(
+                2,
+                1,
+                vec![(28, Fault::Hang { ms: 5 }), (30, Fault::Refuse { way: 0, ms: 500 })],
+                vec![read(29, 0, 0), read(100, 0, 8)],
+            ),
+        ),
+        (
+            "Reset: one I/O queue breaks, and with it the session",
+            scene(1, 2, vec![(30, Fault::Cut { nth: 2 })], vec![read(29, 0, 0), read(40, 1, 8)]),
+        ),
+        (
+            "Path errors: the controller says that it did nothing, so a write goes again, on the other way",
+            scene(
+                2,
+                1,
+                vec![(20, Fault::PathError { way: 0, ms: 3000 })],
+                vec![write(30, 0, 0), flush(300, 0)],
+            ),
+        ),
+        (
+            "Another namespace behind a way: it is never used; behind all of them: the end",
+            scene(
+                2,
+                1,
+                vec![(30, Fault::Replace { way: 0 }), (200, Fault::Replace { way: 1 })],
+                vec![read(29, 0, 0), read(100, 0, 8), read(250, 0, 16)],
+            ),
+        ),
+        (
+            "Given up: the target never comes back",
+            scene(
+                1,
+                1,
+                vec![(30, Fault::Refuse { way: 0, ms: 10_000 })],
+                vec![read(40, 0, 0), write(50, 0, 0)],
+            ),
+        ),
+    ]
+}
+
+/// In `tools/check`; more by an argument.
+const SEEDS: u64 = 10_000;

@@ -1,0 +1,611 @@
+//! One host and one target in simulated time: the session machines of the library, the network between,
+//! what goes wrong and when, and what the host was asked to do.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::buf::IoBuf;
+use dlfs::error::ErrorKind;
+use dlfs::nvme::{Nqn, TcpAddress};
+use dlfs::qpair::session::lifecycle::Action;
+use dlfs::qpair::session::queue::{Action as QueueAction, TcpShared};
+use dlfs::qpair::session::{
+    Controller, Failure, Goal, HostIdentity, IoQueue, Lifecycle, Limits, Phase, Portal, Shared,
+    Terms, Turn,
+};
+use dlfs::qpair::{Completion, Io, IoOp, Namespace};
+use dlfs::tcp::Digests;
+use dlfs::units::{Lba, Nsid};
+
+use crate::oracle::{Oracle, Outcome};
+use crate::random::Random;
+use crate::schedule::{Ask, Fault, Schedule};
+use crate::subsystem::{BLOCK_LEN, Subsystem, Wires};
+use crate::wire::Wire;
+
+/// Everything that is simulated.
+pub(crate) struct World {
+    start: Instant,
+    now: Instant,
+    random: Random,
+    terms: Terms,
+    portals: Arc<[Portal]>,
+    shared: TcpShared,
+    /// What the keeper's thread has.
+    admin: Option<Admin>,
+    keeper_until: Option<Instant>,
+    pairs: Vec<Pair>,
+    wires: Wires,
+    next_wire: u64,
+    target: Subsystem,
+    reach: Vec<Reach>,
+    faults: VecDeque<(Instant, Fault)>,
+    asks: VecDeque<(Instant, Ask)>,
+    oracle: Oracle,
+    /// When a session was last live, or opening began.
+    last_live: Instant,
+    trace: Option<String>,
+    seen_phase: String,
+    num_sessions: u64,
+}
+
+/// What came of a run that kept to the rules.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// What happened, if that was asked for.
+    pub(crate) trace: String,
+    pub(crate) num_sessions: u64,
+    pub(crate) num_failed: u64,
+    pub(crate) num_failed_flushes: u64,
+    pub(crate) is_given_up: bool,
+}
+
+/// Whether a way can be connected to now.
+#[derive(Clone, Copy)]
+struct Reach {
+    refused_until: Instant,
+    silent_until: Instant,
+}
+
+struct Admin {
+    controller: Controller,
+    wire: u64,
+}
+
+struct Pair {
+    queue: IoQueue,
+    wire: Option<u64>,
+    pending: VecDeque<Io>,
+    until: Option<Instant>,
+}
+
+thread_local! {
+    /// Whether the keeper was woken.
+    static WOKEN: Cell<bool> = const { Cell::new(false) };
+}
+
+impl World {
+    /// A host that has yet to open, and a target that works.
+    pub(crate) fn new(schedule: Schedule, is_traced: bool) -> World {
+        // Stands for 0: only differences are looked at.
+        let start = Instant::now() + Duration::from_secs(1);
+        let mut random = Random::new(schedule.seed);
+        let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).expect("a name");
+        let portal = |number: usize| {
+            let (traddr, trsvcid) = (format!("10.0.0.{}", number + 1), 4420);
+            let address = TcpAddress { traddr, trsvcid, subnqn: nqn("train"), nsid: None };
+            let socket = SocketAddr::from(([10, 0, 0, number as u8 + 1], 4420));
+            Portal { address, socket }
+        };
+        let portals: Arc<[Portal]> = (0..schedule.ways).map(portal).collect();
+        let limits = Limits { connect_timeout: CONNECT_TIMEOUT, ctrl_loss_tmo: CTRL_LOSS_TMO };
+        let lifecycle = Lifecycle::new(start, limits, Arc::clone(&portals), None, random.next());
+        WOKEN.set(false);
+        let terms = Terms {
+            subnqn: nqn("train"),
+            goal: Goal::Namespace(Some(Nsid(1))),
+            host: HostIdentity { nqn: nqn("host"), id: [3; 16] },
+            digests: Digests::default(),
+            required: Digests::default(),
+            nr_io_queues: 4,
+            keep_alive_tmo: Duration::from_millis(400),
+            tcp_timeout: Duration::from_millis(200),
+            io_timeout: IO_TIMEOUT,
+        };
+        let mut target =
+            Subsystem::new(start, schedule.ways, schedule.has_cache, Random::new(random.next()));
+        target.mdts = schedule.mdts;
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        World {
+            start,
+            now: start,
+            random,
+            terms,
+            shared: Shared::new(lifecycle, schedule.ways > 1, || WOKEN.set(true)),
+            portals,
+            admin: None,
+            keeper_until: Some(start),
+            pairs: Vec::new(),
+            wires: Wires::new(),
+            next_wire: 0,
+            target,
+            reach: vec![Reach { refused_until: start, silent_until: start }; schedule.ways],
+            faults: schedule.faults.into_iter().map(|(ms, fault)| (at(ms), fault)).collect(),
+            asks: schedule.asks.into_iter().map(|(ms, ask)| (at(ms), ask)).collect(),
+            oracle: Oracle::new(),
+            last_live: start,
+            trace: is_traced.then(String::new),
+            seen_phase: String::new(),
+            num_sessions: 0,
+        }
+    }
+
+    /// Opens, does what was asked, waits for its end, and closes.
+    ///
+    /// # Errors
+    /// Which rules were broken.
+    pub(crate) fn run(mut self, num_pairs: usize) -> Result<Report, String> {
+        let mut steps = 0;
+        let mut asked_for_more = false;
+        let ending = loop {
+            steps += 1;
+            if steps > MAX_STEPS {
+                break Err(format!("it goes round without an end: {}", self.waits()));
+            }
+            if self.pairs.is_empty() && self.shared.live() != 0 {
+                self.open_pairs(num_pairs);
+            }
+            let is_dead = matches!(self.shared.phase(), Phase::Dead(_));
+            let is_quiet = self.asks.is_empty() && self.faults.is_empty() && self.is_idle();
+            if is_quiet && !asked_for_more && !is_dead && self.can_work() {
+                // Once everything is well again it works again.
+                asked_for_more = true;
+                let at = self.now + SETTLING;
+                let reads = (0..num_pairs).map(|pair| (at, Ask::Probe { pair }));
+                self.asks.extend(reads);
+                continue;
+            }
+            if is_quiet && (is_dead || asked_for_more || !self.can_work()) {
+                break Ok(());
+            }
+            if is_dead && self.pairs.is_empty() {
+                break Ok(()); // it could not be opened
+            }
+            if let Err(error) = self.step() {
+                break Err(error);
+            }
+        };
+        let mut broken = std::mem::take(&mut self.target.broken_rules);
+        broken.extend(ending.err());
+        self.close_pairs(&mut broken);
+        broken.append(&mut self.oracle.broken_rules);
+        if self.target.num_flushes > self.oracle.num_flushes {
+            broken.push("a flush was sent again".to_owned());
+        }
+        match broken.is_empty() {
+            true => Ok(Report {
+                trace: self.trace.unwrap_or_default(),
+                num_sessions: self.num_sessions,
+                num_failed: self.oracle.num_failed,
+                num_failed_flushes: self.oracle.num_failed_flushes,
+                is_given_up: self.shared.with(|lifecycle| lifecycle.is_dead()),
+            }),
+            false => Err(format!("{}\n{}", broken.join("\n"), self.trace.unwrap_or_default())),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pairs.iter().all(|pair| pair.queue.owed() == 0 && pair.pending.is_empty())
+    }
+
+    /// Whether the target as it is now has what the host needs.
+    fn can_work(&self) -> bool {
+        self.target.ways.iter().any(|way| way.nguid == crate::subsystem::NGUID)
+            && usize::from(self.target.granted) >= self.pairs.len()
+            && !self.pairs.is_empty()
+    }
+
+    /// Whether it was not given up, and its session, if there is one, has a queue for each pair.
+    fn is_well(&self) -> bool {
+        match self.shared.phase() {
+            Phase::Live(session) => usize::from(session.num_io_queues) >= self.pairs.len(),
+            Phase::Opening | Phase::Lost(_) => true,
+            Phase::Dead(_) => false,
+        }
+    }
+
+    fn open_pairs(&mut self, num_pairs: usize) {
+        for _ in 0..num_pairs {
+            if self.shared.with(Lifecycle::add_pair).is_err() {
+                break; // fewer are granted
+            }
+            let namespace = self.shared.namespace().expect("it is live");
+            let queue = IoQueue::new(self.now, self.terms.clone(), CTRL_LOSS_TMO, namespace);
+            let (pending, until) = (VecDeque::new(), Some(self.now));
+            self.pairs.push(Pair { queue, wire: None, pending, until });
+        }
+    }
+
+    fn close_pairs(&mut self, broken: &mut Vec<String>) {
+        for index in 0..self.pairs.len() {
+            self.pairs[index].queue.leave("the queue pair was dropped");
+            self.obey(index);
+            self.shared.remove_pair();
+        }
+        let live = self.shared.live();
+        if let Phase::Live(session) = self.shared.phase() {
+            let mut free: Vec<u16> = std::iter::from_fn(|| self.shared.take_qid(live)).collect();
+            free.sort_unstable();
+            if free != Vec::from_iter(1..=session.num_io_queues) {
+                broken.push(format!("queue identifiers {free:?} are left in the end"));
+            }
+        }
+    }
+
+    /// Goes on to the next moment at which something happens.
+    fn step(&mut self) -> Result<(), String> {
+        let host = |wire: Option<u64>, is_opening| {
+            wire.and_then(|wire| self.wires.get(&wire)?.host_ready_at(is_opening))
+        };
+        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel().is_opening()));
+        let admin = admin.and_then(|(wire, is_opening)| host(Some(wire), is_opening));
+        let keeper = [self.keeper_until, admin].into_iter().flatten().min();
+        let keeper = if WOKEN.get() { Some(self.now) } else { keeper };
+        let mut pairs = Vec::with_capacity(self.pairs.len());
+        for pair in &mut self.pairs {
+            let is_opening = pair.queue.channel().is_some_and(|channel| channel.is_opening());
+            let wire = pair.wire.and_then(|wire| self.wires.get(&wire)?.host_ready_at(is_opening));
+            pairs.push([pair.until, wire].into_iter().flatten().min());
+        }
+        let events = [
+            self.faults.front().map(|(at, _)| *at),
+            self.asks.front().map(|(at, _)| *at).filter(|_| !self.pairs.is_empty()),
+            self.target.next(),
+            keeper,
+        ];
+        let wires = self.wires.values().filter_map(Wire::target_ready_at);
+        let next = events.into_iter().chain(pairs.iter().copied()).flatten().chain(wires).min();
+        let Some(next) = next else {
+            return Err(format!("nothing will ever happen, and this waits: {}", self.waits()));
+        };
+        self.now = self.now.max(next);
+        if self.now > self.start + END {
+            return Err(format!("after {} s this still waits: {}", END.as_secs(), self.waits()));
+        }
+        while self.faults.front().is_some_and(|(at, _)| *at <= self.now) {
+            let (_, fault) = self.faults.pop_front().expect("just seen");
+            self.inflict(fault);
+        }
+        self.target.turn(self.now, &mut self.wires);
+        if keeper.is_some_and(|at| at <= self.now) {
+            self.keeper_turn();
+        }
+        for (index, at) in pairs.iter().enumerate() {
+            if at.is_some_and(|at| at <= self.now) {
+                self.pair_turn(index);
+            }
+        }
+        while !self.pairs.is_empty() && self.asks.front().is_some_and(|(at, _)| *at <= self.now) {
+            let (_, ask) = self.asks.pop_front().expect("just seen");
+            self.submit(ask);
+        }
+        self.note_phase();
+        Ok(())
+    }
+
+    fn waits(&self) -> String {
+        let owed: Vec<usize> = self.pairs.iter().map(|pair| pair.queue.owed()).collect();
+        let phase = self.shared.with(|lifecycle| format!("{:?}", lifecycle.phase()));
+        let in_us = |at: Instant| at.saturating_duration_since(self.start).as_micros();
+        let wires = self.wires.iter().filter_map(|(n, w)| Some((n, in_us(w.target_ready_at()?))));
+        format!(
+            "I/Os {owed:?}, {phase}; at {} us, keeper {:?} at {:?}, pairs {:?}, target {:?}, wires {:?}",
+            in_us(self.now),
+            self.keeper_until.map(in_us),
+            self.admin.as_ref().map(|admin| (admin.wire, admin.controller.stage())),
+            self.pairs.iter().map(|pair| pair.until.map(in_us)).collect::<Vec<_>>(),
+            self.target.next().map(in_us),
+            wires.collect::<Vec<_>>()
+        )
+    }
+
+    // The keeper's thread, as in `src/qpair/remote/keeper.rs`.
+
+    fn keeper_turn(&mut self) {
+        WOKEN.set(false);
+        let now = self.now;
+        let is_reset = self.shared.with(|lifecycle| lifecycle.is_reset());
+        if let Some(Admin { controller, wire }) = self.admin.as_mut().filter(|_| !is_reset) {
+            let wire = self.wires.get_mut(wire).expect("it is not closed");
+            let moved = wire.pump(now, controller.channel());
+            let turn = controller.advance(now, moved);
+            wire.send(now, controller.channel());
+            match turn {
+                Ok(Turn::Quiet) => {}
+                Ok(Turn::Ready) => {
+                    let (joint, facts) = (controller.joint(), controller.facts());
+                    let namespace = describe(facts);
+                    self.shared.with(|life| life.handle_ready(now, joint, facts, namespace));
+                }
+                Ok(Turn::Changed) => {
+                    let namespace = describe(controller.facts());
+                    self.shared.with(|lifecycle| lifecycle.handle_changed(now, namespace));
+                }
+                Err(failure) => {
+                    self.shared.with(|lifecycle| lifecycle.handle_failed(now, failure));
+                }
+            }
+        }
+        let stage = self.admin.as_ref().map_or("connecting", |admin| admin.controller.stage());
+        self.shared.with(|lifecycle| lifecycle.handle_time(now, stage));
+        while let Some(action) = self.shared.with(|lifecycle| lifecycle.poll_action()) {
+            match action {
+                Action::Connect { portal } => {
+                    self.say(|| format!("keeper: connects to way {portal}"));
+                    let wire = self.connect(portal);
+                    let controller = Controller::new(now, self.terms.clone());
+                    if self.admin.replace(Admin { controller, wire }).is_some() {
+                        self.oracle.broken_rules.push("two controllers at a time".to_owned());
+                    }
+                }
+                Action::Close(_) => {
+                    if let Some(admin) = self.admin.take() {
+                        self.wires.get_mut(&admin.wire).expect("open").close(now, false);
+                    }
+                }
+                Action::Say { text, .. } => self.say(|| format!("keeper: {text}")),
+            }
+        }
+        if self.shared.with(|lifecycle| lifecycle.is_dead())
+            && let Some(admin) = self.admin.take()
+        {
+            self.wires.get_mut(&admin.wire).expect("open").close(now, false);
+        }
+        let admin = self.admin.as_ref().and_then(|admin| admin.controller.poll_timeout());
+        let lifecycle = self.shared.with(|lifecycle| lifecycle.poll_timeout());
+        self.keeper_until = [admin, lifecycle].into_iter().flatten().min();
+    }
+
+    fn connect(&mut self, portal: usize) -> u64 {
+        let Reach { refused_until, silent_until } = self.reach[portal];
+        let later = self.now + Duration::from_micros(20 + self.random.below(200));
+        let refusal = || Failure::new(ErrorKind::Refused, "connection refused");
+        let answer = match () {
+            () if self.now < silent_until => None,
+            () if self.now < refused_until => Some((later, Err(refusal()))),
+            () => Some((later, Ok(()))),
+        };
+        let number = self.next_wire;
+        self.next_wire += 1;
+        let random = Random::new(self.random.next());
+        self.wires.insert(number, Wire::new(self.now, portal, answer, random));
+        number
+    }
+
+    // A thread that polls a queue pair, as in `src/qpair/tcp/queue.rs`.
+
+    fn pair_turn(&mut self, index: usize) {
+        let now = self.now;
+        let was_joined = self.pairs[index].queue.is_joined();
+        self.pairs[index].queue.begin(now, &self.shared);
+        self.obey(index);
+        let Pair { queue, wire, .. } = &mut self.pairs[index];
+        if let (Some(wire), Some(channel)) = (*wire, queue.channel()) {
+            let moved = self.wires.get_mut(&wire).expect("open").pump(now, channel);
+            queue.moved(moved);
+            self.obey(index);
+        }
+        self.pairs[index].queue.finish(&self.shared);
+        self.send(index);
+        let mut done = Vec::new();
+        while let Some(completion) = self.pairs[index].queue.next_completion(&self.shared) {
+            done.push(completion);
+        }
+        let pair = &mut self.pairs[index];
+        pair.queue.handed_out(done.len());
+        pair.until = pair.queue.poll_timeout();
+        match (was_joined, pair.queue.is_joined()) {
+            (false, true) => self.say(|| format!("pair {index} joins")),
+            (true, false) => self.say(|| format!("pair {index} is out")),
+            _ => {}
+        }
+        done.into_iter().for_each(|completion| self.complete(index, completion));
+        self.take_pending(index);
+    }
+
+    fn send(&mut self, index: usize) {
+        let Pair { queue, wire, .. } = &mut self.pairs[index];
+        if let (Some(wire), Some(channel)) = (*wire, queue.channel()) {
+            self.wires.get_mut(&wire).expect("open").send(self.now, channel);
+        }
+    }
+
+    fn obey(&mut self, index: usize) {
+        while let Some(action) = self.pairs[index].queue.poll_action() {
+            match action {
+                QueueAction::Open(address) => {
+                    let portal = self.portals.iter().position(|p| p.socket == address);
+                    let wire = self.connect(portal.expect("one of them"));
+                    self.pairs[index].wire = Some(wire);
+                }
+                QueueAction::Close { owes_data } => {
+                    if let Some(wire) = self.pairs[index].wire.take() {
+                        self.wires.get_mut(&wire).expect("open").close(self.now, owes_data);
+                    }
+                    self.pairs[index].queue.closed(&self.shared);
+                }
+            }
+        }
+    }
+
+    // What is asked of the host.
+
+    fn submit(&mut self, ask: Ask) {
+        let io = |op, slba: u64, blocks: u64, tag| Io {
+            op,
+            slba: Lba(slba),
+            buf: IoBuf::zeroed(blocks as usize * BLOCK_LEN),
+            tag,
+        };
+        let (index, io) = match ask {
+            Ask::Probe { .. } if !self.is_well() => return,
+            Ask::Probe { pair } => {
+                let tag = self.oracle.read(0..1, true);
+                (pair, io(IoOp::Read, 0, 1, tag))
+            }
+            Ask::Read { pair, blocks } => {
+                let tag = self.oracle.read(blocks.clone(), false);
+                (pair, io(IoOp::Read, blocks.start, blocks.end - blocks.start, tag))
+            }
+            Ask::Write { pair, blocks } => {
+                let tag = self.oracle.write(blocks.clone());
+                let mut io = io(IoOp::Write, blocks.start, blocks.end - blocks.start, tag);
+                for block in io.buf.chunks_exact_mut(BLOCK_LEN) {
+                    block[..8].copy_from_slice(&tag.to_le_bytes());
+                }
+                (pair, io)
+            }
+            Ask::Flush { pair } => (pair, io(IoOp::Flush, 0, 0, self.oracle.flush())),
+        };
+        let index = index % self.pairs.len();
+        let what = format!("{:?} {} of {} blocks", io.op, io.tag, io.buf.len() / BLOCK_LEN);
+        self.say(|| format!("pair {index} takes {what}"));
+        self.pairs[index].pending.push_back(io);
+        self.take_pending(index);
+    }
+
+    fn take_pending(&mut self, index: usize) {
+        let pair = &mut self.pairs[index];
+        if pair.queue.take(&mut pair.pending) > 0 {
+            pair.queue.issue(self.now, &self.shared);
+            self.send(index);
+            // A poller polls once before it sleeps.
+            self.pairs[index].until = Some(self.now);
+        }
+    }
+
+    fn complete(&mut self, index: usize, completion: Completion) {
+        let Completion { tag, buf, result } = completion;
+        let text = match &result {
+            Ok(()) => "is done".to_owned(),
+            Err(error) => format!("has failed: {error}"),
+        };
+        self.say(|| format!("pair {index}: {tag} {text}"));
+        let live = self.shared.live();
+        let outcome = Outcome { tag, buf: &buf, is_ok: result.is_ok(), live };
+        self.oracle.complete(outcome, &self.target);
+    }
+
+    // What goes wrong.
+
+    fn inflict(&mut self, fault: Fault) {
+        self.say(|| format!("-- {fault}"));
+        let now = self.now;
+        let until = |ms: u64| now + Duration::from_millis(ms);
+        let on = |wires: &mut Wires, way: usize, f: &mut dyn FnMut(&mut Wire)| {
+            wires.values_mut().filter(|wire| wire.portal == way).for_each(f);
+        };
+        match fault {
+            Fault::Cut { nth } => {
+                let open: Vec<u64> = self.target.wires_of_queues().into_iter().collect();
+                if let Some(wire) = open.get(nth % open.len().max(1)) {
+                    self.wires.get_mut(wire).expect("known").break_off(now);
+                }
+            }
+            Fault::Hold { nth, ms } => {
+                let open: Vec<u64> = self.wires.keys().copied().collect();
+                if let Some(wire) = open.get(nth % open.len().max(1)) {
+                    self.wires.get_mut(wire).expect("known").hold(until(ms));
+                }
+            }
+            Fault::Silent { way, ms } => {
+                self.reach[way].silent_until = until(ms);
+                on(&mut self.wires, way, &mut |wire| wire.hold(until(ms)));
+            }
+            Fault::Refuse { way, ms } => {
+                self.reach[way].refused_until = until(ms);
+                on(&mut self.wires, way, &mut |wire| wire.break_off(now));
+            }
+            Fault::Restart { ms } => {
+                self.target.restart(now, &mut self.wires);
+                self.reach.iter_mut().for_each(|reach| reach.refused_until = until(ms));
+            }
+            // What is there first is what it is to be.
+            Fault::Replace { .. } if self.shared.identity().is_none() => {}
+            Fault::Replace { way } => {
+                self.target.ways[way].nguid = [8; 16];
+                on(&mut self.wires, way, &mut |wire| wire.break_off(now));
+            }
+            Fault::PathError { way, ms } => self.target.ways[way].path_error_until = until(ms),
+            Fault::Busy { way, ms } => self.target.ways[way].busy_until = until(ms),
+            Fault::Hang { ms } => self.target.hangs_until = until(ms),
+            Fault::Grow => {
+                self.target.num_blocks += 8;
+                self.target.tell_events(now, &mut self.wires);
+                // Sessions that begin from now on would see another size: it shrinks again.
+                self.faults.push_front((until(20), Fault::ShrinkBack));
+                self.faults.make_contiguous().sort_by_key(|(at, _)| *at);
+            }
+            Fault::ShrinkBack => self.target.num_blocks = crate::subsystem::NUM_BLOCKS as u64,
+            Fault::Transfer { mdts } => self.target.mdts = mdts,
+            Fault::Grant { queues } => self.target.granted = queues,
+        }
+    }
+
+    fn note_phase(&mut self) {
+        let phase = self.shared.phase();
+        if matches!(phase, Phase::Live(_)) {
+            self.last_live = self.now;
+        }
+        let text = match &phase {
+            Phase::Live(session) => format!("session {} on {}", session.number, session.portal),
+            Phase::Opening => "opening".to_owned(),
+            Phase::Lost(_) => "no session".to_owned(),
+            Phase::Dead(failure) => format!("given up: {failure}"),
+        };
+        if text == self.seen_phase {
+            return;
+        }
+        if let Phase::Live(session) = &phase {
+            self.num_sessions = session.number;
+        }
+        if let Phase::Dead(failure) = &phase {
+            let is_opening = self.shared.identity().is_none();
+            let had_its_time = self.now - self.last_live >= CTRL_LOSS_TMO;
+            if !is_opening && !had_its_time && failure.kind != ErrorKind::Stale {
+                self.oracle.broken_rules.push(format!("given up too early: {failure}"));
+            }
+        }
+        self.say(|| text.clone());
+        self.seen_phase = text;
+    }
+
+    fn say(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            let at = (self.now - self.start).as_micros();
+            writeln!(trace, "{:>6}.{:03} ms  {}", at / 1000, at % 1000, text())
+                .expect("a String takes it");
+        }
+    }
+}
+
+fn describe(facts: &dlfs::qpair::session::Facts) -> Namespace {
+    facts.namespace("train".to_owned(), "tcp".to_owned(), 16, true)
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const CTRL_LOSS_TMO: Duration = Duration::from_secs(2);
+const IO_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// After the last fault has begun: until it has passed, and whoever lost his session has another.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// Nothing takes longer, whatever happens.
+const END: Duration = Duration::from_secs(120);
+
+/// More steps than any run needs.
+const MAX_STEPS: u64 = 200_000;
