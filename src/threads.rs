@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -93,6 +94,48 @@ impl Thread {
     }
 }
 
+/// Does `work` for each of `items`, several at a time, in threads called `name` and in this one; the results
+/// are in the order of `items`. For work that waits: it is in as many threads as there are items, up to 64.
+///
+/// # Errors
+/// That of the first item whose work failed; no more is begun then. A panic is such an error.
+pub(crate) fn map_at_once<T: Sync, R: Send>(
+    name: &str,
+    items: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    if let [only] = items {
+        return Ok(vec![work(only)?]);
+    }
+    let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let who = format!("the thread {name}");
+    let run = || {
+        let mut done = Vec::new();
+        while !has_failed.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { break };
+            let result = caught(&who, || work(item)).and_then(|result| result);
+            has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            done.push((index, result));
+        }
+        done
+    };
+    let mut done = std::thread::scope(|scope| {
+        let start = |_| std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run);
+        // Where the process may start no more of them, those that there are do all of it.
+        let others: Vec<_> =
+            (1..items.len().min(MAX_AT_ONCE)).map_while(|n| start(n).ok()).collect();
+        let mut done = run();
+        others.into_iter().for_each(|other| done.extend(other.join().expect("it catches panics")));
+        done
+    });
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Threads of one [`map_at_once`].
+const MAX_AT_ONCE: usize = 64;
+
 /// Runs `work`; a panic in it becomes an error that names `who` and says what it panicked with.
 ///
 /// What `work` had in its hands may be half done: drop it, and use it no more.
@@ -122,6 +165,23 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn work_done_at_once_keeps_its_order_and_ends_with_the_first_failure_or_panic() {
+        let items: Vec<usize> = (0..200).collect();
+        let squares = map_at_once("dlfs-test", &items, |item| Ok(item * item)).unwrap();
+        assert!(squares.iter().zip(&items).all(|(square, item)| *square == item * item));
+        let fail = |item: &usize| match item {
+            7 | 150 => Err(mistake(format!("item {item}"))),
+            _ => Ok(()),
+        };
+        let error = map_at_once("dlfs-test", &items, fail).unwrap_err();
+        assert!(error.to_string().ends_with("item 7") || error.to_string().ends_with("item 150"));
+        let panics = |item: &usize| if *item == 3 { panic!("item 3") } else { Ok(()) };
+        let error = map_at_once("dlfs-test", &items[..6], panics).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert!(error.to_string().contains("item 3"), "{error}");
+    }
 
     #[test]
     fn who_finds_the_channel_of_a_dead_thread_closed_finds_its_last_words_too() {

@@ -16,6 +16,7 @@ use crate::qpair::blocking::Blocking;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::{read_copies, read_range};
+use crate::threads::map_at_once;
 use crate::units::ALIGN_BYTES;
 
 use super::{Image, folder};
@@ -47,10 +48,9 @@ impl Image {
             let folder = Arc::new(FolderNamespace::open(path)?);
             return folder::image_of(folder)?.with_tiers(&options.tiers);
         }
-        let mut devices = Vec::with_capacity(addresses.len());
-        for address in addresses {
-            devices.push(qpair::open(address, &connect_options(address, addresses, options))?);
-        }
+        let devices = map_at_once(OPENING, addresses, |address| {
+            qpair::open(address, &connect_options(address, addresses, options))
+        })?;
         Image::from_devices(devices, options)
     }
 
@@ -89,10 +89,9 @@ fn connect_options(address: &Address, all: &[Address], options: &OpenOptions) ->
 }
 
 fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Opened> {
-    let mut copies = Vec::with_capacity(devices.len());
-    for device in devices {
-        copies.push(read_copies(&mut Blocking::new(device.queue_pair()?)?)?);
-    }
+    let copies = map_at_once(OPENING, devices, |device| {
+        read_copies(&mut Blocking::new(device.queue_pair()?)?)
+    })?;
     let opened = judge(&copies).map_err(|error| {
         let error = Error::from(error);
         match devices {
@@ -186,5 +185,8 @@ fn read_saved(path: &Path, opened: &Opened) -> Result<Directory> {
     directory.check_current(superblock).map_err(another)?;
     Ok(directory)
 }
+
+/// The threads that namespaces are opened in, where there are several.
+const OPENING: &str = "dlfs-open";
 
 const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";
