@@ -4,6 +4,7 @@ mod images;
 mod support;
 
 use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -560,4 +561,56 @@ fn verify_finds_exactly_what_is_damaged() {
     assert_eq!(report.damages.len(), 1);
     assert_eq!(report.damages[0].sample, Some(bad));
     assert_eq!(report.damages[0].name.as_deref(), Some(&fixture.source[6].name[..]));
+}
+
+/// Writes `bytes` where `at` lies, as a view of a batch does that was made writable.
+fn write_through_alias(at: &[u8], bytes: &[u8]) {
+    let mut memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
+    memory.seek(SeekFrom::Start(at.as_ptr() as u64)).unwrap();
+    memory.write_all(bytes).unwrap();
+}
+
+#[test]
+fn what_a_reader_writes_into_kept_memory_is_never_a_sample_of_a_later_epoch() {
+    const EPOCHS: u64 = 4;
+    for (copy_threads, num_samples) in [(None, 400), (Some(1), 400), (None, 40)] {
+        let fixture = fixture(folder(4, num_samples / 4), 2, 512);
+        let (ids, warnings) = warnings_of(|| {
+            let mut loader = fixture.loader(GROUPED, |options| {
+                options.epochs = 0..EPOCHS;
+                options.copy_threads = copy_threads;
+                options.verify_kept = true;
+            });
+            let mut ids = Vec::new();
+            while let Some(batch) = loader.next() {
+                let batch = batch.unwrap();
+                fixture.assert_right(&batch);
+                for sample in batch.iter() {
+                    write_through_alias(sample.bytes, &vec![0xa5; sample.bytes.len()]);
+                }
+                ids.extend(batch.ids().map(|id| id.0));
+            }
+            let stats = loader.stats();
+            assert!(copy_threads.is_some() || stats.rewritten > 0, "{stats:?}");
+            ids
+        });
+        let all = (0..num_samples as u64).flat_map(|id| [id; EPOCHS as usize]).collect::<Vec<_>>();
+        assert_eq!(sorted(ids), all, "{copy_threads:?}, {num_samples} samples");
+        let warned = warnings.iter().filter(|text| text.contains("wrote to the memory")).count();
+        assert!(warned == 1 || (warned == 0 && copy_threads.is_some()), "{warnings:?}");
+    }
+}
+
+#[test]
+fn chunks_that_nobody_writes_to_are_kept_and_verified_without_another_read() {
+    let fixture = fixture(folder(4, 100), 2, 512);
+    let commands = |epochs: u64| {
+        let mut loader = fixture.loader(GROUPED, |options| {
+            (options.epochs, options.verify_kept) = (0..epochs, true);
+        });
+        assert_eq!(fixture.drain(&mut loader).len() as u64, epochs * 400);
+        assert_eq!(loader.stats().rewritten, 0);
+        loader.stats().read.commands
+    };
+    assert_eq!(commands(1), commands(5));
 }

@@ -15,6 +15,7 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         skipped: a.skipped + b.skipped,
         copied_bytes: a.copied_bytes + b.copied_bytes,
         over_window: a.over_window + b.over_window,
+        rewritten: a.rewritten + b.rewritten,
         stall_s: a.stall_s + b.stall_s,
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! A chunk is resident from its arrival until its group is over and the last batch that shows it has
 //! been put together. Lanes take one group after the other, so the first sample of a lane's next
-//! group closes the chunks of the group before.
+//! group closes the chunks of the group before. A chunk that is still here when the next epoch wants it
+//! is not read again. Whoever got samples of it could write to them through an alias, so their checksums
+//! are compared once more as they are handed out (`kept`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::buf::SharedBuf;
+use crate::buf::{IoBuf, SharedBuf};
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::order::Pick;
@@ -28,6 +30,8 @@ pub(super) struct ChunkDriver {
     geometry: Vec<Geometry>,
     stream: Stream,
     on_error: OnError,
+    /// Whether samples of chunks kept from an earlier epoch are verified again.
+    verify_kept: bool,
     residency: Arc<Residency>,
     residents: Slab<Resident>,
     /// By chunk number: its place in `residents`, or `NONE`.
@@ -40,6 +44,10 @@ pub(super) struct ChunkDriver {
     /// Number of `planned[0]`.
     first: u64,
     spare: Vec<Fetch>,
+    /// Residents whose memory was written to: they wait for other memory, to be read again.
+    again: Vec<u32>,
+    /// Chunks read so far, those read again included.
+    loads: u32,
     /// A chunk that is planned and waits for memory.
     unstarted: Option<(u32, Fetch)>,
     spare_picks: Vec<Vec<Pick>>,
@@ -52,6 +60,9 @@ struct Resident {
     lane: u32,
     epoch: u64,
     group: u32,
+    /// Number of the read that brought it, and the epoch for which it was.
+    load: u32,
+    brought_for: u64,
     fetch: Fetch,
     run: SharedBuf,
     failures: Vec<(usize, Error)>,
@@ -80,6 +91,7 @@ impl ChunkDriver {
         geometry: Vec<Geometry>,
         stream: Stream,
         on_error: OnError,
+        verify_kept: bool,
         residency: Arc<Residency>,
     ) -> ChunkDriver {
         let place_of = vec![NONE; directory.num_chunks() as usize];
@@ -88,6 +100,7 @@ impl ChunkDriver {
             geometry,
             stream,
             on_error,
+            verify_kept,
             residency,
             residents: Slab::new(),
             place_of,
@@ -96,6 +109,8 @@ impl ChunkDriver {
             requested: 0,
             first: 1,
             spare: Vec::new(),
+            again: Vec::new(),
+            loads: 0,
             unstarted: None,
             spare_picks: Vec::new(),
             recycled: Vec::new(),
@@ -146,22 +161,11 @@ impl ChunkDriver {
         let lane = self.stream.lane_of(group);
         self.close_groups_before(lane, group, epoch);
         let fetch = self.plan(chunk);
-        let run = loop {
-            // Rather than exceed the window, give up a chunk that nobody has planned for just now.
-            let must = first && memory.is_starving();
-            let need = match first {
-                true if must && !self.has_unpinned() => Need::Alone,
-                true => Need::Next,
-                false => Need::Ahead,
-            };
-            if let Some(run) = memory.take(fetch.len_bytes, need) {
-                break run;
-            }
-            if !(must && self.evict_unpinned()) {
-                self.unstarted = Some((chunk, fetch));
-                return None;
-            }
+        let Some(run) = self.room(fetch.len_bytes, first, memory) else {
+            self.unstarted = Some((chunk, fetch));
+            return None;
         };
+        self.loads = self.loads.wrapping_add(1);
         let entry = self.residents.vacant_entry();
         let place = entry.key();
         entry.insert(Resident {
@@ -169,6 +173,8 @@ impl ChunkDriver {
             lane,
             epoch,
             group,
+            load: self.loads,
+            brought_for: epoch,
             fetch: Fetch::default(),
             run: SharedBuf::empty(),
             failures: Vec::new(),
@@ -182,6 +188,39 @@ impl ChunkDriver {
         self.place_of[chunk as usize] = place as u32;
         pump.start(place as u64, fetch, run);
         Some(place as u32)
+    }
+
+    /// Memory for a chunk, which the `first` batch waits for or a later one.
+    fn room(&mut self, len: usize, first: bool, memory: &mut Memory) -> Option<IoBuf> {
+        loop {
+            // Rather than exceed the window, give up a chunk that nobody has planned for just now.
+            let must = first && memory.is_starving();
+            let need = match first {
+                true if must && !self.has_unpinned() => Need::Alone,
+                true => Need::Next,
+                false => Need::Ahead,
+            };
+            if let Some(run) = memory.take(len, need) {
+                return Some(run);
+            }
+            if !(must && self.evict_unpinned()) {
+                return None;
+            }
+        }
+    }
+
+    /// Starts to read what was written to; `false` while there is no memory for it.
+    fn bring_again(&mut self, pump: &mut Pump, memory: &mut Memory) -> bool {
+        while let Some(&place) = self.again.last() {
+            let len = self.residents[place as usize].fetch.len_bytes;
+            let Some(run) = self.room(len, true, memory) else { return false };
+            self.again.pop();
+            self.loads = self.loads.wrapping_add(1);
+            let resident = &mut self.residents[place as usize];
+            resident.load = self.loads;
+            pump.start(u64::from(place), std::mem::take(&mut resident.fetch), run);
+        }
+        true
     }
 
     /// The plan of `chunk`: made now, or when it was asked for before and there was no memory.
@@ -273,6 +312,10 @@ impl ChunkDriver {
                 continue;
             }
             let sample = &resident.fetch.samples[pick.nth as usize];
+            if self.verify_kept && resident.brought_for != planned.head.epoch.0 {
+                let learned = self.directory.learned().and_then(|learned| learned.get(sample.id));
+                batch.expect_kept(learned.unwrap_or(sample.crc32c), resident.chunk, resident.load);
+            }
             batch.push(Place {
                 id: sample.id,
                 piece: resident.piece,
@@ -305,7 +348,10 @@ impl Resident {
 
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let (mut moved, begun_with) = (false, self.num_planned);
+        let (mut moved, begun_with) = (!self.again.is_empty(), self.num_planned);
+        if !self.bring_again(pump, memory) {
+            return Ok(false);
+        }
         loop {
             while self.requested < self.planned.len() {
                 let age = self.requested;
@@ -367,6 +413,22 @@ impl Driver for ChunkDriver {
 
     fn is_done(&self) -> bool {
         self.planned.is_empty() && self.stream.is_done()
+    }
+
+    /// Its memory is given up, and other memory is read full in its place, unless that was done before.
+    fn read_again(&mut self, chunk: u32, load: u32) {
+        let place = self.place_of[chunk as usize];
+        let Some(resident) = self.residents.get_mut(place as usize) else { return };
+        if resident.load != load || !resident.ready {
+            return;
+        }
+        resident.ready = false;
+        resident.run = SharedBuf::empty();
+        // Batches of the epoch that is being delivered show it as it will be read now.
+        resident.brought_for = self.planned.front().map_or(resident.epoch, |p| p.head.epoch.0);
+        self.residency.clear(slots_of(&self.directory, chunk));
+        self.again.push(place);
+        self.planned.iter_mut().for_each(|planned| planned.arrived = 0);
     }
 
     fn recycle(&mut self, batch: Batch) {

@@ -44,6 +44,7 @@ impl Copiers {
     }
 
     /// Sends on what there is to say; `Full` gives it back.
+    #[allow(clippy::result_large_err)] // the batch itself comes back, and a box for each would be an allocation
     pub(super) fn pass_on(&mut self, mut next: Told) -> Result<(), TrySendError<Told>> {
         if self.by_poller {
             next = gathered(next, &self.shared);
@@ -108,6 +109,7 @@ mod tests {
             read,
             over_window: Default::default(),
             copied_bytes: Default::default(),
+            rewritten: Default::default(),
             fate,
         })
     }

@@ -51,6 +51,10 @@ impl Driver for LedDriver {
     fn recycle(&mut self, batch: Batch) {
         self.rest.recycle(batch);
     }
+
+    fn read_again(&mut self, chunk: u32, load: u32) {
+        self.rest.read_again(chunk, load);
+    }
 }
 
 /// Above the numbers of chunks' fetches, which are places in a list.

@@ -5,7 +5,8 @@
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
 //! samples out of them; `batching` says which, and `open` what a grouped order then has open at a time.
 //! `memory` is the window that bounds both; `copy` gathers batches into one piece where the caller wants
-//! that; `window` is that memory itself, and the thread that makes its pages.
+//! that; `window` is that memory itself, and the thread that makes its pages; `kept` verifies again what
+//! stays in it from epoch to epoch.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
 //! and stays; the poller sleeps when the window is full and when nothing is on its way. The end of a run
@@ -16,6 +17,7 @@
 mod batching;
 mod chunks;
 mod copy;
+mod kept;
 mod lead;
 mod memory;
 mod open;
@@ -47,6 +49,7 @@ use crate::units::SampleId;
 
 use chunks::ChunkDriver;
 use copy::Copiers;
+use kept::{Kept, Rewritten};
 use lead::{LEAD_TOKEN, LedDriver};
 use memory::Memory;
 use open::LEAD_ROOM_CHUNKS;
@@ -92,6 +95,10 @@ pub struct LoaderOptions {
     pub deadline: Duration,
     /// Whether the poller burns a core rather than sleep.
     pub busy_poll: bool,
+    /// Whether samples that are handed out of memory kept from an earlier epoch have their checksums
+    /// compared again: for callers that pass batches on to where somebody can write to them. Safe Rust
+    /// cannot, so it is off unless asked for.
+    pub verify_kept: bool,
     /// What the poller is bound to; the memory of samples lies near. `None`: it runs anywhere.
     pub cpus: Option<Cpus>,
 }
@@ -115,6 +122,7 @@ impl LoaderOptions {
             on_error: OnError::Raise,
             deadline: Duration::from_secs(60),
             busy_poll: false,
+            verify_kept: false,
             cpus: None,
         }
     }
@@ -150,6 +158,8 @@ pub struct LoaderStats {
     pub copied_bytes: u64,
     /// Runs that did not fit the window and were read outside it.
     pub over_window: u64,
+    /// Samples in kept memory that somebody had written to, so that they were read again.
+    pub rewritten: u64,
     /// How long [`Prefetcher::next`] had to wait, in seconds.
     pub stall_s: f64,
 }
@@ -177,6 +187,7 @@ pub struct Prefetcher {
     owed: u64,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
+    kept: Kept,
     stats: LoaderStats,
 }
 
@@ -202,6 +213,8 @@ struct Shared {
     read: Mutex<ReadStats>,
     over_window: AtomicU64,
     copied_bytes: AtomicU64,
+    /// Chunks in whose memory the consumer found other bytes than were read.
+    rewritten: Rewritten,
     /// What the poller or a copying thread died of.
     fate: Fate,
 }
@@ -232,6 +245,8 @@ trait Driver: Send {
     fn is_done(&self) -> bool;
     /// An emptied batch, whose vectors may be used again.
     fn recycle(&mut self, batch: Batch);
+    /// The memory that read number `load` filled with `chunk` was written to since.
+    fn read_again(&mut self, _chunk: u32, _load: u32) {}
 }
 
 impl Prefetcher {
@@ -318,6 +333,7 @@ impl Prefetcher {
             state: start,
             ended: false,
             failed: None,
+            kept: Kept::default(),
             stats: LoaderStats::default(),
         };
         loader.poller = Some(Forked::new(loader.start(window)?));
@@ -367,7 +383,7 @@ impl Prefetcher {
         if self.ended {
             return Ok(Taken::End);
         }
-        let result = self.receive(std::mem::take(batch), limit);
+        let result = self.receive(std::mem::take(batch), limit).and_then(|it| self.verified(it));
         match result {
             Ok(Received::Batch(delivery)) => {
                 self.stats.batches += 1;
@@ -506,6 +522,7 @@ impl Prefetcher {
         let mut driver: Box<dyn Driver> = match batching {
             Batching::Chunk => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
+                let verify_kept = options.verify_kept;
                 let lead = match open::has_lead(&self.directory, options) {
                     true => Some(stream.split_first()?),
                     false => None,
@@ -515,6 +532,7 @@ impl Prefetcher {
                     geometry.clone(),
                     stream,
                     on_error,
+                    verify_kept,
                     residency,
                 );
                 match lead {
@@ -549,6 +567,7 @@ impl Prefetcher {
             read: Mutex::new(ReadStats::default()),
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
+            rewritten: Rewritten::default(),
             fate: Fate::default(),
         });
         let window = window
@@ -691,6 +710,7 @@ impl Running {
             && self.held.is_none()
             && self.pump.in_flight() == 0;
         self.memory.set_starving(starving);
+        self.shared.rewritten.each(|chunk, load| self.driver.read_again(chunk, load));
         match self.driver.advance(&mut self.pump, &mut self.memory) {
             Ok(more) => moved |= more,
             Err(error) => self.held = Some(Told::Failed(error)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::buf::SharedBuf;
+use crate::checksum::crc32c;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Epoch, SampleId};
@@ -16,6 +17,7 @@ pub struct Batch {
     directory: Option<Arc<Directory>>,
     samples: Vec<Place>,
     pieces: Vec<SharedBuf>,
+    kept: Vec<Kept>,
     epoch: Epoch,
     ends_epoch: bool,
 }
@@ -27,6 +29,18 @@ pub(crate) struct Place {
     pub(crate) piece: u32,
     pub(crate) len_bytes: u32,
     pub(crate) offset: usize,
+}
+
+/// A sample shown from memory that batches of an earlier epoch showed too: whoever got those could write to
+/// it through an alias, so its checksum is compared again when the batch is handed out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    /// Position in the batch.
+    pub(crate) index: u32,
+    pub(crate) crc32c: u32,
+    pub(crate) chunk: u32,
+    /// Which read brought the chunk.
+    pub(crate) load: u32,
 }
 
 /// One sample of a batch.
@@ -183,8 +197,7 @@ impl Batch {
     }
 
     pub(crate) fn reset(&mut self, directory: &Arc<Directory>, epoch: Epoch) {
-        self.samples.clear();
-        self.pieces.clear();
+        self.empty();
         self.epoch = epoch;
         self.ends_epoch = false;
         if !self.directory.as_ref().is_some_and(|known| Arc::ptr_eq(known, directory)) {
@@ -196,6 +209,7 @@ impl Batch {
     pub(crate) fn empty(&mut self) {
         self.samples.clear();
         self.pieces.clear();
+        self.kept.clear();
     }
 
     /// Whether all bytes lie one sample behind the other.
@@ -246,6 +260,33 @@ impl Batch {
     pub(crate) fn add_piece(&mut self, piece: SharedBuf) -> u32 {
         self.pieces.push(piece);
         (self.pieces.len() - 1) as u32
+    }
+
+    /// Has the checksum of the sample that is pushed next compared when the batch is handed out.
+    pub(crate) fn expect_kept(&mut self, crc32c: u32, chunk: u32, load: u32) {
+        let index = self.samples.len() as u32;
+        self.kept.push(Kept { index, crc32c, chunk, load });
+    }
+
+    /// The samples of kept memory whose bytes are not what was read. Compares checksums; allocates only
+    /// where one differs.
+    pub(crate) fn rewritten(&self) -> Vec<Kept> {
+        #[cfg(feature = "unverified")]
+        if super::unverified::is_set() {
+            return Vec::new();
+        }
+        let differs = |kept: &&Kept| crc32c(self.bytes(kept.index as usize)) != kept.crc32c;
+        self.kept.iter().filter(differs).copied().collect()
+    }
+
+    /// Shows the bytes of sample `nth` of `other` at `index`.
+    pub(crate) fn show_instead(&mut self, index: usize, other: &Batch, nth: usize) {
+        let place = other.samples[nth];
+        let piece = match place.len_bytes {
+            0 => 0,
+            _ => self.add_piece(other.pieces[place.piece as usize].clone()),
+        };
+        self.samples[index] = Place { piece, ..place };
     }
 
     /// Takes the sample at `index` out again; [`Batch::drop_unplaced`] then closes the gaps.

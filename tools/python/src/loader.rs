@@ -154,7 +154,8 @@ impl Loader {
     }
 
     /// What was done so far, in this process: a dict of numbers. stall_s is how long calls had to wait,
-    /// in seconds; copied_bytes what was copied to make batches contiguous.
+    /// in seconds; copied_bytes what was copied to make batches contiguous; rewritten how many samples
+    /// somebody had written to in kept memory, so that they were read again.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runs().stats();
         let dict = PyDict::new(py);
@@ -168,6 +169,7 @@ impl Loader {
         dict.set_item("skipped", stats.skipped)?;
         dict.set_item("copied_bytes", stats.copied_bytes)?;
         dict.set_item("over_window", stats.over_window)?;
+        dict.set_item("rewritten", stats.rewritten)?;
         dict.set_item("stall_s", stats.stall_s)?;
         Ok(dict)
     }

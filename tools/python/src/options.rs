@@ -95,6 +95,7 @@ pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOption
     let py = given.py();
     let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
     let mut options = LoaderOptions::new(order, 1, EPOCHS);
+    options.verify_kept = true; // views of a batch can be made writable
     for (key, value) in given {
         let key: String = key.extract()?;
         if !about(&key, &value, set_loader_option(&mut options, &key, &value))? {

@@ -417,6 +417,60 @@ def test_views_become_tensors_that_copy_or_share(ds, source):
     assert dlfs.torch.tensor(memoryview(b"")).shape == (0,)
 
 
+def _through_frombuffer(view):
+    tensor = torch.frombuffer(view, dtype=torch.uint8)
+    tensor.add_(1)
+
+
+def _through_share(view):
+    dlfs.torch.tensor(view, share=True).zero_()
+
+
+def _through_dlpack(view):
+    # numpy exports what is read-only only to consumers that know of it: torch's older way takes it all the same.
+    array = np.frombuffer(view, dtype=np.uint8)
+    torch.from_dlpack(_writable(array)).fill_(7)
+
+
+def _through_numpy(view):
+    _writable(np.frombuffer(view, dtype=np.uint8)).fill(255)
+
+
+def _writable(array):
+    """An array over the same memory that may be written to, which numpy itself refuses to make."""
+    class Forced:
+        __array_interface__ = dict(array.__array_interface__, data=(array.ctypes.data, False))
+        base = array
+
+    return np.asarray(Forced())
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize("order", ["grouped", "global"])
+@pytest.mark.parametrize("batch_size", [7, 400])
+@pytest.mark.parametrize("write", [_through_frombuffer, _through_share, _through_dlpack, _through_numpy])
+def test_writing_through_an_alias_changes_no_later_epoch(
+    image, source, write, order, batch_size, caplog
+):
+    with dlfs.open(image) as ds, dlfs.Loader(ds, batch_size, order=order, seed=1, epochs=4) as loader:
+        for epoch in range(4):
+            seen, keep = [], []
+            for batch in loader:
+                for id, view in zip(batch.ids.tolist(), batch):
+                    assert bytes(view) == source.contents[id], f"sample {id} in epoch {epoch}"
+                    seen.append(id)
+                    if len(view):
+                        write(view)
+                keep = keep[-3:] + [batch]  # batches live on for a while
+            assert sorted(seen) == list(range(len(source)))
+        rewritten = loader.stats()["rewritten"]
+    told = [record.getMessage() for record in caplog.records if "wrote to the memory" in record.getMessage()]
+    if order == "grouped":
+        assert rewritten > 0 and len(told) == 1 and "torch.frombuffer" in told[0]
+    else:
+        assert rewritten == 0 and not told
+
+
 def test_two_labels_of_three_are_two_labels_and_none(ds, tmp_path):
     (tmp_path / "list.jsonl").write_text("")
     for i in range(3):
