@@ -189,7 +189,8 @@
 // The id of a folder in dlfs_list.
 #define DLFS_FOLDER UINT64_MAX
 
-// The label of a sample that has none.
+// The label of a sample that has none, in every function and struct. Python has None for it, and
+// dlfs.NO_LABEL, the same number, in an array of labels.
 #define DLFS_NO_LABEL INT64_MIN
 
 // Something went wrong for good.
@@ -285,6 +286,9 @@ typedef struct {
     // The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
     // one of `tiers_file`.
     uint64_t tier_bandwidth;
+    // Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
+    // and a file opened by dlfs_open are; or NULL.
+    const char *field;
 } dlfs_mount_options;
 
 // What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -315,7 +319,7 @@ typedef struct {
     size_t size;
     // Which sample it is.
     uint64_t id;
-    // Its length in bytes.
+    // Its length in bytes; of all its fields together.
     uint64_t len;
     // Its label, or DLFS_NO_LABEL.
     int64_t label;
@@ -337,13 +341,15 @@ typedef struct {
 typedef struct {
     // Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
     uint64_t id;
-    // Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
+    // Its bytes, verified; NULL when `status` is not DLFS_OK. Where samples have several fields: the one
+    // that dlfs_mount_options named, NULL when none was named or this sample does not have it.
     const uint8_t *data;
-    // Its length in bytes.
+    // Their number.
     size_t len;
     // Its label, or DLFS_NO_LABEL.
     int64_t label;
-    // Its fields, `num_fields` of them; one, the record, where samples are not divided.
+    // Its fields, `num_fields` of them, as dlfs_field_name names them; one, `data`, where samples are not
+    // divided.
     const dlfs_field *fields;
     // How many fields there are.
     size_t num_fields;
@@ -369,8 +375,9 @@ typedef struct {
     const char *const *names;
     // How many samples.
     size_t count;
-    // Memory of the caller's for their bytes, one sample behind the other in the order of asking; it
-    // must stay until dlfs_release. NULL: the library's memory, without this copy.
+    // Memory of the caller's for their bytes, one sample behind the other in the order of asking, each
+    // with all its fields one behind the other; it must stay until dlfs_release. NULL: the library's
+    // memory, without this copy.
     void *out;
     // Bytes of it.
     size_t out_len;
@@ -396,7 +403,7 @@ typedef struct {
     const dlfs_item *items;
     // How many there are.
     size_t count;
-    // Bytes of all samples.
+    // Bytes of all samples, with all their fields.
     uint64_t len_bytes;
     // The epoch it belongs to; 0 for dlfs_read_batch.
     uint64_t epoch;
@@ -559,7 +566,7 @@ const char *dlfs_version(void);
 // Reads the directory, not the names: those come with the first call that needs one. `options` may be
 // NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
 //
-// DLFS_E_NOT_FOUND: there is no such file, host or image. DLFS_E_REFUSED: the target, or the system,
+// DLFS_E_NOT_FOUND: there is no such file, host, image or field. DLFS_E_REFUSED: the target, or the system,
 // lets nobody in. DLFS_E_TIMED_OUT: nothing has answered. DLFS_E_BUSY: another process has a tier.
 int dlfs_mount(const char *addresses,
                const dlfs_mount_options *options,
@@ -596,6 +603,14 @@ int dlfs_class_name(const dlfs_fs *fs, uint64_t index, char *name, size_t len, s
 // field 0, without a name. No I/O. Any thread.
 int dlfs_field_name(const dlfs_fs *fs, uint64_t index, char *name, size_t len, size_t *needed);
 
+// Gives the number of the field called `name`: where it stands in `fields` of a dlfs_item. No I/O. Any
+// thread.
+//
+// DLFS_E_NOT_FOUND: samples have no such field; the text of the error says which they have.
+int dlfs_field_number(const dlfs_fs *fs,
+                      const char *name,
+                      uint64_t *number);
+
 // Gives the name of sample `id` and a NUL in `name`, which has `len` bytes; DLFS_NAME_MAX suffice.
 //
 // `needed` may be NULL; otherwise it says how many bytes the name takes, also with
@@ -610,6 +625,9 @@ int dlfs_list(const dlfs_fs *fs, const char *folder, int recursive, dlfs_visit v
 
 // Opens the sample called `name` and gives its handle in `*file`. Reads nothing but, once, the names.
 // Any thread.
+//
+// Where samples have several fields, the file is the one that dlfs_mount_options named; DLFS_E_INVALID:
+// none was named. A sample that does not have it fails with DLFS_E_NOT_FOUND when it is read.
 int dlfs_open(const dlfs_fs *fs,
               const char *name,
               dlfs_file **file);

@@ -2,16 +2,16 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::ops::Range;
 
-use dlfs::format::fields;
 use dlfs::reader::Batch;
 
-use crate::error::{DLFS_E_CORRUPT, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_OK, Failure, guard};
+use crate::fields::FieldTable;
 use crate::handles;
 use crate::structs::{Struct, check_out, give, take};
 
-/// The label of a sample that has none.
+/// The label of a sample that has none, in every function and struct. Python has None for it, and
+/// dlfs.NO_LABEL, the same number, in an array of labels.
 pub const DLFS_NO_LABEL: i64 = i64::MIN;
 
 /// One field of a sample.
@@ -30,13 +30,15 @@ pub struct Field {
 pub struct Item {
     /// Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
     pub id: u64,
-    /// Its whole record, verified; NULL when `status` is not DLFS_OK. Of several fields see `fields`.
+    /// Its bytes, verified; NULL when `status` is not DLFS_OK. Where samples have several fields: the one
+    /// that dlfs_mount_options named, NULL when none was named or this sample does not have it.
     pub data: *const u8,
-    /// Its length in bytes.
+    /// Their number.
     pub len: usize,
     /// Its label, or DLFS_NO_LABEL.
     pub label: i64,
-    /// Its fields, `num_fields` of them; one, the record, where samples are not divided.
+    /// Its fields, `num_fields` of them, as dlfs_field_name names them; one, `data`, where samples are not
+    /// divided.
     pub fields: *const Field,
     /// How many fields there are.
     pub num_fields: usize,
@@ -60,7 +62,7 @@ pub struct BatchOut {
     pub items: *const Item,
     /// How many there are.
     pub count: usize,
-    /// Bytes of all samples.
+    /// Bytes of all samples, with all their fields.
     pub len_bytes: u64,
     /// The epoch it belongs to; 0 for dlfs_read_batch.
     pub epoch: u64,
@@ -90,49 +92,6 @@ unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// Where the fields of divided records lie, in one table for a whole batch. A record that is not divided
-/// has one field, itself, which the item shows already: see [`show_whole`].
-pub(crate) struct FieldTable {
-    each: usize,
-    fields: Vec<Field>,
-}
-
-impl FieldTable {
-    /// A table for `count` samples of `each` fields; its memory does not move until it is full.
-    pub(crate) fn new(each: usize, count: usize) -> FieldTable {
-        let each = each.max(1);
-        let room = if each == 1 { 0 } else { each * count };
-        FieldTable { each, fields: Vec::with_capacity(room) }
-    }
-
-    /// Fills in the fields of `item`, whose record is `record`; damaged ones make it an error.
-    pub(crate) fn add(&mut self, item: &mut Item, record: &[u8]) {
-        item.num_fields = self.each;
-        if self.each > 1 {
-            self.split(item, record);
-        }
-        if item.status != DLFS_OK {
-            (item.data, item.len) = (std::ptr::null(), 0);
-        }
-    }
-
-    fn split(&mut self, item: &mut Item, record: &[u8]) {
-        let from = self.fields.len();
-        assert!(from + self.each <= self.fields.capacity(), "more than was made room for");
-        if item.status == DLFS_OK {
-            match fields::split(record, self.each) {
-                Ok(ranges) => self.fields.extend(ranges.into_iter().map(|at| field(record, at))),
-                Err(_) => item.status = DLFS_E_CORRUPT,
-            }
-        }
-        if item.status != DLFS_OK {
-            self.fields.truncate(from);
-            self.fields.extend((0..self.each).map(|_| field(record, None)));
-        }
-        item.fields = self.fields[from..].as_ptr();
-    }
-}
-
 /// Has each item with one field show itself as that. To be called where the items stay.
 pub(crate) fn show_whole(items: &mut [Item]) {
     const { assert!(offset_of!(Item, len) - offset_of!(Item, data) == offset_of!(Field, len)) };
@@ -143,19 +102,12 @@ pub(crate) fn show_whole(items: &mut [Item]) {
     }
 }
 
-fn field(record: &[u8], at: Option<Range<usize>>) -> Field {
-    match at {
-        Some(range) => Field { data: record[range.clone()].as_ptr(), len: range.len() },
-        None => Field { data: std::ptr::null(), len: 0 },
-    }
-}
-
-/// The item of the sample at `index` of `batch`, which has `record`; its fields are still to come.
-pub(crate) fn item_of(batch: &Batch, index: usize, record: &[u8]) -> Item {
+/// The item of the sample at `index` of `batch`; its bytes and fields are still to come.
+pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
     Item {
         id: batch.id(index).0,
-        data: record.as_ptr(),
-        len: record.len(),
+        data: std::ptr::null(),
+        len: 0,
         label: batch.label(index).unwrap_or(DLFS_NO_LABEL),
         fields: std::ptr::null(),
         num_fields: 0,
@@ -180,15 +132,23 @@ pub(crate) unsafe fn hand_out(
         size: 0,
         items: items.as_ptr(),
         count: items.len(),
-        len_bytes: items.iter().map(|item| item.len as u64).sum(),
+        len_bytes: items.iter().map(len_bytes).sum(),
         epoch: place.0,
         ends_epoch: place.1.into(),
         reserved: 0,
         handle: std::ptr::null_mut(),
     };
-    value.handle = handles::insert(Held { _batch: batch, _items: items, _fields: fields.fields })?;
+    value.handle =
+        handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
     // SAFETY: the caller's promise.
     unsafe { give(out, value) }
+}
+
+/// Bytes of all fields.
+fn len_bytes(item: &Item) -> u64 {
+    // SAFETY: an item that is handed out has its fields, in memory that lives as long.
+    let fields = unsafe { std::slice::from_raw_parts(item.fields, item.num_fields) };
+    fields.iter().map(|field| field.len as u64).sum()
 }
 
 /// Gives the memory of `batch` back, and empties the struct. Any thread.

@@ -30,6 +30,9 @@ pub(crate) struct File {
 
 /// Opens the sample called `name` and gives its handle in `*file`. Reads nothing but, once, the names.
 /// Any thread.
+///
+/// Where samples have several fields, the file is the one that dlfs_mount_options named; DLFS_E_INVALID:
+/// none was named. A sample that does not have it fails with DLFS_E_NOT_FOUND when it is read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_open(
     fs: *const Fs,
@@ -108,6 +111,7 @@ pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
 }
 
 fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
+    mount.division.check_one(mount.dataset.fields())?;
     let batch = AtomicPtr::new(null_mut());
     let file = File { mount: Some(mount), id, batch, position: AtomicU64::new(0) };
     Ok(handles::insert(file)?.cast())
@@ -135,10 +139,10 @@ unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
 impl File {
     /// The sample's bytes, read by whoever asks first. Two threads may both read them; one copy stays.
     fn bytes(&self) -> Result<&[u8], Failure> {
-        if let Some(batch) = self.batch() {
-            return Ok(batch.bytes(0));
-        }
         let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
+        if let Some(batch) = self.batch() {
+            return mount.division.shown(batch.bytes(0));
+        }
         let (wanted, stop) = ([self.id], &mut mount.stop.clone());
         let read = mount.dataset.read(Wanted::Ids(&wanted), OnError::Raise, stop)?;
         let mine = Box::into_raw(Box::new(read.batch));
@@ -147,7 +151,7 @@ impl File {
             // SAFETY: it was made above and nobody else has it; another thread's is as good.
             drop(unsafe { Box::from_raw(mine) });
         }
-        Ok(self.batch().map_or(&[], |batch| batch.bytes(0)))
+        self.batch().map_or(Ok(&[]), |batch| mount.division.shown(batch.bytes(0)))
     }
 
     fn batch(&self) -> Option<&Batch> {

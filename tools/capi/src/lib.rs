@@ -16,6 +16,7 @@
 
 pub mod batch;
 pub mod error;
+mod fields;
 pub mod file;
 mod handles;
 pub mod log;

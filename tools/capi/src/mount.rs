@@ -9,9 +9,10 @@ use dlfs::units::SampleId;
 
 use crate::batch::DLFS_NO_LABEL;
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::fields::{Division, number_of};
 use crate::handles;
 use crate::options::{MountOptions, Stop};
-use crate::structs::{Struct, check_out, give, give_text, put, take_or, text};
+use crate::structs::{Struct, check_out, give, give_text, optional_text, put, take_or, text};
 
 /// A mounted data set. Never looked into: a handle.
 pub struct Fs(());
@@ -20,6 +21,7 @@ pub struct Fs(());
 pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
     pub(crate) stop: Stop,
+    pub(crate) division: Division,
 }
 
 pub(crate) fn mount_of(fs: *const Fs) -> Result<std::sync::Arc<Mount>, Failure> {
@@ -62,7 +64,7 @@ pub struct SampleOut {
     pub size: usize,
     /// Which sample it is.
     pub id: u64,
-    /// Its length in bytes.
+    /// Its length in bytes; of all its fields together.
     pub len: u64,
     /// Its label, or DLFS_NO_LABEL.
     pub label: i64,
@@ -79,7 +81,7 @@ unsafe impl Struct for SampleOut {
 /// Reads the directory, not the names: those come with the first call that needs one. `options` may be
 /// NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
 ///
-/// DLFS_E_NOT_FOUND: there is no such file, host or image. DLFS_E_REFUSED: the target, or the system,
+/// DLFS_E_NOT_FOUND: there is no such file, host, image or field. DLFS_E_REFUSED: the target, or the system,
 /// lets nobody in. DLFS_E_TIMED_OUT: nothing has answered. DLFS_E_BUSY: another process has a tier.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mount(
@@ -96,7 +98,8 @@ pub unsafe extern "C" fn dlfs_mount(
             let list = Address::parse_list_os(list).map_err(dlfs::Error::from)?;
             let mut stop = given.stop();
             let dataset = Dataset::open(&list, &given.options()?, &mut stop)?;
-            let handle = handles::insert(Mount { dataset, stop })?;
+            let division = Division::of(dataset.fields(), optional_text(given.field))?;
+            let handle = handles::insert(Mount { dataset, stop, division })?;
             put(fs, handle.cast::<Fs>(), "fs")?;
         }
         Ok(DLFS_OK)
@@ -223,6 +226,26 @@ pub unsafe extern "C" fn dlfs_field_name(
     })
 }
 
+/// Gives the number of the field called `name`: where it stands in `fields` of a dlfs_item. No I/O. Any
+/// thread.
+///
+/// DLFS_E_NOT_FOUND: samples have no such field; the text of the error says which they have.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_field_number(
+    fs: *const Fs,
+    name: *const c_char,
+    number: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, see the chapter.
+        let name = unsafe { text(name, "name")? };
+        let found = number_of(mount_of(fs)?.dataset.fields(), name)? as u64;
+        // SAFETY: as above.
+        unsafe { put(number, found, "number")? };
+        Ok(DLFS_OK)
+    })
+}
+
 fn entry<'a>(list: &'a [Vec<u8>], index: u64, what: &str) -> Result<&'a [u8], Failure> {
     let found = usize::try_from(index).ok().and_then(|index| list.get(index));
     found.map(Vec::as_slice).ok_or_else(|| {
@@ -233,7 +256,7 @@ fn entry<'a>(list: &'a [Vec<u8>], index: u64, what: &str) -> Result<&'a [u8], Fa
 
 impl Mount {
     fn stat(&self, id: SampleId) -> Result<SampleOut, Failure> {
-        let len = self.dataset.len_bytes(id)?.into();
+        let len = self.division.len_of(self.dataset.len_bytes(id)?) as u64;
         let label = self.dataset.directory().label(id).unwrap_or(DLFS_NO_LABEL);
         Ok(SampleOut { size: 0, id: id.0, len, label })
     }

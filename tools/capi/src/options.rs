@@ -131,10 +131,14 @@ pub struct MountOptions {
     /// The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
     /// one of `tiers_file`.
     pub tier_bandwidth: u64,
+    /// Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
+    /// and a file opened by dlfs_open are; or NULL.
+    pub field: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
     const NAME: &str = "dlfs_mount_options";
+    const EARLIER: &[usize] = &[std::mem::offset_of!(MountOptions, field)];
 }
 
 /// How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
@@ -313,6 +317,7 @@ impl Default for MountOptions {
             tier_stop: 0,
             tiers_file: std::ptr::null(),
             tier_bandwidth: 0,
+            field: std::ptr::null(),
         }
     }
 }

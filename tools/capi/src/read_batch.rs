@@ -6,8 +6,9 @@ use dlfs::dataset::{OnError, Wanted, Watch};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
-use crate::batch::{BatchOut, DLFS_NO_LABEL, FieldTable, Item, hand_out, item_of, show_whole};
+use crate::batch::{BatchOut, DLFS_NO_LABEL, Item, hand_out, item_of, show_whole};
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard};
+use crate::fields::{Division, FieldTable};
 use crate::mount::{Fs, Mount, mount_of};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
 use crate::structs::{Struct, array, check_out, give, take, text};
@@ -29,8 +30,9 @@ pub struct ReadRequest {
     pub names: *const *const c_char,
     /// How many samples.
     pub count: usize,
-    /// Memory of the caller's for their bytes, one sample behind the other in the order of asking; it
-    /// must stay until dlfs_release. NULL: the library's memory, without this copy.
+    /// Memory of the caller's for their bytes, one sample behind the other in the order of asking, each
+    /// with all its fields one behind the other; it must stay until dlfs_release. NULL: the library's
+    /// memory, without this copy.
     pub out: *mut c_void,
     /// Bytes of it.
     pub out_len: usize,
@@ -101,19 +103,19 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
     }
     let wanted = if request.names.is_null() { Wanted::Ids(&given) } else { Wanted::Names(&names) };
     let ids = mount.dataset.ids_of(wanted, &mut mount.stop.clone())?;
-    let fields = mount.dataset.fields().len();
+    let division = mount.division;
     let mut sink = Sink {
         stop: mount.stop,
         place: Placement::new(mount, &ids, request)?,
         arrived: request.arrived,
         user: request.user,
-        fields,
+        division,
     };
     let on_error = if raise { OnError::Raise } else { OnError::Blank };
     let read = mount.dataset.read(wanted, on_error, &mut sink)?;
     let mut failures = read.failures.iter().peekable();
     let mut items = Vec::with_capacity(ids.len());
-    let mut table = FieldTable::new(fields, ids.len());
+    let mut table = FieldTable::new(division, ids.len());
     for (index, &id) in ids.iter().enumerate() {
         let failure = failures.next_if(|(failed, _)| *failed == index);
         let item = match failure {
@@ -151,7 +153,7 @@ impl Placement {
         let mut offsets = Vec::with_capacity(ids.len());
         for &id in ids {
             offsets.push(need as usize);
-            need += u64::from(directory.len_bytes(id).unwrap_or(0));
+            need += mount.division.len_of(directory.len_bytes(id).unwrap_or(0)) as u64;
         }
         if need > request.out_len as u64 {
             let text = format!("the samples have {need} bytes, out has {}", request.out_len);
@@ -167,7 +169,7 @@ struct Sink {
     place: Placement,
     arrived: Arrived,
     user: *mut c_void,
-    fields: usize,
+    division: Division,
 }
 
 impl Watch for Sink {
@@ -177,7 +179,8 @@ impl Watch for Sink {
 
     fn arrived(&mut self, batch: &Batch, index: usize) {
         if !self.place.out.is_null() {
-            let bytes = batch.bytes(index);
+            // Damaged ones, shorter than the table, have nothing to show.
+            let bytes = batch.bytes(index).get(self.division.table_len()..).unwrap_or_default();
             // SAFETY: `Placement::new` has laid all samples out within the caller's memory, by the
             // lengths that the directory has and that a verified sample has too.
             unsafe {
@@ -186,7 +189,7 @@ impl Watch for Sink {
             }
         }
         if self.arrived.is_some() {
-            let mut table = FieldTable::new(self.fields, 1);
+            let mut table = FieldTable::new(self.division, 1);
             let item = self.item(batch, index, &mut table);
             self.show(item);
         }
@@ -196,16 +199,14 @@ impl Watch for Sink {
 impl Sink {
     /// The sample at `index` of `batch`, where the caller sees its bytes.
     fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
-        let mut record = batch.bytes(index);
-        if !self.place.out.is_null() {
-            // SAFETY: laid out by `Placement::new`, and filled when the sample arrived.
-            record = unsafe {
-                let from = self.place.out.add(self.place.offsets[index]);
-                std::slice::from_raw_parts(from, record.len())
-            };
-        }
-        let mut item = item_of(batch, index, record);
-        table.add(&mut item, record);
+        let record = batch.bytes(index);
+        let body = match self.place.out.is_null() {
+            true => record.as_ptr().wrapping_add(self.division.table_len()),
+            // Laid out by `Placement::new`, and filled when the sample arrived.
+            false => self.place.out.wrapping_add(self.place.offsets[index]).cast_const(),
+        };
+        let mut item = item_of(batch, index);
+        table.add(&mut item, record, body);
         item
     }
 
@@ -221,7 +222,7 @@ impl Sink {
             index,
             status,
         };
-        table.add(&mut item, &[]);
+        table.add(&mut item, &[], std::ptr::null());
         self.show(item);
         item
     }

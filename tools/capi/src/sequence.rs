@@ -6,8 +6,9 @@ use std::sync::Arc;
 use dlfs::dataset::{Loader, load_state, save_state};
 use dlfs::order::State;
 
-use crate::batch::{BatchOut, FieldTable, hand_out, item_of};
+use crate::batch::{BatchOut, hand_out, item_of};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
+use crate::fields::{Division, FieldTable};
 use crate::handles;
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop};
@@ -20,6 +21,7 @@ pub struct Seq(());
 pub(crate) struct Sequence {
     pub(crate) loader: Loader,
     stop: Stop,
+    division: Division,
 }
 
 impl Sequence {
@@ -61,8 +63,10 @@ pub unsafe extern "C" fn dlfs_sequence(
         unsafe {
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
-            let loader = mount_of(fs)?.dataset.loader(options.options()?)?;
-            let handle = handles::insert(Sequence { loader, stop: options.stop() })?;
+            let mount = mount_of(fs)?;
+            let loader = mount.dataset.loader(options.options()?)?;
+            let (stop, division) = (options.stop(), mount.division);
+            let handle = handles::insert(Sequence { loader, stop, division })?;
             put(seq, handle.cast::<Seq>(), "seq")?;
         }
         Ok(DLFS_OK)
@@ -87,12 +91,13 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         let sequence = sequence_of(seq)?;
         let next = sequence.loader.next(&mut sequence.stop.clone())?;
         let Some(next) = next else { return Ok(DLFS_END) };
-        let mut fields = FieldTable::new(sequence.loader.directory().fields().len(), next.len());
+        let division = sequence.division;
+        let mut fields = FieldTable::new(division, next.len());
         let mut items = Vec::with_capacity(next.len());
         for index in 0..next.len() {
             let record = next.bytes(index);
-            let mut item = item_of(&next, index, record);
-            fields.add(&mut item, record);
+            let mut item = item_of(&next, index);
+            fields.add(&mut item, record, record.as_ptr().wrapping_add(division.table_len()));
             items.push(item);
         }
         let place = (next.epoch().0, next.ends_epoch());
