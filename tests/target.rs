@@ -12,7 +12,7 @@ use dlfs::nvme::sqe::{cns, log_page};
 use dlfs::nvme::{Cc, Csts, IdentifyController, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{Cpus, Device};
+use dlfs::qpair::{ConnectOptions, Cpus, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
@@ -363,6 +363,27 @@ fn discovered(target: &Target, hostnqn: Nqn) -> Vec<Nqn> {
         record.subnqn().unwrap()
     });
     records.collect()
+}
+
+#[test]
+fn who_connects_to_a_subsystem_that_is_not_there_or_not_for_it_is_told_to_discover() {
+    let friend = Nqn::new("nqn.2026-11.io.dlfs:friend").unwrap();
+    let (target, _) = serve(|options| options.allow_hosts = vec![friend.clone()]);
+    let port = target.local_addr().port();
+    let host = |hostnqn: &Nqn, subsystem: &str| {
+        let address = format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:{subsystem}");
+        let options =
+            ConnectOptions { hostnqn: Some(hostnqn.clone()), ..ConnectOptions::default() };
+        dlfs::qpair::open(&address.parse().unwrap(), &options).err().map(|error| error.report())
+    };
+    let of_nobody = host(&friend, "no-such-thing").expect("there is none");
+    assert!(of_nobody.contains("dlfs discover HOST:PORT"), "{of_nobody}");
+    let name = nqn().to_string();
+    let served = name.rsplit(':').next().unwrap();
+    let stranger = Nqn::new("nqn.2026-11.io.dlfs:stranger").unwrap();
+    let of_stranger = host(&stranger, served).expect("it is not allowed");
+    assert!(of_stranger.contains("--hostnqn"), "{of_stranger}");
+    assert_eq!(host(&friend, served), None);
 }
 
 #[test]

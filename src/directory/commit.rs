@@ -130,8 +130,7 @@ impl Directory {
 
 /// Record and snapshot prefer namespace 0, which is read first in any case.
 fn allocate(space: &mut Space, cells: u64) -> Result<Run, FormatError> {
-    let free = space.free_cells();
-    space.allocate(0, cells).ok_or(FormatError::NoSpace { cells, free })
+    space.allocate(0, cells).ok_or_else(|| space.no_room(cells))
 }
 
 fn grow(ends: &mut [u64], namespace: u16, end: u64) {

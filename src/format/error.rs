@@ -83,12 +83,12 @@ pub enum FormatError {
         found: u64,
     },
     /// There is no free run of cells that is long enough.
-    #[error("no room for {cells} cells in one run; {free} are free")]
+    #[error("{needed_bytes} bytes are needed in one piece, and {free_bytes} are free in all")]
     NoSpace {
-        /// Cells that are needed.
-        cells: u64,
-        /// Cells that are free, in shorter runs.
-        free: u64,
+        /// The piece that is needed.
+        needed_bytes: u64,
+        /// What is free, in shorter pieces.
+        free_bytes: u64,
     },
     /// What is asked for was not read: the names of a directory may be left on media.
     #[error("{what} are not loaded")]
@@ -124,7 +124,15 @@ impl From<FormatError> for Error {
             }
             _ => (ErrorKind::Corrupt, "the image is damaged"),
         };
-        Error::new(kind, message).source(error)
+        let is_full = kind == ErrorKind::NoSpace;
+        let error = Error::new(kind, message).source(error);
+        match is_full {
+            true => error.hint(
+                "make the file or device longer; or delete samples and purge, which gives their bytes back \
+                 two generations later",
+            ),
+            false => error,
+        }
     }
 }
 

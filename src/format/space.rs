@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{ImageLayout, Run};
+use crate::format::{FormatError, ImageLayout, Run};
 
 /// Free and used cells of all namespaces of an image. What it gives out depends on what was put in
 /// and asked for and on nothing else, so that a resumed import goes on where it would have.
 #[derive(Debug, Clone)]
 pub struct Space {
     namespaces: Vec<Cells>,
+    cell_len_bytes: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -34,7 +35,10 @@ impl Space {
             cells.take(0, 1);
             cells
         };
-        Space { namespaces: len_bytes.iter().map(namespace).collect() }
+        Space {
+            namespaces: len_bytes.iter().map(namespace).collect(),
+            cell_len_bytes: layout.chunk_size_bytes.into(),
+        }
     }
 
     /// Marks `run` as used: whatever the current generation reads, and whatever it freed.
@@ -65,6 +69,14 @@ impl Space {
     pub fn free_cells(&self) -> u64 {
         let free = |cells: &Cells| cells.capacity.saturating_sub(cells.used_cells());
         self.namespaces.iter().map(free).fold(0, u64::saturating_add)
+    }
+
+    /// Why there is no run of `cells` cells.
+    pub fn no_room(&self, cells: u64) -> FormatError {
+        FormatError::NoSpace {
+            needed_bytes: cells.saturating_mul(self.cell_len_bytes),
+            free_bytes: self.free_cells().saturating_mul(self.cell_len_bytes),
+        }
     }
 
     /// End of the last used cell of a namespace, in cells: how long a file must be.

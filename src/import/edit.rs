@@ -369,9 +369,8 @@ impl<'a> Purge<'a> {
     fn finish_chunk(&mut self) -> Result<()> {
         let Some((chunk, _)) = self.open.take() else { return Ok(()) };
         let layout = *self.edit.current.directory.layout();
-        let free = self.space.free_cells();
-        let no_room = crate::format::FormatError::NoSpace { cells: 1, free };
-        let run = self.space.allocate(self.sequence, 1).ok_or(no_room)?;
+        let run = self.space.allocate(self.sequence, 1);
+        let run = run.ok_or_else(|| self.space.no_room(1))?;
         let end = layout.offset_of(run.cell)? + u64::from(layout.chunk_size_bytes);
         self.edit.media.grow(run.namespace, end)?;
         let place = ChunkPlace {

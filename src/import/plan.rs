@@ -122,13 +122,12 @@ impl<'a> Planner<'a> {
         let cells = oversize_len.map_or(1, |len| self.spec.layout.cells_of(len));
         let sequence = self.sequence;
         self.sequence += 1;
-        let free = self.space.free_cells();
         let run = self.space.allocate(sequence, cells);
         Ok(Some(ChunkPlan {
             sequence,
             first_slot: Slot(first_slot),
             num_slots: (self.next_slot - first_slot) as u32,
-            run: run.ok_or(FormatError::NoSpace { cells, free })?,
+            run: run.ok_or_else(|| self.space.no_room(cells))?,
             oversize: oversize_len.is_some(),
         }))
     }

@@ -8,9 +8,7 @@ use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
 use crate::format::Fit;
 use crate::format::builder::{ChunkPlace, FinishedChunk};
-use crate::format::{
-    ChunkBuilder, ChunkHeader, ChunkSpec, FormatError, Run, SampleMeta, Space, fields,
-};
+use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Run, SampleMeta, Space, fields};
 use crate::import::begin::{self, Begun, write_journals};
 use crate::import::behind::{Behind, Home, PIECE_BYTES};
 use crate::import::commit;
@@ -252,9 +250,8 @@ impl<'a> Writer<'a> {
     /// Cells for the next chunk, on a namespace that is long enough for them.
     fn next_place(&mut self, cells: u64) -> Result<ChunkPlace> {
         let layout = &self.begun.journal.layout;
-        let free = self.space.free_cells();
         let run = self.space.allocate(self.sequence, cells);
-        let run: Run = run.ok_or(FormatError::NoSpace { cells, free })?;
+        let run: Run = run.ok_or_else(|| self.space.no_room(cells))?;
         self.begun.media.grow(run.namespace, layout.offset_of(run.cell + run.cells)?)?;
         let sequence = self.sequence;
         self.sequence += 1;

@@ -362,7 +362,10 @@ fn refusal(cqe: &Cqe) -> Failure {
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
     if status.is(Status::CONNECT_INVALID_HOST) {
         return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-            .hint("have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn");
+            .hint(
+                "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
+                 `dlfs discover HOST:PORT` lists what the target offers this one",
+            );
     }
     if status.is(Status::CONNECT_CONTROLLER_BUSY) {
         return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
@@ -374,12 +377,11 @@ fn refusal(cqe: &Cqe) -> Failure {
     if status.is(Status::CONNECT_INVALID_PARAMETERS) {
         if (invalid.offset, invalid.in_data) == (ConnectData::SUBNQN_OFFSET, true) {
             let message = format!("the target has no such subsystem ({status})");
-            return Failure::new(ErrorKind::NotFound, message);
+            return Failure::new(ErrorKind::NotFound, message).hint(LIST_SUBSYSTEMS);
         }
         let place = if invalid.in_data { "data" } else { "command" };
         let message = format!("{status}, offset {} of the {place}", invalid.offset);
-        return Failure::new(ErrorKind::Refused, message)
-            .hint("check the subsystem NQN in the address");
+        return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
     }
     Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
 }
@@ -395,6 +397,10 @@ const NO_PLACE: &str = "the target has as many controllers as it allows, of all 
 /// What to do when a target hangs up at once.
 const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
     its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
+/// What helps with an NQN that the target does not know.
+const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs discover HOST:PORT` lists those that the \
+     target offers to this host";
+
 /// How failures name the command.
 const CONNECT: &str = "Connect";
 

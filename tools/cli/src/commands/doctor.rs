@@ -1,4 +1,4 @@
-//! `dlfs doctor`: what this machine has for user-level NVMe, and how to mend what is missing.
+//! `dlfs doctor`: what this machine has for user-level NVMe, and how to have what is not there.
 //!
 //! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root that
 //! tests choose.
@@ -14,8 +14,8 @@ use crate::out::Out;
 
 /// Check huge pages, locked memory, VFIO, permissions and the IOMMU, and say how to mend each
 ///
-/// Image files and nvme-tcp:// need none of it. What is missing matters for spdk: addresses: huge pages
-/// and VFIO for drives (trtype:PCIE), locked memory for RDMA.
+/// Image files, folders and nvme-tcp:// need none of it: all of it is optional, and for spdk: addresses alone:
+/// huge pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. Ends with 0 whatever is there.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// One line of JSON for each check
@@ -29,26 +29,40 @@ struct Finding {
     check: &'static str,
     good: bool,
     found: String,
-    /// What to do, where it is not good.
+    /// What it would bring and how to have it, where it is not there.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<&'static str>,
 }
 
 pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     let mut out = Out::new();
-    for finding in findings(&Machine::at(Path::new("/"))) {
-        if args.json {
-            out.json(&finding)?;
-            continue;
-        }
-        let mark = if finding.good { "ok  " } else { "lack" };
-        out.line(format!("{mark}  {:<14} {}", finding.check, finding.found))?;
-        if let Some(mend) = finding.mend {
-            out.line(format!("      to mend: {mend}"))?;
-        }
+    let findings = findings(&Machine::at(Path::new("/")));
+    match args.json {
+        true => findings.iter().try_for_each(|finding| out.json(finding))?,
+        false => report(&findings).into_iter().try_for_each(|line| out.line(line))?,
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+/// What people read: first whether anything is wrong, which nothing is, then what there could be.
+fn report(findings: &[Finding]) -> Vec<String> {
+    let absent = findings.iter().filter(|finding| !finding.good).count();
+    let mut lines = vec![
+        "healthy: image files, block devices, folders and nvme-tcp:// addresses work as this machine is"
+            .to_owned(),
+    ];
+    if absent > 0 {
+        lines.push(format!(
+            "{absent} optional things are not present; only spdk: addresses use them:"
+        ));
+    }
+    for finding in findings {
+        let mark = if finding.good { "present" } else { "optional, not present" };
+        lines.push(format!("  {:<14} {mark}: {}", finding.check, finding.found));
+        lines.extend(finding.mend.map(|mend| format!("  {:<14} {mend}", "")));
+    }
+    lines
 }
 
 /// What there is to know.
@@ -166,33 +180,35 @@ fn findings(machine: &Machine) -> Vec<Finding> {
             cfg!(feature = "spdk"),
             if cfg!(feature = "spdk") { "SPDK is compiled in" } else { "built without SPDK" }
                 .to_owned(),
-            "build with --features spdk where SPDK is installed; needed for spdk: addresses only",
+            "would bring spdk: addresses: build with --features spdk where SPDK is installed",
         ),
         finding(
             "huge pages",
             free >= MIN_HUGE_PAGES,
             format!("{free} of {all} pages of 2 MiB are free"),
-            "as root: sysctl vm.nr_hugepages=512; drives need them, TCP and vfio-user go without",
+            "would bring drives through SPDK, which TCP and vfio-user go without: as root, sysctl \
+             vm.nr_hugepages=512",
         ),
         finding(
             "hugetlbfs",
             machine.hugetlbfs.is_some(),
             machine.hugetlbfs.clone().unwrap_or_else(|| "not mounted".to_owned()),
-            "dlfs does not need it; nvmf_tgt does: mkdir -p /dev/hugepages && mount -t hugetlbfs \
+            "would bring SPDK's nvmf_tgt, dlfs does not use it: mkdir -p /dev/hugepages && mount -t hugetlbfs \
              nodev /dev/hugepages",
         ),
         finding(
             "locked memory",
             machine.memlock_bytes.is_none_or(|bytes| bytes >= MIN_MEMLOCK),
             memlock,
-            "raise it for this user: memlock in /etc/security/limits.conf, or ulimit -l; VFIO and RDMA \
-             pin memory",
+            "more would bring VFIO and RDMA, which pin memory: raise memlock for this user in \
+             /etc/security/limits.conf, or ulimit -l",
         ),
         finding(
             "IOMMU",
             machine.iommu_groups > 0 || machine.has_noiommu,
             format!("{} groups", machine.iommu_groups),
-            "switch it on in the firmware and boot with intel_iommu=on or amd_iommu=on; without one, as \
+            "would bring drives to a user who is not root: switch it on in the firmware and boot with \
+             intel_iommu=on or amd_iommu=on; without one, as \
              root, VFIO's enable_unsafe_noiommu_mode or uio_pci_generic",
         ),
         finding(
@@ -203,7 +219,7 @@ fn findings(machine: &Machine) -> Vec<Finding> {
                 (false, true) => "uio_pci_generic".to_owned(),
                 (false, false) => "neither module is loaded".to_owned(),
             },
-            "as root: modprobe vfio-pci",
+            "would bring drives through SPDK: as root, modprobe vfio-pci",
         ),
         finding(
             "permissions",
@@ -212,14 +228,15 @@ fn findings(machine: &Machine) -> Vec<Finding> {
                 true => "root".to_owned(),
                 false => format!("{} VFIO groups can be opened", machine.vfio_usable),
             },
-            "as root: chown the group's file in /dev/vfio to this user, or run as root; needed for \
-             drives only",
+            "would bring drives to this user: as root, chown the group's file in /dev/vfio to them, or run \
+             as root",
         ),
         finding(
             "drives",
             machine.drives.iter().any(|(_, driver)| user_level(driver)),
             if drives.is_empty() { "no NVMe drive on PCI".to_owned() } else { drives.join(", ") },
-            "give a drive that holds nothing to vfio-pci: driverctl set-override ADDRESS vfio-pci, or \
+            "would bring a drive past the kernel: give one that holds nothing to vfio-pci: driverctl \
+             set-override ADDRESS vfio-pci, or \
              SPDK's scripts/setup.sh; the kernel lets go of it",
         ),
     ]
@@ -241,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_everything_lacks_nothing_but_the_engine_it_was_built_without() {
+    fn a_machine_with_everything_misses_nothing_but_the_engine_it_was_built_without() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
@@ -271,7 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_lacking_comes_with_what_to_do_about_it() {
+    fn a_machine_without_any_of_it_is_healthy_and_told_what_each_would_bring() {
+        let empty = tempfile::tempdir().unwrap();
+        let found = findings(&Machine::at(empty.path()));
+        let lines = report(&found);
+        assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
+        assert!(lines[1].contains("optional things are not present"), "{lines:#?}");
+        let text = lines.join("\n");
+        assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
+        let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
+        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("would bring")));
+    }
+
+    #[test]
+    fn whatever_is_not_there_comes_with_what_to_do_about_it() {
         let empty = tempfile::tempdir().unwrap();
         write(
             empty.path(),
