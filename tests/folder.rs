@@ -4,7 +4,9 @@ mod support;
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::folder::FolderNamespace;
-use dlfs::qpair::{ConnectOptions, Device, Io, IoError, IoOp, open};
+use dlfs::qpair::{ConnectOptions, Device, Io, IoOp, open};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Lba, Nsid, SampleId};
@@ -158,19 +160,17 @@ fn a_file_read_piece_by_piece_is_opened_once_and_closed_at_its_end() {
 #[test]
 fn a_file_system_that_hangs_holds_up_nobody_but_its_reader() {
     let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("slow");
-    fs::write(&fifo, [1; 9]).unwrap();
+    let slow = folder.path().join("slow");
+    fs::write(&slow, [20; 9]).unwrap();
     for index in 0..20 {
         fs::write(folder.path().join(format!("{index:02}")), [index; 5000]).unwrap();
     }
     let namespace = FolderNamespace::open(folder.path()).unwrap();
-    // Opening a pipe that nobody writes to waits for ever, as a file of a dead file system does.
-    fs::remove_file(&fifo).unwrap();
-    let mkfifo = std::process::Command::new("mkfifo").arg(&fifo).status();
-    if !mkfifo.is_ok_and(|status| status.success()) {
-        println!("SKIPPED: no mkfifo to hang in");
+    // Opening a file of which another process has a lease waits for it, as for a file system that is away.
+    let Some(mut holder) = lease(&slow) else {
+        println!("SKIPPED: no lease to hang in, or no python3");
         return;
-    }
+    };
     let mut pair = namespace.queue_pair().unwrap();
     let read = |index: usize| {
         let slba = Lba(namespace.files()[index].offset_bytes / 4096);
@@ -185,12 +185,30 @@ fn a_file_system_that_hangs_holds_up_nobody_but_its_reader() {
         assert!(Instant::now() < until, "{} of 20", done.len());
     }
     assert!(done.iter().all(|done| done.result.is_ok() && done.buf[0] == done.tag as u8));
-    drop(fs::File::options().write(true).open(&fifo).unwrap()); // the reader's open ends now
+    drop(holder.stdin.take()); // it ends, and so does the reader's open
     while done.len() < 21 {
         pair.poll(Instant::now(), 100, &mut done);
         assert!(Instant::now() < until, "the one that hung");
     }
-    assert!(matches!(done[20].result, Err(IoError::Changed(_))), "{:?}", done[20].result);
+    assert!(done[20].result.is_ok() && done[20].buf[..9] == [20; 9], "{:?}", done[20].result);
+    assert!(holder.wait().unwrap().success());
+}
+
+/// A process that has a lease of `path` until its input ends.
+fn lease(path: &Path) -> Option<Child> {
+    let program = "import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('held', flush=True)
+sys.stdin.read()";
+    let mut command = Command::new("python3");
+    command.args(["-c", program]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().ok()?;
+    let mut said = [0; 5];
+    match child.stdout.take()?.read_exact(&mut said) {
+        Ok(()) => Some(child),
+        Err(_) => child.wait().ok().and(None),
+    }
 }
 
 #[test]
@@ -233,4 +251,37 @@ fn a_folder_that_cannot_be_read_and_an_empty_one() {
     assert_eq!(error.err().unwrap().kind(), ErrorKind::NotFound);
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(open_image(folder.path()).directory().num_live(), 0);
+}
+
+#[test]
+fn a_file_that_became_a_fifo_a_link_in_a_circle_or_a_folder_is_named_and_waited_for_by_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["circle", "fifo", "folder", "gone", "same", "socket"];
+    names.iter().for_each(|name| fs::write(folder.path().join(name), vec![7; 9000]).unwrap());
+    let image = open_image(folder.path());
+    let at = |name: &str| folder.path().join(name);
+    names
+        .iter()
+        .filter(|name| **name != "same")
+        .for_each(|name| fs::remove_file(at(name)).unwrap());
+    std::os::unix::fs::symlink(at("circle"), at("circle")).unwrap();
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, 0o600.into(), 0).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    let options = ReaderOptions { deadline: Duration::from_secs(60), ..ReaderOptions::default() };
+    let mut reader = image.reader(options).unwrap();
+    for (id, name) in names.iter().enumerate() {
+        let began = Instant::now();
+        let read = reader.read_batch(&[SampleId(id as u64)], &mut Batch::new());
+        assert!(began.elapsed() < Duration::from_secs(30), "{name}");
+        let Err(error) = read else {
+            assert_eq!(*name, "same");
+            continue;
+        };
+        assert_eq!(error.kind(), ErrorKind::Stale, "{name}: {}", error.report());
+        let report = error.report();
+        assert!(report.contains(&format!("/{name} has changed")), "{report}");
+        assert!(report.contains("open the folder again"), "{report}");
+    }
 }

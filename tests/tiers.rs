@@ -31,6 +31,7 @@ use support::contract;
 use support::disk::SmallDisk;
 use support::faults::{Fault, Faulty, Rule};
 use support::random::Random;
+use support::warnings::warnings_of;
 
 /// A data set on two namespaces in memory, and counters of what is read of them.
 struct Data {
@@ -442,15 +443,39 @@ fn a_tier_that_is_cut_off_or_vanishes_in_mid_epoch_is_missed_and_filled_again() 
 #[test]
 fn a_full_disk_switches_the_tier_off_and_reads_go_on() {
     let data = Data::new();
-    let Some(disk) = SmallDisk::new(2 << 20) else { return };
+    let Some(disk) = SmallDisk::new(20 << 20) else { return };
     let tiers = options(Policy::FirstTouch, &[&format!("file:{}:16M", disk.path().display())]);
     let image = data.open(&tiers);
+    // Somebody else takes the room meanwhile.
+    fs::write(disk.path().join("ballast"), vec![1; 18 << 20]).unwrap();
     for _ in 0..2 {
         data.all(&image);
         settle(&image);
     }
     let stats = settle(&image);
     assert!(stats.tiers[0].is_off && stats.tiers[0].hits > 0, "{stats:?}");
+}
+
+#[test]
+fn a_tier_larger_than_its_file_system_says_so_and_counts_what_is_there() {
+    let data = Data::new();
+    let Some(disk) = SmallDisk::new(4 << 20) else { return };
+    let spec = format!("file:{}:1T", disk.path().display());
+    let tiers = options(Policy::FirstTouch, &[&spec]);
+    for run in 0..2 {
+        let (image, warnings) = warnings_of(|| data.open(&tiers));
+        assert!(warnings.iter().any(|text| text.contains("has less room")), "{warnings:?}");
+        let capacity = image.tiers().unwrap().capacities()[0] * 4096;
+        assert!((3 << 20..=4 << 20).contains(&capacity), "run {run}: {capacity}");
+        data.all(&image);
+        let stats = settle(&image);
+        assert!(!stats.tiers[0].is_off && stats.tiers[0].used_bytes > 2 << 20, "{stats:?}");
+    }
+    fs::remove_file(disk.path().join("tier.dlfs")).unwrap();
+    fs::write(disk.path().join("ballast"), vec![1; 4 << 20]).unwrap();
+    let error = data.try_open(&tiers).unwrap_err();
+    assert!(error.kind() == ErrorKind::NoSpace, "{error:?}");
+    assert!(error.report().contains("0 bytes free"), "{}", error.report());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Where the copies of a tier lie: opened, locked, and told apart from those of another data set.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,6 +96,27 @@ fn in_file(
         error.hint(hint)
     };
     let Taken { path, claim } = take_over(path, FILE_NAME, spec.overwrite, origins)?;
+    let (quota, room) = match room_on_disk(&path) {
+        Some(there) if there < quota => {
+            tracing::warn!(
+                tier = %name,
+                quota_bytes = quota,
+                free_bytes = there,
+                "its file system has less room than the tier may take: it keeps what fits now"
+            );
+            let quota = there / PAGE_BYTES * PAGE_BYTES;
+            let Some(room) = quota.checked_sub(data_offset).filter(|&room| room > 0) else {
+                let text = format!(
+                    "the file system has {there} bytes free, less than the index of the tier {name}: \
+                     {data_offset} bytes"
+                );
+                let hint = "make room there, or put the tier elsewhere";
+                return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
+            };
+            (quota, room)
+        }
+        _ => (quota, room),
+    };
     let device = open_file(&path, quota).map_err(named)?;
     let mut io = Blocking::new(device.queue_pair()?)?;
     let old = io.read(0, data_offset as usize)?;
@@ -123,11 +145,28 @@ fn in_file(
     Ok((Media { name, device, data_offset, capacity_pages, index, _claim: claim }, kept))
 }
 
+/// What the file system has free for the tier's file, with what the file has of it already; `None` where it
+/// does not say, and of a block device.
+fn room_on_disk(path: &Path) -> Option<u64> {
+    let has_bytes = match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => found.blocks().saturating_mul(STAT_BLOCK_BYTES),
+        Ok(_) => return None,
+        Err(_) => 0,
+    };
+    let stat = rustix::fs::statvfs(path.parent()?).ok()?;
+    // Some file systems in user space say nothing of their size.
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    (stat.f_blocks > 0).then(|| has_bytes.saturating_add(free))
+}
+
 /// Opens the tier's file for this process alone, and makes it as long as the quota.
 fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
     let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
     Ok(Arc::new(FileNamespace::open(path, options)?))
 }
+
+/// `st_blocks` counts these, whatever the file system's own blocks are (`stat(2)`).
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// The one file of a tier in a folder.
 const FILE_NAME: &str = "tier.dlfs";

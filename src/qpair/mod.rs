@@ -118,7 +118,7 @@ pub enum IoError {
     #[error("it may not be written any more: its writer's time has passed")]
     Fenced,
     /// A file of a folder namespace is not the one that was listed: named here.
-    #[error("{0} has changed since the folder was listed")]
+    #[error("{0} has changed since the folder was listed: open the folder again")]
     Changed(String),
     /// The call is not whole blocks, or goes past the end, or is too large: the caller's mistake.
     #[error("{0}")]

@@ -1,8 +1,8 @@
 //! The bytes of a folder's addresses: files opened, read, and compared with what was listed.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -82,8 +82,11 @@ impl Files {
         }
         let path = self.folder.path_of(index);
         self.folder.opens.fetch_add(1, Ordering::Relaxed);
-        let file = File::open(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => changed(&path),
+        let file = open(&path).map_err(|error| match error.raw_os_error() {
+            // What was listed was a file: it is gone, or something else has taken its place.
+            Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENXIO | libc::ENODEV) => {
+                changed(&path)
+            }
             _ => os_error(&error),
         })?;
         Ok(Arc::new(file))
@@ -98,6 +101,16 @@ impl Files {
             open.pop_front();
         }
         open.push_back((index, file));
+    }
+}
+
+/// Opens a file, and waits for no writer where a FIFO has taken its place: its stamp then tells.
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        // Another has a lease on the file, which is broken by who waits for it.
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => File::open(path),
+        opened => opened,
     }
 }
 
