@@ -34,6 +34,22 @@ def test_a_target_that_is_away_is_told_of_while_a_call_waits(image, caplog):
         assert any("127.0.0.1" in text and "reconnecting" in text for text in told), told
 
 
+def test_a_bad_copy_of_the_superblock_is_warned_of_while_the_other_is_read(
+    image, source, tmp_path, caplog
+):
+    data = bytearray(open(image, "rb").read())
+    data[100] ^= 1  # the copy that generation 1 is not in
+    path = tmp_path / "bad.dlfs"
+    path.write_bytes(data)
+    with dlfs.open(path) as ds:
+        assert bytes(ds[3]) == source.contents[3]
+    told = [record for record in caplog.records if record.name == "dlfs"]
+    assert any(
+        record.levelno == logging.WARNING and "superblock copy at byte 0" in record.getMessage()
+        and "dlfs rebuild" in record.getMessage() for record in told
+    ), told
+
+
 PROGRAM = """
 import sys, dlfs
 if len(sys.argv) > 2:
