@@ -58,3 +58,9 @@ pub mod tier;
 pub mod units;
 
 pub use error::{Error, ErrorKind, Result};
+
+/// The commit that the library is built from, twelve digits of it; `unknown` where nobody told.
+pub const COMMIT: &str = env!("DLFS_COMMIT");
+
+/// The date of [`COMMIT`], as `2026-11-22`, or `unknown`.
+pub const COMMIT_DATE: &str = env!("DLFS_COMMIT_DATE");

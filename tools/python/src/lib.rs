@@ -43,6 +43,7 @@ mod _dlfs {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("__commit__", dlfs::COMMIT)?;
         module.add("NO_LABEL", super::batch::NO_LABEL)
     }
 

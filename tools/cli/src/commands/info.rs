@@ -1,4 +1,6 @@
-//! `dlfs info`: which engines this build has, and what each reaches.
+//! `dlfs info`: what this build is of, which engines it has, and what each reaches.
+
+use std::sync::LazyLock;
 
 use clap::Args;
 use serde::Serialize;
@@ -7,6 +9,16 @@ use dlfs::qpair;
 
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
+
+/// What `--version` says after the name: version, commit and its date, SPDK's version where it is built in.
+pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (commit, date) = (dlfs::COMMIT, dlfs::COMMIT_DATE);
+    #[cfg(feature = "spdk")]
+    let spdk = format!(", SPDK {}", dlfs::spdk::version());
+    #[cfg(not(feature = "spdk"))]
+    let spdk = "";
+    format!("{} (commit {commit}, {date}{spdk})", env!("CARGO_PKG_VERSION"))
+});
 
 /// Show the engines of this build and what each can reach
 #[derive(Debug, Args)]
@@ -19,6 +31,8 @@ pub(crate) struct InfoArgs {
 #[derive(Serialize)]
 struct JsonInfo {
     version: &'static str,
+    commit: &'static str,
+    commit_date: &'static str,
     engines: Vec<JsonEngine>,
 }
 
@@ -35,12 +49,17 @@ pub(crate) fn run(args: InfoArgs) -> Result<Outcome, Failure> {
         compiled_in: engine.compiled_in,
         reaches: engine.reaches,
     });
-    let info = JsonInfo { version: env!("CARGO_PKG_VERSION"), engines: engines.collect() };
+    let info = JsonInfo {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: dlfs::COMMIT,
+        commit_date: dlfs::COMMIT_DATE,
+        engines: engines.collect(),
+    };
     let mut out = Out::new();
     if args.json {
         out.json(&info)?;
     } else {
-        out.line(format!("dlfs {}", info.version))?;
+        out.line(format!("dlfs {}", *VERSION))?;
         for engine in &info.engines {
             let mark = if engine.compiled_in { "yes" } else { "no " };
             out.line(format!("  {:<5} {mark}  {}", engine.name, engine.reaches))?;

@@ -28,7 +28,7 @@ use crate::exit::{Failure, Outcome};
 /// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
 /// batches. `dlfs demo` shows all of it in a few seconds.
 #[derive(Debug, Parser)]
-#[command(name = "dlfs", version, after_help = EXIT_CODES)]
+#[command(name = "dlfs", version = info::VERSION.as_str(), after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Say more on stderr; twice for details
     #[arg(short, long, global = true, display_order = 900, action = ArgAction::Count)]

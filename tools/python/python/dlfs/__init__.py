@@ -26,7 +26,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __version__
+from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __commit__, __version__
 from ._dlfs import Loader as _Loader
 from ._errors import (
     Busy,
@@ -69,6 +69,7 @@ __all__ = [
     "Stale",
     "TimedOut",
     "Unsupported",
+    "__commit__",
     "__version__",
     "open",
 ]

@@ -11,6 +11,7 @@ from typing_extensions import Buffer
 from . import Addresses
 
 __version__: str
+__commit__: str  # that the library is built from, or "unknown"
 NO_LABEL: int
 
 # What stands for a sample: a memoryview; a Sample where it has several fields and none was chosen; None where
