@@ -3,9 +3,9 @@
 //!
 //! Each test records the writes and flushes of a few commands, makes the images that a power loss may
 //! leave (`power/cuts.rs` says which), and checks each of them (`power/check.rs`). The seed is printed;
-//! `DLFS_POWER_SEED` sets it, and `DLFS_POWER_IMAGES` how many images there are to be in all:
-//! `DLFS_POWER_IMAGES=240000 cargo test --test power -- --nocapture` comes to more than 100,000, since some
-//! histories have fewer images than their share.
+//! `DLFS_POWER_SEED` sets it, and `DLFS_POWER_IMAGES` how many images there are to be at most: each history
+//! has an equal share, and most have fewer images than a large one. `tools/check --all` asks for 260,000 and
+//! fails where fewer than 100,000 were checked.
 
 #![allow(unreachable_pub)] // modules of one test program
 
@@ -38,7 +38,7 @@ fn check(script: Script) {
     let scene = Scene::record(script);
     let mut checker = Checker::new(&scene, effort());
     let images = checker.run();
-    println!("{}: {images} images, {:?}", scene.name, checker.counts);
+    println!("power loss: {}: {images} images, {:?}", scene.name, checker.counts);
     let failures = checker.failures.join("\n");
     assert!(failures.is_empty(), "{}:\n{failures}", scene.name);
     assert!(images > 20, "only {images} images");
@@ -121,6 +121,13 @@ fn several_generations_one_after_another() {
 }
 
 #[test]
+fn several_generations_striped() {
+    let delete = || Step::Delete { every: 2 };
+    let steps = vec![append(), delete(), import(2, Onto::Append, 1 << 60), Step::Purge];
+    check(script("generations, striped", 2, vec![first()], steps));
+}
+
+#[test]
 fn rebuild_of_a_whole_image() {
     let before = vec![first(), append(), Step::Delete { every: 3 }];
     check(script("rebuild, nothing lost", 2, before, vec![Step::Rebuild]));
@@ -137,4 +144,4 @@ fn rebuild_of_lost_superblocks() {
 const FEW_IMAGES: u64 = 4_000;
 
 /// How many tests share the images.
-const SCENES: usize = 12;
+const SCENES: usize = 13;

@@ -244,13 +244,11 @@ fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(
         Ok(()) => Ok(()),
         Err(error) => {
             let kind = error.kind();
-            // It had not begun: the generation before is all there is, or what is left of it.
+            // It had not begun: the generation before is all there is, or what is left of it. Never
+            // that the source is another: no journal of this import says so.
             let not_begun = match onto {
-                Onto::Append => matches!(kind, ErrorKind::NotFound | ErrorKind::BadSource),
-                Onto::Force => {
-                    let kinds = [ErrorKind::NotFound, ErrorKind::BadSource, ErrorKind::Refused];
-                    kinds.contains(&kind)
-                }
+                Onto::Append => kind == ErrorKind::NotFound,
+                Onto::Force => matches!(kind, ErrorKind::NotFound | ErrorKind::Refused),
                 _ => false,
             };
             match not_begun {
