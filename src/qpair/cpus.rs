@@ -211,6 +211,14 @@ mod tests {
     }
 
     #[test]
+    fn what_work_panics_with_goes_on_in_the_caller() {
+        let cpus = Cpus::parse(&allowed().unwrap()[0].to_string()).unwrap();
+        let run = || cpus.run::<()>(|| panic!("the work's own words"));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"the work's own words"));
+    }
+
+    #[test]
     fn a_thread_bound_elsewhere_is_told_which_processors_it_may_use() {
         let mine = allowed().unwrap();
         if mine.len() < 2 {

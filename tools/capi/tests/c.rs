@@ -89,11 +89,16 @@ fn warnings_are_told_to_who_wants_them() {
     let bad = source.path("bad.dlfs");
     fs::copy(source.path("train.dlfs"), &bad).unwrap();
     damage(&bad, SampleId(100));
+    let copy = source.path("copy.dlfs");
+    let mut bytes = fs::read(source.path("train.dlfs")).unwrap();
+    bytes[100] ^= 1; // of the copy that generation 1 is not in
+    fs::write(&copy, bytes).unwrap();
     for how in How::all() {
         println!("{how:?}");
         let program = Program::build(prefix, &here().join("tests/c/log.c"), how);
         // A child leaks what its parent had.
-        let mut command = program.command(&[&source.address(), bad.to_str().unwrap()]);
+        let mut command =
+            program.command(&[&source.address(), bad.to_str().unwrap(), copy.to_str().unwrap()]);
         run(command.env("VALGRIND_OPTS", "--leak-check=no"));
     }
 }

@@ -1,4 +1,5 @@
-// What the library warns of.  log ADDRESS BAD: a data set, and one with a sample that is damaged
+// What the library warns of.  log ADDRESS BAD COPY: a data set, one with a sample that is damaged, and one
+// with a superblock copy that is
 
 #include "check.h"
 #include <pthread.h>
@@ -42,7 +43,7 @@ static void read_all(const char *address, uint64_t window) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 3);
+    CHECK(argc == 4);
     read_all(argv[1], 128 << 10); // nobody listens
     CHECK(dlfs_log(NULL, NULL) == 0);
     CHECK(dlfs_log(on_log, &count) == 0);
@@ -52,6 +53,8 @@ int main(int argc, char **argv) {
     CHECK(count > 0 && said("enough_bytes"));
     read_all(argv[2], 0);
     CHECK(count == 1 && said("a sample is left out") && said("checksum"));
+    read_all(argv[3], 0);
+    CHECK(count == 1 && said("superblock copy at byte 0") && said("dlfs rebuild"));
     pid_t pid = fork(); // a child says what it has to say by itself
     if (pid == 0) {
         read_all(argv[1], 128 << 10);
