@@ -295,6 +295,9 @@ fn an_empty_folder_is_refused() {
     assert_eq!(error.kind(), ErrorKind::BadSource);
     assert!(error.to_string().contains("no sample"), "{error}");
     assert_eq!(open(dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    let url = open(PathBuf::from("s3://bucket/train")).unwrap_err();
+    assert_eq!(url.kind(), ErrorKind::Unsupported, "{url:?}");
+    assert!(url.report().contains("not URLs"), "{}", url.report());
 }
 
 #[test]

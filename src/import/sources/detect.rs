@@ -148,7 +148,7 @@ impl Given {
             return Ok(());
         }
         let Some(names) = braces(path.as_os_str().as_bytes()) else {
-            return Err(Error::new(ErrorKind::NotFound, "there is no such source").path(path));
+            return Err(absent(path));
         };
         for name in names {
             let path = PathBuf::from(OsStr::from_bytes(&name));
@@ -160,6 +160,20 @@ impl Given {
 
     fn trees(&self, options: &SourceOptions) -> Result<Vec<Tree>> {
         self.folders.iter().map(|path| Tree::list(path, &options.exclude)).collect()
+    }
+}
+
+/// Why nothing is imported from a path that leads nowhere.
+fn absent(path: &Path) -> Error {
+    let bytes = path.as_os_str().as_bytes();
+    let scheme = bytes.windows(3).position(|at| at == b"://").map(|end| &bytes[..end]);
+    match scheme {
+        Some(scheme) if scheme.iter().all(u8::is_ascii_alphanumeric) && !scheme.is_empty() => {
+            let text = "sources are files, folders and pipes, not URLs";
+            let hint = "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
+            Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)
+        }
+        _ => Error::new(ErrorKind::NotFound, "there is no such source").path(path),
     }
 }
 
