@@ -28,7 +28,7 @@
 //! ```
 //!
 //! # Threads and forks
-//! [`Dataset`], [`Loader`] and [`Batch`](crate::reader::Batch) are `Send` and `Sync`. Threads that read
+//! [`Dataset`], [`Loader`] and [`Batch`] are `Send` and `Sync`. Threads that read
 //! by id do so side by side, each through a reader of its own; threads that take from one loader take
 //! turns and get different batches. After a fork the child may use all of them: at first use it opens
 //! queue pairs of its own, and a loader goes on behind the batch that the parent was given last.

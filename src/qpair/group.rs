@@ -11,7 +11,7 @@
 //! A turn costs what is ready, not what there is: it polls the pairs whose descriptors are ready
 //! ([`Readiness`]), those that say that a look is cheap or that nothing else tells, those that were
 //! submitted to, and those whose time has come. A pair may also have to notice what another thread did, so
-//! all are polled once in [`ALL_INTERVAL`]; that costs no system call.
+//! all are polled once in `ALL_INTERVAL`; that costs no system call.
 //!
 //! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
 //! for at most 50 µs since the last completion and a microsecond for each one before it, 250 µs in all;

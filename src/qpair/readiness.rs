@@ -6,7 +6,7 @@
 //! each connection that it has at the time. [`Readiness::look`] then says which pairs to poll, and a pair
 //! asks each of its descriptors whether a system call on it is worth its price.
 //!
-//! Looking at the set costs about as much as an empty `readv`. So while only [`FEW`] descriptors are to
+//! Looking at the set costs about as much as an empty `readv`. So while only `FEW` descriptors are to
 //! be asked by system calls, a look counts all of them as ready without asking the kernel: their owner
 //! spins on them directly.
 //!

@@ -170,7 +170,8 @@ fn absent(path: &Path) -> Error {
     match scheme {
         Some(scheme) if scheme.iter().all(u8::is_ascii_alphanumeric) && !scheme.is_empty() => {
             let text = "sources are files, folders and pipes, not URLs";
-            let hint = "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
+            let hint =
+                "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
             Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)
         }
         _ => Error::new(ErrorKind::NotFound, "there is no such source").path(path),
