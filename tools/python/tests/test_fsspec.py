@@ -131,7 +131,7 @@ def test_pandas_and_pyarrow_read_through_it(tmp_path):
     table = pandas.DataFrame({"x": range(100), "y": [str(i) for i in range(100)]})
     for part in range(3):
         table.to_parquet(tmp_path / "src" / "part" / f"{part}.parquet")
-    command("import", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
+    command("import", "--from", "folder", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
     options = {"address": str(tmp_path / "t.dlfs")}
     found = pandas.read_parquet("dlfs://part/1.parquet", storage_options=options)
     assert found.equals(table)
@@ -148,7 +148,7 @@ def test_hf_datasets_reads_through_it(tmp_path):
     for part in range(3):
         table = pandas.DataFrame({"x": range(100 * part, 100 * part + 100)})
         table.to_parquet(tmp_path / "src" / "part" / f"{part}.parquet")
-    command("import", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
+    command("import", "--from", "folder", tmp_path / "src", tmp_path / "t.dlfs", "--quiet")
     given = {
         "data_files": "dlfs://part/*.parquet", "split": "train",
         "storage_options": {"address": str(tmp_path / "t.dlfs")},
