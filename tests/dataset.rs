@@ -365,6 +365,7 @@ fn options_that_make_no_sense_are_refused_before_anything_is_read() {
         error.to_string()
     };
     assert!(refused(&|options| options.batch_size = 0).contains("at least one sample"));
+    assert!(refused(&|options| options.on_error = OnError::Blank).contains("raises or skips"));
     assert!(refused(&|options| options.rank = 1).contains("rank 1 of a world of 1"));
     assert!(refused(&|options| options.world_size = 0).contains("world size"));
     let chunk = Some(dlfs::prefetch::Batching::Chunk);
