@@ -1,10 +1,10 @@
 //! Orders as a whole: frozen, complete for every way to share and resume, and mixed within bounds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
-    EpochOrder, OrderKind, OrderSpec, Population, Positions, SequentialBy, Shard, Tail,
+    EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard, Tail,
 };
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
@@ -88,10 +88,9 @@ fn an_epoch_without_samples_takes_none_whatever_is_asked_of_it() {
             order.ids(&nobody, positions, &mut ids);
             assert!(ids.is_empty(), "{kind:?}: {ids:?}");
             if order.is_chunked() {
-                let (mut picks, mut groups) = (Vec::new(), Vec::new());
+                let mut picks = Vec::new();
                 order.picks(positions, &mut picks);
-                order.groups(positions, &mut groups);
-                assert!(picks.is_empty() && groups.is_empty(), "{kind:?}");
+                assert!(picks.is_empty(), "{kind:?}");
             }
         }
     }
@@ -105,6 +104,16 @@ fn ids_at(order: &mut EpochOrder, chunks: &Chunks, positions: impl Into<Position
     let mut ids = Vec::new();
     order.ids(chunks, positions.into(), &mut ids);
     ids.into_iter().map(|id| id.0).collect()
+}
+
+fn all_picks(order: &mut EpochOrder) -> Vec<Pick> {
+    let mut picks = Vec::new();
+    order.picks((0..order.len()).into(), &mut picks);
+    picks
+}
+
+fn chunks_of(picks: &[Pick], group: u32) -> BTreeSet<u32> {
+    picks.iter().filter(|pick| pick.group == group).map(|pick| pick.chunk).collect()
 }
 
 fn all_ids(kind: OrderKind, seed: u64, epoch: u64, chunks: &Chunks) -> Vec<u64> {
@@ -252,37 +261,20 @@ proptest! {
     }
 
     #[test]
-    fn groups_tell_what_is_needed_and_when_it_is_used_up(
+    fn a_lane_ends_one_group_before_it_begins_the_next_and_no_chunk_is_in_two_groups(
         chunks in any_chunks(), lanes in 1..6_u32, group in 1..5_u32, seed: u64,
-        first in 0..7_u64, step in 1..7_u64,
     ) {
         let mut order = order(OrderKind::Grouped { lanes, group }, seed, 1, &chunks);
-        let (mut picks, mut groups) = (Vec::new(), Vec::new());
-        order.picks((0..order.len()).into(), &mut picks);
-        for number in 0..order.num_groups() {
-            let group = order.group(number);
-            let uses = || (0..).zip(&picks).filter(|(_, pick)| pick.group == number).map(|(p, _)| p);
-            prop_assert_eq!(uses().count() as u64, group.num_samples);
-            prop_assert_eq!(uses().min(), Some(group.first_position));
-            prop_assert_eq!(uses().max(), Some(group.last_position));
-            let of_group = picks.iter().filter(|pick| pick.group == number);
-            let from: BTreeSet<u32> = of_group.map(|pick| pick.chunk).collect();
-            prop_assert_eq!(from, group.chunks.iter().copied().collect());
-            if let Some(next) = group.next_in_lane {
-                prop_assert_eq!(order.group(next).lane, group.lane);
-                prop_assert!(order.group(next).first_position > group.last_position);
-            }
+        let mut group_of_chunk = BTreeMap::new();
+        let mut current = BTreeMap::new();
+        for pick in all_picks(&mut order) {
+            prop_assert_eq!(*group_of_chunk.entry(pick.chunk).or_insert(pick.group), pick.group);
+            let lane = order.lane_of(pick.group);
+            prop_assert!(lane < lanes);
+            let entered = current.insert(lane, pick.group);
+            // Groups are numbered lane by lane.
+            prop_assert!(entered.is_none_or(|last| last == pick.group || last + 1 == pick.group));
         }
-        let own = Positions::new(first, step, order.len().saturating_sub(first).div_ceil(step));
-        order.groups(own, &mut groups);
-        let mut expected = Vec::new();
-        for position in own {
-            let group = picks[position as usize].group;
-            if !expected.contains(&group) {
-                expected.push(group);
-            }
-        }
-        prop_assert_eq!(groups, expected);
     }
 }
 
@@ -321,9 +313,9 @@ fn a_group_of_all_chunks_is_a_full_shuffle_and_a_group_of_one_keeps_chunks_toget
 fn more_lanes_than_chunks_leave_some_empty() {
     let chunks = Chunks::even(3, 5);
     let mut order = order(OrderKind::Grouped { lanes: 1000, group: 2 }, 1, 0, &chunks);
-    let mut picks = Vec::new();
-    order.picks((0..15).into(), &mut picks);
-    assert_eq!(order.num_groups(), 3);
+    let picks = all_picks(&mut order);
+    let groups: BTreeSet<u32> = picks.iter().map(|pick| pick.group).collect();
+    assert_eq!((picks.len(), groups.len()), (15, 3));
     let turns: Vec<u32> = picks.iter().map(|pick| pick.chunk).collect();
     assert!(turns.chunks(3).all(|turn| turn == &turns[..3]), "three lanes take turns: {turns:?}");
 }
@@ -352,19 +344,18 @@ fn a_host_holds_no_more_than_its_lanes_times_the_group() {
     let chunks = Chunks::even(120, 16);
     for (world_size, lanes, group) in [(1, 1, 4), (1, 6, 3), (2, 6, 3), (3, 6, 5)] {
         let mut order = order(OrderKind::Grouped { lanes, group }, 9, 0, &chunks);
-        let mut own =
-            Shard::new(1 % world_size, world_size, Tail::Keep).unwrap().positions(order.len());
-        let mut held: Vec<u32> = Vec::new();
+        let own = Shard::new(1 % world_size, world_size, Tail::Keep).unwrap();
+        let mut picks = Vec::new();
+        order.picks(own.positions(order.len()), &mut picks);
+        // Chunks are fetched with the first sample of their group, and let go after its last.
+        let mut last = BTreeMap::new();
+        (0..).zip(&picks).for_each(|(at, pick)| _ = last.insert(pick.group, at));
+        let mut held: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let mut most = 0;
-        while own.remaining() > 0 {
-            let batch = own.split_front(1);
-            let position = batch.clone().next().unwrap();
-            held.retain(|&number| order.group(number).last_position >= position);
-            order.groups(batch, &mut held);
-            held.dedup();
-            held.sort_unstable();
-            held.dedup();
-            most = most.max(held.iter().map(|&number| order.group(number).chunks.len()).sum());
+        for (at, pick) in (0..).zip(&picks) {
+            held.retain(|group, _| last[group] >= at);
+            held.entry(pick.group).or_insert_with(|| chunks_of(&picks, pick.group));
+            most = most.max(held.values().map(BTreeSet::len).sum());
         }
         assert_eq!(most, (lanes / world_size * group) as usize);
     }
@@ -373,11 +364,11 @@ fn a_host_holds_no_more_than_its_lanes_times_the_group() {
 #[test]
 fn an_oversize_sample_counts_as_the_chunks_that_it_spans() {
     let chunks = Chunks::new(vec![8, 1, 8, 8, 1, 8], vec![1, 3, 1, 1, 5, 1]);
-    let order = order(OrderKind::Grouped { lanes: 1, group: 4 }, 2, 0, &chunks);
-    for number in 0..order.num_groups() {
-        let of_group = order.group(number).chunks;
+    let picks = all_picks(&mut order(OrderKind::Grouped { lanes: 1, group: 4 }, 2, 0, &chunks));
+    for group in picks.iter().map(|pick| pick.group).collect::<BTreeSet<u32>>() {
+        let of_group = chunks_of(&picks, group);
         let span: u32 = of_group.iter().map(|&chunk| chunks.spans[chunk as usize]).sum();
-        assert!(span <= 4 || of_group == [4], "group {of_group:?} spans {span} chunks");
+        assert!(span <= 4 || of_group == [4].into(), "group {of_group:?} spans {span} chunks");
     }
 }
 

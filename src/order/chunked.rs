@@ -30,23 +30,6 @@ pub struct Pick {
     pub group: u32,
 }
 
-/// Chunks whose samples are shuffled together, and when they are needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group<'a> {
-    /// The lane that goes through it.
-    pub lane: u32,
-    /// Its chunks.
-    pub chunks: &'a [u32],
-    /// Its samples.
-    pub num_samples: u64,
-    /// The first position that takes one of them.
-    pub first_position: u64,
-    /// The last position that takes one of them: past it the group is used up.
-    pub last_position: u64,
-    /// The group that follows in the lane.
-    pub next_in_lane: Option<u32>,
-}
-
 #[derive(Debug, Clone)]
 pub(super) struct Chunked {
     /// The chunks, lane after lane, each in the order in which its lane goes through them.
@@ -178,33 +161,9 @@ impl Chunked {
         Pick { chunk: self.chunks[place], nth: (shuffled - before) as u32, group: cursor.group }
     }
 
-    #[inline]
-    pub(super) fn group_at(&mut self, position: u64) -> u32 {
-        let (lane, index) = self.interleave.locate(position);
-        let cursor = &self.cursors[lane as usize];
-        if (cursor.start..cursor.end).contains(&index) {
-            cursor.group
-        } else {
-            self.group_of(lane, index)
-        }
-    }
-
-    pub(super) fn num_groups(&self) -> u32 {
-        self.groups.len() as u32 - 1
-    }
-
-    pub(super) fn group(&self, group: u32) -> Group<'_> {
-        let lane = self.lanes.partition_point(|&first| first <= group) as u32 - 1;
-        let (start, end) = self.samples_of(lane, group);
-        let places = self.groups[group as usize] as usize..self.groups[group as usize + 1] as usize;
-        Group {
-            lane,
-            chunks: &self.chunks[places],
-            num_samples: end - start,
-            first_position: self.interleave.position(lane, start),
-            last_position: self.interleave.position(lane, end - 1),
-            next_in_lane: Some(group + 1).filter(|&next| next < self.lanes[lane as usize + 1]),
-        }
+    /// The lane that goes through `group`.
+    pub(super) fn lane_of(&self, group: u32) -> u32 {
+        self.lanes.partition_point(|&first| first <= group) as u32 - 1
     }
 
     fn enter(&mut self, lane: u32, index: u64) {

@@ -28,7 +28,7 @@ use std::ops::Range;
 use crate::permutation::{Key, Permutation};
 use crate::units::{Epoch, SampleId};
 
-pub use chunked::{Group, Pick};
+pub use chunked::Pick;
 pub use shard::{Positions, Shard, Tail};
 pub use spec::{MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
 pub use state::{ImageId, Refusal, State};
@@ -184,8 +184,8 @@ impl EpochOrder {
         }
     }
 
-    /// Whether the order goes through whole chunks, group after group: then [`EpochOrder::picks`] and
-    /// [`EpochOrder::groups`] answer, and reading chunks instead of samples pays.
+    /// Whether the order goes through whole chunks, group after group: then [`EpochOrder::picks`]
+    /// answers, and reading chunks instead of samples pays.
     pub fn is_chunked(&self) -> bool {
         matches!(self.sequence, Sequence::Chunked(_))
     }
@@ -200,38 +200,12 @@ impl EpochOrder {
         out.extend(among(positions, len).map(|position| chunked.pick(wrap(position, len))));
     }
 
-    /// Appends the groups that `positions` take samples from, in the order of first use, each once
-    /// among those appended. Cheaper than picks: nothing is shuffled for it.
+    /// The lane that goes through `group`, a group that [`EpochOrder::picks`] named.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
-    pub fn groups(&mut self, positions: Positions, out: &mut Vec<u32>) {
-        let len = self.len;
-        let chunked = self.chunked_mut();
-        let begin = out.len();
-        for position in among(positions, len) {
-            let group = chunked.group_at(wrap(position, len));
-            if !out[begin..].contains(&group) {
-                out.push(group);
-            }
-        }
-    }
-
-    /// Group `group`: its lane, its chunks, and the positions at which it begins and ends, so that a
-    /// reader knows what to fetch together, when it is needed and when it is used up.
-    ///
-    /// # Panics
-    /// If the order [is not chunked](EpochOrder::is_chunked) or has no such group.
-    pub fn group(&self, group: u32) -> Group<'_> {
-        self.chunked().group(group)
-    }
-
-    /// Groups of the epoch, numbered lane by lane; 0 where the order is not chunked.
-    pub fn num_groups(&self) -> u32 {
-        match &self.sequence {
-            Sequence::Chunked(chunked) => chunked.num_groups(),
-            _ => 0,
-        }
+    pub fn lane_of(&self, group: u32) -> u32 {
+        self.chunked().lane_of(group)
     }
 
     fn chunked(&self) -> &Chunked {

@@ -166,7 +166,7 @@ impl Stream {
 
     /// The lane that goes through `group`, a group of the epoch of the last batch.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
-        self.current.as_ref().map_or(0, |current| current.order.group(group).lane)
+        self.current.as_ref().map_or(0, |current| current.order.lane_of(group))
     }
 
     fn next_positions(&mut self) -> Result<Option<(Head, Positions)>> {
