@@ -45,42 +45,6 @@ impl Frequencies {
     }
 }
 
-/// A share as a fraction of integers, so that a threshold falls on the same side everywhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ratio {
-    /// Above the line.
-    pub numerator: u32,
-    /// Below the line, not 0.
-    pub denominator: u32,
-}
-
-/// How many of `samples` a rank is expected to read strictly more than (1 + `excess`) * `epochs` /
-/// `ranks` times, where each epoch gives each sample to one of `ranks` by chance.
-///
-/// The thesis prints the sum's lower limit as ceil((1 + d) E / N), which counts samples read exactly so
-/// often too; its own example, and its text, are of those read more often. Costs `epochs` steps.
-/// `ranks` and the ratio's denominator are not 0.
-pub fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
-    let (n, d) = (u64::from(ranks), u64::from(excess.denominator));
-    let limit = u128::from(d + u64::from(excess.numerator)) * u128::from(epochs);
-    let least = (limit / u128::from(n * d)) as u64 + 1;
-    if ranks == 1 {
-        return if u64::from(epochs) >= least { samples as f64 } else { 0.0 };
-    }
-    let p = 1.0 / f64::from(ranks);
-    // Terms in logarithms: C(1000, 500) alone is beyond what a double holds.
-    let mut ln_term = f64::from(epochs) * (-p).ln_1p();
-    let mut sum = if least == 0 { ln_term.exp() } else { 0.0 };
-    for k in 1..=epochs {
-        let step = f64::from(epochs - k + 1) / f64::from(k);
-        ln_term += (step * p / (1.0 - p)).ln();
-        if u64::from(k) >= least {
-            sum += ln_term.exp();
-        }
-    }
-    samples as f64 * sum
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -89,6 +53,42 @@ mod tests {
     use crate::order::{OrderKind, OrderSpec, Tail};
     use crate::plan::Run;
     use crate::plan::access::tests::{GLOBAL, Samples};
+
+    /// A share as a fraction of integers, so that a threshold falls on the same side everywhere.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct Ratio {
+        /// Above the line.
+        numerator: u32,
+        /// Below the line, not 0.
+        denominator: u32,
+    }
+
+    /// How many of `samples` a rank is expected to read strictly more than (1 + `excess`) * `epochs` /
+    /// `ranks` times, where each epoch gives each sample to one of `ranks` by chance.
+    ///
+    /// The thesis prints the sum's lower limit as ceil((1 + d) E / N), which counts samples read exactly so
+    /// often too; its own example, and its text, are of those read more often. Costs `epochs` steps.
+    /// `ranks` and the ratio's denominator are not 0.
+    fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
+        let (n, d) = (u64::from(ranks), u64::from(excess.denominator));
+        let limit = u128::from(d + u64::from(excess.numerator)) * u128::from(epochs);
+        let least = (limit / u128::from(n * d)) as u64 + 1;
+        if ranks == 1 {
+            return if u64::from(epochs) >= least { samples as f64 } else { 0.0 };
+        }
+        let p = 1.0 / f64::from(ranks);
+        // Terms in logarithms: C(1000, 500) alone is beyond what a double holds.
+        let mut ln_term = f64::from(epochs) * (-p).ln_1p();
+        let mut sum = if least == 0 { ln_term.exp() } else { 0.0 };
+        for k in 1..=epochs {
+            let step = f64::from(epochs - k + 1) / f64::from(k);
+            ln_term += (step * p / (1.0 - p)).ln();
+            if u64::from(k) >= least {
+                sum += ln_term.exp();
+            }
+        }
+        samples as f64 * sum
+    }
 
     const EIGHT_TENTHS: Ratio = Ratio { numerator: 8, denominator: 10 };
     const ONE_TENTH: Ratio = Ratio { numerator: 1, denominator: 10 };
@@ -116,8 +116,9 @@ mod tests {
         let mut frequencies = Frequencies::new(&lengths[..]);
         frequencies.count(&run, 5);
         let above = frequencies.iter().filter(|&(_, count)| count > 10).count() as f64;
+        let expected = expected_readers_above(1_281_167, 90, 16, EIGHT_TENTHS);
         // Their own simulation gave 31,863; a standard deviation is 176.
-        assert!((above - 31_635.0).abs() < 6.0 * 176.0, "{above} samples");
+        assert!((above - expected).abs() < 6.0 * 176.0, "{above} samples, {expected} expected");
     }
 
     /// How often each rank reads a sample, for each sample.

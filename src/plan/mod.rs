@@ -10,13 +10,11 @@
 //! - *Holders.* Of all ranks that plan a copy of a sample, the one with the fastest tier and in it the
 //!   lowest address holds it for the others ([`HolderMap`]): lowest address is earliest filled. A
 //!   [`Plan`] is that map, bound to the inputs and to the data set: of another one it is refused.
-//! - *Source.* Of own copy, holder's copy and origin, the [`Model`] says which is read fastest, and
-//!   the [`Timeline`] when a node would consume what.
+//! - *Source.* Of own copy, holder's copy and origin, the [`Model`] says which is read fastest.
 //!
 //! Plans are integers throughout: two machines that rounded differently would look for a sample at
-//! different addresses. (The one exception, [`expected_readers_above`], is a statistic that no plan
-//! uses.) Nothing here reads, waits or measures: `tier` admits copies, `prefetch` moves them, and
-//! `tools/sim` simulates what comes of it with this very code.
+//! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
+//! them, and `tools/sim` simulates what comes of it with this very code.
 //!
 //! *Cost*, for F samples, E epochs and N ranks: one rank walks its E * F / N accesses two times, once
 //! more for each further tier, and keeps 2.2 bytes a sample; the holder map does so for every rank and
@@ -33,15 +31,13 @@ mod inputs;
 mod joint;
 mod model;
 mod placement;
-mod timeline;
 
 pub use access::{Accesses, Lengths, Run};
 pub use by_unit::ByUnit;
 pub use error::PlanError;
-pub use frequency::{Frequencies, Ratio, expected_readers_above};
+pub use frequency::Frequencies;
 pub use holders::{Holder, HolderMap, Placement};
 pub use inputs::{Inputs, RankInputs, TierInputs};
 pub use joint::Plan;
 pub use model::{Curve, Model, Rate, Source, Stage};
 pub use placement::{PlannedCopy, Planner, Tier};
-pub use timeline::Timeline;
