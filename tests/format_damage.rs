@@ -5,7 +5,7 @@ mod images;
 
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::checksum::crc32c;
-use dlfs::format::open::{Copies, Freshness, OpenError, freshness, judge};
+use dlfs::format::open::{Copies, OpenError, judge};
 use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::{ChunkHead, ChunkHeader, FormatError, GenerationRecord, Pack, Superblock, Uuid};
@@ -424,23 +424,6 @@ fn what_generation_g_freed_is_whole_in_g_plus_1_and_used_again_in_g_plus_2() {
     let distinct: std::collections::HashSet<u64> =
         snapshots.iter().map(|s| s.offset_bytes).collect();
     assert_eq!(distinct.len(), 3, "three places take turns, however many generations");
-}
-
-#[test]
-fn a_reader_learns_whether_its_generation_is_still_the_newest() {
-    let mut image = small();
-    let (_, opened) = image.open();
-    assert_eq!(freshness(&opened, &image.copies()[0]), Freshness::Same);
-    image.delete(&[7]);
-    assert_eq!(freshness(&opened, &image.copies()[0]), Freshness::Stale(Generation(3)));
-    let (_, newer) = image.open();
-    let mut old = small();
-    assert_eq!(freshness(&newer, &old.copies()[0]), Freshness::Other, "taken back");
-    old.layout.uuid = Uuid([9; 16]);
-    old.namespaces = vec![Vec::new(); 2];
-    old.add(&folder(1, 3), 0, 0, &[]);
-    assert_eq!(freshness(&opened, &old.copies()[0]), Freshness::Other);
-    assert_eq!(freshness(&opened, &Copies::parse(&[], &[])), Freshness::Other);
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
         let mut image = honest();
         let (old, superblock) = image.open();
         let mut space = Space::new(&image.layout, &[u64::MAX]);
-        reserve_current(&mut space, &old, &superblock);
+        reserve_current(&mut space, &old, &superblock, &[]);
         let mut next = old.with_deleted(&[SampleId(9)], Generation(3), image.time_ns + 1).unwrap();
         next.set_freed(vec![run]);
         image.commit(next, &mut space);

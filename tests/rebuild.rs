@@ -71,7 +71,7 @@ fn purge(image: &mut Image, source: &[Sample]) -> Directory {
     let (directory, superblock) = image.open();
     let part = *directory.parts().next().unwrap();
     let mut space = Space::new(&image.layout, &vec![u64::MAX; image.namespaces.len()]);
-    reserve_current(&mut space, &directory, &superblock);
+    reserve_current(&mut space, &directory, &superblock, &[]);
     let generation = Generation(directory.generation().0 + 1);
     let spec = ChunkSpec {
         layout: image.layout,

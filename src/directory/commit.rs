@@ -85,14 +85,9 @@ impl Commit {
 }
 
 /// Reserves what must not be written while the generation after `directory`'s is made: all cells that
-/// it reads, and those that it freed. `superblock` is the one it was opened by.
-pub fn reserve_current(space: &mut Space, directory: &Directory, superblock: &Superblock) {
-    reserve_within(space, directory, superblock, &[]);
-}
-
-/// As [`reserve_current`], where each namespace has so many `cells` in all, as far as they are given:
-/// what was freed behind its end is not there to be kept.
-pub fn reserve_within(
+/// it reads, and those that it freed. `superblock` is the one it was opened by. Where a namespace has so
+/// many `cells` in all, as far as they are given, what was freed behind its end is not kept.
+pub fn reserve_current(
     space: &mut Space,
     directory: &Directory,
     superblock: &Superblock,

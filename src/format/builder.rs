@@ -48,12 +48,6 @@ impl FinishedChunk {
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.range.clone()]
     }
-
-    /// The bytes to write, as a buffer that an I/O can own.
-    pub fn into_io_buf(mut self) -> IoBuf {
-        drop(self.buf.split_off(self.range.end));
-        self.buf.split_off(self.range.start)
-    }
 }
 
 /// Packs samples into a chunk, slot after slot.

@@ -4,7 +4,7 @@ use crate::format::FormatError;
 use crate::format::Uuid;
 use crate::format::error::{at_most, equal};
 use crate::format::packing::Pack;
-use crate::units::{ALIGN_BYTES, Generation, round_up};
+use crate::units::Generation;
 
 /// Where a sample's bytes are, and what they must sum to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,12 +127,6 @@ pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatErro
         1..=MAX_GENERATION => Ok(Generation(generation)),
         value => Err(FormatError::OutOfRange { what, value, limit }),
     }
-}
-
-/// `bytes` rounded up to what everything on media begins at.
-pub fn align(bytes: u64) -> Result<u64, FormatError> {
-    let (what, limit) = ("length", MAX_NAMESPACE_BYTES);
-    round_up(bytes, ALIGN_BYTES as u64).ok_or(FormatError::OutOfRange { what, value: bytes, limit })
 }
 
 /// The smallest cell: one name of 4,096 bytes still fits into a quarter of it.

@@ -250,30 +250,6 @@ pub(crate) fn saved_at_another_generation(saved: Generation, opened: Generation)
     stale(text).hint("save it again: dlfs snapshot save")
 }
 
-/// What an image that is open at `opened` has become, by the superblocks of its namespace 0 now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Freshness {
-    /// It is what it was.
-    Same,
-    /// It has moved on: open it again.
-    Stale(Generation),
-    /// Another image, or none, lies there now.
-    Other,
-}
-
-/// Judges whether bytes that look damaged are only newer than the generation that is open.
-pub fn freshness(opened: &Superblock, now: &Copies) -> Freshness {
-    match now.newest() {
-        Some(newest) if newest.layout.uuid != opened.layout.uuid => Freshness::Other,
-        Some(newest) if newest.generation > opened.generation => {
-            Freshness::Stale(newest.generation)
-        }
-        Some(newest) if newest.generation == opened.generation => Freshness::Same,
-        // Only an older generation, or nothing: the medium was taken back or overwritten.
-        _ => Freshness::Other,
-    }
-}
-
 /// One step of a commit, to be done and awaited in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitStep {

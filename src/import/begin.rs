@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::directory::Directory;
-use crate::directory::commit::reserve_within;
+use crate::directory::commit::reserve_current;
 use crate::format::chunk::ChunkKind;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::check_layout;
@@ -153,7 +153,7 @@ pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&C
     if let Some(current) = current {
         let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
         let cells: Vec<u64> = media.devices().iter().map(cells).collect();
-        reserve_within(&mut space, &current.directory, &current.superblocks[0], &cells);
+        reserve_current(&mut space, &current.directory, &current.superblocks[0], &cells);
     }
     space
 }

@@ -102,7 +102,8 @@ macro_rules! statuses {
             pub const $const: Status = Status::new($sct, $sc);)*
 
             /// Every status that has a name here.
-            pub const NAMED: &[Status] = &[$(Status::$const),*];
+            #[cfg(test)]
+            const NAMED: &[Status] = &[$(Status::$const),*];
 
             fn facts(self) -> Option<(&'static str, RetryClass)> {
                 match (self.sct, self.sc) {

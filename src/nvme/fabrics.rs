@@ -325,8 +325,6 @@ impl DiscoveryRecord {
     pub const ADRFAM_IPV4: u8 = 1;
     /// `adrfam` of IPv6.
     pub const ADRFAM_IPV6: u8 = 2;
-    /// `subtype` of a referral to another discovery service.
-    pub const SUBTYPE_REFERRAL: u8 = 1;
     /// `subtype` of a subsystem with namespaces.
     pub const SUBTYPE_NVM: u8 = 2;
     /// `subtype` of the discovery subsystem that is asked.

@@ -179,10 +179,6 @@ impl IdentifyController {
     pub const CMIC_SEVERAL_CONTROLLERS: u8 = 1 << 1;
     /// `vwc`: there is a volatile write cache, so Flush matters.
     pub const VWC_PRESENT: u8 = 1;
-    /// `oncs`: Dataset Management.
-    pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
-    /// `oncs`: Write Zeroes.
-    pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 
     /// From what Identify returned, checked as far as dlfs depends on it.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyController, IdentifyError> {
@@ -218,11 +214,6 @@ impl IdentifyController {
     /// Whether a Flush means anything.
     pub fn has_volatile_write_cache(&self) -> bool {
         self.vwc & IdentifyController::VWC_PRESENT != 0
-    }
-
-    /// Asynchronous event requests that may be outstanding, from 1.
-    pub fn max_async_events(&self) -> u16 {
-        u16::from(self.aerl) + 1
     }
 
     /// Subsystem NQN.

@@ -83,8 +83,6 @@ pub mod nvm {
     pub const READ: u8 = 0x02;
     /// Write Zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
-    /// Dataset Management.
-    pub const DATASET_MANAGEMENT: u8 = 0x09;
 }
 
 /// Types of Fabrics commands (FCTYPE, byte 4), and their opcode.
@@ -97,8 +95,6 @@ pub mod fctype {
     pub const CONNECT: u8 = 0x01;
     /// Property Get.
     pub const PROPERTY_GET: u8 = 0x04;
-    /// Disconnect.
-    pub const DISCONNECT: u8 = 0x08;
 }
 
 /// What Identify returns (CNS, bits 7:0 of dword 10).
@@ -135,14 +131,10 @@ pub mod feature {
     pub const HOST_BEHAVIOR: u8 = 0x16;
     /// Host identifier.
     pub const HOST_ID: u8 = 0x81;
-    /// Namespace write protection.
-    pub const WRITE_PROTECTION: u8 = 0x84;
 }
 
 /// Log page identifiers (LID, bits 7:0 of dword 10).
 pub mod log_page {
-    /// Supported log pages.
-    pub const SUPPORTED: u8 = 0x00;
     /// Error information.
     pub const ERROR: u8 = 0x01;
     /// Health information (SMART).

@@ -64,11 +64,6 @@ impl Ledger {
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
     }
 
-    /// What decides.
-    pub fn policy(&self) -> Policy {
-        self.policy
-    }
-
     /// Keeps what `planned` says from now on: a tier for each unit, or [`Ledger::NOT_PLANNED`].
     pub fn set_plan(&mut self, planned: Vec<u8>) {
         self.planned = planned;

@@ -112,7 +112,7 @@ impl Image {
         let mut builder = DirectoryBuilder::new(self.layout);
         let mut generation = Generation(1);
         if let Some((directory, superblock)) = &current {
-            reserve_current(&mut space, directory, superblock);
+            reserve_current(&mut space, directory, superblock, &[]);
             generation = Generation(directory.generation().0 + 1);
             (0..directory.num_chunks()).for_each(|c| builder.copy_chunk(directory, c).unwrap());
             builder.delete(&directory.deleted_runs());
@@ -234,7 +234,7 @@ impl Image {
     pub fn delete(&mut self, ids: &[u64]) -> Directory {
         let (directory, superblock) = self.open();
         let mut space = Space::new(&self.layout, &vec![u64::MAX; self.namespaces.len()]);
-        reserve_current(&mut space, &directory, &superblock);
+        reserve_current(&mut space, &directory, &superblock, &[]);
         let ids: Vec<SampleId> = ids.iter().map(|id| SampleId(*id)).collect();
         self.time_ns += 10;
         let generation = Generation(directory.generation().0 + 1);

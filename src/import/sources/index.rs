@@ -186,11 +186,6 @@ impl Index {
         self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
     }
 
-    /// Whether any row has a label.
-    pub fn has_labels(&self) -> bool {
-        !self.labels.is_empty()
-    }
-
     /// The parts of a row, in the order in which the source holds them.
     pub fn parts(&self, row: u64) -> impl ExactSizeIterator<Item = Part> + '_ {
         self.part_range(row).map(|part| self.part_at(part))
@@ -359,16 +354,6 @@ impl Index {
         hash.digest()
     }
 
-    /// Heap bytes of the columns.
-    pub fn memory_bytes(&self) -> u64 {
-        let bytes = self.names.bytes.capacity()
-            + 8 * (self.names.ends.capacity() + self.labels.capacity())
-            + 8 * (self.part_starts.capacity() + self.part_places.capacity())
-            + 4 * (self.part_lens.capacity() + self.part_containers.capacity())
-            + 2 * self.part_fields.capacity();
-        bytes as u64
-    }
-
     fn part_range(&self, row: u64) -> std::ops::Range<usize> {
         let row = row as usize;
         if self.part_starts.is_empty() {
@@ -457,7 +442,7 @@ mod tests {
             index.push_part(part(0, len));
         }
         assert_eq!(index.parts(1).collect::<Vec<_>>(), [part(0, 2)]);
-        assert!(index.part_starts.is_empty() && !index.has_labels());
+        assert!(index.part_starts.is_empty() && index.labels.is_empty());
         assert_eq!((index.name(0), index.label(0)), (&b"a"[..], None));
     }
 

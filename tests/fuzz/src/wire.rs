@@ -389,7 +389,6 @@ fn admin(bytes: &[u8]) {
     if let Ok(controller) = IdentifyController::decode(bytes) {
         controller.max_transfer_bytes(0);
         controller.in_capsule_data_bytes();
-        controller.max_async_events();
         let _ = controller.subnqn();
     }
     let _ = IdentifyNamespace::decode(bytes);
