@@ -132,6 +132,22 @@ impl Error {
         self
     }
 
+    /// The same for somebody else who waited for the same work; of the cause, its words.
+    pub(crate) fn to_others(&self) -> Error {
+        let Inner { kind, message, nsid, lba, sample, path, target, hint, source } = &*self.0;
+        Error(Box::new(Inner {
+            kind: *kind,
+            message: message.clone(),
+            nsid: *nsid,
+            lba: *lba,
+            sample: *sample,
+            path: path.clone(),
+            target: target.clone(),
+            hint: hint.clone(),
+            source: source.as_ref().map(|source| source.to_string().into()),
+        }))
+    }
+
     /// Keeps the cause.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         self.0.source = Some(source.into());

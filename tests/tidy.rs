@@ -207,6 +207,14 @@ fn code_that_users_run_unwraps_nothing_without_a_reason() {
     assert_none(wrong);
 }
 
+/// A device around another one that made its own would lose the scope.
+#[test]
+fn no_device_has_a_queue_pair_but_in_a_scope() {
+    let own = |source: &Source| source.code.contains(concat!("fn queue_pair", "(&self) -> "));
+    let found: Vec<String> = rust_files().into_iter().filter(own).map(|s| s.path).collect();
+    assert_eq!(found, ["src/qpair/device.rs"]);
+}
+
 #[test]
 fn every_package_has_the_lints_of_the_workspace() {
     let packages = files().into_iter().filter(|path| path.ends_with("Cargo.toml"));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
+use dlfs::qpair::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use dlfs::units::Lba;
 
 /// The device behind the link.
@@ -34,8 +34,8 @@ impl Device for Throttled {
         self.inner.namespace()
     }
 
-    fn queue_pair(&self) -> dlfs::Result<Box<dyn QueuePair>> {
-        let inner = self.inner.queue_pair()?;
+    fn queue_pair_in(&self, scope: &PairScope) -> dlfs::Result<Box<dyn QueuePair>> {
+        let inner = self.inner.queue_pair_in(scope)?;
         Ok(Box::new(Pair {
             inner,
             link: Arc::clone(&self.link),
@@ -118,6 +118,10 @@ impl QueuePair for Pair {
         // What is lent would not cross the link.
         let _ = (slba, len_bytes);
         None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.inner.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {

@@ -18,6 +18,7 @@ use crate::buf::IoBuf;
 use crate::checksum::crc32c;
 use crate::error::{ErrorKind, Result};
 use crate::qpair::calls::{Calls, Ticket};
+use crate::qpair::{PairScope, open_pairs};
 use crate::tier::{Kept, PAGE_BYTES, Place, State};
 
 /// What the copier is told.
@@ -83,11 +84,12 @@ impl Copier {
         mut to_check: Vec<(u8, Kept)>,
         bandwidth: Option<u64>,
     ) -> Result<Copier> {
-        for device in &shared.origins {
-            calls.add(device.queue_pair()?);
+        let scope = PairScope::new();
+        for pairs in open_pairs(&shared.origins, std::slice::from_ref(&scope))? {
+            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one each
         }
         for media in &shared.media {
-            calls.add(media.device.queue_pair()?);
+            calls.add(media.device.queue_pair_in(&scope)?);
         }
         to_check.sort_unstable_by_key(|(tier, kept)| (*tier, kept.page));
         shared.counters.unsettle(to_check.len() as i64);

@@ -15,7 +15,9 @@ use super::copier::Job;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
-use crate::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use crate::qpair::{
+    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+};
 use crate::tier::PAGE_BYTES;
 use crate::units::Lba;
 
@@ -57,12 +59,12 @@ impl Device for TieredDevice {
         self.shared.origins[usize::from(self.number)].local_path()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
-        let origin = self.shared.origins[usize::from(self.number)].queue_pair()?;
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
         let mut ways = vec![Way::to(origin)];
         for media in &self.shared.media {
-            ways.push(Way::to(media.device.queue_pair()?));
+            ways.push(Way::to(media.device.queue_pair_in(scope)?));
         }
         Ok(Box::new(TieredPair {
             shared: Arc::clone(&self.shared),
@@ -488,6 +490,10 @@ impl QueuePair for TieredPair {
 
     /// Only reads come through tiers.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.ways[0].pair.shared_queue()
+    }
 
     fn join(&mut self, registry: &Registry) {
         self.ways.iter_mut().for_each(|way| way.pair.join(registry));

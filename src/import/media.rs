@@ -12,7 +12,7 @@ use crate::format::superblock::SUPERBLOCK_BYTES;
 use crate::import::patience::{Patience, is_passing};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::shared::SharedDevice;
-use crate::qpair::{Device, Fence, or_unreadable};
+use crate::qpair::{Device, Fence, PairScope, or_unreadable};
 use crate::{Error, ErrorKind, Result};
 
 /// The namespaces of an image, in the image's order.
@@ -35,6 +35,8 @@ pub(super) struct Channel {
     media: Media,
     fence: Arc<Fence>,
     calls: Option<Calls>,
+    /// What the queue pairs share.
+    scope: PairScope,
     /// Which of the calls' queue pairs is that of a namespace, once it is used.
     pairs: Vec<Option<usize>>,
     /// How often the queue pairs were given up.
@@ -76,8 +78,11 @@ impl Media {
             let message = format!("an image has 1 to 65,535 namespaces, not {}", devices.len());
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
+        let scope = Arc::default();
         let fitted = devices.into_iter().map(|device| match device.max_queue_pairs() {
-            few if few < LEAST_PAIRS => Arc::new(SharedDevice::new(device)) as Arc<dyn Device>,
+            few if few < LEAST_PAIRS => {
+                Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
+            }
             _ => device,
         });
         Ok(Media {
@@ -136,7 +141,8 @@ impl Media {
     /// A way whose writes ask a fence of their own.
     pub(super) fn channel_behind(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
-        Channel { media: self.clone(), fence: Arc::clone(fence), calls: None, pairs, era: 0 }
+        let (media, fence, scope) = (self.clone(), Arc::clone(fence), PairScope::new());
+        Channel { media, fence, calls: None, scope, pairs, era: 0 }
     }
 
     /// How long what fails is tried again.
@@ -325,7 +331,7 @@ impl Channel {
         calls.set_deadline(left.unwrap_or(DEADLINE));
         let pair = match self.pairs[at] {
             Some(pair) => pair,
-            None => match self.media.devices[at].queue_pair() {
+            None => match self.media.devices[at].queue_pair_in(&self.scope) {
                 Ok(pair) => *self.pairs[at].insert(calls.add(pair)),
                 Err(error) => return self.give_up_if_failed(begun, Err(error)),
             },

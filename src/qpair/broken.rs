@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, IoError, Namespace, Notice, QueuePair};
+use super::{Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -57,8 +57,8 @@ impl Device for Broken {
         self.device.namespace()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
-        let (pair, fault, healthy) = (self.device.queue_pair()?, self.fault, self.healthy);
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let (pair, fault, healthy) = (self.device.queue_pair_in(scope)?, self.fault, self.healthy);
         let thread = Arc::clone(&self.thread);
         Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
     }
@@ -143,6 +143,10 @@ impl QueuePair for BrokenPair {
 
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         self.pair.use_fence(fence);
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.pair.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::file::{FileNamespace, FileOptions};
 use super::folder::FolderNamespace;
 use super::tcp::TcpNamespace;
-use super::{ConnectOptions, Namespace, QueuePair};
+use super::{ConnectOptions, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 
@@ -19,11 +19,21 @@ pub trait Device: Send + Sync {
     /// What the namespace is now: a growing file or a reconnect may change it.
     fn namespace(&self) -> Namespace;
 
-    /// A new queue pair on the namespace.
+    /// A new queue pair on the namespace. It may share an I/O queue with others of `scope`, all of which one
+    /// thread polls. A device around another one passes the scope on.
     ///
     /// # Errors
     /// `Refused`: the device gives no more queue pairs. `Disconnected`, `TimedOut`: it is not there.
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>>;
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>>;
+
+    /// A new queue pair that shares nothing: [`Device::queue_pair_in`] a scope of its own. No device has
+    /// another one (`tests/tidy.rs` looks).
+    ///
+    /// # Errors
+    /// Those of [`Device::queue_pair_in`].
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+        self.queue_pair_in(&PairScope::new())
+    }
 
     /// The most queue pairs that it gives out at a time now.
     fn max_queue_pairs(&self) -> usize {

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::pread::PreadPair;
 use super::uring::UringPair;
-use super::{Device, Direct, Io, IoError, IoOp, Namespace, QueuePair};
+use super::{Device, Direct, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Lba, round_up};
 
@@ -114,7 +114,7 @@ impl Device for FileNamespace {
         namespace
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (files, mut namespace) = (Arc::clone(&self.files), self.namespace());
         if self.calls == FileCalls::Auto {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {

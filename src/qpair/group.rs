@@ -10,7 +10,8 @@
 //!
 //! A turn costs what is ready, not what there is: it polls the pairs whose descriptors are ready
 //! ([`Readiness`]), those that say that a look is cheap or that nothing else tells, those that were
-//! submitted to, and those whose time has come. A pair may also have to notice what another thread did, so
+//! submitted to, those that are marked, and those whose time has come. What one pair finds for another on
+//! the same connection comes in the same turn: it marks it. A pair may also have to notice what another thread did, so
 //! all are polled once in `ALL_INTERVAL`; that costs no system call.
 //!
 //! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
@@ -18,12 +19,7 @@
 //! then it sleeps on what the pairs have registered (`patience.rs`). An idle group costs no processor time.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::patience::Patience;
 use super::readiness::Readiness;
@@ -31,6 +27,8 @@ use super::{Completion, Io, Notice, QueuePair};
 use crate::buf::Pool;
 use crate::error::Result;
 use crate::units::Lba;
+
+pub use super::readiness::Waker;
 
 /// Queue pairs that one thread polls together. See the module for the loop around it.
 pub struct PollGroup {
@@ -48,7 +46,6 @@ pub struct PollGroup {
     is_asked: bool,
     scratch: Vec<Completion>,
     patience: Patience,
-    wake: Arc<Wake>,
 }
 
 /// A queue pair, and what is known of it since it was last touched.
@@ -67,7 +64,7 @@ impl PollGroup {
     /// # Errors
     /// The operating system gives no descriptor for events.
     pub fn new() -> Result<PollGroup> {
-        let (readiness, wake) = readiness_and_waker()?;
+        let readiness = Readiness::new()?;
         Ok(PollGroup {
             members: Vec::new(),
             queue: VecDeque::new(),
@@ -78,7 +75,6 @@ impl PollGroup {
             is_asked: false,
             scratch: Vec::new(),
             patience: Patience::new(false),
-            wake,
         })
     }
 
@@ -151,18 +147,40 @@ impl PollGroup {
                 break; // the rest comes first in the next turn
             }
             let Some(index) = self.queue.pop_front() else { break };
-            let (member, limit) = (&mut self.members[index], max - count);
-            member.is_queued = false;
-            member.is_restless = false;
-            let found = member.pair.poll(now, limit, &mut self.scratch);
-            done.extend(self.scratch.drain(..).map(|completion| (index, completion)));
-            count += found;
-            self.settle(index, found == limit);
+            count += self.poll_member(index, now, max - count, done);
+        }
+        // What these have found for others, who then have nothing more to look for.
+        let waiting = self.queue.len();
+        let PollGroup { members, queue, readiness, .. } = self;
+        readiness.take_marks(|index| enqueue(queue, members, index));
+        for _ in waiting..self.queue.len() {
+            if count == max && max > 0 {
+                break;
+            }
+            let Some(index) = self.queue.remove(waiting) else { break };
+            count += self.poll_member(index, now, max - count, done);
         }
         if count > 0 {
             self.patience.worked(count);
         }
         count
+    }
+
+    /// Polls a pair that was taken from the queue; how many completions it had.
+    fn poll_member(
+        &mut self,
+        index: usize,
+        now: Instant,
+        limit: usize,
+        done: &mut Vec<(usize, Completion)>,
+    ) -> usize {
+        let member = &mut self.members[index];
+        member.is_queued = false;
+        member.is_restless = false;
+        let found = member.pair.poll(now, limit, &mut self.scratch);
+        done.extend(self.scratch.drain(..).map(|completion| (index, completion)));
+        self.settle(index, found == limit);
+        found
     }
 
     /// Starts what was submitted to devices that move bytes by themselves, without completing anything.
@@ -179,7 +197,7 @@ impl PollGroup {
     pub fn wait(&mut self, until: Instant) {
         self.notice_fork();
         let now = Instant::now();
-        if self.wake.woken.swap(false, Ordering::SeqCst) || until <= now {
+        if self.readiness.take_woken() || self.readiness.has_marks() || until <= now {
             return;
         }
         if self.outstanding > 0 && self.patience.spin(now) {
@@ -196,21 +214,15 @@ impl PollGroup {
 
     /// A handle that ends a [`PollGroup::wait`] from another thread.
     pub fn waker(&self) -> Waker {
-        Waker(Arc::clone(&self.wake))
+        self.readiness.waker()
     }
 
     fn sleep(&mut self, limit: Duration) {
-        self.wake.asleep.store(true, Ordering::SeqCst);
-        if !self.wake.woken.swap(false, Ordering::SeqCst) {
-            self.readiness.sleep(limit);
-        }
-        self.wake.asleep.store(false, Ordering::SeqCst);
+        self.readiness.sleep(limit);
         let PollGroup { members, queue, readiness, .. } = self;
-        if readiness.ask(|index| enqueue(queue, members, index)) {
-            self.wake.drain();
-        }
+        readiness.ask(|index| enqueue(queue, members, index));
         // The wait ends now, so whoever called until here has what it wanted.
-        self.wake.woken.swap(false, Ordering::SeqCst);
+        readiness.take_woken();
         self.is_asked = true;
     }
 
@@ -219,12 +231,10 @@ impl PollGroup {
         self.notice_fork();
         let PollGroup { members, queue, readiness, .. } = self;
         if !std::mem::take(&mut self.is_asked) && self.outstanding > 0 {
-            readiness.look(|index| {
-                if members[index].outstanding > 0 {
-                    enqueue(queue, members, index);
-                }
-            });
+            // Also of pairs that owe nothing: theirs may be the descriptor of what others share.
+            readiness.look(|index| enqueue(queue, members, index));
         }
+        readiness.take_marks(|index| enqueue(queue, members, index));
         if self.all_due.is_none_or(|at| at <= now) {
             self.all_due = Some(now + ALL_INTERVAL);
             (0..members.len()).for_each(|index| enqueue(queue, members, index));
@@ -264,11 +274,11 @@ impl PollGroup {
             return;
         }
         // Without descriptors the parent's set would have to do, and its waker: so does this loop spin.
-        let Ok((readiness, wake)) = readiness_and_waker() else {
+        let Ok(readiness) = Readiness::new() else {
             (0..self.members.len()).for_each(|index| self.settle(index, true));
             return;
         };
-        (self.readiness, self.wake) = (readiness, wake);
+        self.readiness = readiness;
         for index in 0..self.members.len() {
             self.members[index].pair.join(&self.readiness.registry(index));
             self.settle(index, true);
@@ -286,63 +296,22 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
 
-fn readiness_and_waker() -> Result<(Readiness, Arc<Wake>)> {
-    let readiness = Readiness::new()?;
-    let event =
-        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
-    readiness.watch_waker(&event)?;
-    let (woken, asleep) = (AtomicBool::new(false), AtomicBool::new(false));
-    Ok((readiness, Arc::new(Wake { woken, asleep, event })))
-}
-
-/// Ends the wait of a [`PollGroup`] from another thread. A call while nobody waits ends the next wait.
-#[derive(Clone)]
-pub struct Waker(Arc<Wake>);
-
-impl Waker {
-    /// Ends the wait. Makes a system call only while the group's thread sleeps.
-    pub fn wake(&self) {
-        self.0.woken.store(true, Ordering::SeqCst);
-        // Either this load sees the sleeper, or the sleeper's look at `woken` sees the store above.
-        if self.0.asleep.load(Ordering::SeqCst) {
-            self.0.ring();
-        }
-    }
-
-    /// The descriptor that becomes readable when a sleeping group is woken.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.event.as_fd()
-    }
-}
-
-struct Wake {
-    woken: AtomicBool,
-    asleep: AtomicBool,
-    event: OwnedFd,
-}
-
-impl Wake {
-    fn ring(&self) {
-        // The only failure is a counter at its maximum, and then it is readable anyway.
-        let _ = rustix::io::write(&self.event, &[1; 8]); // not zero in any byte order
-    }
-
-    fn drain(&self) {
-        // The only failure is that nobody rang.
-        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-    }
-}
-
 /// How often every pair is polled, whatever is ready.
 const ALL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::buf::IoBuf;
     use crate::buf::SharedBuf;
     use crate::qpair::mem::MemNamespace;
-    use crate::qpair::readiness::Registry;
+    use crate::qpair::readiness::{Registry, Watched};
     use crate::qpair::{Device, Fence, IoOp, Namespace};
 
     fn read(tag: u64) -> Io {
@@ -400,7 +369,7 @@ mod tests {
             let other = std::thread::spawn(move || waker.wake());
             group.wait(far);
             other.join().unwrap();
-            group.wake.woken.store(false, Ordering::SeqCst); // it may have ended for an older ring
+            group.readiness.take_woken(); // it may have ended for an older ring
         }
     }
 
@@ -427,6 +396,10 @@ mod tests {
         fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
             None
         }
+        fn shared_queue(&self) -> Option<usize> {
+            None
+        }
+
         fn join(&mut self, _: &Registry) {}
         fn notice(&self) -> Notice {
             Notice::Look
@@ -434,6 +407,118 @@ mod tests {
         fn next_timeout(&self) -> Option<Instant> {
             self.1
         }
+    }
+
+    /// What two handles share: a socket that the first of them watches, and what has come for the second.
+    struct Shared {
+        socket: Watched<UnixStream>,
+        for_the_second: Vec<Completion>,
+        second: Option<Registry>,
+    }
+
+    /// A handle on a connection. Each byte that arrives is a completion for the second.
+    struct Handle {
+        shared: Arc<Mutex<Shared>>,
+        namespace: Namespace,
+        is_first: bool,
+        owed: usize,
+    }
+
+    impl QueuePair for Handle {
+        fn namespace(&self) -> &Namespace {
+            &self.namespace
+        }
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            self.owed += pending.drain(..).count();
+            self.owed
+        }
+        fn poll(&mut self, _: Instant, _: usize, done: &mut Vec<Completion>) -> usize {
+            let mut shared = self.shared.lock();
+            if self.is_first {
+                let mut bytes = [0; 8];
+                let len = shared.socket.read(&mut bytes).unwrap_or(0);
+                for &tag in &bytes[..len] {
+                    let (tag, buf, result) = (tag.into(), IoBuf::empty(), Ok(()));
+                    shared.for_the_second.push(Completion { tag, buf, result });
+                    shared.second.as_ref().unwrap().mark();
+                }
+                return 0;
+            }
+            let count = shared.for_the_second.len();
+            done.append(&mut shared.for_the_second);
+            self.owed -= count;
+            count
+        }
+        fn outstanding(&self) -> usize {
+            self.owed
+        }
+        fn start(&mut self) {}
+        fn use_pool(&mut self, _: &Pool) {}
+        fn use_fence(&mut self, _: &Arc<Fence>) {}
+        fn distrust(&mut self, _: Lba, _: usize) {}
+        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+            None
+        }
+        fn shared_queue(&self) -> Option<usize> {
+            Some(1)
+        }
+        fn join(&mut self, registry: &Registry) {
+            let mut shared = self.shared.lock();
+            match self.is_first {
+                true => shared.socket.join(registry, false),
+                false => shared.second = Some(registry.clone()),
+            }
+        }
+        fn notice(&self) -> Notice {
+            Notice::Event
+        }
+        fn next_timeout(&self) -> Option<Instant> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_an_idle_pair_receives_for_another_comes_in_the_same_turn_and_ends_a_sleep() {
+        let namespace = MemNamespace::new(512, 512).unwrap().namespace();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (socket, for_the_second, second) = (Watched::new(ours), Vec::new(), None);
+        let shared = Arc::new(Mutex::new(Shared { socket, for_the_second, second }));
+        let mut group = PollGroup::new().unwrap();
+        for is_first in [true, false] {
+            let (shared, namespace) = (Arc::clone(&shared), namespace.clone());
+            group.add(Box::new(Handle { shared, namespace, is_first, owed: 0 }));
+        }
+        let (far, mut done) = (Instant::now() + Duration::from_secs(3600), Vec::new());
+        group.poll(Instant::now(), usize::MAX, &mut done); // what is new is polled once
+        for round in 0..20 {
+            group.submit(1, &mut VecDeque::from([read(round)]));
+            group.poll(Instant::now(), usize::MAX, &mut done);
+            assert!(done.is_empty());
+            theirs.write_all(&[round as u8]).unwrap();
+            assert_eq!(group.poll(Instant::now(), usize::MAX, &mut done), 1, "round {round}");
+            assert_eq!(done.pop().map(|(pair, done)| (pair, done.tag)), Some((1, round)));
+        }
+        group.submit(1, &mut VecDeque::from([read(0)]));
+        let mut waker = theirs.try_clone().unwrap();
+        let other = std::thread::spawn(move || waker.write_all(&[7]).unwrap());
+        while group.poll(Instant::now(), usize::MAX, &mut done) == 0 {
+            group.wait(far); // would hang
+        }
+        other.join().unwrap();
+        // Another thread may find it as well.
+        group.submit(1, &mut VecDeque::from([read(0)]));
+        let other = std::thread::spawn(move || {
+            let (tag, buf, result) = (9, IoBuf::empty(), Ok(()));
+            let mut shared = shared.lock();
+            shared.for_the_second.push(Completion { tag, buf, result });
+            shared.second.as_ref().unwrap().mark();
+        });
+        while group.poll(Instant::now(), usize::MAX, &mut done) == 0 {
+            group.wait(far);
+        }
+        other.join().unwrap();
+        assert_eq!((done.len(), group.outstanding()), (2, 0));
     }
 
     #[test]

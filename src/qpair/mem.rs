@@ -16,7 +16,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::readiness::Registry;
-use super::{Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use super::{Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{ALIGN_BYTES, Lba};
@@ -98,7 +98,7 @@ impl Device for MemNamespace {
         self.namespace.clone()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
         let (region, namespace) = (Arc::clone(&self.region), self.namespace.clone());
         Ok(Box::new(MemPair { region, namespace, taken }))
@@ -180,6 +180,10 @@ impl QueuePair for MemPair {
 
     /// There is one copy.
     fn distrust(&mut self, _: Lba, _: usize) {}
+
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
 
     fn join(&mut self, _: &Registry) {}
 

@@ -20,18 +20,22 @@ pub(crate) mod patience;
 mod pread;
 pub mod readiness;
 mod remote;
+mod scope;
 pub mod session;
 pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 pub mod tcp;
 mod uring;
+mod wake;
 
 pub use cpus::Cpus;
 pub use device::{Device, open};
 pub use engines::{Engine, engines};
 pub use fence::Fence;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
+pub use scope::PairScope;
+pub(crate) use scope::open_pairs;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -291,6 +295,10 @@ pub trait QueuePair: Send {
     /// I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
 
+    /// Names the I/O queue below, where others of its [`PairScope`] share it: queue pairs of the same name
+    /// take at most one [`Namespace::queue_depth`] together. `None`: the queue is its own.
+    fn shared_queue(&self) -> Option<usize>;
+
     /// What was read there was wrong: where there is another copy, the next read is of that.
     fn distrust(&mut self, slba: Lba, len_bytes: usize);
 
@@ -303,6 +311,8 @@ pub trait QueuePair: Send {
 
     /// Has whoever polls from now on watch every descriptor that says when there is something to do:
     /// those of now, and of later connections. Called again after a fork, with the child's registry.
+    ///
+    /// A queue pair that finds what another one was waiting for marks that one: [`Registry::mark`].
     fn join(&mut self, registry: &Registry);
 
     /// How its poller learns that an outstanding I/O can be moved forward.
@@ -315,7 +325,8 @@ pub trait QueuePair: Send {
 /// How a poller learns that a queue pair has something to do. That of several is the largest of theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
-    /// A descriptor that it registered becomes ready, or its [`QueuePair::next_timeout`] has come.
+    /// A descriptor that it registered becomes ready, it is marked, or its [`QueuePair::next_timeout`] has
+    /// come.
     Event,
     /// As [`Notice::Event`] says to a sleeper. A look costs no system call, so a poller that does not
     /// sleep looks in every turn.

@@ -93,6 +93,10 @@ impl QueuePair for PreadPair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     fn join(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {

@@ -4,11 +4,12 @@
 //! A poller owns a [`Readiness`] and gives each of its queue pairs a [`Registry`]
 //! ([`QueuePair::join`](super::QueuePair::join)); the pair keeps its descriptors as [`Watched`], one for
 //! each connection that it has at the time. [`Readiness::look`] then says which pairs to poll, and a pair
-//! asks each of its descriptors whether a system call on it is worth its price.
+//! asks each of its descriptors whether a system call on it is worth its price. A pair that has something
+//! without a descriptor is *marked* ([`Registry::mark`]), and told of by the same look.
 //!
 //! Looking at the set costs about as much as an empty `readv`. So while only `FEW` descriptors are to
-//! be asked by system calls, a look counts all of them as ready without asking the kernel: their owner
-//! spins on them directly.
+//! be asked by system calls, a look counts those of them as ready from which something is expected, without
+//! asking the kernel: their owner spins on them directly.
 //!
 //! The set is level-triggered: bytes that were left in a socket are told again. A descriptor leaves the
 //! set before it is closed, since a forked child may keep the same socket open. The set itself is shared
@@ -23,9 +24,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
+use super::wake::{Mark, Wake};
 use crate::error::{Error, Result};
 use crate::process::Forked;
 
@@ -39,10 +41,12 @@ pub struct Readiness {
 pub struct Registry {
     set: Arc<Set>,
     member: usize,
+    mark: Arc<Mark>,
 }
 
 struct Set {
     epoll: OwnedFd,
+    bell: Arc<Bell>,
     home: Forked<()>,
     sources: Mutex<Slab<Arc<Source>>>,
     /// Sources that a system call asks.
@@ -57,6 +61,17 @@ struct Source {
     is_asked: bool,
     is_watched: bool,
     ready: AtomicBool,
+    /// Whether its owner waits for something from it.
+    is_expected: AtomicBool,
+}
+
+/// What ends a sleep without a descriptor of a queue pair.
+struct Bell {
+    wake: Wake,
+    /// Part of the epoll set, so a sleeper sees it.
+    event: OwnedFd,
+    /// Whether `event` is to be emptied.
+    has_rung: AtomicBool,
 }
 
 impl Readiness {
@@ -66,8 +81,14 @@ impl Readiness {
     /// The process may have no more descriptors.
     pub fn new() -> Result<Readiness> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        epoll::add(&epoll, &event, EventData::new_u64(BELL), EventFlags::IN)
+            .map_err(|errno| Error::from(std::io::Error::from(errno)))?;
+        let bell = Bell { wake: Wake::default(), event, has_rung: AtomicBool::new(false) };
         let set = Arc::new(Set {
             epoll,
+            bell: Arc::new(bell),
             home: Forked::new(()),
             sources: Mutex::default(),
             num_asked: AtomicUsize::new(0),
@@ -83,63 +104,131 @@ impl Readiness {
 
     /// Where queue pair `member` registers its descriptors.
     pub fn registry(&self, member: usize) -> Registry {
-        Registry { set: Arc::clone(&self.set), member }
+        Registry { set: Arc::clone(&self.set), member, mark: Arc::new(Mark::new(member)) }
     }
 
-    /// Watches the descriptor that ends sleeps from other threads, until it is closed.
-    ///
-    /// # Errors
-    /// The kernel refuses to watch it.
-    pub(super) fn watch_waker(&self, waker: impl AsFd) -> Result<()> {
-        let token = EventData::new_u64(WAKER);
-        epoll::add(&self.set.epoll, waker, token, EventFlags::IN)
-            .map_err(|errno| Error::from(std::io::Error::from(errno)))
+    /// A handle that ends a sleep from another thread.
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.set.bell))
+    }
+
+    /// Whether a [`Waker`] has called since this was asked last.
+    pub fn take_woken(&self) -> bool {
+        self.set.bell.wake.take_woken()
+    }
+
+    /// Whether a queue pair is marked. Costs one load.
+    pub fn has_marks(&self) -> bool {
+        self.set.bell.wake.has_marks()
+    }
+
+    /// Tells `found` the queue pairs that are marked, and takes the marks off. Costs one load where none is.
+    pub fn take_marks(&self, found: impl FnMut(usize)) {
+        self.set.bell.wake.take_marks(found);
     }
 
     /// Tells `found` the queue pairs that may have something. Never waits.
     pub fn look(&self, mut found: impl FnMut(usize)) {
+        self.take_marks(&mut found);
         match self.set.num_asked.load(Ordering::Relaxed) {
             0 => {}
-            1..=FEW => self.set.count_as_ready(|source| source.is_asked, &mut found),
-            _ => _ = self.ask(found),
+            1..=FEW => self.set.count_as_ready(Source::is_worth_a_guess, &mut found),
+            _ => self.ask_kernel(found),
         }
     }
 
-    /// As [`Readiness::look`], with all that the kernel knows; whether the waker has rung.
-    pub(super) fn ask(&self, mut found: impl FnMut(usize)) -> bool {
+    /// As [`Readiness::look`], with all that the kernel knows.
+    pub(super) fn ask(&self, mut found: impl FnMut(usize)) {
+        self.take_marks(&mut found);
+        self.ask_kernel(found);
+    }
+
+    fn ask_kernel(&self, mut found: impl FnMut(usize)) {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         let no_wait = Timespec::default();
         // An interrupted call is as good as one without events: the next look asks again.
         let events = epoll::wait(&self.set.epoll, &mut events, Some(&no_wait));
         let events = events.map_or(&[][..], |(events, _)| &*events);
-        let mut has_rung = false;
         let sources = self.set.sources.lock();
         for event in events {
-            match event.data.u64() {
-                WAKER => has_rung = true,
-                key => {
-                    // Always there: who leaves the set is told of no more.
-                    let Some(source) = sources.get(key as usize) else { continue };
-                    source.ready.store(true, Ordering::Relaxed);
-                    found(source.member);
-                }
-            }
+            // The bell is none of them, and who has left the set is told of no more.
+            let Some(source) = sources.get(event.data.u64() as usize) else { continue };
+            source.ready.store(true, Ordering::Relaxed);
+            found(source.member);
         }
         drop(sources);
         if self.set.num_unwatched.load(Ordering::Relaxed) > 0 {
             self.set.count_as_ready(|source| !source.is_watched, &mut found);
         }
-        has_rung
     }
 
-    /// Sleeps until a descriptor is ready, at most for `limit`. [`Readiness::look`] says which.
+    /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, at most for `limit`.
+    /// [`Readiness::look`] says which.
     pub fn sleep(&self, limit: Duration) {
+        let Some(_asleep) = self.fall_asleep() else { return };
         let unwatched = self.set.num_unwatched.load(Ordering::Relaxed) > 0;
         let limit = if unwatched { limit.min(UNWATCHED_NAP) } else { limit };
         let limit = Timespec::try_from(limit).ok(); // beyond i64 seconds: no limit
         let mut fds = [PollFd::new(&self.set.epoll, PollFlags::IN)];
         // An error is a signal, or no memory for the call: the caller polls, and sleeps again.
         let _ = poll(&mut fds, limit.as_ref());
+    }
+
+    /// For who sleeps on the descriptor among others: marks and wakers make it readable while what this
+    /// returns lives. `None`: there is one already, so do not sleep.
+    pub fn fall_asleep(&self) -> Option<Asleep<'_>> {
+        let bell = &*self.set.bell;
+        bell.wake.fall_asleep().then_some(Asleep { bell })
+    }
+}
+
+/// A sleep under way, see [`Readiness::fall_asleep`].
+pub struct Asleep<'a> {
+    bell: &'a Bell,
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.bell.wake.get_up();
+        if self.bell.has_rung.swap(false, Ordering::AcqRel) {
+            // The only failure is that it is empty.
+            let _ = rustix::io::read(&self.bell.event, &mut [0u8; 8]);
+        }
+    }
+}
+
+impl Bell {
+    fn ring(&self) {
+        // The only failure is a counter at its maximum, and then it is readable anyway.
+        let _ = rustix::io::write(&self.event, &[1; 8]); // not zero in any byte order
+        // After the write, so that who sees this finds something to read.
+        self.has_rung.store(true, Ordering::Release);
+    }
+}
+
+/// Ends the sleep of a poller from another thread. A call while nobody sleeps ends the next sleep.
+#[derive(Clone)]
+pub struct Waker(Arc<Bell>);
+
+impl Waker {
+    /// Ends the sleep. Makes a system call only while the poller's thread sleeps.
+    pub fn wake(&self) {
+        if self.0.wake.wake() {
+            self.0.ring();
+        }
+    }
+}
+
+impl Registry {
+    /// Says that the queue pair has something, though no descriptor of its own is ready: it is polled in the
+    /// turn under way or the next, and a sleep of its poller ends. From any thread.
+    ///
+    /// Costs nothing but a word while the mark is set; a system call only while the poller sleeps.
+    pub fn mark(&self) {
+        // The poller of a parent process is not ours to call, nor is its lock to be taken.
+        if self.set.is_ours() && self.set.bell.wake.mark(&self.mark) {
+            self.set.bell.ring();
+        }
     }
 }
 
@@ -163,11 +252,20 @@ impl Set {
     }
 }
 
+impl Source {
+    /// Whether a look may take it for ready without asking the kernel.
+    fn is_worth_a_guess(&self) -> bool {
+        self.is_asked && self.is_expected.load(Ordering::Relaxed)
+    }
+}
+
 /// A descriptor, and its place in the epoll set of whoever polls its owner, if it has one.
 ///
 /// Without a place it always counts as ready.
 pub struct Watched<F: AsFd> {
     place: Option<Place>,
+    /// Whether something is expected from it.
+    is_expected: bool,
     fd: F,
 }
 
@@ -181,7 +279,7 @@ struct Place {
 impl<F: AsFd> Watched<F> {
     /// A descriptor that nobody watches yet.
     pub fn new(fd: F) -> Watched<F> {
-        Watched { place: None, fd }
+        Watched { place: None, is_expected: true, fd }
     }
 
     /// Has it watched, for room to write as well if `writable`: one that is asked by system calls, so
@@ -211,7 +309,9 @@ impl<F: AsFd> Watched<F> {
         }
         // What lies there already is told as well.
         let (is_watched, ready) = (added.is_ok(), AtomicBool::new(false));
-        let source = Arc::new(Source { member: registry.member, is_asked, is_watched, ready });
+        let is_expected = AtomicBool::new(self.is_expected);
+        let member = registry.member;
+        let source = Arc::new(Source { member, is_asked, is_watched, ready, is_expected });
         entry.insert(Arc::clone(&source));
         drop(sources);
         set.num_asked.fetch_add(usize::from(is_asked), Ordering::Relaxed);
@@ -233,6 +333,18 @@ impl<F: AsFd> Watched<F> {
             // It cannot fail for a descriptor of the set, but for one without memory in the kernel.
             place.source.ready.store(true, Ordering::Relaxed);
             place.writable = !writable;
+        }
+    }
+
+    /// Says whether something is expected from it, as long as nobody says so again: of few descriptors only
+    /// those are asked without need. What comes unexpected is told of as well, when the poller sleeps or
+    /// there are more.
+    pub fn expect(&mut self, is_expected: bool) {
+        if self.is_expected != is_expected {
+            self.is_expected = is_expected;
+            if let Some(place) = &self.place {
+                place.source.is_expected.store(is_expected, Ordering::Relaxed);
+            }
         }
     }
 
@@ -286,7 +398,8 @@ const FEW: usize = 2;
 /// Descriptors that one look tells of; others are told by the next.
 const EVENTS: usize = 256;
 
-const WAKER: u64 = u64::MAX;
+/// The bell's number in the set: no source has it.
+const BELL: u64 = u64::MAX;
 
 /// The longest sleep while a descriptor is not watched.
 const UNWATCHED_NAP: Duration = Duration::from_micros(500);
@@ -349,6 +462,48 @@ mod tests {
             }
         }
         assert_eq!([look(&readiness), look(&readiness)], [[0, 2], [0, 2]]);
+    }
+
+    #[test]
+    fn of_few_only_those_are_guessed_from_which_something_is_expected() {
+        let readiness = Readiness::new().unwrap();
+        let (ours, mut theirs) = connections(2);
+        let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
+        watched[0].expect(false);
+        for (member, watched) in watched.iter_mut().enumerate() {
+            watched.join(&readiness.registry(member), false);
+        }
+        assert_eq!(look(&readiness), [1]);
+        watched[0].expect(true);
+        watched[1].expect(false);
+        assert_eq!(look(&readiness), [0]);
+        theirs[1].write_all(b"a").unwrap();
+        readiness.sleep(Duration::from_secs(3600)); // would hang
+        let mut found = Vec::new();
+        readiness.ask(|member| found.push(member));
+        assert_eq!(found, [1], "a sleeper is told of all");
+    }
+
+    #[test]
+    fn a_mark_is_told_once_and_ends_a_sleep_before_it_and_during_it() {
+        let readiness = Readiness::new().unwrap();
+        let far = Duration::from_secs(3600);
+        let registry = readiness.registry(5);
+        registry.mark();
+        registry.clone().mark();
+        readiness.sleep(far); // would hang
+        assert_eq!([look(&readiness), look(&readiness)], [vec![5], vec![]]);
+        for _ in 0..1000 {
+            let registry = registry.clone();
+            let other = std::thread::spawn(move || registry.mark());
+            readiness.sleep(far);
+            other.join().unwrap();
+            readiness.take_marks(|member| assert_eq!(member, 5));
+        }
+        let nap = std::time::Instant::now();
+        readiness.sleep(Duration::from_millis(20)); // a bell that was rung for an older sleep
+        readiness.sleep(Duration::from_millis(20));
+        assert!(nap.elapsed() >= Duration::from_millis(20), "it rings no more");
     }
 
     #[test]

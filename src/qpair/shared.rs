@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
+use super::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -22,6 +22,7 @@ use crate::units::Lba;
 /// A device whose queue pairs are handles on one.
 pub struct SharedDevice {
     device: Arc<dyn Device>,
+    scope: Arc<PairScope>,
     lane: Mutex<Weak<Mutex<Lane>>>,
 }
 
@@ -42,9 +43,10 @@ struct Owner {
 }
 
 impl SharedDevice {
-    /// Around `device`, of which one queue pair is used at a time.
-    pub fn new(device: Arc<dyn Device>) -> SharedDevice {
-        SharedDevice { device, lane: Mutex::new(Weak::new()) }
+    /// Around `device`, of which one queue pair is used at a time. Those behind one controller share one I/O
+    /// queue, if they have the same `scope`, whoever polls their handles.
+    pub fn new(device: Arc<dyn Device>, scope: Arc<PairScope>) -> SharedDevice {
+        SharedDevice { device, scope, lane: Mutex::new(Weak::new()) }
     }
 }
 
@@ -53,13 +55,13 @@ impl Device for SharedDevice {
         self.device.namespace()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let mut current = self.lane.lock();
         let lane = match current.upgrade() {
             Some(lane) => lane,
             None => {
                 let lane = Arc::new(Mutex::new(Lane {
-                    pair: self.device.queue_pair()?,
+                    pair: self.device.queue_pair_in(&self.scope)?,
                     owners: Slab::new(),
                     arrived: HashMap::new(),
                     next_handle: 0,
@@ -192,6 +194,10 @@ impl QueuePair for Handle {
         self.lane.lock().pair.lend(slba, len_bytes)
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.lane).addr())
+    }
+
     /// The descriptors below are of whoever polls: it looks by time.
     fn join(&mut self, _: &Registry) {}
 
@@ -223,7 +229,7 @@ mod tests {
 
     fn shared() -> SharedDevice {
         let device = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, 3);
-        SharedDevice::new(Arc::new(device))
+        SharedDevice::new(Arc::new(device), Arc::default())
     }
 
     fn write(block: u64, tag: u64) -> Io {

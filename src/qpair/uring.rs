@@ -115,6 +115,10 @@ impl QueuePair for UringPair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     fn join(&mut self, registry: &Registry) {
         self.ring.uring.join_to_sleep(registry);
     }

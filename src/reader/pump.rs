@@ -5,7 +5,7 @@
 //! from the same place. A part that fails for good is read piece by piece, so that it costs only samples
 //! whose own blocks cannot be read; a namespace of which nothing can be read any more is not.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::group::{PollGroup, Waker};
-use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace};
+use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
 use crate::units::Lba;
 
 use super::in_flight::{InFlight, Window};
@@ -68,6 +68,8 @@ pub(crate) struct Pump {
     queued: usize,
     /// What all queue pairs together take.
     depth: usize,
+    /// I/O queues below them: several may share one.
+    num_queues: usize,
     /// Bytes of all I/O that the queue pairs have not completed.
     bytes_wanted: usize,
     staged: VecDeque<Io>,
@@ -96,10 +98,11 @@ struct Lane {
 }
 
 impl Pump {
-    /// Opens `pairs_each` queue pairs to every device, or as many as it gives out.
+    /// Opens `pairs_each` queue pairs to every device, or as many as it gives out; all devices at once. Devices
+    /// behind one controller share that many I/O queues.
     ///
     /// # Errors
-    /// Those of [`Device::queue_pair`]; there is at least one.
+    /// Those of [`Device::queue_pair_in`]; there is at least one.
     pub(crate) fn new(
         devices: &[Arc<dyn Device>],
         pairs_each: usize,
@@ -107,20 +110,19 @@ impl Pump {
     ) -> Result<Pump> {
         let mut group = PollGroup::new()?;
         group.set_busy_poll(busy_poll);
+        let scopes: Vec<PairScope> = (0..pairs_each.max(1)).map(|_| PairScope::new()).collect();
         let mut namespaces = Vec::with_capacity(devices.len());
         let mut queues = Vec::new();
-        let mut depth = 0;
-        for device in devices {
+        let (mut depth, mut num_queues, mut shared) = (0, 0, HashSet::new());
+        for (device, opened) in devices.iter().zip(open_pairs(devices, &scopes)?) {
             let mut pairs = Vec::new();
-            for _ in 0..pairs_each.clamp(1, device.max_queue_pairs().max(1)) {
-                match device.queue_pair() {
-                    Ok(pair) => pairs.push(group.add(pair)),
-                    // Others hold the rest of what the target granted.
-                    Err(error) if error.kind() == ErrorKind::Refused && !pairs.is_empty() => break,
-                    Err(error) => return Err(error),
+            for pair in opened {
+                if pair.shared_queue().is_none_or(|queue| shared.insert(queue)) {
+                    depth += usize::from(pair.namespace().queue_depth);
+                    num_queues += 1;
                 }
+                pairs.push(group.add(pair));
                 queues.push(VecDeque::new());
-                depth += usize::from(group.pair(pairs[pairs.len() - 1]).namespace().queue_depth);
             }
             let mut namespace = device.namespace();
             // What each of them takes: a reconnect meanwhile may have changed it.
@@ -134,6 +136,7 @@ impl Pump {
             queues,
             queued: 0,
             depth,
+            num_queues,
             bytes_wanted: 0,
             staged: VecDeque::new(),
             under_way: Slab::new(),
@@ -279,7 +282,7 @@ impl Pump {
     /// Whether the queue pairs have all that they can do for now: what is started later is read no
     /// later, and memory that is given out later is memory used again sooner, while caches hold it.
     pub(crate) fn is_busy(&self) -> bool {
-        self.queued >= self.depth || self.bytes_wanted >= ENOUGH_BYTES * self.queues.len()
+        self.queued >= self.depth || self.bytes_wanted >= ENOUGH_BYTES * self.num_queues
     }
 
     fn enqueue(&mut self, key: usize, part: usize) {
@@ -459,7 +462,7 @@ const MAX_TRANSFER_BYTES: u32 = 256 << 10;
 /// and would wait meanwhile. A virtual disk did, with 8 MiB: idle for 14 % of an epoch that read from it.
 const TURN_BYTES: usize = 512 << 10;
 
-/// Bytes asked for at a time on each queue pair, where the depth allows more: what 100 Gb/s bring in
+/// Bytes asked for at a time on each I/O queue, where the depth allows more: what 100 Gb/s bring in
 /// a third of a millisecond. More would only use memory that no cache holds: samples of 110 KiB in
 /// global order over loopback, 4.8 GB/s with 16 MiB and 5.4 with 4.
 const ENOUGH_BYTES: usize = 4 << 20;

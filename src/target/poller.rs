@@ -25,7 +25,7 @@ use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::patience::Patience;
 use crate::qpair::readiness::Readiness;
-use crate::qpair::{Completion, Notice};
+use crate::qpair::{Completion, Notice, PairScope};
 use crate::tcp::turn::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
 /// What a poller shares with the other threads of its target.
@@ -214,6 +214,7 @@ impl Poller {
                 return;
             }
         }
+        let Some(_asleep) = self.devices.fall_asleep() else { return };
         let fds = [self.epoll.as_fd(), self.devices.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let wait = until.saturating_duration_since(now);
@@ -626,8 +627,9 @@ fn make_backend(
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
+    let scope = PairScope::new();
     let queues = subsystem.devices.iter().enumerate().map(|(number, device)| {
-        let mut queue_pair = device.queue_pair()?;
+        let mut queue_pair = device.queue_pair_in(&scope)?;
         queue_pair.join(&devices.registry(number));
         Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
     });

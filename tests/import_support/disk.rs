@@ -9,7 +9,9 @@ use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs::qpair::{
+    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+};
 use dlfs::units::Lba;
 
 /// What happened to a set of disks, in order.
@@ -118,9 +120,9 @@ impl Device for NotedDevice {
         self.disk.namespace()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         Ok(Box::new(NotedPair {
-            inner: self.disk.queue_pair()?,
+            inner: self.disk.queue_pair_in(scope)?,
             disk: self.disk.clone(),
             number: self.number,
             shared: self.shared.clone(),
@@ -234,6 +236,10 @@ impl QueuePair for NotedPair {
 
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.inner.lend(slba, len_bytes)
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.inner.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {

@@ -11,7 +11,7 @@ use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
 use dlfs::units::Lba;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -201,7 +201,7 @@ impl Device for Disk {
         self.disks.namespace.clone()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (disk, disks) = (self.disk, self.disks.clone());
         Ok(Box::new(Pair { disk, disks, taken: VecDeque::new() }))
     }
@@ -321,6 +321,10 @@ impl QueuePair for Pair {
     fn distrust(&mut self, _: Lba, _: usize) {}
 
     fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
         None
     }
 

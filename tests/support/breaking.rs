@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoError, Namespace, Notice, QueuePair};
+use dlfs::qpair::{
+    Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
+};
 use dlfs::units::Lba;
 
 /// How a queue pair breaks.
@@ -67,8 +69,9 @@ impl Device for Breaking {
         self.inner.namespace()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
-        let (inner, how, told) = (self.inner.queue_pair()?, self.how, Arc::clone(&self.told));
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let (inner, how, told) =
+            (self.inner.queue_pair_in(scope)?, self.how, Arc::clone(&self.told));
         Ok(Box::new(BreakingPair { inner, how, told }))
     }
 
@@ -146,6 +149,10 @@ impl QueuePair for BreakingPair {
 
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.inner.lend(slba, len_bytes)
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.inner.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {

@@ -12,7 +12,9 @@ use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::nvme::Status;
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
+use dlfs::qpair::{
+    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+};
 use dlfs::units::Lba;
 
 use super::random::Random;
@@ -118,10 +120,10 @@ impl Device for Faulty {
         self.inner.namespace()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let shuffle = self.rules.lock().unwrap().shuffle.map(Random::new);
         Ok(Box::new(FaultyPair {
-            inner: self.inner.queue_pair()?,
+            inner: self.inner.queue_pair_in(scope)?,
             rules: Arc::clone(&self.rules),
             shuffle,
             struck: Vec::new(),
@@ -285,6 +287,10 @@ impl QueuePair for FaultyPair {
 
     fn outstanding(&self) -> usize {
         self.inner.outstanding() + self.held.len() + self.swallowed.len() + self.ready.len()
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.inner.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {

@@ -25,7 +25,7 @@ use std::time::Instant;
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, Namespace, Notice, QueuePair};
+use super::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -106,7 +106,7 @@ impl Device for FolderNamespace {
         self.namespace.clone()
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let namespace = self.namespace.clone();
         let helpers = Helpers::start(Files::new(Arc::clone(&self.folder), namespace.clone()))?;
         Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
@@ -167,6 +167,10 @@ impl QueuePair for FolderPair {
     fn distrust(&mut self, _: Lba, _: usize) {}
 
     fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
         None
     }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
 use super::remote::{self, Facts, Failure, Remote, Transport};
-use super::{ConnectOptions, Device, Namespace, QueuePair};
+use super::{ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, SpdkAddress};
@@ -98,7 +98,7 @@ impl Device for SpdkNamespace {
     }
 
     /// Waits until the queue is connected, at most the whole connect time.
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         if !self.remote.is_ours() {
             let options = &self.remote.options.spdk;
             // Says what is the matter with a child process.

@@ -472,6 +472,10 @@ impl QueuePair for SpdkQueuePair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     /// SPDK shows no descriptors: sleeps are short.
     fn join(&mut self, _: &Registry) {}
 

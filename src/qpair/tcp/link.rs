@@ -132,6 +132,11 @@ impl Link {
         self.socket.join(registry, writable);
     }
 
+    /// Says whether anything is expected from the target.
+    pub(super) fn expect(&mut self, is_expecting: bool) {
+        self.socket.expect(is_expecting);
+    }
+
     /// How often the socket was asked for bytes since this was called last.
     pub(super) fn take_receives(&mut self) -> Receives {
         std::mem::take(&mut self.receives)

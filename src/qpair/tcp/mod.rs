@@ -37,7 +37,7 @@ use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Transport};
 use super::session::{Facts, Goal, Joint, Portal, Terms};
-use super::{ConnectOptions, Device, Namespace, QueuePair};
+use super::{ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
 use crate::tcp::Digests;
@@ -181,7 +181,7 @@ impl Device for TcpNamespace {
     }
 
     /// Waits until the queue is connected, at most the whole connect time.
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let remote = self.remote.for_this_process()?;
         let counters = Arc::clone(&self.counters);
         Ok(Box::new(TcpQueuePair::connect(remote, self.namespace(), counters)?))

@@ -90,6 +90,10 @@ impl TcpQueuePair {
             self.queue.moved(Err(failure));
             self.obey();
         }
+        let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
+        if let Some(link) = &mut self.link {
+            link.expect(is_expecting);
+        }
     }
 
     /// Opens and closes the socket as the queue says.
@@ -183,6 +187,10 @@ impl QueuePair for TcpQueuePair {
     fn distrust(&mut self, _: Lba, _: usize) {}
 
     fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
         None
     }
 

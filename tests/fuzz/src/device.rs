@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, QueuePair};
+use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
 use dlfs::units::Lba;
 use dlfs::{Error, ErrorKind, Result};
 
@@ -46,7 +46,7 @@ impl Device for Plate {
         }
     }
 
-    fn queue_pair(&self) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (plate, namespace) = (self.clone(), self.namespace());
         Ok(Box::new(Pair { plate, namespace, taken: VecDeque::new() }))
     }
@@ -119,6 +119,10 @@ impl QueuePair for Pair {
     fn distrust(&mut self, _: Lba, _: usize) {}
 
     fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
+    }
+
+    fn shared_queue(&self) -> Option<usize> {
         None
     }
 

@@ -61,6 +61,10 @@ impl QueuePair for NullPair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     fn join(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {

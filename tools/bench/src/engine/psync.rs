@@ -71,6 +71,10 @@ impl QueuePair for PsyncPair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     fn join(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {

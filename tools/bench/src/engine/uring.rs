@@ -148,6 +148,10 @@ impl QueuePair for UringPair {
         None
     }
 
+    fn shared_queue(&self) -> Option<usize> {
+        None
+    }
+
     fn join(&mut self, registry: &Registry) {
         self.ring.join_to_sleep(registry);
     }

@@ -1,0 +1,252 @@
+//! What the queue pairs of one poller may share: at most one I/O queue to each controller.
+//!
+//! Namespaces of one subsystem are behind one controller, and a command names its namespace. So a poller
+//! that reads all of them needs one connection and not one for each: it opens their queue pairs in one
+//! [`PairScope`], in which an engine finds what it has opened there before.
+//!
+//! Whoever polls several scopes has as many I/O queues to each controller. A scope holds nothing: what is
+//! shared lives as long as the queue pairs that share it.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::{Device, QueuePair};
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::Forked;
+use crate::threads::map_at_once;
+
+/// Where queue pairs that one thread polls find what they share. See the module.
+///
+/// To be used from several threads while queue pairs are opened; they are polled by one. A child process
+/// shares nothing with its parent: there the scope is empty.
+pub struct PairScope {
+    slots: Forked<Mutex<HashMap<Key, Arc<Slot>>>>,
+}
+
+/// The type of what is shared, and the address of what it is of.
+type Key = (TypeId, usize);
+
+#[derive(Default)]
+struct Slot {
+    state: Mutex<State>,
+    /// How often opening it has failed. Grows under the lock.
+    failures: AtomicU64,
+}
+
+struct State {
+    shared: Weak<dyn Any + Send + Sync>,
+    /// Why it failed last.
+    failed: Option<Error>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State { shared: Weak::<()>::new(), failed: None }
+    }
+}
+
+impl PairScope {
+    /// A scope in which nothing is open.
+    pub fn new() -> PairScope {
+        PairScope { slots: Forked::new(Mutex::default()) }
+    }
+
+    /// The `T` of `owner` in this scope: the one that lives, or what `open` makes. `T` keeps `owner` alive,
+    /// so that no other owner takes its address.
+    ///
+    /// Those of different owners open side by side. Who asks while one is being opened waits for it, and
+    /// where that fails gets its error.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn get_or_open<K, T: Send + Sync + 'static>(
+        &self,
+        owner: &Arc<K>,
+        open: impl FnOnce() -> Result<Arc<T>>,
+    ) -> Result<Arc<T>> {
+        let key = (TypeId::of::<T>(), Arc::as_ptr(owner).addr());
+        let slot = {
+            let mut slots = self.slots.get_or_init(Mutex::default).lock();
+            Arc::clone(slots.entry(key).or_default())
+        };
+        let failures = slot.failures.load(Ordering::Acquire);
+        let mut state = slot.state.lock();
+        if let Some(shared) = state.shared.upgrade() {
+            return Ok(shared.downcast().expect("the key names its type"));
+        }
+        let has_failed_meanwhile = failures != slot.failures.load(Ordering::Acquire);
+        if has_failed_meanwhile && let Some(error) = &state.failed {
+            return Err(error.to_others());
+        }
+        match open() {
+            Ok(shared) => {
+                state.failed = None;
+                let weak: Weak<T> = Arc::downgrade(&shared);
+                state.shared = weak;
+                Ok(shared)
+            }
+            Err(error) => {
+                state.failed = Some(error.to_others());
+                slot.failures.fetch_add(1, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Default for PairScope {
+    fn default() -> PairScope {
+        PairScope::new()
+    }
+}
+
+/// Opens a queue pair to each device in each of `scopes`, all at once; those of each device, in the order of
+/// the scopes. A device gives out fewer where its limit is lower, or others hold the rest.
+///
+/// # Errors
+/// Those of [`Device::queue_pair_in`], also where a device gives out none.
+pub(crate) fn open_pairs(
+    devices: &[Arc<dyn Device>],
+    scopes: &[PairScope],
+) -> Result<Vec<Vec<Box<dyn QueuePair>>>> {
+    let mut wanted = Vec::new();
+    for (number, device) in devices.iter().enumerate() {
+        let most = device.max_queue_pairs().clamp(1, scopes.len().max(1));
+        wanted.extend(scopes.iter().take(most).map(|scope| (number, scope)));
+    }
+    let opened = map_at_once(OPENING, &wanted, |&(number, scope)| {
+        match devices[number].queue_pair_in(scope) {
+            Ok(pair) => Ok((number, Ok(pair))),
+            // Others hold what the target has granted: no matter, where this device has got one.
+            Err(error) if error.kind() == ErrorKind::Refused => Ok((number, Err(error))),
+            Err(error) => Err(error),
+        }
+    })?;
+    let mut pairs: Vec<Vec<Box<dyn QueuePair>>> = devices.iter().map(|_| Vec::new()).collect();
+    let mut refused = Vec::new();
+    for (number, opened) in opened {
+        match opened {
+            Ok(pair) => pairs[number].push(pair),
+            Err(error) => refused.push((number, error)),
+        }
+    }
+    match refused.into_iter().find(|(number, _)| pairs[*number].is_empty()) {
+        Some((_, error)) => Err(error),
+        None => Ok(pairs),
+    }
+}
+
+/// The threads that open queue pairs.
+const OPENING: &str = "dlfs-open";
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::qpair::Namespace;
+    use crate::qpair::mem::MemNamespace;
+
+    /// Gives out so many queue pairs.
+    struct Few {
+        device: MemNamespace,
+        left: AtomicUsize,
+        stated: usize,
+    }
+
+    impl Device for Few {
+        fn namespace(&self) -> Namespace {
+            self.device.namespace()
+        }
+
+        fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+            let granted = |left: usize| left.checked_sub(1);
+            match self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, granted) {
+                Ok(_) => self.device.queue_pair_in(scope),
+                Err(_) => Err(Error::new(ErrorKind::Refused, "no more queues")),
+            }
+        }
+
+        fn max_queue_pairs(&self) -> usize {
+            self.stated
+        }
+    }
+
+    #[test]
+    fn each_device_gives_what_it_has_and_one_at_least() {
+        let few = |left, stated| -> Arc<dyn Device> {
+            let device = MemNamespace::new(512, 512).unwrap();
+            Arc::new(Few { device, left: AtomicUsize::new(left), stated })
+        };
+        let scopes: Vec<PairScope> = (0..3).map(|_| PairScope::new()).collect();
+        let devices = [few(9, 9), few(2, 9), few(9, 2), few(1, 0)];
+        let opened = open_pairs(&devices, &scopes).unwrap();
+        assert_eq!(opened.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2, 2, 1]);
+        let refused = open_pairs(&[few(9, 9), few(0, 9)], &scopes).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Refused);
+        assert!(open_pairs(&[], &scopes).unwrap().is_empty());
+    }
+
+    /// What is shared, with the owner that it keeps.
+    struct Connection {
+        _owner: Arc<u32>,
+        number: usize,
+    }
+
+    fn open(opened: &AtomicUsize, owner: &Arc<u32>) -> Result<Arc<Connection>> {
+        let number = opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Connection { _owner: Arc::clone(owner), number }))
+    }
+
+    #[test]
+    fn one_is_opened_for_each_owner_and_scope_while_any_holds_it() {
+        let (scopes, opened) = ([PairScope::new(), PairScope::new()], AtomicUsize::new(0));
+        let owners = [Arc::new(5), Arc::new(5)];
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            for scope in &scopes {
+                for owner in &owners {
+                    held.push(scope.get_or_open(owner, || open(&opened, owner)).unwrap());
+                }
+            }
+        }
+        let numbers: Vec<usize> = held.iter().map(|connection| connection.number).collect();
+        assert_eq!(numbers, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]);
+        drop(held);
+        let again = scopes[0].get_or_open(&owners[0], || open(&opened, &owners[0])).unwrap();
+        assert_eq!(again.number, 4, "nobody held it any more");
+    }
+
+    #[test]
+    fn those_who_wait_for_one_that_fails_get_its_error_and_the_next_tries_again() {
+        const THREADS: usize = 8;
+        let (scope, owner, opened) = (PairScope::new(), Arc::new(0), AtomicUsize::new(0));
+        let waiting = AtomicUsize::new(0);
+        let texts = std::thread::scope(|threads| {
+            let ask = || {
+                waiting.fetch_add(1, Ordering::SeqCst);
+                let asked = scope.get_or_open(&owner, || {
+                    opened.fetch_add(1, Ordering::SeqCst);
+                    while waiting.load(Ordering::SeqCst) < THREADS {
+                        std::thread::yield_now();
+                    }
+                    // They have said that they come, and now do.
+                    std::thread::sleep(Duration::from_millis(50));
+                    Err::<Arc<Connection>, _>(Error::new(ErrorKind::TimedOut, "no answer"))
+                });
+                asked.map(drop).unwrap_err().to_string()
+            };
+            let asked: Vec<_> = (0..THREADS).map(|_| threads.spawn(ask)).collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(texts.iter().all(|text| text == "no answer"), "{texts:?}");
+        let tries = opened.load(Ordering::SeqCst);
+        assert!(tries < THREADS, "{tries} tries: each waited for its own");
+        assert!(scope.get_or_open(&owner, || open(&opened, &owner)).is_ok());
+    }
+}
