@@ -11,7 +11,7 @@
 //!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import    target    cache     what runs
 //!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
-//!  1  tcp               |  format                         left: how bytes travel; right: how bytes lie
+//!  1  tcp    auth       |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    threads    replace_file    error
 //! ```
 //!
@@ -32,6 +32,7 @@
 //! The path of a batch is `reader/pump.rs`, `qpair/mod.rs` and `tcp/host.rs`, in that order. On it
 //! there is no system call, lock, allocation or log line for a sample, only for a burst or a batch.
 
+pub mod auth;
 pub mod buf;
 pub mod cache;
 pub mod checksum;

@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("replace_file", "error"),
     ("nvme", "units"),
     ("error", "nvme units"),
+    ("auth", "nvme"),
     ("threads", "error"),
     ("buf", "error units"),
     ("process", ""),
@@ -52,7 +53,7 @@ const LAYERS: &[(&str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str = "units checksum permutation nvme tcp format directory order plan tier";
+const PURE: &str = "units checksum permutation nvme auth tcp format directory order plan tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/qpair/session/";

@@ -1,0 +1,291 @@
+//! The controller's side of an authentication.
+
+use super::group::{Exponentiation, Power};
+use super::host::sc_c;
+use super::response::{Transcript, generated_psk, session_key};
+use super::{
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness, Secret,
+};
+use crate::nvme::Nqn;
+
+/// What a controller wants of a host.
+#[derive(Debug, Clone)]
+pub struct ControllerTerms {
+    /// The host's name, as Connect said it.
+    pub hostnqn: Nqn,
+    /// The subsystem's name, as Connect said it.
+    pub subnqn: Nqn,
+    /// The host's secrets: any of them will do, so that one can be replaced by another.
+    pub secrets: Vec<Secret>,
+    /// The subsystem's secret, with which hosts that ask for it are answered.
+    pub ctrl_secret: Option<Secret>,
+    /// Hashes that may be used, most wanted first.
+    pub hashes: Vec<Hash>,
+    /// Groups that may be used, most wanted first.
+    pub groups: Vec<Group>,
+    /// Whether a key of TLS must be made; a host that wants one where it is not gets a refusal.
+    pub concatenation: Concatenation,
+}
+
+/// The controller's side. It begins by waiting for the host's first message.
+#[derive(Debug)]
+pub struct Controller {
+    terms: ControllerTerms,
+    own: Own,
+    state: State,
+    psk: Option<(Digest, Hash)>,
+}
+
+/// What is used in this authentication.
+#[derive(Debug, Clone, Copy)]
+struct Chosen {
+    tid: u16,
+    hash: Hash,
+    group: Group,
+}
+
+/// What the host has answered, while the shared secret is computed.
+struct Answer {
+    response: Vec<u8>,
+    /// C2, and its sequence number if it is to be answered.
+    challenge: Vec<u8>,
+    sequence: Option<u32>,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Answer")
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    AwaitingNegotiate,
+    ComputingPublic(Chosen),
+    SendingChallenge(Chosen),
+    AwaitingReply(Chosen),
+    ComputingShared(Chosen, Answer),
+    SendingSuccess1 { tid: u16, is_mutual: bool },
+    AwaitingSuccess2 { tid: u16 },
+    SendingFailure1(Failed),
+    Ended,
+}
+
+impl Controller {
+    /// A controller that waits for the host.
+    pub fn new(terms: ControllerTerms, randomness: &Randomness) -> Controller {
+        let own = Own::new(randomness);
+        Controller { terms, own, state: State::AwaitingNegotiate, psk: None }
+    }
+
+    /// The message of [`Next::Send`] has been fetched.
+    pub fn sent(&mut self) -> Next {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::SendingChallenge(chosen) => {
+                self.state = State::AwaitingReply(chosen);
+                Next::Receive
+            }
+            State::SendingSuccess1 { tid, is_mutual: true } => {
+                self.state = State::AwaitingSuccess2 { tid };
+                Next::Receive
+            }
+            State::SendingSuccess1 { .. } => Next::Authenticated,
+            State::SendingFailure1(failed) => Next::Failed(failed),
+            _ => Next::Failed(Failed::OutOfTurn),
+        }
+    }
+
+    /// A message of the host has come.
+    pub fn handle(&mut self, bytes: &[u8]) -> Next {
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        let tid = match &state {
+            State::AwaitingNegotiate => None,
+            State::AwaitingReply(chosen) => Some(chosen.tid),
+            State::AwaitingSuccess2 { tid } => Some(*tid),
+            _ => return Next::Failed(Failed::OutOfTurn),
+        };
+        let message = match Message::decode(bytes) {
+            Ok(Message::Failure2 { explanation, .. }) => {
+                return Next::Failed(Failed::There(explanation));
+            }
+            Ok(message) => message,
+            Err(_) => {
+                let tid = tid.unwrap_or_default();
+                return self.fail(tid, Explanation::IncorrectPayload, "a message cannot be read");
+            }
+        };
+        let came = message.tid();
+        if tid.is_some_and(|tid| tid != came) {
+            let reason = "a message of another transaction";
+            return self.fail(came, Explanation::IncorrectPayload, reason);
+        }
+        match (state, message) {
+            (State::AwaitingNegotiate, Message::Negotiate { tid, sc_c, hashes, groups }) => {
+                self.choose(tid, sc_c, &hashes, &groups)
+            }
+            (
+                State::AwaitingReply(chosen),
+                Message::Reply { response, cvalid, sequence, challenge, dh, .. },
+            ) => {
+                let sequence = cvalid.then_some(sequence);
+                self.take_reply(chosen, Answer { response, challenge, sequence }, &dh)
+            }
+            (State::AwaitingSuccess2 { .. }, Message::Success2 { .. }) => Next::Authenticated,
+            _ => self.fail(came, Explanation::IncorrectMessage, "another message was expected"),
+        }
+    }
+
+    /// What [`Next::Compute`] asked for.
+    pub fn computed(&mut self, power: Power) -> Next {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
+            State::ComputingShared(chosen, answer) => {
+                let session_key = session_key(chosen.hash, &power);
+                self.judge(chosen, &answer, Some(&session_key))
+            }
+            _ => Next::Failed(Failed::OutOfTurn),
+        }
+    }
+
+    /// The key for TLS, once authenticated with [`Concatenation::Required`], and its hash.
+    pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
+        self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
+    }
+
+    /// What is being done, for people.
+    pub fn stage(&self) -> &'static str {
+        match self.state {
+            State::AwaitingNegotiate => "waiting for Negotiate",
+            State::ComputingPublic(_) | State::ComputingShared(..) => "Diffie-Hellman",
+            State::SendingChallenge(_) => "sending Challenge",
+            State::AwaitingReply(_) => "waiting for Reply",
+            State::SendingSuccess1 { .. } => "sending Success1",
+            State::AwaitingSuccess2 { .. } => "waiting for Success2",
+            State::SendingFailure1(_) => "sending Failure1",
+            State::Ended => "authentication has ended",
+        }
+    }
+
+    /// Chooses of what the host offers.
+    fn choose(&mut self, tid: u16, wanted: u8, hashes: &[u8], groups: &[u8]) -> Next {
+        let terms = &self.terms;
+        if hashes.is_empty() {
+            let reason = "the host offers no hash for DH-HMAC-CHAP";
+            return self.fail(tid, Explanation::ProtocolNotUsable, reason);
+        }
+        if wanted != sc_c(terms.concatenation) {
+            let reason = "host and controller disagree on secure channel concatenation";
+            return self.fail(tid, Explanation::ConcatenationMismatch, reason);
+        }
+        let Some(hash) = terms.hashes.iter().copied().find(|hash| hashes.contains(&hash.id()))
+        else {
+            return self.fail(
+                tid,
+                Explanation::HashNotUsable,
+                "the host offers no hash that is allowed",
+            );
+        };
+        let fits = |group: &Group| {
+            let is_enough = *group != Group::Null || terms.concatenation == Concatenation::No;
+            groups.contains(&group.id()) && is_enough
+        };
+        let Some(group) = terms.groups.iter().copied().find(fits) else {
+            return self.fail(
+                tid,
+                Explanation::GroupNotUsable,
+                "the host offers no group that is allowed",
+            );
+        };
+        let chosen = Chosen { tid, hash, group };
+        if group == Group::Null {
+            return self.challenge(chosen, Vec::new());
+        }
+        self.state = State::ComputingPublic(chosen);
+        Next::Compute(Exponentiation::public(group, &self.own.exponent))
+    }
+
+    fn challenge(&mut self, chosen: Chosen, dh: Vec<u8>) -> Next {
+        let Chosen { tid, hash, group } = chosen;
+        let challenge = Message::Challenge {
+            tid,
+            hash: hash.id(),
+            group: group.id(),
+            sequence: self.own.sequence,
+            challenge: self.own.challenge[..hash.len_bytes()].to_vec(),
+            dh,
+        };
+        self.state = State::SendingChallenge(chosen);
+        Next::Send(challenge.encode())
+    }
+
+    fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
+        let Chosen { tid, hash, group } = chosen;
+        if answer.response.len() != hash.len_bytes() {
+            let reason = "the response has another length than the hash";
+            return self.fail(tid, Explanation::IncorrectPayload, reason);
+        }
+        // Else a host could have its own challenge answered by the other end of a second connection.
+        if answer.challenge == self.own.challenge[..hash.len_bytes()] {
+            let reason = "the host's challenge is the controller's own";
+            return self.fail(tid, Explanation::AuthenticationFailed, reason);
+        }
+        if group == Group::Null {
+            return match peer.is_empty() {
+                true => self.judge(chosen, &answer, None),
+                false => {
+                    let reason = "a public value without a group";
+                    self.fail(tid, Explanation::IncorrectPayload, reason)
+                }
+            };
+        }
+        if !group.is_public_value(peer) {
+            let reason = "the host's public value is not one of its group";
+            return self.fail(tid, Explanation::IncorrectPayload, reason);
+        }
+        let shared = Exponentiation::shared(group, peer, &self.own.exponent);
+        self.state = State::ComputingShared(chosen, answer);
+        Next::Compute(shared)
+    }
+
+    /// Whether the host has proved itself; if so, answers its challenge.
+    fn judge(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
+        let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, concatenation, .. } =
+            &self.terms;
+        let Chosen { tid, hash, .. } = chosen;
+        let transcript =
+            Transcript { hash, tid, sc_c: sc_c(*concatenation), hostnqn, subnqn, session_key };
+        let c1 = &self.own.challenge[..hash.len_bytes()];
+        let is_right = |secret: &Secret| {
+            transcript.of_host(&secret.key(hostnqn), c1, self.own.sequence).is(&answer.response)
+        };
+        // All are tried, so that time does not tell which it was.
+        if secrets.iter().filter(|secret| is_right(secret)).count() == 0 {
+            let reason = "the host's response is wrong";
+            return self.fail(tid, Explanation::AuthenticationFailed, reason);
+        }
+        let response = match (answer.sequence, ctrl_secret) {
+            (None, _) => None,
+            (Some(sequence), Some(secret)) => {
+                let key = secret.key(subnqn);
+                let response = transcript.of_controller(&key, &answer.challenge, sequence);
+                Some(response.as_ref().to_vec())
+            }
+            (Some(_), None) => {
+                let reason =
+                    "the host asks the controller to prove itself, which has no secret for that";
+                return self.fail(tid, Explanation::AuthenticationFailed, reason);
+            }
+        };
+        self.psk = session_key
+            .filter(|_| *concatenation == Concatenation::Required)
+            .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
+        self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
+        Next::Send(Message::Success1 { tid, response }.encode())
+    }
+
+    fn fail(&mut self, tid: u16, explanation: Explanation, reason: &'static str) -> Next {
+        self.psk = None;
+        self.state = State::SendingFailure1(Failed::Here(explanation, reason));
+        Next::Send(Message::Failure1 { tid, explanation }.encode())
+    }
+}

@@ -1,0 +1,284 @@
+//! The host's side of an authentication.
+
+use super::group::{Exponentiation, Power};
+use super::response::{Transcript, generated_psk, session_key};
+use super::{
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness, Secret,
+};
+use crate::nvme::Nqn;
+
+/// With what a host authenticates itself.
+#[derive(Debug, Clone)]
+pub struct HostTerms {
+    /// The host's name, as Connect said it.
+    pub hostnqn: Nqn,
+    /// The subsystem's name, as Connect said it.
+    pub subnqn: Nqn,
+    /// The host's secret.
+    pub secret: Secret,
+    /// The subsystem's secret, with which the controller must prove itself; `None`: it need not.
+    pub ctrl_secret: Option<Secret>,
+    /// Hashes that may be used, most wanted first.
+    pub hashes: Vec<Hash>,
+    /// Groups that may be used, most wanted first.
+    pub groups: Vec<Group>,
+    /// Whether a key of TLS is to be made.
+    pub concatenation: Concatenation,
+}
+
+/// The host's side. Begin with [`Host::new`] and do what each [`Next`] says.
+#[derive(Debug)]
+pub struct Host {
+    terms: HostTerms,
+    tid: u16,
+    own: Own,
+    state: State,
+    psk: Option<(Digest, Hash)>,
+}
+
+/// What the controller has chosen.
+#[derive(Debug)]
+struct Chosen {
+    hash: Hash,
+    group: Group,
+    sequence: u32,
+    challenge: Vec<u8>,
+    /// Its public value; empty without a group.
+    peer: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    SendingNegotiate,
+    AwaitingChallenge,
+    ComputingPublic(Chosen),
+    ComputingShared(Chosen, Power),
+    /// With what the controller must answer, if it must.
+    SendingReply(Option<Digest>),
+    AwaitingSuccess1(Option<Digest>),
+    SendingSuccess2,
+    SendingFailure2(Failed),
+    Ended,
+}
+
+impl Host {
+    /// A host at the beginning; `tid` is the authentication's number on its queue.
+    ///
+    /// # Panics
+    /// The terms name no hash or no group.
+    pub fn new(terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
+        let HostTerms { hashes, groups, concatenation, .. } = &terms;
+        let groups: Vec<u8> = match concatenation {
+            Concatenation::No => groups.iter().map(|group| group.id()).collect(),
+            // Without a shared secret there is nothing to make a key of.
+            Concatenation::Required => groups
+                .iter()
+                .filter(|group| **group != Group::Null)
+                .map(|group| group.id())
+                .collect(),
+        };
+        assert!(!hashes.is_empty() && !groups.is_empty(), "something can be used");
+        let hashes = hashes.iter().map(|hash| hash.id()).collect();
+        let negotiate = Message::Negotiate { tid, sc_c: sc_c(*concatenation), hashes, groups };
+        let own = Own::new(randomness);
+        let host = Host { terms, tid, own, state: State::SendingNegotiate, psk: None };
+        (host, Next::Send(negotiate.encode()))
+    }
+
+    /// The message of [`Next::Send`] has been sent.
+    pub fn sent(&mut self) -> Next {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::SendingNegotiate => {
+                self.state = State::AwaitingChallenge;
+                Next::Receive
+            }
+            State::SendingReply(expected) => {
+                self.state = State::AwaitingSuccess1(expected);
+                Next::Receive
+            }
+            State::SendingSuccess2 => Next::Authenticated,
+            State::SendingFailure2(failed) => Next::Failed(failed),
+            _ => Next::Failed(Failed::OutOfTurn),
+        }
+    }
+
+    /// A message of the controller has come.
+    pub fn handle(&mut self, bytes: &[u8]) -> Next {
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
+            return Next::Failed(Failed::OutOfTurn);
+        }
+        let message = match Message::decode(bytes) {
+            Ok(Message::Failure1 { explanation, .. }) => {
+                return Next::Failed(Failed::There(explanation));
+            }
+            Ok(message) => message,
+            Err(_) => return self.fail(Explanation::IncorrectPayload, "a message cannot be read"),
+        };
+        if message.tid() != self.tid {
+            return self.fail(Explanation::IncorrectPayload, "a message of another transaction");
+        }
+        match (state, message) {
+            (
+                State::AwaitingChallenge,
+                Message::Challenge { hash, group, sequence, challenge, dh, .. },
+            ) => self.choose(hash, group, sequence, challenge, dh),
+            (State::AwaitingSuccess1(expected), Message::Success1 { response, .. }) => {
+                self.judge(expected, response)
+            }
+            _ => self.fail(Explanation::IncorrectMessage, "another message was expected"),
+        }
+    }
+
+    /// What [`Next::Compute`] asked for.
+    pub fn computed(&mut self, power: Power) -> Next {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::ComputingPublic(chosen) => {
+                let shared = Exponentiation::shared(chosen.group, &chosen.peer, &self.own.exponent);
+                self.state = State::ComputingShared(chosen, power);
+                Next::Compute(shared)
+            }
+            State::ComputingShared(chosen, public) => {
+                let session_key = session_key(chosen.hash, &power);
+                self.reply(&chosen, Some(&session_key), public.0.to_vec())
+            }
+            _ => Next::Failed(Failed::OutOfTurn),
+        }
+    }
+
+    /// The key for TLS, once authenticated with [`Concatenation::Required`], and its hash.
+    pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
+        self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
+    }
+
+    /// What is being done, for people.
+    pub fn stage(&self) -> &'static str {
+        match self.state {
+            State::SendingNegotiate => "sending Negotiate",
+            State::AwaitingChallenge => "waiting for the controller's challenge",
+            State::ComputingPublic(_) | State::ComputingShared(..) => "Diffie-Hellman",
+            State::SendingReply(_) => "sending Reply",
+            State::AwaitingSuccess1(_) => "waiting for the controller's verdict",
+            State::SendingSuccess2 => "sending Success2",
+            State::SendingFailure2(_) => "sending Failure2",
+            State::Ended => "authentication has ended",
+        }
+    }
+
+    /// Takes the controller's choice.
+    fn choose(
+        &mut self,
+        hash: u8,
+        group: u8,
+        sequence: u32,
+        challenge: Vec<u8>,
+        peer: Vec<u8>,
+    ) -> Next {
+        let hash = Hash::from_id(hash).filter(|hash| self.terms.hashes.contains(hash));
+        let Some(hash) = hash else {
+            return self.fail(
+                Explanation::HashNotUsable,
+                "the controller chose a hash that was not offered",
+            );
+        };
+        let is_offered = |group: &Group| {
+            let fits = *group != Group::Null || self.terms.concatenation == Concatenation::No;
+            self.terms.groups.contains(group) && fits
+        };
+        let Some(group) = Group::from_id(group).filter(is_offered) else {
+            return self.fail(
+                Explanation::GroupNotUsable,
+                "the controller chose a group that was not offered",
+            );
+        };
+        if challenge.len() != hash.len_bytes() {
+            return self.fail(
+                Explanation::IncorrectPayload,
+                "the challenge has another length than the hash",
+            );
+        }
+        let chosen = Chosen { hash, group, sequence, challenge, peer };
+        if group == Group::Null {
+            return match chosen.peer.is_empty() {
+                true => self.reply(&chosen, None, Vec::new()),
+                false => self.fail(Explanation::IncorrectPayload, "a public value without a group"),
+            };
+        }
+        if !group.is_public_value(&chosen.peer) {
+            return self.fail(
+                Explanation::IncorrectPayload,
+                "the controller's public value is not one of its group",
+            );
+        }
+        let public = Exponentiation::public(group, &self.own.exponent);
+        self.state = State::ComputingPublic(chosen);
+        Next::Compute(public)
+    }
+
+    /// Answers the challenge, and asks for an answer where one is wanted.
+    fn reply(&mut self, chosen: &Chosen, session_key: Option<&Digest>, dh: Vec<u8>) -> Next {
+        let HostTerms { hostnqn, subnqn, secret, ctrl_secret, concatenation, .. } = &self.terms;
+        let hash = chosen.hash;
+        let mut c2 = self.own.challenge[..hash.len_bytes()].to_vec();
+        if c2 == chosen.challenge {
+            c2[0] ^= 1; // never the one that the controller asked: its answer would be ours
+        }
+        let transcript = Transcript {
+            hash,
+            tid: self.tid,
+            sc_c: sc_c(*concatenation),
+            hostnqn,
+            subnqn,
+            session_key,
+        };
+        let response = transcript.of_host(&secret.key(hostnqn), &chosen.challenge, chosen.sequence);
+        let expected = ctrl_secret
+            .as_ref()
+            .map(|secret| transcript.of_controller(&secret.key(subnqn), &c2, self.own.sequence));
+        let is_mutual = expected.is_some();
+        self.psk = session_key
+            .filter(|_| *concatenation == Concatenation::Required)
+            .map(|key| (generated_psk(hash, key, &chosen.challenge, &c2), hash));
+        let reply = Message::Reply {
+            tid: self.tid,
+            response: response.as_ref().to_vec(),
+            cvalid: is_mutual,
+            sequence: if is_mutual { self.own.sequence } else { 0 },
+            challenge: c2,
+            dh,
+        };
+        self.state = State::SendingReply(expected);
+        Next::Send(reply.encode())
+    }
+
+    /// Whether the controller has proved itself.
+    fn judge(&mut self, expected: Option<Digest>, response: Option<Vec<u8>>) -> Next {
+        let Some(expected) = expected else { return Next::Authenticated };
+        match response {
+            Some(response) if expected.is(&response) => {
+                self.state = State::SendingSuccess2;
+                Next::Send(Message::Success2 { tid: self.tid }.encode())
+            }
+            Some(_) => {
+                self.fail(Explanation::AuthenticationFailed, "the controller's response is wrong")
+            }
+            None => self.fail(
+                Explanation::AuthenticationFailed,
+                "the controller does not prove itself: it may have no secret for that",
+            ),
+        }
+    }
+
+    fn fail(&mut self, explanation: Explanation, reason: &'static str) -> Next {
+        self.psk = None;
+        self.state = State::SendingFailure2(Failed::Here(explanation, reason));
+        Next::Send(Message::Failure2 { tid: self.tid, explanation }.encode())
+    }
+}
+
+pub(super) fn sc_c(concatenation: Concatenation) -> u8 {
+    match concatenation {
+        Concatenation::No => 0,
+        Concatenation::Required => 1,
+    }
+}

@@ -1,0 +1,460 @@
+//! The messages of an authentication, as bytes.
+//!
+//! | message   | direction          | type, id | from byte 6                                                    |
+//! |-----------|--------------------|----------|----------------------------------------------------------------|
+//! | Negotiate | host to controller | 00, 00   | SC_C, NAPD, then 64-byte descriptors: AUTHID, 0, HALEN, DHLEN, hashes (30), groups (30) |
+//! | Challenge | controller to host | 01, 01   | HL, 0, HASHID, DHGID, DHVLEN, SEQNUM, C1, DH value             |
+//! | Reply     | host to controller | 01, 02   | HL, 0, CVALID, 0, DHVLEN, SEQNUM, R1, C2, DH value             |
+//! | Success1  | controller to host | 01, 03   | HL, 0, RVALID, 0 (7), R2 if RVALID                             |
+//! | Success2  | host to controller | 01, 04   | 0 (10)                                                         |
+//! | Failure1  | controller to host | 00, F1   | reason 1, explanation                                          |
+//! | Failure2  | host to controller | 00, F0   | reason 1, explanation                                          |
+//!
+//! All begin with type, identifier, two reserved bytes, and the transaction identifier; numbers are
+//! little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5). A message may be followed by
+//! zeros, since Authentication Receive asks for more than there is.
+
+use std::fmt;
+
+/// A message of either side.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Message {
+    /// The host says what it knows, most wanted first.
+    Negotiate {
+        /// Transaction identifier.
+        tid: u16,
+        /// Secure channel concatenation: 0 none, 1 with a new key for TLS.
+        sc_c: u8,
+        /// Identifiers of hashes; empty where DH-HMAC-CHAP is not among the protocols.
+        hashes: Vec<u8>,
+        /// Identifiers of groups.
+        groups: Vec<u8>,
+    },
+    /// The controller chooses, and asks the host to prove itself.
+    Challenge {
+        /// Transaction identifier.
+        tid: u16,
+        /// The chosen hash.
+        hash: u8,
+        /// The chosen group.
+        group: u8,
+        /// Sequence number of the challenge.
+        sequence: u32,
+        /// C1.
+        challenge: Vec<u8>,
+        /// g^x mod p; empty without a group.
+        dh: Vec<u8>,
+    },
+    /// The host proves itself, and may ask the controller to.
+    Reply {
+        /// Transaction identifier.
+        tid: u16,
+        /// R1.
+        response: Vec<u8>,
+        /// Whether the controller is to answer `challenge`.
+        cvalid: bool,
+        /// Sequence number of `challenge`.
+        sequence: u32,
+        /// C2, as long as `response`.
+        challenge: Vec<u8>,
+        /// g^y mod p; empty without a group.
+        dh: Vec<u8>,
+    },
+    /// The controller believes the host.
+    Success1 {
+        /// Transaction identifier.
+        tid: u16,
+        /// R2, if the host asked for it.
+        response: Option<Vec<u8>>,
+    },
+    /// The host believes the controller.
+    Success2 {
+        /// Transaction identifier.
+        tid: u16,
+    },
+    /// The controller ends the authentication.
+    Failure1 {
+        /// Transaction identifier.
+        tid: u16,
+        /// Why.
+        explanation: Explanation,
+    },
+    /// The host ends the authentication.
+    Failure2 {
+        /// Transaction identifier.
+        tid: u16,
+        /// Why.
+        explanation: Explanation,
+    },
+}
+
+/// Why a side ends an authentication (AUTH_Failure reason code explanation).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Explanation {
+    /// 1: the response is wrong.
+    AuthenticationFailed,
+    /// 2: no protocol that both know.
+    ProtocolNotUsable,
+    /// 3: the sides disagree on secure channel concatenation.
+    ConcatenationMismatch,
+    /// 4: no hash that both know.
+    HashNotUsable,
+    /// 5: no group that both know.
+    GroupNotUsable,
+    /// 6: a message's fields are wrong.
+    IncorrectPayload,
+    /// 7: another message was expected.
+    IncorrectMessage,
+    /// One that this release does not know.
+    Other(u8),
+}
+
+impl Explanation {
+    fn from_wire(byte: u8) -> Explanation {
+        use Explanation::*;
+        match byte {
+            1 => AuthenticationFailed,
+            2 => ProtocolNotUsable,
+            3 => ConcatenationMismatch,
+            4 => HashNotUsable,
+            5 => GroupNotUsable,
+            6 => IncorrectPayload,
+            7 => IncorrectMessage,
+            other => Other(other),
+        }
+    }
+
+    fn to_wire(self) -> u8 {
+        use Explanation::*;
+        match self {
+            AuthenticationFailed => 1,
+            ProtocolNotUsable => 2,
+            ConcatenationMismatch => 3,
+            HashNotUsable => 4,
+            GroupNotUsable => 5,
+            IncorrectPayload => 6,
+            IncorrectMessage => 7,
+            Other(byte) => byte,
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Explanation::*;
+        match self {
+            AuthenticationFailed => f.write_str("authentication failed"),
+            ProtocolNotUsable => f.write_str("authentication protocol not usable"),
+            ConcatenationMismatch => f.write_str("secure channel concatenation mismatch"),
+            HashNotUsable => f.write_str("hash function not usable"),
+            GroupNotUsable => f.write_str("Diffie-Hellman group not usable"),
+            IncorrectPayload => f.write_str("incorrect payload"),
+            IncorrectMessage => f.write_str("incorrect protocol message"),
+            Other(byte) => write!(f, "explanation {byte:#04x}"),
+        }
+    }
+}
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// They end before the message does.
+    #[error("the message is cut off")]
+    Short,
+    /// No message has this type and identifier.
+    #[error("no message has type {0:#04x} and identifier {1:#04x}")]
+    Unknown(u8, u8),
+    /// A field has a value that it cannot have.
+    #[error("the field {0} cannot be so")]
+    Field(&'static str),
+}
+
+impl Message {
+    /// Its transaction identifier.
+    pub fn tid(&self) -> u16 {
+        match self {
+            Message::Negotiate { tid, .. }
+            | Message::Challenge { tid, .. }
+            | Message::Reply { tid, .. }
+            | Message::Success1 { tid, .. }
+            | Message::Success2 { tid }
+            | Message::Failure1 { tid, .. }
+            | Message::Failure2 { tid, .. } => *tid,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Message::Negotiate { .. } => "Negotiate",
+            Message::Challenge { .. } => "Challenge",
+            Message::Reply { .. } => "Reply",
+            Message::Success1 { .. } => "Success1",
+            Message::Success2 { .. } => "Success2",
+            Message::Failure1 { .. } => "Failure1",
+            Message::Failure2 { .. } => "Failure2",
+        }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = |kind: u8, id: u8, tid: u16| {
+            let [low, high] = tid.to_le_bytes();
+            vec![kind, id, 0, 0, low, high]
+        };
+        match self {
+            Message::Negotiate { tid, sc_c, hashes, groups } => {
+                assert!(hashes.len() <= 30 && groups.len() <= 30, "there are not as many");
+                let mut bytes = head(COMMON, 0x00, *tid);
+                bytes.extend([
+                    *sc_c,
+                    1,
+                    AUTHID_DH_HMAC_CHAP,
+                    0,
+                    hashes.len() as u8,
+                    groups.len() as u8,
+                ]);
+                bytes.extend(hashes);
+                bytes.resize(NEGOTIATE_HEAD + 4 + 30, 0);
+                bytes.extend(groups);
+                bytes.resize(NEGOTIATE_HEAD + DESCRIPTOR_LEN, 0);
+                bytes
+            }
+            Message::Challenge { tid, hash, group, sequence, challenge, dh } => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x01, *tid);
+                bytes.extend([challenge.len() as u8, 0, *hash, *group]);
+                bytes.extend((dh.len() as u16).to_le_bytes());
+                bytes.extend(sequence.to_le_bytes());
+                bytes.extend(challenge);
+                bytes.extend(dh);
+                bytes
+            }
+            Message::Reply { tid, response, cvalid, sequence, challenge, dh } => {
+                assert_eq!(response.len(), challenge.len(), "both have the hash's length");
+                let mut bytes = head(DH_HMAC_CHAP, 0x02, *tid);
+                bytes.extend([response.len() as u8, 0, u8::from(*cvalid), 0]);
+                bytes.extend((dh.len() as u16).to_le_bytes());
+                bytes.extend(sequence.to_le_bytes());
+                bytes.extend(response);
+                bytes.extend(challenge);
+                bytes.extend(dh);
+                bytes
+            }
+            Message::Success1 { tid, response } => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x03, *tid);
+                let response = response.as_deref().unwrap_or_default();
+                bytes.extend([response.len() as u8, 0, u8::from(!response.is_empty())]);
+                bytes.resize(HEAD, 0);
+                bytes.extend(response);
+                bytes
+            }
+            Message::Success2 { tid } => {
+                let mut bytes = head(DH_HMAC_CHAP, 0x04, *tid);
+                bytes.resize(HEAD, 0);
+                bytes
+            }
+            Message::Failure1 { tid, explanation } => {
+                [head(COMMON, 0xF1, *tid), vec![REASON_FAILED, explanation.to_wire()]].concat()
+            }
+            Message::Failure2 { tid, explanation } => {
+                [head(COMMON, 0xF0, *tid), vec![REASON_FAILED, explanation.to_wire()]].concat()
+            }
+        }
+    }
+
+    /// The message that `bytes` begin with.
+    ///
+    /// # Errors
+    /// They are no message, or fields contradict each other. Of what the sides agreed on nothing is known
+    /// here.
+    pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
+        let mut rest = Fields(bytes);
+        let [kind, id, _, _] = rest.array()?;
+        let tid = u16::from_le_bytes(rest.array()?);
+        match (kind, id) {
+            (COMMON, 0x00) => negotiate(tid, rest),
+            (DH_HMAC_CHAP, 0x01) => challenge(tid, rest),
+            (DH_HMAC_CHAP, 0x02) => reply(tid, rest),
+            (DH_HMAC_CHAP, 0x03) => success1(tid, rest),
+            (DH_HMAC_CHAP, 0x04) => rest.take(HEAD - 6).map(|_| Message::Success2 { tid }),
+            (COMMON, 0xF0 | 0xF1) => {
+                let [_, explanation] = rest.array()?;
+                let explanation = Explanation::from_wire(explanation);
+                Ok(match id {
+                    0xF1 => Message::Failure1 { tid, explanation },
+                    _ => Message::Failure2 { tid, explanation },
+                })
+            }
+            _ => Err(MessageError::Unknown(kind, id)),
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.name(), self.tid())
+    }
+}
+
+fn negotiate(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+    let [sc_c, napd] = rest.array()?;
+    for _ in 0..napd {
+        let descriptor: [u8; DESCRIPTOR_LEN] = rest.array()?;
+        let [authid, _, halen, dhlen] = *descriptor.first_chunk().expect("it is longer");
+        let (halen, dhlen) = (usize::from(halen), usize::from(dhlen));
+        if authid != AUTHID_DH_HMAC_CHAP {
+            continue;
+        }
+        if halen > 30 || dhlen > 30 {
+            return Err(MessageError::Field("HALEN or DHLEN"));
+        }
+        let hashes = descriptor[4..][..halen].to_vec();
+        let groups = descriptor[34..][..dhlen].to_vec();
+        return Ok(Message::Negotiate { tid, sc_c, hashes, groups });
+    }
+    Ok(Message::Negotiate { tid, sc_c, hashes: Vec::new(), groups: Vec::new() })
+}
+
+fn challenge(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+    let [hl, _, hash, group] = rest.array()?;
+    let dhvlen = u16::from_le_bytes(rest.array()?);
+    let sequence = u32::from_le_bytes(rest.array()?);
+    let challenge = rest.take(hash_len(hl)?)?.to_vec();
+    let dh = rest.take(dhvlen.into())?.to_vec();
+    Ok(Message::Challenge { tid, hash, group, sequence, challenge, dh })
+}
+
+fn reply(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+    let [hl, _, cvalid, _] = rest.array()?;
+    let dhvlen = u16::from_le_bytes(rest.array()?);
+    let sequence = u32::from_le_bytes(rest.array()?);
+    let response = rest.take(hash_len(hl)?)?.to_vec();
+    let challenge = rest.take(hash_len(hl)?)?.to_vec();
+    let dh = rest.take(dhvlen.into())?.to_vec();
+    let cvalid = flag(cvalid, "CVALID")?;
+    Ok(Message::Reply { tid, response, cvalid, sequence, challenge, dh })
+}
+
+fn success1(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
+    let [hl, _, rvalid] = rest.array()?;
+    rest.take(HEAD - 9)?;
+    let response = match flag(rvalid, "RVALID")? {
+        true => Some(rest.take(hash_len(hl)?)?.to_vec()),
+        false => None,
+    };
+    Ok(Message::Success1 { tid, response })
+}
+
+fn hash_len(hl: u8) -> Result<usize, MessageError> {
+    match hl {
+        32 | 48 | 64 => Ok(hl.into()),
+        _ => Err(MessageError::Field("HL")),
+    }
+}
+
+fn flag(byte: u8, name: &'static str) -> Result<bool, MessageError> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(MessageError::Field(name)),
+    }
+}
+
+/// What has not been read yet of a message.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(MessageError::Short)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], MessageError> {
+        let (first, rest) = self.0.split_at_checked(len).ok_or(MessageError::Short)?;
+        self.0 = rest;
+        Ok(first)
+    }
+}
+
+const COMMON: u8 = 0x00;
+const DH_HMAC_CHAP: u8 = 0x01;
+const AUTHID_DH_HMAC_CHAP: u8 = 0x01;
+/// Reason code of both failures: the authentication has failed.
+const REASON_FAILED: u8 = 1;
+/// Bytes before the parts of variable length.
+const HEAD: usize = 16;
+const NEGOTIATE_HEAD: usize = 8;
+const DESCRIPTOR_LEN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        let fill = |len: usize, at: u8| (0..len).map(|i| at ^ i as u8).collect::<Vec<u8>>();
+        let (tid, explanation) = (0xA1B2, Explanation::HashNotUsable);
+        vec![
+            Message::Negotiate { tid, sc_c: 1, hashes: vec![3, 1], groups: vec![2, 0, 1] },
+            Message::Challenge {
+                tid,
+                hash: 2,
+                group: 1,
+                sequence: 0x0102_0304,
+                challenge: fill(48, 7),
+                dh: fill(256, 9),
+            },
+            Message::Reply {
+                tid,
+                response: fill(64, 1),
+                cvalid: true,
+                sequence: 77,
+                challenge: fill(64, 2),
+                dh: fill(384, 3),
+            },
+            Message::Success1 { tid, response: Some(fill(32, 5)) },
+            Message::Success1 { tid, response: None },
+            Message::Success2 { tid },
+            Message::Failure1 { tid, explanation },
+            Message::Failure2 { tid, explanation: Explanation::Other(0x5A) },
+        ]
+    }
+
+    #[test]
+    fn what_is_decoded_is_what_was_encoded_also_with_zeros_behind_it() {
+        for message in messages() {
+            let mut bytes = message.encode();
+            assert!(Message::decode(&bytes).unwrap() == message, "{message:?}");
+            bytes.resize(4096, 0);
+            assert!(Message::decode(&bytes).unwrap() == message, "{message:?} padded");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_cut_off_anywhere_is_refused() {
+        for message in messages() {
+            let bytes = message.encode();
+            for len in 0..bytes.len() {
+                let decoded = Message::decode(&bytes[..len]);
+                assert_eq!(decoded.err(), Some(MessageError::Short), "{message:?} of {len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_have_the_lengths_that_targets_check() {
+        let lens: Vec<usize> = messages().iter().map(|message| message.encode().len()).collect();
+        assert_eq!(lens, [72, 16 + 48 + 256, 16 + 2 * 64 + 384, 16 + 32, 16, 16, 8, 8]);
+    }
+
+    #[test]
+    fn a_negotiate_has_the_bytes_of_the_specification() {
+        let message =
+            Message::Negotiate { tid: 1, sc_c: 0, hashes: vec![1, 2, 3], groups: (0..6).collect() };
+        let mut expected = vec![0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 3, 6, 1, 2, 3];
+        expected.resize(42, 0);
+        expected.extend([0, 1, 2, 3, 4, 5]);
+        expected.resize(72, 0);
+        assert_eq!(message.encode(), expected);
+    }
+}

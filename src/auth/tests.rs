@@ -1,0 +1,417 @@
+//! Both sides against each other, and against everything that is not the other side.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::nvme::Nqn;
+
+const RUNS: u64 = 10_000;
+
+/// A small generator, so that a run is its seed.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        // SplitMix64
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.next() as u8)
+    }
+
+    fn randomness(&mut self) -> Randomness {
+        Randomness { challenge: self.bytes(), exponent: self.bytes(), sequence: self.next() as u32 }
+    }
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(format!("nqn.2026-11.io.example:{name}")).unwrap()
+}
+
+/// Terms of two that know each other.
+fn terms(rng: &mut Rng, is_mutual: bool) -> (HostTerms, ControllerTerms) {
+    let transform = [None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)];
+    let transform = transform[rng.below(4)];
+    let secret = Secret::generate(&rng.bytes(), transform);
+    let ctrl_secret = is_mutual.then(|| Secret::generate(&rng.bytes(), transform));
+    let host = HostTerms {
+        hostnqn: nqn("host"),
+        subnqn: nqn("subsystem"),
+        secret: secret.clone(),
+        ctrl_secret: ctrl_secret.clone(),
+        hashes: Hash::ALL.to_vec(),
+        groups: vec![Group::Null],
+        concatenation: Concatenation::No,
+    };
+    let controller = ControllerTerms {
+        hostnqn: nqn("host"),
+        subnqn: nqn("subsystem"),
+        secrets: vec![secret],
+        ctrl_secret,
+        hashes: Hash::ALL.to_vec(),
+        groups: Group::ALL.to_vec(),
+        concatenation: Concatenation::No,
+    };
+    (host, controller)
+}
+
+/// How an authentication ended on both sides; `None`: that side still waits.
+#[derive(Debug, PartialEq, Eq)]
+struct Ends {
+    host: Option<Result<(), Failed>>,
+    controller: Option<Result<(), Failed>>,
+}
+
+impl Ends {
+    fn both(result: Result<(), Failed>) -> Ends {
+        Ends { host: Some(result.clone()), controller: Some(result) }
+    }
+
+    /// Whether the controller would let the host in.
+    fn is_let_in(&self) -> bool {
+        self.controller == Some(Ok(()))
+    }
+}
+
+/// Runs both; `damage` may change each message on its way, by its number.
+fn run(
+    (mut host, mut of_host): (Host, Next),
+    mut controller: Controller,
+    mut damage: impl FnMut(usize, &mut Vec<u8>),
+) -> (Ends, Host, Controller) {
+    let mut of_controller = Next::Receive;
+    let (mut to_host, mut to_controller) = (None::<Vec<u8>>, None::<Vec<u8>>);
+    let mut number = 0;
+    let mut ends = Ends { host: None, controller: None };
+    for _ in 0..64 {
+        match of_host {
+            Next::Send(mut message) => {
+                damage(number, &mut message);
+                number += 1;
+                to_controller = Some(message);
+                of_host = host.sent();
+                continue;
+            }
+            Next::Compute(work) => {
+                of_host = host.computed(work.compute());
+                continue;
+            }
+            Next::Authenticated => ends.host = Some(Ok(())),
+            Next::Failed(ref failed) => ends.host = Some(Err(failed.clone())),
+            Next::Receive => {
+                if let Some(message) = to_host.take() {
+                    of_host = host.handle(&message);
+                    continue;
+                }
+            }
+        }
+        match of_controller {
+            Next::Send(mut message) => {
+                damage(number, &mut message);
+                number += 1;
+                to_host = Some(message);
+                of_controller = controller.sent();
+            }
+            Next::Compute(work) => of_controller = controller.computed(work.compute()),
+            Next::Authenticated => ends.controller = Some(Ok(())),
+            Next::Failed(ref failed) => ends.controller = Some(Err(failed.clone())),
+            Next::Receive => match to_controller.take() {
+                Some(message) => of_controller = controller.handle(&message),
+                None if to_host.is_none() => break,
+                None => {}
+            },
+        }
+    }
+    (ends, host, controller)
+}
+
+/// Runs both undamaged.
+fn between(
+    rng: &mut Rng,
+    host: HostTerms,
+    controller: ControllerTerms,
+) -> (Ends, Host, Controller) {
+    let host = Host::new(host, &rng.randomness(), 7);
+    run(host, Controller::new(controller, &rng.randomness()), |_, _| {})
+}
+
+#[test]
+fn two_that_know_each_other_succeed_with_each_hash_and_group_one_way_and_both() {
+    let rng = &mut Rng(1);
+    for is_mutual in [false, true] {
+        for hash in Hash::ALL {
+            for group in Group::ALL {
+                let (host, controller) = terms(rng, is_mutual);
+                let host = HostTerms { hashes: vec![hash], groups: vec![group], ..host };
+                let (ends, ..) = between(rng, host, controller);
+                assert_eq!(ends, Ends::both(Ok(())), "{hash}, {group}, mutual {is_mutual}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_secret_on_either_side_is_told_to_both_and_lets_nobody_in() {
+    let rng = &mut Rng(2);
+    let (host, controller) = terms(rng, true);
+    let wrong = HostTerms { secret: Secret::generate(&rng.bytes(), None), ..host.clone() };
+    let (ends, ..) = between(rng, wrong, controller.clone());
+    let explanation = Explanation::AuthenticationFailed;
+    assert_eq!(ends.host, Some(Err(Failed::There(explanation))));
+    assert!(matches!(ends.controller, Some(Err(Failed::Here(e, _))) if e == explanation));
+
+    let other = Secret::generate(&rng.bytes(), None);
+    let impostor = ControllerTerms { ctrl_secret: Some(other), ..controller };
+    let (ends, ..) = between(rng, host, impostor);
+    assert!(matches!(ends.host, Some(Err(Failed::Here(e, _))) if e == explanation));
+    assert_eq!(ends.controller, Some(Err(Failed::There(explanation))));
+}
+
+#[test]
+fn a_secret_is_of_its_names() {
+    let rng = &mut Rng(3);
+    let secret = Secret::generate(&rng.bytes(), Some(Hash::Sha256));
+    let (host, controller) = terms(rng, false);
+    let host = HostTerms { secret: secret.clone(), ..host };
+    let controller = ControllerTerms { secrets: vec![secret], ..controller };
+    let renamed = HostTerms { hostnqn: nqn("another"), ..host.clone() };
+    assert!(!between(rng, renamed, controller.clone()).0.is_let_in());
+    let elsewhere = HostTerms { subnqn: nqn("another"), ..host.clone() };
+    assert!(!between(rng, elsewhere, controller.clone()).0.is_let_in());
+    assert!(between(rng, host, controller).0.is_let_in());
+}
+
+#[test]
+fn two_secrets_are_valid_while_one_is_replaced() {
+    let rng = &mut Rng(4);
+    let (host, controller) = terms(rng, false);
+    let next = Secret::generate(&rng.bytes(), Some(Hash::Sha384));
+    let secrets = vec![next.clone(), host.secret.clone()];
+    let controller = ControllerTerms { secrets, ..controller };
+    for secret in [next, host.secret.clone()] {
+        let host = HostTerms { secret, ..host.clone() };
+        assert!(between(rng, host, controller.clone()).0.is_let_in());
+    }
+}
+
+#[test]
+fn what_the_sides_cannot_agree_on_has_its_own_explanation() {
+    let rng = &mut Rng(5);
+    let (host, controller) = terms(rng, false);
+    let told = |rng: &mut Rng, host: HostTerms, controller: ControllerTerms| {
+        let (ends, ..) = between(rng, host, controller);
+        let Some(Err(Failed::There(explanation))) = ends.host else { panic!("{ends:?}") };
+        assert!(matches!(ends.controller, Some(Err(Failed::Here(e, _))) if e == explanation));
+        explanation
+    };
+    let one_hash = ControllerTerms { hashes: vec![Hash::Sha512], ..controller.clone() };
+    let another = HostTerms { hashes: vec![Hash::Sha256, Hash::Sha384], ..host.clone() };
+    assert_eq!(told(rng, another, one_hash), Explanation::HashNotUsable);
+    let groups = vec![Group::Ffdhe2048, Group::Ffdhe3072];
+    let with_group = ControllerTerms { groups, ..controller.clone() };
+    assert_eq!(told(rng, host.clone(), with_group), Explanation::GroupNotUsable);
+    let concatenated = HostTerms {
+        groups: vec![Group::Ffdhe2048],
+        concatenation: Concatenation::Required,
+        ..host.clone()
+    };
+    assert_eq!(told(rng, concatenated, controller.clone()), Explanation::ConcatenationMismatch);
+    let mutual = HostTerms { ctrl_secret: Some(host.secret.clone()), ..host };
+    assert_eq!(told(rng, mutual, controller), Explanation::AuthenticationFailed);
+}
+
+#[test]
+fn concatenation_gives_both_the_same_key_and_no_other_run_gives_one() {
+    let rng = &mut Rng(6);
+    let (host, controller) = terms(rng, true);
+    let (_, a, b) = between(rng, host.clone(), controller.clone());
+    assert!(a.generated_psk().is_none() && b.generated_psk().is_none());
+    let (concatenation, groups) = (Concatenation::Required, Group::ALL.to_vec());
+    let host = HostTerms { concatenation, groups, ..host };
+    let controller = ControllerTerms { concatenation, ..controller };
+    let (ends, a, b) = between(rng, host.clone(), controller.clone());
+    assert_eq!(ends, Ends::both(Ok(())));
+    let (psk, hash) = a.generated_psk().unwrap();
+    assert_eq!(psk.as_ref(), b.generated_psk().unwrap().0.as_ref());
+    assert_eq!(psk.as_ref().len(), hash.len_bytes());
+    let (_, c, _) = between(rng, host, controller);
+    assert_ne!(psk.as_ref(), c.generated_psk().unwrap().0.as_ref());
+}
+
+/// A man in the middle who sends the controller's own challenge back to have it answered.
+#[test]
+fn a_reflected_challenge_is_not_answered() {
+    let rng = &mut Rng(7);
+    let (_, controller) = terms(rng, true);
+    let mut controller = Controller::new(controller, &rng.randomness());
+    let negotiate = Message::Negotiate { tid: 1, sc_c: 0, hashes: vec![1], groups: vec![0] };
+    let Next::Send(bytes) = controller.handle(&negotiate.encode()) else { panic!("a challenge") };
+    let Message::Challenge { challenge, .. } = Message::decode(&bytes).unwrap() else { panic!() };
+    assert!(matches!(controller.sent(), Next::Receive));
+    let reply = Message::Reply {
+        tid: 1,
+        response: vec![1; 32],
+        cvalid: true,
+        sequence: 5,
+        challenge,
+        dh: Vec::new(),
+    };
+    let Next::Send(bytes) = controller.handle(&reply.encode()) else { panic!("a failure") };
+    assert!(matches!(Message::decode(&bytes).unwrap(), Message::Failure1 { .. }));
+}
+
+/// What was heard in one authentication does not serve in another.
+#[test]
+fn a_replayed_answer_is_refused() {
+    let rng = &mut Rng(8);
+    let (host, controller) = terms(rng, false);
+    let mut heard = Vec::new();
+    let first = Host::new(host.clone(), &rng.randomness(), 7);
+    let of_first = Controller::new(controller.clone(), &rng.randomness());
+    run(first, of_first, |number, message| {
+        if number == 2 {
+            heard = message.clone();
+        }
+    });
+    let second = Host::new(host, &rng.randomness(), 7);
+    let of_second = Controller::new(controller, &rng.randomness());
+    let (ends, ..) = run(second, of_second, |number, message| {
+        if number == 2 {
+            message.clone_from(&heard);
+        }
+    });
+    assert!(!ends.is_let_in() && ends.controller.is_some(), "{ends:?}");
+}
+
+/// Where bits are that no proof covers, so that a change may be without effect: reserved bytes, and what the
+/// host offers; see `message` for the bytes.
+fn is_uncovered(number: usize, byte: usize, message: &[u8]) -> bool {
+    match number {
+        0 => byte == 2 || byte == 3 || byte >= 7,
+        1 => [2, 3, 7].contains(&byte),
+        2 => {
+            [2, 3, 7, 9].contains(&byte)
+                || (message[8] == 0 && is_of_second_challenge(byte, message))
+        }
+        3 => [2, 3, 7].contains(&byte) || (9..16).contains(&byte) || (message[8] == 0 && byte == 6),
+        _ => true, // Success2 says nothing but that the host is content
+    }
+}
+
+/// Whether the host's proof depends on it. The rest is of the controller's proof: a change there makes the
+/// host turn away, after the controller has rightly let it in.
+fn is_of_host(number: usize, byte: usize, message: &[u8]) -> bool {
+    match number {
+        0 | 1 => true,
+        2 => byte != 8 && !is_of_second_challenge(byte, message),
+        _ => false,
+    }
+}
+
+/// C2 and its sequence number, which are not answered without CVALID.
+fn is_of_second_challenge(byte: usize, message: &[u8]) -> bool {
+    let len = usize::from(message[6]);
+    (12..16).contains(&byte) || (16 + len..16 + 2 * len).contains(&byte)
+}
+
+fn no_flipped_bit_lets_anybody_in(group: Group, runs: u64) {
+    for seed in 0..runs {
+        let rng = &mut Rng(seed);
+        let (host, controller) = terms(rng, seed % 2 == 0);
+        let host = Host::new(HostTerms { groups: vec![group], ..host }, &rng.randomness(), 7);
+        let controller = Controller::new(controller, &rng.randomness());
+        let (which, place) = (rng.below(4), rng.next());
+        let (mut covered, mut of_host) = (false, false);
+        let (ends, ..) = run(host, controller, |number, message| {
+            if number == which {
+                let bit = (place % (message.len() as u64 * 8)) as usize;
+                covered = !is_uncovered(number, bit / 8, message);
+                of_host = covered && is_of_host(number, bit / 8, message);
+                message[bit / 8] ^= 1 << (bit % 8);
+            }
+        });
+        let succeeded = ends == Ends::both(Ok(()));
+        assert!(!(covered && succeeded), "seed {seed}, {group}: message {which}, {ends:?}");
+        assert!(!(of_host && ends.is_let_in()), "seed {seed}, {group}: message {which}, {ends:?}");
+    }
+}
+
+#[test]
+fn no_flipped_bit_of_a_proof_lets_anybody_in() {
+    no_flipped_bit_lets_anybody_in(Group::Null, runs(RUNS));
+    no_flipped_bit_lets_anybody_in(Group::Ffdhe2048, runs(RUNS) / 100);
+}
+
+/// As many as `DLFS_AUTH_RUNS` says.
+fn runs(default: u64) -> u64 {
+    let given = std::env::var("DLFS_AUTH_RUNS").ok().and_then(|runs| runs.parse().ok());
+    given.unwrap_or(default)
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_side_panic_or_let_anybody_in(
+        messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..700), 1..6),
+        shapes in proptest::collection::vec((0u8..2, 0u8..6, 0u8..3, 0usize..700), 6),
+        seed in any::<u64>(),
+    ) {
+        let rng = &mut Rng(seed);
+        let (host, controller) = terms(rng, seed % 2 == 0);
+        let mut controller = Controller::new(controller, &rng.randomness());
+        let (mut host, _) = Host::new(host, &rng.randomness(), 7);
+        let _ = host.sent();
+        for (bytes, (kind, id, choice, len)) in messages.iter().zip(&shapes) {
+            // Half of them look like messages.
+            let mut bytes = bytes.clone();
+            if *choice > 0 {
+                bytes.resize(bytes.len().max(*len).max(16), 0);
+                bytes[..6].copy_from_slice(&[*kind, *id, 0, 0, 7, 0]);
+                bytes[6] = [32, 48, 64][usize::from(*id) % 3];
+            }
+            let mut next = controller.handle(&bytes);
+            loop {
+                next = match next {
+                    Next::Send(_) => controller.sent(),
+                    Next::Compute(work) => controller.computed(work.compute()),
+                    Next::Authenticated => panic!("let in"),
+                    Next::Receive | Next::Failed(_) => break,
+                };
+            }
+            if let Next::Send(message) = host.handle(&bytes) {
+                prop_assert!(Message::decode(&message).is_ok());
+                let _ = host.sent();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_that_is_no_key_says_what_is_wrong_and_repeats_nothing_of_it() {
+    let good = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    assert!(good.parse::<Secret>().is_ok());
+    assert!(format!("  {good}\n").parse::<Secret>().is_ok(), "as it stands in a file");
+    let cases = [
+        ("", KeyError::Form("DHHC-1:")),
+        ("DHHC-2:00:AAEC:", KeyError::Form("DHHC-1:")),
+        (&good[..good.len() - 1], KeyError::Form("DHHC-1:")),
+        (&good.replace(":00:", ":04:"), KeyError::Hash("00 to 03 are")),
+        (&good.replace("AAEC", "AA*C"), KeyError::Base64),
+        (&good.replace("AAEC", "AAED"), KeyError::Checksum),
+    ];
+    for (text, expected) in cases {
+        let error = text.parse::<Secret>().unwrap_err();
+        assert_eq!(error, expected, "{text}");
+        assert!(!error.to_string().contains("AwQFBgcI"));
+    }
+    let secret: Secret = good.parse().unwrap();
+    assert!(!format!("{secret:?}").contains("AAEC"));
+}
