@@ -23,6 +23,7 @@ opens the snapshot of --open samples from a file in DIR, beside reading and chec
 20 million samples take about 5 GiB of memory.";
 
 fn main() {
+    support::results::record("directory");
     let options = Options::parse(
         USAGE,
         &[

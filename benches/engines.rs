@@ -22,6 +22,7 @@ Reads blocks at random from memory and from a file in DIR: from the page cache, 
 One thread, pinned.";
 
 fn main() {
+    support::results::record("engines");
     let options = Options::parse(
         USAGE,
         &[("dir", "target"), ("size", "512M"), ("seconds", "1"), ("rounds", "3")],

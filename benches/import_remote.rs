@@ -43,6 +43,7 @@ const CASES: [(&str, usize, bool); 4] = [
 ];
 
 fn main() {
+    support::results::record("import_remote");
     let options = Options::parse(
         USAGE,
         &[

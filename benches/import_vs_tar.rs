@@ -8,6 +8,9 @@
 //! The two take turns, after a `sync` each; the folder is read once before, so that it is warm. The
 //! import's own peak of memory is printed too: VmHWM of this process.
 
+#[path = "support/results.rs"]
+mod results;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
 
 fn main() {
+    results::record("import_vs_tar");
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
     let mut number =
         |default: usize| args.next().map_or(default, |arg| arg.parse().expect("a number"));

@@ -4,6 +4,9 @@
 //! `cargo bench --bench many_namespaces`. The targets are another process of this program; the data are in
 //! its memory. Both are read in turn, and the ratio is that of neighbours in time.
 
+#[path = "support/results.rs"]
+mod results;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -22,6 +25,7 @@ use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 
 fn main() -> dlfs::Result<()> {
+    results::record("many_namespaces");
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--serve") {
         let number = |index: usize| arguments[at + index].parse().expect("a number");

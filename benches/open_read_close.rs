@@ -15,6 +15,7 @@ thousand to a folder, and removed at the end. The rounds are warm; as root, one 
 with the caches dropped.";
 
 fn main() {
+    support::results::record("open_read_close");
     let options = Options::parse(
         USAGE,
         &[("dir", ""), ("files", "100000"), ("len", "4096"), ("rounds", "3"), ("at", "target")],

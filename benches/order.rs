@@ -3,6 +3,9 @@
 //! Run: `cargo bench --bench order`. One thread, no I/O; 1,281,167 samples (ImageNet-1K's number) of
 //! 38 a chunk, batches of 256.
 
+#[path = "support/results.rs"]
+mod results;
+
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -40,6 +43,7 @@ impl Population for Even {
 }
 
 fn main() {
+    results::record("order");
     println!("{SAMPLES} samples, {PER_CHUNK} a chunk, batches of {BATCH}");
     for len in [SAMPLES, 1 << 40] {
         let permutation = Permutation::new(len, Key::new(1));

@@ -22,6 +22,7 @@ Imports tar archives of so many samples, and reads one epoch of each, shuffled, 
 own. Its peak of resident memory is set beside the window and the directory.";
 
 fn main() {
+    support::results::record("read_memory");
     let options = Options::parse(
         USAGE,
         &[

@@ -12,6 +12,8 @@
 #[path = "../tests/support/nvmf_tgt.rs"]
 #[allow(dead_code, unreachable_pub)] // what the tests need beside
 mod nvmf_tgt;
+#[path = "support/results.rs"]
+mod results;
 #[path = "side_by_side/stats.rs"]
 #[allow(dead_code, unreachable_pub)] // what side_by_side needs beside
 mod stats;
@@ -34,6 +36,7 @@ use nvmf_tgt::{NQN, NvmfTgt};
 use stats::{Estimate, estimate, median};
 
 fn main() {
+    results::record("spdk_engine");
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let number = |text: &String| text.parse::<usize>().expect("a number");
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -6,6 +6,8 @@
 
 #[path = "support/origin.rs"]
 mod origin;
+#[path = "support/results.rs"]
+mod results;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ use dlfs::tier::Policy;
 use origin::{in_memory_copy, make_files};
 
 fn main() -> dlfs::Result<()> {
+    results::record("tiers");
     let place = tempfile::tempdir()?;
     small_files()?;
     large_files()?;

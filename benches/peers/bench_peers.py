@@ -23,7 +23,9 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
+
+import results
 
 BATCH = {"small": 256, "imagenet": 64, "large": 4}
 # cores that something else may use during a run before it counts as disturbed
@@ -562,6 +564,7 @@ def main():
     rows = summarise(data["runs"])
     md = markdown(rows, data, best_only=True)
     print(md)
+    results.record("peers", "benches/peers/bench_peers.py " + " ".join(sys.argv[1:]), md)
     if a.md:
         open(a.md, "w").write("## Best worker count of each loader\n\n" + md + "\n## All\n\n" + markdown(rows, data))
 

@@ -52,6 +52,7 @@ looked for below SPDK_DIR and in PATH. The rows about the cost of verification n
 --features unverified before the --.";
 
 fn main() {
+    support::results::record("side_by_side");
     let options = Options::parse(
         USAGE,
         &[

@@ -3,6 +3,7 @@
 
 pub mod files;
 pub mod raw;
+pub mod results;
 pub mod snapshot;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
+
+pub use results::machine;
 
 /// The options of a bench: `--name VALUE`, each with a default. One whose default is `no` is a flag: it
 /// takes no value.
@@ -71,19 +74,6 @@ fn parse_number(text: &str) -> Option<u64> {
     };
     let digits = text.trim_end_matches(['K', 'M', 'G']);
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
-/// Processor, number of processors, memory and kernel, on one line.
-pub fn machine() -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
-    let model = field.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
-    let cpus = cpus().len();
-    let info = rustix::system::sysinfo();
-    let memory = (info.totalram * u64::from(info.mem_unit)) as f64 / (1u64 << 30) as f64;
-    let kernel = rustix::system::uname();
-    let release = kernel.release().to_string_lossy();
-    format!("{model}, {cpus} processors, {memory:.0} GiB, Linux {release}")
 }
 
 /// The congestion control that sockets have which ask for none.

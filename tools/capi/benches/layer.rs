@@ -6,6 +6,9 @@
 
 #![allow(unsafe_code)] // the functions of dlfs.h are called as C calls them
 
+#[path = "../../../benches/support/results.rs"]
+mod results;
+
 use std::ffi::CString;
 use std::fs;
 use std::path::Path;
@@ -27,6 +30,7 @@ const BATCH: usize = 256;
 const SAMPLES: usize = 64 * BATCH;
 
 fn main() {
+    results::record("layer");
     let given: Vec<String> = std::env::args().collect();
     let batches = given.iter().position(|word| word == "--batches").map(|at| &given[at + 1]);
     let batches = batches.map_or(2000, |number| number.parse().expect("--batches is a number"));

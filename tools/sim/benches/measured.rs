@@ -11,6 +11,8 @@
 
 #[path = "../../../benches/support/origin.rs"]
 mod origin;
+#[path = "../../../benches/support/results.rs"]
+mod results;
 #[path = "../../../benches/support/throttle.rs"]
 mod throttle;
 
@@ -38,6 +40,7 @@ use throttle::Throttled;
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
+    results::record("measured");
     let part = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
     let place = tempfile::tempdir()?;
     match part.as_deref() {

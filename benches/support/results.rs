@@ -1,0 +1,106 @@
+//! Results that stay: with `DLFS_RESULTS=1` a bench adds what it prints to `benches/results/NAME.md`.
+#![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio, exit};
+
+/// The first line of a bench's `main`. With `DLFS_RESULTS=1` it runs this program again, shows what that prints,
+/// adds it as a dated section to the results of `name`, and ends the process; otherwise it does nothing.
+pub fn record(name: &str) {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let explains = ["--help", "--list"].iter().any(|word| arguments.iter().any(|a| a == word));
+    if std::env::var_os("DLFS_RESULTS").is_none_or(|value| value != "1") || explains {
+        return;
+    }
+    let program = std::env::current_exe().expect("the path of this program");
+    let mut bench = Command::new(program)
+        .args(&arguments)
+        .env_remove("DLFS_RESULTS")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program runs a second time");
+    let mut printed = Vec::new();
+    for line in BufReader::new(bench.stdout.take().expect("piped above")).lines() {
+        let line = line.expect("a bench prints text");
+        println!("{line}");
+        printed.push(line);
+    }
+    let status = bench.wait().expect("a child of this process");
+    if !status.success() {
+        exit(status.code().unwrap_or(1)); // what failed is no result
+    }
+    let arguments: Vec<_> =
+        arguments.iter().map(|a| a.to_string_lossy()).filter(|a| a != "--bench").collect();
+    let options =
+        if arguments.is_empty() { String::new() } else { format!(" -- {}", arguments.join(" ")) };
+    let title = format!("{}, commit {}", ask("date", &["-u", "+%F"]), commit());
+    let added =
+        section(&title, &format!("cargo bench --bench {name}{options}"), &machine(), &printed);
+    let path = root().join(format!("benches/results/{name}.md"));
+    let before =
+        std::fs::read_to_string(&path).unwrap_or_else(|_| format!("# {name}\n\nNewest first.\n"));
+    std::fs::write(&path, insert(&before, &added)).expect("benches/results can be written");
+    eprintln!("added to {}", path.display());
+}
+
+/// A section of results: tables stay tables, and other lines stand as they were printed.
+pub fn section(title: &str, command: &str, machine: &str, printed: &[String]) -> String {
+    let mut text = format!("## {title}\n\n    {command}\n\nMachine: {machine}.\n");
+    let mut in_table = None;
+    for line in printed {
+        let is_row = line.starts_with('|');
+        if in_table != Some(is_row) {
+            text += if in_table == Some(false) { "```\n\n" } else { "\n" };
+            text += if is_row { "" } else { "```text\n" };
+            in_table = Some(is_row);
+        }
+        text += line;
+        text.push('\n');
+    }
+    text + if in_table == Some(false) { "```\n" } else { "" }
+}
+
+/// `results` with `section` in front of the sections that it has: the newest comes first.
+pub fn insert(results: &str, section: &str) -> String {
+    match results.find("\n## ") {
+        Some(at) => format!("{}{section}{}", &results[..=at], &results[at..]),
+        None => format!("{}\n\n{section}", results.trim_end()),
+    }
+}
+
+/// Processor, number of processors, memory and kernel, on one line.
+pub fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let field = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+    let model = field.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib: f64 =
+        total.and_then(|rest| rest.trim().split(' ').next()?.parse().ok()).unwrap_or(0.0);
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{model}, {cpus} processors, {:.0} GiB, Linux {}", kib / 1048576.0, kernel.trim())
+}
+
+/// The commit that the tree is at, and whether it has changes beside it.
+fn commit() -> String {
+    let root = root().to_string_lossy();
+    let hash = ask("git", &["-C", &root, "rev-parse", "--short", "HEAD"]);
+    let changes = ask("git", &["-C", &root, "status", "--porcelain", "--untracked-files=no"]);
+    if changes.is_empty() { hash } else { format!("{hash} with changes") }
+}
+
+/// What `program` prints, or `unknown`.
+fn ask(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+    text.map_or_else(|| "unknown".into(), |text| String::from_utf8_lossy(&text).trim().to_owned())
+}
+
+/// The root of the repository, also for benches of the packages in it.
+fn root() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("benches/results").is_dir()).unwrap_or(package)
+}
