@@ -65,3 +65,8 @@ pub const COMMIT: &str = env!("DLFS_COMMIT");
 
 /// The date of [`COMMIT`], as `2026-11-22`, or `unknown`.
 pub const COMMIT_DATE: &str = env!("DLFS_COMMIT_DATE");
+
+/// The Rust in the manual runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/training.md")]
+pub mod training {}

@@ -1,6 +1,8 @@
 //! Rules that no compiler checks: who may use whom, what must stay pure, where `unsafe` lives, and that
 //! what the documents name exists. Each failure lists every place that breaks the rule.
 
+#[path = "tidy/documents.rs"]
+mod documents;
 #[path = "tidy/source.rs"]
 mod source;
 
@@ -242,27 +244,6 @@ fn only_a_bench_can_be_built_without_verification() {
             }
             if path.starts_with("src/") && !may_name_it {
                 wrong.push(format!("{path}:{number}: only the reader verifies"));
-            }
-        }
-    }
-    assert_none(wrong);
-}
-
-#[test]
-fn the_documents_name_files_that_exist() {
-    let mut wrong = Vec::new();
-    for document in ["README.md", "tests/rows.md", "docs/threads.md"] {
-        let text = fs::read_to_string(root().join(document)).unwrap_or_default();
-        if text.is_empty() {
-            wrong.push(format!("{document} is missing"));
-        }
-        for name in text.split('`').skip(1).step_by(2) {
-            let path = name.split("::").next().unwrap_or(name).trim_end_matches('/');
-            let folders = ["src/", "tests/", "tools/", "benches/", "docs/", "vendor/", ".ci/"];
-            let is_path =
-                folders.iter().any(|folder| path.starts_with(folder)) && !path.contains(' ');
-            if is_path && !path.contains('*') && !root().join(path).exists() {
-                wrong.push(format!("{document}: `{name}`"));
             }
         }
     }

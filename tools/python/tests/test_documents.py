@@ -1,0 +1,81 @@
+"""The documents' blocks of Python and shell, run as they stand: in order, in one interpreter and one folder."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from conftest import wait_until
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# tests/tidy/documents.rs has the same list, but for the tutorial.
+DOCUMENTS = ["tools/python/README.md", "README.md", "docs/training.md"]
+NEEDS = ("torch", "PIL", "fsspec")
+
+
+def blocks(document):
+    """(language, code) of each block, but for those behind a comment that says why they are not run."""
+    text = (ROOT / document).read_text()
+    found = re.findall(r"^(<!-- not run: .* -->\n)?```(python|sh)\n(.*?)^```$", text, re.M | re.S)
+    return [(language, code) for excused, language, code in found if not excused]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def accepts(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def make_pictures(folder):
+    for name in ("dark", "light"):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for index in range(150):
+            (folder / "pictures" / name / f"{index:03}.png").write_bytes(bytes([index]) * (500 + 37 * index))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_document_runs_as_it_stands(document, tmp_path, monkeypatch):
+    for package in NEEDS:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    assert len(blocks(document)) >= 2
+    monkeypatch.chdir(tmp_path)
+    if not document.startswith("tools"):  # the tutorial makes its own
+        make_pictures(tmp_path)
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    environment = {**os.environ, "PATH": path}
+    port, names = str(free_port()), {"__name__": "__main__"}
+    background = []
+    try:
+        for language, code in blocks(document):
+            code = code.replace("4420", port)
+            if language == "python":
+                exec(compile(code, document, "exec"), names)
+                continue
+            lines = []
+            for line in code.splitlines():
+                if not line.endswith("&"):
+                    lines.append(line)
+                    continue
+                shell(lines, environment)
+                lines = []
+                background.append(subprocess.Popen(["bash", "-c", f"exec {line[:-1]}"], env=environment))
+                # A reader takes longer to the next line than a target to its port; a test does not.
+                wait_until(lambda: accepts(int(port)), "the target's start")
+            shell(lines, environment)
+    finally:
+        for process in background:
+            process.kill()
+            process.wait()
+
+
+def shell(lines, environment):
+    subprocess.run(["bash", "-ec", "\n".join(lines)], check=True, timeout=120, env=environment)
