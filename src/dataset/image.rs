@@ -17,7 +17,7 @@ use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};
 use crate::units::SampleId;
 
-use super::open;
+use super::directory::read_names;
 
 /// An opened image: one generation of a data set, and the namespaces that it lies on.
 #[derive(Clone)]
@@ -69,7 +69,8 @@ impl Image {
         if self.directory.has_names() {
             return Ok(());
         }
-        open::read_names(self).map_err(|error| match error.kind() {
+        let read = read_names(&self.directory, &self.superblocks[0], &self.devices);
+        read.map_err(|error| match error.kind() {
             ErrorKind::Corrupt => self.stale().unwrap_or(error),
             _ => error,
         })

@@ -36,6 +36,7 @@
 //! Read this file first, then `image.rs` and `loader.rs`.
 
 mod background;
+mod directory;
 mod folder;
 mod image;
 mod loader;

@@ -15,10 +15,10 @@ use crate::nvme::Address;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
-use crate::reader::{read_copies, read_range};
+use crate::reader::read_copies;
 use crate::threads::map_at_once;
-use crate::units::ALIGN_BYTES;
 
+use super::directory::{REBUILD, read_directory};
 use super::{Image, folder};
 
 /// How an image is opened.
@@ -116,47 +116,6 @@ fn check_sizes(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<()> {
     }))
 }
 
-/// The directory without its names: those lie behind everything else, and may never be asked for.
-fn read_directory(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<Directory> {
-    let superblock = opened.superblock();
-    let place = superblock.snapshot;
-    let device = &devices[usize::from(place.namespace)];
-    let damaged =
-        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
-    twice_if_damaged(|| {
-        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-        let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        head.check_committed(superblock).map_err(damaged)?;
-        let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
-        Directory::from_snapshot(core).map_err(damaged)
-    })
-}
-
-/// What came damaged may have been damaged on its way: it is read once more.
-fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
-    match read() {
-        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
-        result => result,
-    }
-}
-
-/// Reads the names behind a directory that was opened without them.
-pub(super) fn read_names(image: &Image) -> Result<()> {
-    let place = image.superblocks[0].snapshot;
-    let device = &image.devices[usize::from(place.namespace)];
-    let damaged =
-        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
-    twice_if_damaged(|| {
-        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
-        let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let from = head.core_len().min(place.len_bytes);
-        let skip = from % ALIGN_BYTES as u64;
-        let len = place.len_bytes - (from - skip);
-        let names = read_range(device, place.offset_bytes + from - skip, len)?;
-        image.directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
-    })
-}
-
 /// The directory of a snapshot that was saved to a file. Of a file that is longer than the image's own
 /// snapshot no more is read than that has.
 fn read_saved(path: &Path, opened: &Opened) -> Result<Directory> {
@@ -188,5 +147,3 @@ fn read_saved(path: &Path, opened: &Opened) -> Result<Directory> {
 
 /// The threads that namespaces are opened in, where there are several.
 const OPENING: &str = "dlfs-open";
-
-const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";

@@ -10,11 +10,11 @@
 //! `space` has reserved what the generation before reads ([`reserve_current`]), so nothing of it is
 //! written over. Before the last step the old generation is what a reader opens; after it, the new one.
 
+use crate::directory::ends::{grow, used_ends};
 use crate::directory::{Directory, SnapshotWriter};
 use crate::format::open::{CommitStep, commit_steps};
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
+use crate::format::superblock::SnapshotPlace;
 use crate::format::{FormatError, GenerationRecord, Run, Space, Superblock};
-use crate::units::ALIGN_BYTES;
 
 /// A generation ready to be written.
 #[derive(Debug)]
@@ -126,32 +126,4 @@ impl Directory {
 /// Record and snapshot prefer namespace 0, which is read first in any case.
 fn allocate(space: &mut Space, cells: u64) -> Result<Run, FormatError> {
     space.allocate(0, cells).ok_or_else(|| space.no_room(cells))
-}
-
-fn grow(ends: &mut [u64], namespace: u16, end: u64) {
-    let known = &mut ends[usize::from(namespace)];
-    *known = end.max(*known);
-}
-
-/// Where, on each namespace, ends what a reader of `directory` and of its snapshot reads.
-pub(super) fn used_ends(
-    directory: &Directory,
-    snapshot: &SnapshotPlace,
-) -> Result<Vec<u64>, FormatError> {
-    let layout = &directory.layout;
-    let copies_end = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
-    let mut ends = vec![copies_end; layout.num_namespaces.into()];
-    for c in 0..directory.num_chunks() {
-        let chunk = directory.chunk(c);
-        grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
-    }
-    let record = directory.record_run;
-    if let Some(more) = record.cells.checked_sub(1) {
-        // A block of its last cell at least; only the record itself says how long it is.
-        let last = layout.offset_of(record.cell.saturating_add(more))?;
-        grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
-    }
-    let snapshot_end = snapshot.offset_bytes.saturating_add(snapshot.len_bytes);
-    grow(&mut ends, snapshot.namespace, snapshot_end);
-    Ok(ends)
 }

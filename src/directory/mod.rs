@@ -38,6 +38,7 @@ mod bytes;
 mod columns;
 pub mod commit;
 mod deleted;
+mod ends;
 mod labels;
 mod learned;
 mod listing;

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use crate::directory::columns::Columns;
-use crate::directory::commit::used_ends;
 use crate::directory::deleted::DeletedSet;
+use crate::directory::ends::used_ends;
 use crate::directory::labels::Labels;
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};

@@ -17,7 +17,7 @@ use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::rebuild::scan;
+use crate::import::scan::scan;
 use crate::qpair::Device;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};

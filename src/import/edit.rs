@@ -19,9 +19,9 @@ use crate::import::begin::{self, Current};
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
+use crate::import::open::open_device;
 use crate::import::options::{EditOptions, ImportOptions, Progress, Stage};
 use crate::import::patience::with_patience;
-use crate::import::run::open_device;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::{Generation, Lba, SampleId, Slot};
@@ -90,7 +90,7 @@ fn delete_with(
     let kept: Vec<Run> = directory.runs().collect();
     directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
     let samples = old.num_live() - directory.num_live();
-    let result = with_patience(&edit.media, || {
+    let result = with_patience(edit.media.patience(), || {
         edit.commit(directory.clone(), &mut edit.free_space(), samples, 0)
     });
     edit.lease.explain(result)
@@ -125,7 +125,7 @@ fn purge_with(
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
     let edit = Edit::begin(devices, options)?;
-    let result = with_patience(&edit.media, || edit.purge(progress));
+    let result = with_patience(edit.media.patience(), || edit.purge(progress));
     edit.lease.explain(result)
 }
 

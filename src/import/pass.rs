@@ -71,6 +71,12 @@ impl<'a> Pass<'a> {
         progress: &mut dyn Progress,
     ) -> Result<Outcome> {
         let shared = Shared {
+            job: self.job,
+            source: self.source,
+            media: self.media,
+            lease: self.lease,
+            look: self.look,
+            skip_chunks: self.skip_chunks,
             planner: Mutex::new(planner),
             stop: AtomicBool::new(false),
             only_check: AtomicBool::new(false),
@@ -82,7 +88,7 @@ impl<'a> Pass<'a> {
             let _stop = StopAtEnd(&shared.stop);
             let (send, events) = unbounded();
             for _ in 0..self.threads.max(1) {
-                let worker = Worker::new(self, &shared, send.clone());
+                let worker = Worker::new(&shared, send.clone());
                 std::thread::Builder::new()
                     .name("dlfs-import".into())
                     .spawn_scoped(scope, move || worker.run())

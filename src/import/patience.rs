@@ -5,7 +5,6 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::import::media::Media;
 use crate::nvme::RetryClass;
 use crate::qpair::IoError;
 use crate::units::deadline;
@@ -15,15 +14,18 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// The last one, when there was enough of it.
-pub(super) fn with_patience<T>(media: &Media, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+pub(super) fn with_patience<T>(
+    patience: &Patience,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
     let mut pause = Pause::default();
     let never = AtomicBool::new(false);
     loop {
         match attempt() {
-            Err(error) if is_passing(&error) && media.patience().wait(&mut pause, &never) => {}
+            Err(error) if is_passing(&error) && patience.wait(&mut pause, &never) => {}
             Err(error) => return Err(error),
             Ok(done) => {
-                media.patience().progressed();
+                patience.progressed();
                 return Ok(done);
             }
         }

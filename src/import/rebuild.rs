@@ -15,16 +15,16 @@ use crate::format::geometry::MIN_CHUNK_BYTES;
 use crate::format::open::{Copies, judge};
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
 use crate::format::{
-    ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Run, Space, Superblock,
-    Uuid,
+    ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space, Superblock, Uuid,
 };
 use crate::import::begin;
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
+use crate::import::open::open_device;
 use crate::import::options::{ImportOptions, Progress, Stage};
 use crate::import::patience::with_patience;
-use crate::import::run::open_device;
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, read_twice, scan};
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::Generation;
@@ -105,7 +105,7 @@ pub fn rebuild_on(
     let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
     let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
     progress.stage(Stage::Committing, 0, 0);
-    let result = with_patience(&media, || {
+    let result = with_patience(media.patience(), || {
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
         heads.iter().for_each(|head| space.reserve(head.run()));
@@ -267,66 +267,6 @@ fn base_of(media: &Media, copies: &[Copies], generation: Generation) -> Result<D
     };
     let superblock = copies[0].of(generation).ok_or_else(missing)?;
     begin::read_directory(media, superblock).map_err(|error| missing().source(error))
-}
-
-fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
-    let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
-    // The last cell of a file may be cut off behind what is used of it.
-    media.devices().iter().map(capacity).map(|cells| cells + 1).collect()
-}
-
-/// What lies where chunks may begin.
-pub(super) struct Scan {
-    /// The heads of all cells that have one which belongs there.
-    pub(super) heads: Vec<ChunkHead>,
-    /// Cells whose first block cannot be read.
-    unreadable: Vec<Run>,
-}
-
-/// Reads the first block of every cell.
-pub(super) fn scan(
-    media: &Media,
-    layout: &ImageLayout,
-    progress: &mut dyn Progress,
-) -> Result<Scan> {
-    let mut channel = media.channel();
-    let (mut heads, mut unreadable) = (Vec::new(), Vec::new());
-    for (namespace, cells) in (0..).zip(capacities(media, layout)) {
-        let len = media.devices()[usize::from(namespace)].namespace().len_bytes();
-        for cell in 1..cells {
-            let at = layout.offset_of(cell)?;
-            progress.advance(1, 0);
-            if at + BLOCK_BYTES as u64 > len {
-                continue;
-            }
-            match read_twice(&mut channel, namespace, at, BLOCK_BYTES)? {
-                Ok(block) => {
-                    let head = ChunkHead::parse(&block).ok();
-                    let is_here =
-                        |head: &ChunkHead| head.check_place(layout, namespace, cell).is_ok();
-                    heads.extend(head.filter(is_here));
-                }
-                Err(why) => {
-                    tracing::warn!(namespace, offset_bytes = at, "a cell cannot be read: {why}");
-                    unreadable.push(Run { namespace, cell, cells: 1 });
-                }
-            }
-        }
-    }
-    Ok(Scan { heads, unreadable })
-}
-
-/// Reads, once more from the device where these bytes cannot be had; or says why not.
-fn read_twice(
-    channel: &mut Channel,
-    namespace: u16,
-    offset: u64,
-    len: usize,
-) -> Result<std::result::Result<IoBuf, String>> {
-    match channel.read_block(namespace, offset, len, false)? {
-        Err(_) => channel.read_block(namespace, offset, len, true),
-        found => Ok(found),
-    }
 }
 
 /// The generation that a bad superblock copy may have committed, if its record is there and no more of
@@ -543,5 +483,3 @@ fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> 
     }
     Ok(read_twice(channel, head.namespace, at, len as usize)?.ok())
 }
-
-const BLOCK_BYTES: usize = 4096;

@@ -14,6 +14,7 @@ use crate::import::chunks::Job;
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
+use crate::import::open::open_device;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
     no_samples,
@@ -27,7 +28,7 @@ use crate::import::sources::{
 use crate::import::streamed;
 use crate::nvme::Address;
 use crate::qpair::file::{FileCalls, FileNamespace, FileOptions};
-use crate::qpair::{self, ConnectOptions, Device};
+use crate::qpair::{ConnectOptions, Device};
 use crate::units::ALIGN_BYTES;
 use crate::{Error, ErrorKind, Result};
 
@@ -137,21 +138,6 @@ fn open_for_writing(
 
 fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
-}
-
-/// Opens one namespace of an image; `--path` names other ways to it among those to others.
-pub(super) fn open_device(
-    address: &Address,
-    image: &[Address],
-    connect: &ConnectOptions,
-) -> Result<Arc<dyn Device>> {
-    // What is written over a network is known to be right when it was covered by digests.
-    let prefer_digests = connect.prefer_digests || connect.writable;
-    let mut connect = ConnectOptions { prefer_digests, ..connect.clone() };
-    if image.len() > 1 {
-        connect.paths.retain(|path| path.is_same_namespace(address));
-    }
-    qpair::open(address, &connect)
 }
 
 fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Opened> {
@@ -273,7 +259,7 @@ impl Import<'_> {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.begun.media.grow(namespace, end)?;
         }
-        with_patience(&self.begun.media, || write_journals(&self.begun.media, journal))?;
+        with_patience(self.begun.media.patience(), || write_journals(&self.begun.media, journal))?;
         self.clear_what_another_round_used(used, &plan.runs)?;
         *used = plan.runs;
         let mut builder = DirectoryBuilder::new(journal.layout);

@@ -8,7 +8,7 @@ use crate::format::open::saved_at_another_generation;
 use crate::format::{FormatError, Superblock};
 use crate::import::begin;
 use crate::import::media::Media;
-use crate::import::run::open_device;
+use crate::import::open::open_device;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::replace_file::replace_file;

@@ -45,7 +45,7 @@ pub(super) fn run(
     for namespace in 0..begun.media.len() {
         begun.media.grow(namespace, u64::from(begun.journal.layout.chunk_size_bytes))?;
     }
-    with_patience(&begun.media, || write_journals(&begun.media, &begun.journal))?;
+    with_patience(begun.media.patience(), || write_journals(&begun.media, &begun.journal))?;
     let mut writer = Writer::new(&begun, lease, options, progress)?;
     while let Some(sample) = source.next_sample()? {
         if !writer.only_names_matter && options.on_error == OnError::Stop {

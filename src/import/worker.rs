@@ -7,11 +7,12 @@ use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
 use crate::format::ChunkHeader;
-use crate::import::chunks::{ChunkWriter, Started};
-use crate::import::pass::Pass;
+use crate::import::chunks::{ChunkWriter, Job, Started};
+use crate::import::lease::Lease;
+use crate::import::media::Media;
 use crate::import::patience::{Pause, is_passing};
 use crate::import::plan::{ChunkPlan, Planner};
-use crate::import::sources::BadEntry;
+use crate::import::sources::{BadEntry, Source};
 use crate::threads::caught;
 use crate::{Error, Result};
 
@@ -30,6 +31,16 @@ pub(super) enum Event {
 
 /// What all threads share.
 pub(super) struct Shared<'a> {
+    /// Source, layout and placement.
+    pub(super) job: Job<'a>,
+    pub(super) source: &'a Source,
+    pub(super) media: &'a Media,
+    /// The right to write.
+    pub(super) lease: &'a Lease,
+    /// Whether chunks may be in place already.
+    pub(super) look: bool,
+    /// Chunks below this number are in place and done with.
+    pub(super) skip_chunks: u64,
     pub(super) planner: Mutex<Planner<'a>>,
     /// No more plans: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
@@ -50,7 +61,6 @@ pub(super) struct Task {
 
 /// One thread.
 pub(super) struct Worker<'p, 'a> {
-    pass: &'p Pass<'a>,
     shared: &'p Shared<'a>,
     events: Sender<Event>,
     writer: ChunkWriter<'a, (Task, ChunkHeader)>,
@@ -59,13 +69,10 @@ pub(super) struct Worker<'p, 'a> {
 }
 
 impl<'p, 'a> Worker<'p, 'a> {
-    pub(super) fn new(
-        pass: &'p Pass<'a>,
-        shared: &'p Shared<'a>,
-        events: Sender<Event>,
-    ) -> Worker<'p, 'a> {
-        let writer = ChunkWriter::new(pass.job, pass.source.reader(), pass.media.channel());
-        Worker { pass, shared, events, writer, again: VecDeque::new() }
+    pub(super) fn new(shared: &'p Shared<'a>, events: Sender<Event>) -> Worker<'p, 'a> {
+        let reader = shared.source.reader();
+        let writer = ChunkWriter::new(shared.job, reader, shared.media.channel());
+        Worker { shared, events, writer, again: VecDeque::new() }
     }
 
     /// Makes chunks until there are no more plans, or it is told to stop.
@@ -91,7 +98,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             while let Some(((task, header), ended)) = self.writer.behind().ended() {
                 match ended {
                     Ok(()) => {
-                        self.pass.media.patience().progressed();
+                        self.shared.media.patience().progressed();
                         self.tell(Event::Made { plan: task.plan, header, found: false });
                     }
                     Err(error) => self.try_again(task, error)?,
@@ -118,9 +125,9 @@ impl<'p, 'a> Worker<'p, 'a> {
             // The lock is held for the arithmetic alone.
             let plan = self.shared.planner.lock().next_chunk()?;
             match plan {
-                Some(plan) if plan.sequence < self.pass.skip_chunks => {}
+                Some(plan) if plan.sequence < self.shared.skip_chunks => {}
                 Some(plan) => {
-                    return Ok(Some(Task { plan, look: self.pass.look, pause: None }));
+                    return Ok(Some(Task { plan, look: self.shared.look, pause: None }));
                 }
                 None => return Ok(None),
             }
@@ -133,11 +140,11 @@ impl<'p, 'a> Worker<'p, 'a> {
             self.tell(Event::Bad(bad));
             return Ok(());
         }
-        let lease = self.pass.lease.check();
+        let lease = self.shared.lease.check();
         match lease.and_then(|()| self.writer.start(&task.plan, task.look)) {
             Ok(Started::Writing(header)) => self.writer.behind().close((task, header)),
             Ok(Started::Found(header)) => {
-                self.pass.media.patience().progressed();
+                self.shared.media.patience().progressed();
                 self.tell(Event::Made { plan: task.plan, header, found: true });
             }
             Ok(Started::Bad(bad)) => {
@@ -157,7 +164,7 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// write again what is not there.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
-        if !is_passing(&error) || !self.pass.media.patience().wait(pause, &self.shared.stop) {
+        if !is_passing(&error) || !self.shared.media.patience().wait(pause, &self.shared.stop) {
             return Err(error);
         }
         self.shared.disturbed.store(true, Ordering::Relaxed);

@@ -17,8 +17,9 @@ pub mod nqn;
 pub mod sgl;
 pub mod spdk_address;
 pub mod sqe;
+pub mod tcp_address;
 
-pub use address::{Address, AddressError, TcpAddress};
+pub use address::Address;
 pub use cqe::{Cqe, RetryClass, Status};
 pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
@@ -26,6 +27,7 @@ pub use nqn::{Nqn, NqnError};
 pub use sgl::Sgl;
 pub use spdk_address::SpdkAddress;
 pub use sqe::Sqe;
+pub use tcp_address::{AddressError, TcpAddress};
 
 #[cfg(test)]
 mod tests {

@@ -10,10 +10,10 @@
 
 use std::fmt;
 
-use super::address::{
+use super::nqn::Nqn;
+use super::tcp_address::{
     AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, parse_port, unescape_all,
 };
-use super::nqn::Nqn;
 use crate::units::Nsid;
 
 /// A namespace that is reached through SPDK.

@@ -3,8 +3,11 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
+
+use crate::{Error, ErrorKind};
 
 /// A compression that is undone here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +107,14 @@ impl Read for At<'_> {
 }
 
 const BUFFER_BYTES: usize = 256 * 1024;
+
+/// The error for a source at `path` that only `program` unpacks.
+pub(super) fn packed(path: &Path, program: &str) -> Error {
+    let message = format!("the source is compressed with {program}, which is not read here");
+    Error::new(ErrorKind::BadSource, message)
+        .path(path)
+        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`"))
+}
 
 #[cfg(test)]
 mod tests {

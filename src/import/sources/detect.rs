@@ -6,41 +6,22 @@
 //! decided is in [`Found::taken`].
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use super::beneath::Root;
 use super::braces::braces;
 use super::compression::{self, At, Compression};
 use super::content::{Content, is_side_file};
 use super::index::{BadEntry, Index};
+use super::kind::SourceKind;
 use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
 use super::taken::{PIPE, Role, Taken, Tally};
 use super::tree::{Judged, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
-
-/// Kinds of sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SourceKind {
-    /// Look at the first bytes.
-    #[default]
-    Auto,
-    /// A folder tree, its top folders the classes.
-    Folder,
-    /// A plain tar archive: every file a sample.
-    Tar,
-    /// Tar shards whose files are grouped by key into samples.
-    WebDataset,
-    /// TFRecord shards.
-    TfRecord,
-    /// A list of paths and labels.
-    List,
-}
 
 /// What a source is and what it is made of.
 #[derive(Debug)]
@@ -94,39 +75,6 @@ pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
             None => Ok(lists(given.files)),
         },
         kind => shards_of(kind, given, options),
-    }
-}
-
-impl fmt::Display for SourceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SourceKind::Auto => "auto",
-            SourceKind::Folder => "folder",
-            SourceKind::Tar => "tar",
-            SourceKind::WebDataset => "webdataset",
-            SourceKind::TfRecord => "tfrecord",
-            SourceKind::List => "list",
-        })
-    }
-}
-
-impl FromStr for SourceKind {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<SourceKind> {
-        Ok(match text {
-            "auto" => SourceKind::Auto,
-            "folder" => SourceKind::Folder,
-            "tar" => SourceKind::Tar,
-            "webdataset" => SourceKind::WebDataset,
-            "tfrecord" => SourceKind::TfRecord,
-            "list" => SourceKind::List,
-            _ => {
-                let message = format!("{text:?} is no kind of source");
-                return Err(Error::new(ErrorKind::InvalidArgument, message)
-                    .hint("one of auto, folder, tar, webdataset, tfrecord, list"));
-            }
-        })
     }
 }
 
@@ -271,7 +219,7 @@ fn auto(given: Given, options: &SourceOptions) -> Result<Found> {
         return Err(judgement.refuse(message, MIXED));
     }
     if let Some((file, Content::Packed(program))) = judgement.packed() {
-        return Err(packed(&file.path, program));
+        return Err(compression::packed(&file.path, program));
     }
     if let Some(name) = &judgement.nested {
         let folder = name.rsplitn(2, |&byte| byte == b'/').last().unwrap_or_default();
@@ -336,7 +284,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
         judgement.tree(&tree, mine, bad);
     }
     if let Some((file, Content::Packed(program))) = judgement.packed() {
-        return Err(packed(&file.path, program));
+        return Err(compression::packed(&file.path, program));
     }
     if judgement.shards.is_empty() {
         let message = format!("the source holds no {kind} shards");
@@ -416,7 +364,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
         let message = format!("the source is compressed with {program}, and is no shard inside");
         return Err(match compression {
             Some(_) => bad(message).hint(SAY_KIND),
-            None => packed(path, program),
+            None => compression::packed(path, program),
         });
     }
     match list::judge(head, path)? {
@@ -474,13 +422,6 @@ fn as_kind(kind: SourceKind) -> Content {
         SourceKind::TfRecord => Content::TfRecord(None),
         _ => Content::Tar(None),
     }
-}
-
-pub(super) fn packed(path: &Path, program: &str) -> Error {
-    let message = format!("the source is compressed with {program}, which is not read here");
-    Error::new(ErrorKind::BadSource, message)
-        .path(path)
-        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`"))
 }
 
 fn no(kind: SourceKind, path: &Path) -> Error {

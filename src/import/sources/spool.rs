@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::compression::{self, Compression};
 use super::index::Container;
-use super::{detect, shard};
+use super::shard;
 use crate::{Error, ErrorKind, Result};
 
 /// Whether `path` can be read only once and from front to back.
@@ -90,7 +90,7 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
     raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
     let (compression, foreign) = (Compression::of(&head), compression::foreign(&head));
     if let Some(program) = foreign {
-        return Err(detect::packed(path, program));
+        return Err(compression::packed(path, program));
     }
     let whole = io::Cursor::new(head).chain(raw);
     match compression {

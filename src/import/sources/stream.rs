@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::detect::SourceKind;
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
+use super::kind::SourceKind;
 use super::spool::{is_stream, open_stream};
 use super::taken::{Taken, Tally};
 use super::tar::{key_and_field, parse_label};

@@ -1,0 +1,60 @@
+//! The directory of an image, read from the namespaces that it lies on.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::open::Opened;
+use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::{FormatError, Superblock};
+use crate::qpair::Device;
+use crate::reader::read_range;
+use crate::units::ALIGN_BYTES;
+
+/// The directory without its names: those lie behind everything else, and may never be asked for.
+pub(super) fn read_directory(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<Directory> {
+    let superblock = opened.superblock();
+    let place = superblock.snapshot;
+    let device = &devices[usize::from(place.namespace)];
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    twice_if_damaged(|| {
+        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+        head.check_committed(superblock).map_err(damaged)?;
+        let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
+        Directory::from_snapshot(core).map_err(damaged)
+    })
+}
+
+/// Reads the names behind a directory that was opened without them.
+pub(super) fn read_names(
+    directory: &Directory,
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
+    let place = superblock.snapshot;
+    let device = &devices[usize::from(place.namespace)];
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    twice_if_damaged(|| {
+        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+        let from = head.core_len().min(place.len_bytes);
+        let skip = from % ALIGN_BYTES as u64;
+        let len = place.len_bytes - (from - skip);
+        let names = read_range(device, place.offset_bytes + from - skip, len)?;
+        directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
+    })
+}
+
+/// What came damaged may have been damaged on its way: it is read once more.
+fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
+    match read() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
+}
+
+/// What to do about a directory that is damaged.
+pub(super) const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";

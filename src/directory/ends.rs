@@ -1,0 +1,35 @@
+//! Where, on each namespace, the bytes end that belong to a generation.
+
+use crate::directory::Directory;
+use crate::format::FormatError;
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
+use crate::units::ALIGN_BYTES;
+
+/// Where, on each namespace, ends what a reader of `directory` and of its snapshot reads.
+pub(super) fn used_ends(
+    directory: &Directory,
+    snapshot: &SnapshotPlace,
+) -> Result<Vec<u64>, FormatError> {
+    let layout = &directory.layout;
+    let copies_end = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+    let mut ends = vec![copies_end; layout.num_namespaces.into()];
+    for c in 0..directory.num_chunks() {
+        let chunk = directory.chunk(c);
+        grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
+    }
+    let record = directory.record_run;
+    if let Some(more) = record.cells.checked_sub(1) {
+        // A block of its last cell at least; only the record itself says how long it is.
+        let last = layout.offset_of(record.cell.saturating_add(more))?;
+        grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
+    }
+    let snapshot_end = snapshot.offset_bytes.saturating_add(snapshot.len_bytes);
+    grow(&mut ends, snapshot.namespace, snapshot_end);
+    Ok(ends)
+}
+
+/// `end` is read too, on `namespace`.
+pub(super) fn grow(ends: &mut [u64], namespace: u16, end: u64) {
+    let known = &mut ends[usize::from(namespace)];
+    *known = end.max(*known);
+}

@@ -1,0 +1,179 @@
+//! The address of a namespace of an NVMe/TCP target, and the parts that the texts of all addresses share:
+//! ports, namespace identifiers, NQNs and percent escapes.
+
+use std::fmt::{self, Write as _};
+
+use super::nqn::{Nqn, NqnError};
+use crate::units::Nsid;
+
+/// A namespace of an NVMe/TCP target.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TcpAddress {
+    /// Transport address: host name, IPv4 or IPv6 address (without brackets).
+    pub traddr: String,
+    /// Transport service identifier: the port.
+    pub trsvcid: u16,
+    /// Subsystem NQN.
+    pub subnqn: Nqn,
+    /// Namespace; `None`: the first active one.
+    pub nsid: Option<Nsid>,
+}
+
+impl TcpAddress {
+    /// The port of NVM subsystems.
+    pub const DEFAULT_PORT: u16 = 4420;
+}
+
+impl fmt::Display for TcpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(URL_SCHEME)?;
+        if self.traddr.contains(':') {
+            f.write_char('[')?;
+            escape(f, self.traddr.as_bytes(), |byte| b"%,]/".contains(&byte))?;
+            f.write_char(']')?;
+        } else {
+            escape(f, self.traddr.as_bytes(), |byte| b"%,/[".contains(&byte))?;
+        }
+        write!(f, ":{}/", self.trsvcid)?;
+        escape(f, self.subnqn.as_str().as_bytes(), |byte| b"%,?".contains(&byte))?;
+        match self.nsid {
+            Some(nsid) => write!(f, "?ns={nsid}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why some text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// There is nothing, or nothing between two commas.
+    #[error("an address is empty")]
+    Empty,
+    /// A path with a NUL byte.
+    #[error("a path has no NUL byte")]
+    Nul,
+    /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
+    #[error("'{0}' has a percent escape that stands for nothing")]
+    Escape(String),
+    /// A URL of another shape.
+    #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
+    Url(String),
+    /// `spdk:` before a path.
+    #[error(
+        "SPDK reaches no file '{0}': spdk: stands before nvme-tcp: or trtype:, and a drive is \
+             trtype:PCIE traddr:0000:5e:00.0"
+    )]
+    SpdkPath(String),
+    /// A URL of something that dlfs does not speak.
+    #[error(
+        "'{0}' is a URL with a scheme that is not supported: an image lies at nvme-tcp://host[:port]/NQN[?ns=N] \
+             or at a path (a file of such a name at ./{0})"
+    )]
+    Scheme(String),
+    /// A port that is no number from 1 to 65535.
+    #[error("'{0}' is no port")]
+    Port(String),
+    /// A namespace identifier that is no number from 1 to 2^32 - 2.
+    #[error("'{0}' is no namespace identifier")]
+    Nsid(String),
+    /// The subsystem NQN is none.
+    #[error("in '{text}': {error}")]
+    Nqn {
+        /// The NQN as given.
+        text: String,
+        /// What is wrong with it.
+        #[source]
+        error: NqnError,
+    },
+    /// A key of a `trtype:` address that is not known, is missing, or is there twice.
+    #[error("'{key}:' is {problem} in an address that begins with 'trtype:'")]
+    Key {
+        /// The key.
+        key: String,
+        /// `unknown`, `missing` or `given twice`.
+        problem: &'static str,
+    },
+    /// A value that the key cannot have.
+    #[error("'{key}:{value}' is none of {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// The value as given.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+}
+
+pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
+    let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    port.filter(|&port| port != 0).ok_or_else(|| AddressError::Port(text.to_owned()))
+}
+
+pub(super) fn parse_nsid(text: &str) -> Result<Nsid, AddressError> {
+    let nsid = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    nsid.filter(|nsid| (1..u32::MAX).contains(nsid))
+        .map(Nsid)
+        .ok_or_else(|| AddressError::Nsid(text.to_owned()))
+}
+
+pub(super) fn parse_nqn(text: &str) -> Result<Nqn, AddressError> {
+    Nqn::new(text).map_err(|error| AddressError::Nqn { text: text.to_owned(), error })
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool) -> fmt::Result {
+    let text = std::str::from_utf8(bytes).map_err(|_| fmt::Error)?;
+    text.chars().try_for_each(|c| match u8::try_from(c) {
+        Ok(byte) if byte.is_ascii() && special(byte) => write!(f, "%{byte:02X}"),
+        _ => f.write_char(c),
+    })
+}
+
+/// `text` as one word of a `trtype:` address.
+pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.chars().try_for_each(|c| match c {
+        '%' | ',' => write!(f, "%{:02X}", c as u32),
+        c if c.is_whitespace() => {
+            c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))
+        }
+        c => f.write_char(c),
+    })
+}
+
+/// `text` with each `%XX` replaced whose byte `counts`; other percent signs stay.
+pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
+    let mut rest = text.as_bytes();
+    let mut out = Vec::with_capacity(rest.len());
+    while let Some((&first, tail)) = rest.split_first() {
+        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// `text` with every `%XX` replaced; a percent sign without two digits is an error.
+pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
+    let error = || AddressError::Escape(text.to_owned());
+    let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
+    for (at, _) in signs {
+        hex_pair(&text.as_bytes()[at + 1..]).ok_or_else(error)?;
+    }
+    String::from_utf8(unescape(text, |_| true)).map_err(|_| error())
+}
+
+/// The byte that the two hexadecimal digits at the start of `bytes` stand for.
+pub(super) fn hex_pair(bytes: &[u8]) -> Option<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
+}
+
+/// How the URL of an NVMe/TCP address begins.
+pub(super) const URL_SCHEME: &str = "nvme-tcp://";
