@@ -26,6 +26,7 @@ pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 pub mod tcp;
+mod transfer;
 mod uring;
 mod wake;
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::file::{Files, Step, Transfer};
 use super::readiness::Registry;
+use super::transfer::{Files, Step, Transfer};
 use super::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;

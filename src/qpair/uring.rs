@@ -27,8 +27,8 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use self::pinned::Pinned;
-use super::file::{Files, QUEUE_DEPTH, Step, Transfer};
 use super::readiness::{Registry, Watched};
+use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
 use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;
