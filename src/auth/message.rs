@@ -1,14 +1,16 @@
 //! The messages of an authentication, as bytes.
 //!
-//! | message   | direction          | type, id | from byte 6                                                    |
-//! |-----------|--------------------|----------|----------------------------------------------------------------|
-//! | Negotiate | host to controller | 00, 00   | SC_C, NAPD, then 64-byte descriptors: AUTHID, 0, HALEN, DHLEN, hashes (30), groups (30) |
-//! | Challenge | controller to host | 01, 01   | HL, 0, HASHID, DHGID, DHVLEN, SEQNUM, C1, DH value             |
-//! | Reply     | host to controller | 01, 02   | HL, 0, CVALID, 0, DHVLEN, SEQNUM, R1, C2, DH value             |
-//! | Success1  | controller to host | 01, 03   | HL, 0, RVALID, 0 (7), R2 if RVALID                             |
-//! | Success2  | host to controller | 01, 04   | 0 (10)                                                         |
-//! | Failure1  | controller to host | 00, F1   | reason 1, explanation                                          |
-//! | Failure2  | host to controller | 00, F0   | reason 1, explanation                                          |
+//! | message   | direction          | type, id | from byte 6                                            |
+//! |-----------|--------------------|----------|--------------------------------------------------------|
+//! | Negotiate | host to controller | 00, 00   | SC_C, NAPD, then 64-byte descriptors, see below        |
+//! | Challenge | controller to host | 01, 01   | HL, 0, HASHID, DHGID, DHVLEN, SEQNUM, C1, DH value     |
+//! | Reply     | host to controller | 01, 02   | HL, 0, CVALID, 0, DHVLEN, SEQNUM, R1, C2, DH value     |
+//! | Success1  | controller to host | 01, 03   | HL, 0, RVALID, 0 (7), R2 if RVALID                     |
+//! | Success2  | host to controller | 01, 04   | 0 (10)                                                 |
+//! | Failure1  | controller to host | 00, F1   | reason 1, explanation                                  |
+//! | Failure2  | host to controller | 00, F0   | reason 1, explanation                                  |
+//!
+//! A descriptor is AUTHID, 0, HALEN, DHLEN, 30 bytes of hashes, 30 bytes of groups.
 //!
 //! All begin with type, identifier, two reserved bytes, and the transaction identifier; numbers are
 //! little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5). A message may be followed by
