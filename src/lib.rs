@@ -29,8 +29,8 @@
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | move blocks, and nothing else | [`qpair`] |
 //!
-//! The path of a batch is `reader/pump.rs`, `qpair/mod.rs` and `tcp/host.rs`, in that order. On it
-//! there is no system call, lock, allocation or log line for a sample, only for a burst or a batch.
+//! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
+//! or log line for a sample, only for a burst or a batch.
 
 pub mod auth;
 pub mod buf;

@@ -275,6 +275,27 @@ fn only_a_bench_can_be_built_without_verification() {
     assert_none(wrong);
 }
 
+#[test]
+fn the_path_of_a_batch_names_functions_that_exist() {
+    let page = fs::read_to_string(root().join("src/reader/mod.rs")).expect("the page of `reader`");
+    let steps: Vec<Vec<&str>> = (page.lines().filter_map(|line| line.strip_prefix("//! ")))
+        .map(|line| line.split_whitespace().collect())
+        .filter(|words: &Vec<&str>| words.first().is_some_and(|word| word.parse::<u32>().is_ok()))
+        .collect();
+    assert!((8..=12).contains(&steps.len()), "{} steps", steps.len());
+    let mut wrong = Vec::new();
+    for step in steps {
+        let (file, name) = (format!("src/{}", step[1]), step[2]);
+        let text = fs::read_to_string(root().join(&file)).unwrap_or_default();
+        let function = name.rsplit("::").next().unwrap_or(name);
+        if ![format!("fn {function}("), format!("fn {function}<")].iter().any(|f| text.contains(f))
+        {
+            wrong.push(format!("step {}: no `{name}` in {file}", step[0]));
+        }
+    }
+    assert_none(wrong);
+}
+
 /// A thread that is started and not in the table is one whose death nobody has thought of.
 #[test]
 fn every_thread_is_in_the_table_of_threads_and_the_tests_there_exist() {

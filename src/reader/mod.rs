@@ -4,6 +4,24 @@
 //! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll), `in_flight`
 //! (verify) and `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
 //!
+//! The path of a batch in grouped order over TCP, from ids to the wire and back; all but the last step on the
+//! poller's thread:
+//!
+//! ```text
+//!  1  order/mod.rs          EpochOrder::picks     positions of the batch -> chunk, and place in the chunk
+//!  2  prefetch/chunks.rs    ChunkDriver::advance  asks for the chunks that planned batches lack
+//!  3  reader/plan.rs        plan_chunk            ids and extents of a chunk -> one range, in parts
+//!  4  reader/pump.rs        Pump::start           cuts the chunk's memory into a window for each part
+//!  5  reader/pump.rs        Pump::submit          gives the queue pair all reads that it has room for
+//!  6  tcp/host.rs           Connection::submit    a slot, and a command capsule in what is to be sent
+//!  7  qpair/tcp/link.rs     send                  one sendmsg for the burst            -> the wire
+//!  8  qpair/tcp/link.rs     receive               readv, straight into the windows     <- the wire
+//!  9  tcp/host.rs           Connection::complete  the response ends the command
+//! 10  reader/in_flight.rs   InFlight::verify_part compares the checksum of each sample of the part
+//! 11  prefetch/chunks.rs    ChunkDriver::assemble places of samples in chunks that are here -> the batch
+//! 12  dataset/loader.rs     Loader::next          the caller's thread takes it
+//! ```
+//!
 //! Invariants: bytes that a batch shows have had their checksum compared; a run of memory has one
 //! owner, the pump while it is read and the batch afterwards; nothing is allocated per sample.
 //!
