@@ -39,7 +39,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 // SAFETY: the pointers in a header are used by the last handle only, see `Run`.
 unsafe impl Send for Header {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: what `&Header` reaches is atomics, and pointers that the last handle alone uses.
 unsafe impl Sync for Header {}
 
 impl Run {

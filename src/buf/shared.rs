@@ -20,7 +20,7 @@ pub struct SharedBuf {
 
 // SAFETY: the bytes are never written again while a `SharedBuf` exists, and the count is atomic.
 unsafe impl Send for SharedBuf {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: `&SharedBuf` gives `&[u8]`, and clones by an atomic count.
 unsafe impl Sync for SharedBuf {}
 
 impl SharedBuf {

@@ -180,7 +180,7 @@ struct Events {
 // SAFETY: SPDK's controller has a lock of its own for what is called here from several threads (admin
 // queue, making and freeing queues); the pointer itself is under ours.
 unsafe impl Send for Controller {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: what `&self` reaches is behind locks, SPDK's or ours.
 unsafe impl Sync for Controller {}
 
 impl Controller {

@@ -160,7 +160,8 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     }
     // SAFETY: the function is `extern "C"`, does nothing but store, and lives as long as the program.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
-    // SAFETY: as above; it runs before the destructors of SPDK and DPDK, which were registered earlier.
+    // SAFETY: the function is `extern "C"` and lives as long as the program; it runs before the destructors
+    // of SPDK and DPDK, which were registered earlier.
     unsafe { libc::atexit(hold_at_exit) };
     Ok(Environment { huge_pages, memory_bytes, pid: std::process::id() })
 }

@@ -17,7 +17,7 @@ pub struct Key(NonNull<sys::spdk_key>);
 
 // SAFETY: the keyring has a lock of its own; the pointer is only passed to SPDK.
 unsafe impl Send for Key {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: `&Key` gives out the pointer alone.
 unsafe impl Sync for Key {}
 
 impl Key {
@@ -45,7 +45,7 @@ impl Key {
         log::forget();
         // SAFETY: NUL-terminated strings that are copied. A second add of a name fails and changes nothing.
         unsafe { sys::spdk_keyring_file_add_key(name.as_ptr(), path.as_ptr()) };
-        // SAFETY: as above; the key is counted, and given back in `drop`.
+        // SAFETY: a NUL-terminated string that is copied; the key is counted, and given back in `drop`.
         let key = unsafe { sys::spdk_keyring_get_key(name.as_ptr()) };
         NonNull::new(key).map(Key).ok_or_else(refused)
     }

@@ -32,7 +32,7 @@ unsafe impl PageSource for DriverMemory {
 
     unsafe fn free(&self, start: NonNull<u8>) {
         if !env::has_forked() {
-            // SAFETY: it came from `allocate`, says the caller, and is freed once.
+            // SAFETY: by `PageSource` it came from `allocate`, which took it from SPDK, and is freed once.
             unsafe { sys::spdk_dma_free(start.as_ptr().cast()) };
         }
     }

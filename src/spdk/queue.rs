@@ -108,7 +108,7 @@ impl<T: Payload> IoQueue<T> {
         in_group: bool,
     ) -> Option<IoQueue<T>> {
         let controller = controller.as_ptr();
-        // SAFETY: attached, says the caller.
+        // SAFETY: the controller is attached by this function's own contract, and SPDK looks any number up.
         let ns = NonNull::new(unsafe { sys::spdk_nvme_ctrlr_get_ns(controller, nsid.0) })?;
         let mut core = Core {
             raw: None,

@@ -52,26 +52,29 @@ fn count(grown: usize) {
 unsafe impl GlobalAlloc for CountingAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the promises of `alloc`.
+        // SAFETY: `layout` has a length above zero, as callers of `alloc` promise; it goes on as it came.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the promises of `alloc_zeroed`.
+        // SAFETY: `layout` has a length above zero, as callers of `alloc_zeroed` promise; it goes on as it
+        // came.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the promises of `dealloc`.
+        // SAFETY: `start` came from this allocator, so from the system's, with this layout, as callers of
+        // `dealloc` promise.
         unsafe { System.dealloc(start, layout) }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, len: usize) -> *mut u8 {
         count(len);
         LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the promises of `realloc`.
+        // SAFETY: `start` came from this allocator, so from the system's, with this layout, and `len` is
+        // above zero, as callers of `realloc` promise.
         unsafe { System.realloc(start, layout, len) }
     }
 }

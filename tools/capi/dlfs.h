@@ -34,8 +34,9 @@
 // Handles are checked: NULL, a closed handle, one that is closed twice and one that never was are
 // DLFS_E_HANDLE. A struct begins with its size, which is checked too; zero in any other field of an
 // option struct means the default. What the library cannot check is for the caller: a pointer that is
-// not NULL points to what its type says, and strings end with NUL. Names of samples, classes and files
-// are bytes, in whatever encoding; NQNs, tiers and further `paths` are UTF-8.
+// not NULL points to what its type says, strings end with NUL, and while a call runs nobody changes what
+// it reads or looks at what it fills. Names of samples, classes and files are bytes, in whatever encoding;
+// NQNs, tiers and further `paths` are UTF-8.
 //
 // Threads: every function may be called from any thread at any time, also with the same handle; where
 // threads then share something, the function says what. A text of dlfs_last_error belongs to its thread.

@@ -140,7 +140,8 @@ pub(crate) unsafe fn hand_out(
     };
     value.handle =
         handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `out` is as `give` wants it by this function's own contract, and the memory that `value`
+    // points into is held by the handle in it.
     unsafe { give(out, value) }
 }
 
@@ -158,7 +159,8 @@ fn len_bytes(item: &Item) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `batch` is NULL or points to a struct of the size that its first field
+        // says, which nobody else looks at meanwhile; only its handle is believed, and that is checked.
         unsafe {
             check_out(batch)?;
             let held = handles::remove::<Held>(take(batch.cast_const())?.handle)?;

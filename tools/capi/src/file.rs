@@ -40,7 +40,8 @@ pub unsafe extern "C" fn dlfs_open(
     file: *mut *mut FileHandle,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends with NUL
+        // and stays as it is during the call.
         unsafe {
             put(file, std::ptr::null_mut(), "file")?;
             let (mount, name) = (mount_of(fs)?, text(name, "name")?);
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn dlfs_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `file` is NULL or a place for a handle.
         unsafe {
             put(file, std::ptr::null_mut(), "file")?;
             let mount = mount_of(fs)?;
@@ -83,7 +84,8 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
         let take = |position: u64| Some(position + part(bytes, position, len).len() as u64);
         let from = file.position.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
         let from = from.unwrap_or_default(); // `take` never refuses
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `buf` has `len` bytes, and a part is no longer than the `len` that it was
+        // asked for.
         unsafe { copy(part(bytes, from, len), buf) }
     })
 }
@@ -99,7 +101,8 @@ pub unsafe extern "C" fn dlfs_pread(
 ) -> i64 {
     guard_long(|| {
         let file = handles::get::<File>(file.cast())?;
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `buf` has `len` bytes, and a part is no longer than the `len` that it was
+        // asked for.
         unsafe { copy(part(file.bytes()?, offset, len), buf) }
     })
 }
@@ -131,7 +134,8 @@ unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
     if buf.is_null() {
         return Err(Failure::invalid("buf is NULL"));
     }
-    // SAFETY: the caller's promise; what is copied is the library's own memory.
+    // SAFETY: not NULL, and the caller promises as many bytes behind `buf` as `bytes` are; what is copied is
+    // the library's own memory, so the two do not overlap.
     unsafe { buf.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(bytes.len() as i64)
 }

@@ -7,8 +7,9 @@
 //!
 //! # Safety
 //! Each function trusts its caller in what C alone can know, and in nothing else: a pointer that is
-//! not NULL points to what its type says, a string ends with NUL, and a struct has the size that its
-//! first field says. `dlfs.h` states it once for all functions, as it is stated here.
+//! not NULL points to what its type says, a string ends with NUL, a struct has the size that its
+//! first field says, and while a call runs nobody changes what it reads or looks at what it fills.
+//! `dlfs.h` states it once for all functions, as it is stated here.
 //!
 //! Read `handles.rs` and `error.rs` first.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: pointers from C

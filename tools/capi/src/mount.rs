@@ -90,7 +90,8 @@ pub unsafe extern "C" fn dlfs_mount(
     fs: *mut *mut Fs,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `fs` is NULL or a place for a handle, `addresses` NULL or ends with NUL,
+        // and `options` NULL or a struct of the size that it says with strings that end with NUL.
         unsafe {
             put(fs, std::ptr::null_mut(), "fs")?;
             let given = take_or(options, MountOptions::default())?;
@@ -119,7 +120,8 @@ pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `info` is NULL or points to a struct of the size that its first field says,
+        // which nobody else looks at meanwhile.
         unsafe { check_out(info)? };
         let mount = mount_of(fs)?;
         let directory = mount.dataset.directory();
@@ -134,7 +136,7 @@ pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int 
             has_labels: directory.labels().is_some().into(),
             reserved: 0,
         };
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(info, value)? };
         Ok(DLFS_OK)
     })
@@ -149,14 +151,15 @@ pub unsafe extern "C" fn dlfs_stat(
     sample: *mut SampleOut,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `sample` is NULL or points to a struct of the size that its first field
+        // says, and `name` is NULL or ends with NUL and stays as it is during the call.
         let name = unsafe {
             check_out(sample)?;
             text(name, "name")?
         };
         let mount = mount_of(fs)?;
         let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(sample, mount.stat(id)?)? };
         Ok(DLFS_OK)
     })
@@ -166,10 +169,11 @@ pub unsafe extern "C" fn dlfs_stat(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `sample` is NULL or points to a struct of the size that its first field
+        // says, which nobody else looks at meanwhile.
         unsafe { check_out(sample)? };
         let mount = mount_of(fs)?;
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(sample, mount.stat(SampleId(id))?)? };
         Ok(DLFS_OK)
     })
@@ -181,7 +185,7 @@ pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut Sampl
 pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> c_int {
     guard(|| {
         let found = mount_of(fs)?.dataset.id_at(index)?;
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `id` is NULL or points to a `uint64_t`.
         unsafe { put(id, found.0, "id")? };
         Ok(DLFS_OK)
     })
@@ -199,7 +203,8 @@ pub unsafe extern "C" fn dlfs_class_name(
     guard(|| {
         let mount = mount_of(fs)?;
         let found = entry(mount.dataset.classes(), index, "class")?;
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
         unsafe { give_text(found, name, len, needed)? };
         Ok(DLFS_OK)
     })
@@ -220,7 +225,8 @@ pub unsafe extern "C" fn dlfs_field_name(
         let fields = mount.dataset.fields();
         let found =
             if fields.is_empty() && index == 0 { b"" } else { entry(fields, index, "field")? };
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
         unsafe { give_text(found, name, len, needed)? };
         Ok(DLFS_OK)
     })
@@ -237,10 +243,10 @@ pub unsafe extern "C" fn dlfs_field_number(
     number: *mut u64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `name` is NULL or ends with NUL, and stays as it is during the call.
         let name = unsafe { text(name, "name")? };
         let found = number_of(mount_of(fs)?.dataset.fields(), name)? as u64;
-        // SAFETY: as above.
+        // SAFETY: by the header `number` is NULL or points to a `uint64_t`.
         unsafe { put(number, found, "number")? };
         Ok(DLFS_OK)
     })

@@ -35,7 +35,8 @@ pub unsafe extern "C" fn dlfs_name(
     guard(|| {
         let mount = mount_of(fs)?;
         let found = mount.dataset.name(SampleId(id), &mut mount.stop.clone())?;
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
         unsafe { give_text(&found, name, len, needed)? };
         Ok(DLFS_OK)
     })
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn dlfs_list(
     guard(|| {
         let mount = mount_of(fs)?;
         let visit = visit.ok_or_else(|| Failure::invalid("visit is NULL"))?;
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `folder` is NULL or ends with NUL, and stays as it is during the call.
         let folder = unsafe { optional_text(folder) }.unwrap_or_default();
         mount.dataset.load_names(&mut mount.stop.clone())?;
         let directory = mount.dataset.directory();

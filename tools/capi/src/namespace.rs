@@ -122,7 +122,8 @@ pub unsafe extern "C" fn dlfs_ns_open(
     ns: *mut *mut Ns,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of the
+        // size that it says with strings that end with NUL, and `address` such a string.
         unsafe {
             put(ns, std::ptr::null_mut(), "ns")?;
             let given = take_or(options, MountOptions::default())?;
@@ -151,7 +152,8 @@ pub unsafe extern "C" fn dlfs_ns_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `info` is NULL or points to a struct of the size that its first field says,
+        // which nobody else looks at meanwhile.
         unsafe { check_out(info)? };
         let queue = queue_of(ns)?;
         let namespace = &queue.namespace;
@@ -163,7 +165,7 @@ pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int
             queue_depth: namespace.queue_depth.into(),
             read_only: namespace.read_only.into(),
         };
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(info, value)? };
         Ok(DLFS_OK)
     })
@@ -199,7 +201,8 @@ pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_voi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: usize) -> i64 {
     guard_long(|| {
-        // SAFETY: the caller's promise, see the chapter.
+        // SAFETY: by the header `ios` is NULL or points to `num` requests, which stay as they are during
+        // the call.
         let ios = unsafe { array(ios, num, "ios")? };
         let queue = queue_of(ns)?;
         let mut work = queue.work()?;

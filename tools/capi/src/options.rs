@@ -206,7 +206,7 @@ pub(crate) struct Stop {
 // SAFETY: the header says that any thread that calls may ask, so the caller's function and its
 // argument allow that.
 unsafe impl Send for Stop {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: `&Stop` does no more than call the function.
 unsafe impl Sync for Stop {}
 
 impl Watch for Stop {
@@ -228,7 +228,8 @@ impl MountOptions {
     pub(crate) unsafe fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         let connect = &mut options.open.connect;
-        // SAFETY: the caller's promise.
+        // SAFETY: the strings end with NUL and the arrays have as many entries as they say, by this
+        // function's own contract; all of it is copied before it returns.
         unsafe {
             for &address in array(self.paths, self.num_paths, "paths")? {
                 let address = utf8(address, "a path")?;

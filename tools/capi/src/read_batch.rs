@@ -63,7 +63,8 @@ pub unsafe extern "C" fn dlfs_read_batch(
     batch: *mut BatchOut,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `batch` and `request` are NULL or point to structs of the size that their
+        // first fields say, and what `request` points to is as it says.
         unsafe {
             check_out(batch)?;
             give(batch, BatchOut::empty())?;
@@ -90,7 +91,8 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         other => return Err(unknown("on_error", other)),
     };
     let (mut given, mut names) = (Vec::new(), Vec::new());
-    // SAFETY: the caller's promise.
+    // SAFETY: `request` is as the header says: `count` ids, or as many names that end with NUL, which stay
+    // as they are during the call.
     unsafe {
         if request.names.is_null() {
             let ids: &[u64] = array(request.ids, request.count, "ids")?;

@@ -59,7 +59,8 @@ pub unsafe extern "C" fn dlfs_sequence(
     seq: *mut *mut Seq,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or points to a
+        // struct of the size that its first field says.
         unsafe {
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
@@ -83,7 +84,8 @@ pub unsafe extern "C" fn dlfs_sequence(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `batch` is NULL or points to a struct of the size that its first field
+        // says, which nobody else looks at meanwhile.
         unsafe {
             check_out(batch)?;
             give(batch, BatchOut::empty())?;
@@ -132,7 +134,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
     guard(|| {
         let sequence = sequence_of(seq)?;
         let (at, left) = sequence.place();
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header each is NULL, which is looked at first, or points to a `uint64_t`.
         unsafe {
             for (to, value, what) in [(epoch, at, "epoch"), (batches_left, left, "batches_left")] {
                 if !to.is_null() {
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
 pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
     guard(|| {
         let count = sequence_of(seq)?.loader.batches_per_epoch();
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
         unsafe { put(batches, count, "batches")? };
         Ok(DLFS_OK)
     })
@@ -183,7 +185,7 @@ pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
 pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `path` is NULL or ends with NUL, and stays as it is during the call.
         save_state(unsafe { self::path(path)? }, &sequence.loader.state())?;
         Ok(DLFS_OK)
     })
@@ -197,7 +199,7 @@ pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -
 pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `path` is NULL or ends with NUL, and stays as it is during the call.
         let path = unsafe { self::path(path)? };
         let state = load_state(path)?.ok_or_else(|| {
             Failure::new(DLFS_E_NOT_FOUND, format!("there is no state file {}", path.display()))
@@ -218,7 +220,8 @@ pub unsafe extern "C" fn dlfs_state_get(
 ) -> c_int {
     guard(|| {
         let state = sequence_of(seq)?.loader.state().to_json();
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
         unsafe { give_text(state.as_bytes(), json, len, needed)? };
         Ok(DLFS_OK)
     })
@@ -229,7 +232,7 @@ pub unsafe extern "C" fn dlfs_state_get(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `json` is NULL or ends with NUL, and stays as it is during the call.
         let json = unsafe { utf8(json, "json")? };
         sequence_of(seq)?.loader.set_state(&State::from_json(json)?)?;
         Ok(DLFS_OK)

@@ -58,7 +58,8 @@ unsafe impl Struct for Stats {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `stats` is NULL or points to a struct of the size that its first field
+        // says, which nobody else looks at meanwhile.
         unsafe { check_out(stats)? };
         let dataset = &mount_of(fs)?.dataset;
         let read = dataset.stats();
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
         if let Some(tiers) = dataset.tier_stats() {
             add_tiers(&mut found, &tiers);
         }
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(stats, found)? };
         Ok(DLFS_OK)
     })
@@ -76,10 +77,11 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise, see the chapter of the library.
+        // SAFETY: by the header `stats` is NULL or points to a struct of the size that its first field
+        // says, which nobody else looks at meanwhile.
         unsafe { check_out(stats)? };
         let done = sequence_of(seq)?.loader.stats();
-        // SAFETY: as above.
+        // SAFETY: as `check_out` was asked above.
         unsafe { give(stats, value(done))? };
         Ok(DLFS_OK)
     })

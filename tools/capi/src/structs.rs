@@ -25,7 +25,8 @@ pub(crate) unsafe trait Struct: Copy {
 pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
     let size = known_size(from)?;
     let known = size.min(size_of::<T>());
-    // SAFETY: the caller's promise; `size` bytes are there.
+    // SAFETY: `from` is not NULL, and the caller promises that the `size` bytes that its first field tells
+    // of are there; `known` is no more than that.
     let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|byte| *byte != 0) {
         let text = format!("{} has fields that this version does not know", T::NAME);
@@ -44,7 +45,7 @@ pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
 /// # Safety
 /// As [`take`].
 pub(crate) unsafe fn take_or<T: Struct>(from: *const T, default: T) -> Result<T, Failure> {
-    // SAFETY: the same promise.
+    // SAFETY: not NULL, so by this function's own contract a struct of the size that it says.
     if from.is_null() { Ok(default) } else { unsafe { take(from) } }
 }
 
@@ -100,14 +101,14 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
 /// # Safety
 /// `text` is NULL or ends with NUL, and stays as it is for `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a [u8], Failure> {
-    // SAFETY: the same promise.
+    // SAFETY: `text` is NULL or ends with NUL by this function's own contract, which is the other's.
     unsafe { optional_text(text) }.ok_or_else(|| Failure::invalid(format!("{what} is NULL")))
 }
 
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn optional_text<'a>(text: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: not NULL, and it ends with NUL by the caller's promise.
+    // SAFETY: not NULL, and the caller promises that it ends with NUL and stays as it is for `'a`.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
@@ -116,7 +117,7 @@ pub(crate) unsafe fn optional_text<'a>(text: *const c_char) -> Option<&'a [u8]> 
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
-    // SAFETY: the same promise.
+    // SAFETY: `text` is NULL or ends with NUL by this function's own contract, which is the other's.
     let bytes = unsafe { self::text(text, what)? };
     std::str::from_utf8(bytes)
         .map_err(|_| Failure::invalid(format!("{what} is not UTF-8: '{}'", bytes.escape_ascii())))
@@ -125,7 +126,7 @@ pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path, Failure> {
-    // SAFETY: the same promise.
+    // SAFETY: `path` is NULL or ends with NUL by this function's own contract, which is the other's.
     Ok(Path::new(OsStr::from_bytes(unsafe { text(path, "path") }?)))
 }
 
@@ -147,7 +148,8 @@ pub(crate) unsafe fn array<'a, T>(
     if count > MAX_COUNT {
         return Err(Failure::invalid(format!("{what} has {count} entries, at most {MAX_COUNT}")));
     }
-    // SAFETY: not NULL, aligned, and the caller promises the values.
+    // SAFETY: not NULL and aligned, and the caller promises that `count` values are there and stay for
+    // `'a`; `MAX_COUNT` of the largest are fewer bytes than an `isize` counts.
     Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
@@ -163,7 +165,7 @@ pub(crate) unsafe fn give_text(
 ) -> Result<(), Failure> {
     let need = text.len() + 1;
     if !needed.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: not NULL, so the caller promises that a `size_t` is there; unaligned is allowed.
         unsafe { needed.write_unaligned(need) };
     }
     if out.is_null() || len < need {
@@ -186,7 +188,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T, what: &str) -> Result<(), Fail
     if to.is_null() || !to.is_aligned() {
         return Err(Failure::invalid(format!("{what} is NULL or not aligned")));
     }
-    // SAFETY: not NULL, aligned, and a `T` by the caller's promise.
+    // SAFETY: not NULL and aligned, and the caller promises that a `T` is there to be written over.
     unsafe { to.write(value) };
     Ok(())
 }
