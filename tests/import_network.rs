@@ -323,12 +323,15 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
     assert_eq!(engine(hasty()), "tcp");
     let preferring = ConnectOptions { prefer_digests: true, ..hasty() };
     assert_eq!(engine(preferring.clone()), "tcp (header and data digest)");
-    assert!(open(&address, &preferring).unwrap().checks_writes());
-    assert!(!open(&address, &hasty()).unwrap().checks_writes());
+    assert!(open(&address, &preferring).unwrap().capabilities().checks_writes);
+    assert!(!open(&address, &hasty()).unwrap().capabilities().checks_writes);
     let wire = Wire::to(target.local_addr());
     wire.without_digests();
     let without = open(&through(&wire), &preferring).unwrap();
-    assert_eq!((without.namespace().engine.as_str(), without.checks_writes()), ("tcp", false));
+    assert_eq!(
+        (without.namespace().engine.as_str(), without.capabilities().checks_writes),
+        ("tcp", false)
+    );
     let required = ConnectOptions { hdr_digest: true, ..preferring };
     let error = open(&through(&wire), &required).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use dlfs::qpair::{
+    Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair,
+};
 use dlfs::units::Lba;
 
 /// The device behind the link.
@@ -42,6 +44,15 @@ impl Device for Throttled {
             held: VecDeque::new(),
             done: Vec::new(),
         }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        // What lies behind a link is not where it could be written over, nor in the page cache.
+        Capabilities { local_path: None, is_page_cached: false, ..self.inner.capabilities() }
+    }
+
+    fn grow(&self, len_bytes: u64) -> dlfs::Result<()> {
+        self.inner.grow(len_bytes)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,7 +15,8 @@ use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
 use crate::qpair::{
-    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
 };
 use crate::tier::PAGE_BYTES;
 use crate::units::Lba;
@@ -55,10 +55,6 @@ impl Device for TieredDevice {
         self.describe(self.shared.origins[usize::from(self.number)].namespace())
     }
 
-    fn local_path(&self) -> Option<PathBuf> {
-        self.shared.origins[usize::from(self.number)].local_path()
-    }
-
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
@@ -77,6 +73,24 @@ impl Device for TieredDevice {
             ahead: Ahead::default(),
             cuts: Vec::new(),
         }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let origin = self.shared.origins[usize::from(self.number)].capabilities();
+        Capabilities {
+            max_queue_pairs: origin.max_queue_pairs,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: origin.late_writes,
+            checks_writes: origin.checks_writes,
+            // What is copied is whole units, so whole chunks are what to read.
+            is_page_cached: false,
+            local_path: origin.local_path,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

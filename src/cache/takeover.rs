@@ -88,7 +88,7 @@ fn refuse_own_data(
     origins: &[Arc<dyn Device>],
 ) -> Result<()> {
     for origin in origins {
-        let Some(data) = origin.local_path() else { continue };
+        let Some(data) = origin.capabilities().local_path else { continue };
         let Ok(of_data) = std::fs::metadata(&data) else { continue };
         let same = found.is_some_and(|found| is_same(found, &of_data));
         let is_within = of_data.is_dir()

@@ -44,7 +44,7 @@ impl Lease {
     pub(super) fn take(media: &Media, limit: Duration) -> Result<Lease> {
         let lost = Arc::new(AtomicBool::new(false));
         let media = media.clone();
-        if media.devices().iter().all(|device| device.is_exclusive()) {
+        if media.devices().iter().all(|device| device.capabilities().is_exclusive) {
             media.fence().open_for_good();
             return Ok(Lease { lost, keeper: None, media });
         }

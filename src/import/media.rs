@@ -79,12 +79,13 @@ impl Media {
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
         let scope = Arc::default();
-        let fitted = devices.into_iter().map(|device| match device.max_queue_pairs() {
-            few if few < LEAST_PAIRS => {
-                Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
-            }
-            _ => device,
-        });
+        let fitted =
+            devices.into_iter().map(|device| match device.capabilities().max_queue_pairs {
+                few if few < LEAST_PAIRS => {
+                    Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
+                }
+                _ => device,
+            });
         Ok(Media {
             devices: fitted.collect(),
             fence: Fence::closed(),
@@ -96,7 +97,7 @@ impl Media {
     /// How many threads may write side by side: each has a queue pair of its own on every namespace
     /// that gives out enough of them.
     pub(super) fn max_threads(&self) -> usize {
-        let most = self.devices.iter().map(|device| device.max_queue_pairs()).min();
+        let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
         most.unwrap_or(1).saturating_sub(BESIDE_THREADS).max(1)
     }
 
@@ -118,7 +119,7 @@ impl Media {
 
     /// What each namespace may come to hold, in bytes.
     pub(super) fn capacities(&self) -> Vec<u64> {
-        let capacity = |device: &Arc<dyn Device>| match device.can_grow() {
+        let capacity = |device: &Arc<dyn Device>| match device.capabilities().can_grow {
             true => MAX_NAMESPACE_BYTES,
             false => device.namespace().len_bytes(),
         };
@@ -152,7 +153,7 @@ impl Media {
 
     /// Whether writes that succeeded are known to lie where and as they should; else read them back.
     pub(super) fn checks_writes(&self) -> bool {
-        self.devices.iter().all(|device| device.checks_writes())
+        self.devices.iter().all(|device| device.capabilities().checks_writes)
     }
 
     /// What all other writes ask.
@@ -162,7 +163,11 @@ impl Media {
 
     /// How long after it was sent a write may still come to one of the namespaces.
     pub(super) fn late_writes(&self) -> Duration {
-        self.devices.iter().map(|device| device.late_writes()).max().unwrap_or_default()
+        self.devices
+            .iter()
+            .map(|device| device.capabilities().late_writes)
+            .max()
+            .unwrap_or_default()
     }
 
     /// How long writes that have failed may still come.
@@ -191,7 +196,7 @@ impl Channel {
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
         let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
         let device = &self.media.devices[usize::from(namespace)];
-        if !device.checks_writes() {
+        if !device.capabilities().checks_writes {
             let address = device.namespace().address;
             if self.read(namespace, offset, written.len())?[..] != written[..] {
                 let message = "what was written reads back as something else";

@@ -52,7 +52,7 @@ impl LoaderOptions {
     ) -> Result<Batching> {
         let held = self.batching.is_none()
             && self.is_grouped()
-            && devices.iter().all(|device| device.is_page_cached())
+            && devices.iter().all(|device| device.capabilities().is_page_cached)
             && mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
         if held { Ok(Batching::Sample) } else { self.stated_batching() }
     }

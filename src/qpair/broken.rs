@@ -16,14 +16,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair};
+use super::{
+    Capabilities, Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
+};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
 
 /// `device`, or one around it that breaks as the environment says.
 pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
-    let Some(told) = std::env::var("DLFS_TEST_ENGINE").ok() else { return device };
+    match std::env::var("DLFS_TEST_ENGINE") {
+        Ok(told) => broken(device, &told),
+        Err(_) => device,
+    }
+}
+
+/// As the environment says it.
+pub(super) fn broken(device: Arc<dyn Device>, told: &str) -> Arc<dyn Device> {
     let words: Vec<&str> = told.splitn(3, ':').collect();
     let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {told}") };
     let fault = match fault {
@@ -63,20 +72,12 @@ impl Device for Broken {
         Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
     }
 
-    fn can_grow(&self) -> bool {
-        self.device.can_grow()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.device.is_exclusive()
-    }
-
-    fn is_page_cached(&self) -> bool {
-        self.device.is_page_cached()
-    }
-
     fn grow(&self, len_bytes: u64) -> Result<()> {
         self.device.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.device.capabilities()
     }
 }
 

@@ -35,55 +35,36 @@ pub trait Device: Send + Sync {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// The most queue pairs that it gives out at a time now.
-    fn max_queue_pairs(&self) -> usize {
-        usize::MAX
-    }
+    /// What it can do, and what holds for it now.
+    fn capabilities(&self) -> Capabilities;
 
-    /// Whether [`grow`](Device::grow) can make it longer.
-    fn can_grow(&self) -> bool {
-        false
-    }
-
-    /// Whether having it open for writing already keeps every other writer away, as a file's lock does.
-    fn is_exclusive(&self) -> bool {
-        false
-    }
-
-    /// How long after it was sent a write may still come to the medium although its queue pair is gone.
-    fn late_writes(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    /// Whether a write that succeeded is known to have brought the bytes that were submitted to the
-    /// blocks that were meant: no network lies between, or both digests cover it, in all sessions so far.
-    fn checks_writes(&self) -> bool {
-        true
-    }
-
-    /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
-    fn is_page_cached(&self) -> bool {
-        false
-    }
-
-    /// The file, block device or folder of this machine that the bytes lie in, if it is one.
-    fn local_path(&self) -> Option<PathBuf> {
-        None
-    }
-
-    /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can.
-    /// Queue pairs see the new size with their next submission.
+    /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can. Queue pairs
+    /// see the new size with their next submission. A device of a fixed size answers with
+    /// [`Namespace::must_hold`].
     ///
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        let namespace = self.namespace();
-        if len_bytes <= namespace.len_bytes() {
-            return Ok(());
-        }
-        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
-        Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
-    }
+    fn grow(&self, len_bytes: u64) -> Result<()>;
+}
+
+/// What devices differ in. A device around another one answers each field, or passes that one's answer on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The most queue pairs that it gives out at a time now.
+    pub max_queue_pairs: usize,
+    /// Whether [`Device::grow`] can make it longer.
+    pub can_grow: bool,
+    /// Whether having it open for writing already keeps every other writer away, as a file's lock does.
+    pub is_exclusive: bool,
+    /// How long after it was sent a write may still come to the medium although its queue pair is gone.
+    pub late_writes: Duration,
+    /// Whether a write that succeeded is known to have brought the bytes that were submitted to the
+    /// blocks that were meant: no network lies between, or both digests cover it, in all sessions so far.
+    pub checks_writes: bool,
+    /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
+    pub is_page_cached: bool,
+    /// The file, block device or folder of this machine that the bytes lie in, if it is one.
+    pub local_path: Option<PathBuf>,
 }
 
 /// Opens the namespace at `address`.
@@ -119,6 +100,58 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Err(Error::new(ErrorKind::Unsupported, message)
                 .target(address.to_string())
                 .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qpair::mem::MemNamespace;
+    use crate::qpair::shared::SharedDevice;
+
+    /// Answers what no other device does.
+    struct Telling(MemNamespace);
+
+    impl Device for Telling {
+        fn namespace(&self) -> Namespace {
+            self.0.namespace()
+        }
+
+        fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+            self.0.queue_pair_in(scope)
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities {
+                max_queue_pairs: 3,
+                can_grow: true,
+                is_exclusive: true,
+                late_writes: Duration::from_secs(7),
+                checks_writes: false,
+                is_page_cached: true,
+                local_path: Some("/there".into()),
+            }
+        }
+
+        fn grow(&self, len_bytes: u64) -> Result<()> {
+            Err(Error::new(ErrorKind::Busy, len_bytes.to_string()))
+        }
+    }
+
+    #[test]
+    fn a_device_around_another_one_answers_what_that_one_does() {
+        let device: Arc<dyn Device> = Arc::new(Telling(MemNamespace::new(512, 512).unwrap()));
+        let told = device.capabilities();
+        let shared = SharedDevice::new(Arc::clone(&device), Arc::default());
+        let handles = Capabilities { max_queue_pairs: usize::MAX, ..told.clone() };
+        assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
+        assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
+        #[cfg(debug_assertions)]
+        {
+            let broken = crate::qpair::broken::broken(device, "fails:9:");
+            assert_eq!(broken.capabilities(), told);
+            assert_eq!(broken.grow(9).unwrap_err().to_string(), "9");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Whoever may write only for some time, because another takes its place then, lets its queue pairs ask
 //! a [`Fence`]: when an I/O is submitted, when it leaves a backlog, and each time bytes may leave for the
-//! target. What has left by then is out of reach: see [`super::Device::late_writes`].
+//! target. What has left by then is out of reach: see [`super::Capabilities::late_writes`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -10,7 +10,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::pread::PreadPair;
 use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
 use super::uring::UringPair;
-use super::{Device, Direct, Namespace, PairScope, QueuePair};
+use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::round_up;
 
@@ -125,22 +125,6 @@ impl Device for FileNamespace {
         Ok(Box::new(PreadPair::new(files, namespace)))
     }
 
-    fn local_path(&self) -> Option<PathBuf> {
-        Some(self.files.path.clone())
-    }
-
-    fn can_grow(&self) -> bool {
-        !self.namespace.read_only && !self.files.is_block_device
-    }
-
-    fn is_exclusive(&self) -> bool {
-        !self.namespace.read_only
-    }
-
-    fn is_page_cached(&self) -> bool {
-        !self.files.is_direct()
-    }
-
     fn grow(&self, len_bytes: u64) -> Result<()> {
         let path = &self.files.path;
         if self.namespace.read_only {
@@ -154,6 +138,18 @@ impl Device for FileNamespace {
         grow_file(buffered, *is_block_device, len).map_err(|e| e.path(path))?;
         self.files.set_num_blocks(len.max(self.namespace.len_bytes()) / block_len);
         Ok(())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: !self.namespace.read_only && !self.files.is_block_device,
+            is_exclusive: !self.namespace.read_only,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: !self.files.is_direct(),
+            local_path: Some(self.files.path.clone()),
+        }
     }
 }
 

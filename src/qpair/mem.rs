@@ -11,12 +11,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
 use super::readiness::Registry;
-use super::{Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
+use super::{
+    Capabilities, Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
+};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{ALIGN_BYTES, Lba};
@@ -102,6 +105,22 @@ impl Device for MemNamespace {
         let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
         let (region, namespace) = (Arc::clone(&self.region), self.namespace.clone());
         Ok(Box::new(MemPair { region, namespace, taken }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

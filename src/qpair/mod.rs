@@ -17,6 +17,7 @@ pub mod group;
 pub mod mem;
 mod options;
 pub(crate) mod patience;
+pub mod plain;
 mod pread;
 pub mod readiness;
 mod remote;
@@ -31,7 +32,7 @@ mod uring;
 mod wake;
 
 pub use cpus::Cpus;
-pub use device::{Device, open};
+pub use device::{Capabilities, Device, open};
 pub use engines::{Engine, engines};
 pub use fence::Fence;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
@@ -45,7 +46,7 @@ use std::time::Instant;
 
 use self::readiness::Registry;
 use crate::buf::{IoBuf, Pool, SharedBuf};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Status;
 use crate::units::Lba;
 
@@ -155,6 +156,18 @@ impl Namespace {
     /// Size in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
+    }
+
+    /// Whether it holds `len_bytes`, for who cannot make it longer.
+    ///
+    /// # Errors
+    /// `NoSpace`: it does not.
+    pub fn must_hold(&self, len_bytes: u64) -> Result<()> {
+        if len_bytes <= self.len_bytes() {
+            return Ok(());
+        }
+        let message = format!("{len_bytes} bytes are needed, the namespace has a fixed size");
+        Err(Error::new(ErrorKind::NoSpace, message).target(self.address.clone()))
     }
 
     /// Whether this I/O can be: every engine asks before it moves a byte, and completes what cannot

@@ -115,7 +115,7 @@ pub(crate) fn open_pairs(
 ) -> Result<Vec<Vec<Box<dyn QueuePair>>>> {
     let mut wanted = Vec::new();
     for (number, device) in devices.iter().enumerate() {
-        let most = device.max_queue_pairs().clamp(1, scopes.len().max(1));
+        let most = device.capabilities().max_queue_pairs.clamp(1, scopes.len().max(1));
         wanted.extend(scopes.iter().take(most).map(|scope| (number, scope)));
     }
     let opened = map_at_once(OPENING, &wanted, |&(number, scope)| {
@@ -149,8 +149,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::qpair::Namespace;
     use crate::qpair::mem::MemNamespace;
+    use crate::qpair::{Capabilities, Namespace};
 
     /// Gives out so many queue pairs.
     struct Few {
@@ -172,8 +172,12 @@ mod tests {
             }
         }
 
-        fn max_queue_pairs(&self) -> usize {
-            self.stated
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { max_queue_pairs: self.stated, ..self.device.capabilities() }
+        }
+
+        fn grow(&self, len_bytes: u64) -> Result<()> {
+            self.namespace().must_hold(len_bytes)
         }
     }
 

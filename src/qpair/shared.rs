@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -74,28 +74,22 @@ impl Device for SharedDevice {
         Ok(Box::new(Handle::on(lane)))
     }
 
-    fn can_grow(&self) -> bool {
-        self.device.can_grow()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.device.is_exclusive()
-    }
-
-    fn checks_writes(&self) -> bool {
-        self.device.checks_writes()
-    }
-
-    fn late_writes(&self) -> Duration {
-        self.device.late_writes()
-    }
-
-    fn is_page_cached(&self) -> bool {
-        self.device.is_page_cached()
-    }
-
     fn grow(&self, len_bytes: u64) -> Result<()> {
         self.device.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let below = self.device.capabilities();
+        Capabilities {
+            // Handles, of which there may be any number.
+            max_queue_pairs: usize::MAX,
+            can_grow: below.can_grow,
+            is_exclusive: below.is_exclusive,
+            late_writes: below.late_writes,
+            checks_writes: below.checks_writes,
+            is_page_cached: below.is_page_cached,
+            local_path: below.local_path,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
@@ -10,7 +10,8 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::readiness::Registry;
 use dlfs::qpair::{
-    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
 };
 use dlfs::units::Lba;
 
@@ -130,8 +131,20 @@ impl Device for NotedDevice {
         }))
     }
 
-    fn is_exclusive(&self) -> bool {
-        true // so that nothing but the import itself is noted
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: true, // so that nothing but the import itself is noted
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

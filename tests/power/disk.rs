@@ -5,14 +5,12 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::Duration;
 
 use dlfs::Result;
-use dlfs::buf::{Pool, SharedBuf};
 use dlfs::format::superblock::COPY_OFFSETS;
-use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
-use dlfs::units::Lba;
+use dlfs::qpair::plain::{Plain, PlainEngine};
+use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::random::Random;
@@ -203,11 +201,23 @@ impl Device for Disk {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (disk, disks) = (self.disk, self.disks.clone());
-        Ok(Box::new(Pair { disk, disks, taken: VecDeque::new() }))
+        Ok(Box::new(Plain(Pair { disk, disks, taken: VecDeque::new() })))
     }
 
-    fn is_exclusive(&self) -> bool {
-        true // so that nothing but the command itself is noted
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: true, // so that nothing but the command itself is noted
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 
@@ -273,7 +283,7 @@ fn pages_of(io: &Io) -> (usize, Vec<Arc<Page>>) {
     (offset / PAGE_BYTES, io.buf.chunks(PAGE_BYTES).map(page).collect())
 }
 
-impl QueuePair for Pair {
+impl PlainEngine for Pair {
     fn namespace(&self) -> &Namespace {
         &self.disks.namespace
     }
@@ -289,7 +299,7 @@ impl QueuePair for Pair {
         count
     }
 
-    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut shared = self.disks.shared.lock().unwrap();
         let mut count = 0;
         for mut taken in std::mem::take(&mut self.taken) {
@@ -310,31 +320,5 @@ impl QueuePair for Pair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
-    }
-
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn distrust(&mut self, _: Lba, _: usize) {}
-
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn join(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }

@@ -9,7 +9,7 @@ use dlfs::Result;
 use dlfs::buf::{Pool, SharedBuf};
 use dlfs::qpair::readiness::Registry;
 use dlfs::qpair::{
-    Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
+    Capabilities, Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
 };
 use dlfs::units::Lba;
 
@@ -77,6 +77,10 @@ impl Device for Breaking {
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
         self.inner.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 }
 

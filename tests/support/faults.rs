@@ -13,7 +13,8 @@ use dlfs::buf::{Pool, SharedBuf};
 use dlfs::nvme::Status;
 use dlfs::qpair::readiness::Registry;
 use dlfs::qpair::{
-    Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
 };
 use dlfs::units::Lba;
 
@@ -134,20 +135,12 @@ impl Device for Faulty {
         }))
     }
 
-    fn can_grow(&self) -> bool {
-        self.inner.can_grow()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.inner.is_exclusive()
-    }
-
-    fn is_page_cached(&self) -> bool {
-        self.inner.is_page_cached()
-    }
-
     fn grow(&self, len_bytes: u64) -> Result<()> {
         self.inner.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 }
 

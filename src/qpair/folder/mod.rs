@@ -20,12 +20,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
 use super::readiness::Registry;
-use super::{Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
@@ -112,8 +112,20 @@ impl Device for FolderNamespace {
         Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
     }
 
-    fn local_path(&self) -> Option<PathBuf> {
-        Some(self.folder.root.clone())
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: Some(self.folder.root.clone()),
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
 use super::remote::{self, Facts, Failure, Remote, Transport};
-use super::{ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, SpdkAddress};
@@ -79,24 +79,6 @@ impl Device for SpdkNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
-    /// Over TCP SPDK does not say what digests a target has granted.
-    fn checks_writes(&self) -> bool {
-        self.remote.portals[0].address.needs_dma_memory()
-    }
-
-    fn late_writes(&self) -> Duration {
-        self.remote.options.late_writes()
-    }
-
-    fn max_queue_pairs(&self) -> usize {
-        let options = &self.remote.options;
-        // In a child process the lock is the parent's.
-        match self.remote.is_ours() {
-            true => self.remote.num_io_queues(),
-            false => options.nr_io_queues.into(),
-        }
-    }
-
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         if !self.remote.is_ours() {
@@ -105,6 +87,28 @@ impl Device for SpdkNamespace {
             spdk::start(options.memory_bytes, options.huge_pages)?;
         }
         Ok(Box::new(SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let options = &self.remote.options;
+        let max_queue_pairs = match self.remote.is_ours() {
+            true => self.remote.num_io_queues(),
+            false => options.nr_io_queues.into(), // the lock is the parent's
+        };
+        Capabilities {
+            max_queue_pairs,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: options.late_writes(),
+            // Over TCP SPDK does not say what digests a target has granted.
+            checks_writes: self.remote.portals[0].address.needs_dma_memory(),
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

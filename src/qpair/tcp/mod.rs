@@ -37,7 +37,7 @@ use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Transport};
 use super::session::{Facts, Goal, Joint, Portal, Terms};
-use super::{ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
 use crate::tcp::Digests;
@@ -163,28 +163,32 @@ impl Device for TcpNamespace {
         now.or_else(seen).expect("connected, so it was seen")
     }
 
-    fn checks_writes(&self) -> bool {
-        self.remote.was_always_digested()
-    }
-
-    fn late_writes(&self) -> Duration {
-        self.remote.options.late_writes()
-    }
-
-    fn max_queue_pairs(&self) -> usize {
-        let options = &self.remote.options;
-        // In a child process the lock is the parent's.
-        match self.remote.is_ours() {
-            true => self.remote.num_io_queues(),
-            false => options.nr_io_queues.into(),
-        }
-    }
-
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let remote = self.remote.for_this_process()?;
         let counters = Arc::clone(&self.counters);
         Ok(Box::new(TcpQueuePair::connect(remote, self.namespace(), counters)?))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let options = &self.remote.options;
+        let max_queue_pairs = match self.remote.is_ours() {
+            true => self.remote.num_io_queues(),
+            false => options.nr_io_queues.into(), // the lock is the parent's
+        };
+        Capabilities {
+            max_queue_pairs,
+            can_grow: false,
+            is_exclusive: false,
+            late_writes: options.late_writes(),
+            checks_writes: self.remote.was_always_digested(),
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
     }
 }
 

@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::Duration;
 
-use dlfs::buf::{Pool, SharedBuf};
-use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Device, Fence, Io, IoOp, Namespace, Notice, PairScope, QueuePair};
-use dlfs::units::Lba;
+use dlfs::qpair::plain::{Plain, PlainEngine};
+use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
 use dlfs::{Error, ErrorKind, Result};
 
 /// Bytes that are a namespace, to which every handle leads.
@@ -48,15 +46,7 @@ impl Device for Plate {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (plate, namespace) = (self.clone(), self.namespace());
-        Ok(Box::new(Pair { plate, namespace, taken: VecDeque::new() }))
-    }
-
-    fn can_grow(&self) -> bool {
-        true
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.is_exclusive
+        Ok(Box::new(Plain(Pair { plate, namespace, taken: VecDeque::new() })))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -68,6 +58,18 @@ impl Device for Plate {
         bytes.resize(len, 0);
         Ok(())
     }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_queue_pairs: usize::MAX,
+            can_grow: true,
+            is_exclusive: self.is_exclusive,
+            late_writes: Duration::ZERO,
+            checks_writes: true,
+            is_page_cached: false,
+            local_path: None,
+        }
+    }
 }
 
 struct Pair {
@@ -76,7 +78,7 @@ struct Pair {
     taken: VecDeque<Io>,
 }
 
-impl QueuePair for Pair {
+impl PlainEngine for Pair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -89,7 +91,7 @@ impl QueuePair for Pair {
         count
     }
 
-    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = max.min(self.taken.len());
         let mut bytes = self.plate.bytes();
         done.extend(self.taken.drain(..count).map(|mut io| {
@@ -108,32 +110,6 @@ impl QueuePair for Pair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
-    }
-
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn distrust(&mut self, _: Lba, _: usize) {}
-
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn join(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }
 

@@ -1,13 +1,9 @@
 //! Completes everything at once and moves nothing: what is left is the cost of this tool.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Instant;
 
-use dlfs::buf::{Pool, SharedBuf};
-use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Fence, Io, Namespace, Notice, QueuePair};
-use dlfs::units::Lba;
+use dlfs::qpair::plain::PlainEngine;
+use dlfs::qpair::{Completion, Io, Namespace};
 
 use super::byte_namespace;
 
@@ -23,7 +19,7 @@ impl NullPair {
     }
 }
 
-impl QueuePair for NullPair {
+impl PlainEngine for NullPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -38,7 +34,7 @@ impl QueuePair for NullPair {
         count
     }
 
-    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = max.min(self.taken.len());
         let ended = self.taken.drain(..count);
         done.extend(ended.map(|io| Completion { tag: io.tag, buf: io.buf, result: Ok(()) }));
@@ -47,31 +43,5 @@ impl QueuePair for NullPair {
 
     fn outstanding(&self) -> usize {
         self.taken.len()
-    }
-
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn distrust(&mut self, _: Lba, _: usize) {}
-
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn join(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }

@@ -3,12 +3,9 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
 
-use dlfs::buf::{Pool, SharedBuf};
-use dlfs::qpair::readiness::Registry;
-use dlfs::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
-use dlfs::units::Lba;
+use dlfs::qpair::plain::PlainEngine;
+use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace};
 
 use super::byte_namespace;
 
@@ -24,7 +21,7 @@ impl PsyncPair {
     }
 }
 
-impl QueuePair for PsyncPair {
+impl PlainEngine for PsyncPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -37,7 +34,7 @@ impl QueuePair for PsyncPair {
         usize::from(self.taken.is_some())
     }
 
-    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+    fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let Some(mut io) = self.taken.take_if(|_| max > 0) else { return 0 };
         let file = &*self.file;
         let moved = match io.op {
@@ -57,31 +54,5 @@ impl QueuePair for PsyncPair {
 
     fn outstanding(&self) -> usize {
         usize::from(self.taken.is_some())
-    }
-
-    fn start(&mut self) {}
-
-    fn use_pool(&mut self, _: &Pool) {}
-
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
-    fn distrust(&mut self, _: Lba, _: usize) {}
-
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        None
-    }
-
-    fn join(&mut self, _: &Registry) {}
-
-    fn notice(&self) -> Notice {
-        Notice::Poll
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use dlfs::nvme::{Address, SpdkAddress};
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::plain::Plain;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, QueuePair};
 
 use super::consent::{check_device, check_file};
@@ -50,10 +51,10 @@ impl Target {
     pub(crate) fn queue_pair(&self, depth: u64) -> Result<Box<dyn QueuePair>, String> {
         let depth = u16::try_from(depth.clamp(1, 32_768)).unwrap_or(u16::MAX);
         match &self.opened {
-            Opened::Null => Ok(Box::new(NullPair::new(self.len))),
+            Opened::Null => Ok(Box::new(Plain(NullPair::new(self.len)))),
             Opened::Device(device) => device.queue_pair().map_err(|error| error.report()),
             Opened::Psync(file) => {
-                Ok(Box::new(PsyncPair::new(Arc::clone(file), &self.name, self.len)))
+                Ok(Box::new(Plain(PsyncPair::new(Arc::clone(file), &self.name, self.len))))
             }
             Opened::IoUring(file) => {
                 match UringPair::new(Arc::clone(file), &self.name, self.len, depth) {
