@@ -182,6 +182,20 @@ impl Readiness {
     }
 }
 
+/// For a set that lies in the sets of others: none of these can say when it sleeps on it, so it sleeps whenever
+/// nobody is at its turn.
+impl Readiness {
+    /// Ends a turn: marks make the descriptor readable from now on. `false`: one is set already, and does not.
+    pub(super) fn fall_asleep_between_turns(&self) -> bool {
+        self.fall_asleep().map(std::mem::forget).is_some()
+    }
+
+    /// Begins a turn, in which marks are taken.
+    pub(super) fn get_up_for_a_turn(&self) {
+        drop(Asleep { bell: &self.set.bell });
+    }
+}
+
 /// A sleep under way, see [`Readiness::fall_asleep`].
 pub struct Asleep<'a> {
     bell: &'a Bell,

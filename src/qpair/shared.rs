@@ -1,19 +1,23 @@
 //! One queue pair for several threads, where a device gives out too few.
 //!
 //! Each handle is a [`QueuePair`] to its thread. Below all of them lies one queue pair of the device,
-//! and whoever polls moves it on for all: completions of another handle wait until that one polls.
+//! and whoever polls moves it on for all: it marks the handles whose completions it finds.
+//!
+//! What the queue pair below has to watch is in an epoll set of its own, and the descriptor of that in the
+//! set of each handle's poller: so each of them wakes up, whatever the others are at.
 //!
 //! This is for writers on a target that grants few I/O queues, not for the read path: every turn takes
-//! a lock, and a handle has no descriptor to sleep on, so it looks twice in a millisecond.
+//! a lock.
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::readiness::Registry;
+use super::readiness::{Readiness, Registry, Watched};
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
@@ -29,12 +33,24 @@ pub struct SharedDevice {
 /// The queue pair below the handles.
 struct Lane {
     pair: Box<dyn QueuePair>,
+    /// What `pair` watches.
+    readiness: Readiness,
     /// Whose each I/O is that `pair` has taken, by its tag there.
     owners: Slab<Owner>,
-    /// What has completed and its handle has not taken yet, of every handle there is.
-    arrived: HashMap<u64, VecDeque<Completion>>,
+    handles: HashMap<u64, Waiting>,
     next_handle: u64,
     scratch: Vec<Completion>,
+}
+
+/// A handle, as the others see it.
+#[derive(Default)]
+struct Waiting {
+    /// What has completed and it has not taken yet.
+    arrived: VecDeque<Completion>,
+    /// Whether the queue below had no room for what it has: another one's completion makes some.
+    was_refused: bool,
+    /// Where it is told.
+    registry: Option<Registry>,
 }
 
 struct Owner {
@@ -60,13 +76,8 @@ impl Device for SharedDevice {
         let lane = match current.upgrade() {
             Some(lane) => lane,
             None => {
-                let lane = Arc::new(Mutex::new(Lane {
-                    pair: self.device.queue_pair_in(&self.scope)?,
-                    owners: Slab::new(),
-                    arrived: HashMap::new(),
-                    next_handle: 0,
-                    scratch: Vec::new(),
-                }));
+                let lane = Lane::on(self.device.queue_pair_in(&self.scope)?)?;
+                let lane = Arc::new(Mutex::new(lane));
                 *current = Arc::downgrade(&lane);
                 lane
             }
@@ -93,16 +104,74 @@ impl Device for SharedDevice {
     }
 }
 
+impl Lane {
+    fn on(mut pair: Box<dyn QueuePair>) -> Result<Lane> {
+        let readiness = Readiness::new()?;
+        pair.join(&readiness.registry(0));
+        readiness.fall_asleep_between_turns();
+        let (owners, handles) = (Slab::new(), HashMap::new());
+        Ok(Lane { pair, readiness, owners, handles, next_handle: 0, scratch: Vec::new() })
+    }
+
+    /// Moves everything on, and tells the handles what has come for them; `me` is the one that polls.
+    fn turn(&mut self, me: u64, now: Instant) {
+        self.notice_fork();
+        self.readiness.get_up_for_a_turn();
+        self.readiness.look(|_| {}); // it is polled anyway: this is for its descriptors
+        self.pair.poll(now, usize::MAX, &mut self.scratch);
+        let has_room = !self.scratch.is_empty();
+        for completion in self.scratch.drain(..) {
+            let Owner { handle, tag } = self.owners.remove(completion.tag as usize);
+            // Nobody waits for the I/Os of a handle that was dropped.
+            let Some(waiting) = self.handles.get_mut(&handle) else { continue };
+            waiting.arrived.push_back(Completion { tag, ..completion });
+            waiting.tell_unless(handle == me);
+        }
+        if has_room {
+            for (&handle, waiting) in &mut self.handles {
+                if std::mem::take(&mut waiting.was_refused) {
+                    waiting.tell_unless(handle == me);
+                }
+            }
+        }
+        // A mark from now on makes the set ready; one that was set meanwhile is seen by the next turn.
+        if !self.readiness.fall_asleep_between_turns() {
+            self.handles.values().for_each(|waiting| waiting.tell_unless(false));
+        }
+    }
+
+    /// The set that a child of a fork finds is its parent's.
+    fn notice_fork(&mut self) {
+        if !self.readiness.is_ours()
+            && let Ok(readiness) = Readiness::new()
+        {
+            self.readiness = readiness;
+            self.pair.join(&self.readiness.registry(0));
+            self.readiness.fall_asleep_between_turns();
+        }
+    }
+}
+
+impl Waiting {
+    fn tell_unless(&self, knows: bool) {
+        if let (false, Some(registry)) = (knows, &self.registry) {
+            registry.mark();
+        }
+    }
+}
+
 /// One thread's share of the queue pair.
 struct Handle {
     lane: Arc<Mutex<Lane>>,
     number: u64,
     namespace: Namespace,
     owed: usize,
-    /// Whether the queue below had no room: another handle's completion makes some.
-    refused: bool,
     fence: Option<Arc<Fence>>,
-    next_look: Instant,
+    /// The lane's epoll set; `None` where the process may have no more descriptors.
+    set: Option<Watched<OwnedFd>>,
+    /// What the queue pair below said last.
+    notice: Notice,
+    next_timeout: Option<Instant>,
 }
 
 impl Handle {
@@ -110,10 +179,10 @@ impl Handle {
         let mut shared = lane.lock();
         let (number, namespace) = (shared.next_handle, shared.pair.namespace().clone());
         shared.next_handle += 1;
-        shared.arrived.insert(number, VecDeque::new());
+        shared.handles.insert(number, Waiting::default());
         drop(shared);
-        let next_look = Instant::now();
-        Handle { lane, number, namespace, owed: 0, refused: false, fence: None, next_look }
+        let (notice, next_timeout) = (Notice::Poll, None);
+        Handle { lane, number, namespace, owed: 0, fence: None, set: None, notice, next_timeout }
     }
 }
 
@@ -123,7 +192,7 @@ impl QueuePair for Handle {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let Lane { pair, owners, .. } = &mut *self.lane.lock();
+        let Lane { pair, owners, handles, .. } = &mut *self.lane.lock();
         let number = self.number;
         let own = |io: Io| {
             let key = owners.insert(Owner { handle: number, tag: io.tag });
@@ -139,28 +208,35 @@ impl QueuePair for Handle {
             pending.push_back(Io { tag, ..io });
         }
         self.owed += taken;
-        self.refused = !pending.is_empty();
+        let waiting = handles.get_mut(&number).expect("there while the handle is");
+        waiting.was_refused = !pending.is_empty();
         taken
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let Lane { pair, owners, arrived, scratch, .. } = &mut *self.lane.lock();
-        pair.poll(now, usize::MAX, scratch);
-        for completion in scratch.drain(..) {
-            let Owner { handle, tag } = owners.remove(completion.tag as usize);
-            // Nobody waits for the I/Os of a handle that was dropped.
-            if let Some(arrived) = arrived.get_mut(&handle) {
-                arrived.push_back(Completion { tag, ..completion });
-            }
-        }
+        let mut lane = self.lane.lock();
+        lane.turn(self.number, now);
+        let Lane { pair, handles, .. } = &mut *lane;
         if *pair.namespace() != self.namespace {
             self.namespace = pair.namespace().clone();
         }
-        let own = arrived.get_mut(&self.number).expect("there while the handle is");
-        let count = max.min(own.len());
-        done.extend(own.drain(..count));
+        (self.notice, self.next_timeout) = (pair.notice(), pair.next_timeout());
+        let own = handles.get_mut(&self.number).expect("there while the handle is");
+        if own.was_refused && self.notice == Notice::Poll {
+            // Nothing tells of the room that those make who do not look themselves.
+            let look = Some(now + LOOK_EVERY);
+            self.next_timeout = self.next_timeout.into_iter().chain(look).min();
+        }
+        let count = max.min(own.arrived.len());
+        done.extend(own.arrived.drain(..count));
+        if !own.arrived.is_empty() {
+            self.notice = Notice::Poll;
+        }
         self.owed -= count;
-        self.next_look = now + LOOK_EVERY;
+        if let Some(set) = &mut self.set {
+            set.take_ready();
+            set.expect(self.owed > 0);
+        }
         count
     }
 
@@ -192,29 +268,47 @@ impl QueuePair for Handle {
         Some(Arc::as_ptr(&self.lane).addr())
     }
 
-    /// The descriptors below are of whoever polls: it looks by time.
-    fn join(&mut self, _: &Registry) {}
+    fn join(&mut self, registry: &Registry) {
+        let mut lane = self.lane.lock();
+        lane.notice_fork();
+        let set = lane.readiness.as_fd().try_clone_to_owned();
+        self.set = set.ok().map(|set| {
+            let mut set = Watched::new(set);
+            set.join(registry, false);
+            set
+        });
+        let waiting = lane.handles.get_mut(&self.number).expect("there while the handle is");
+        waiting.registry = Some(registry.clone());
+    }
 
     fn notice(&self) -> Notice {
-        Notice::Look
+        if self.set.is_none() { Notice::Poll } else { self.notice }
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        (self.owed > 0 || self.refused).then_some(self.next_look)
+        self.next_timeout
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.lane.lock().arrived.remove(&self.number);
+        let mut lane = self.lane.lock();
+        lane.handles.remove(&self.number);
+        // What it had under way is theirs to see the end of, if they wait for its room.
+        let refused = lane.handles.values().filter(|waiting| waiting.was_refused);
+        refused.for_each(|waiting| waiting.tell_unless(false));
     }
 }
 
-/// How long a handle sleeps at a time: the descriptor below is not its own to sleep on.
+/// How often a handle without I/Os looks for room where nothing tells.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::buf::IoBuf;
     use crate::qpair::blocking::Blocking;
@@ -239,10 +333,6 @@ mod tests {
         assert_eq!(one.submit(&mut of_one), 3);
         assert_eq!(two.submit(&mut of_two), 0, "the queue below is full");
         assert_eq!(of_two.iter().map(|io| io.tag).collect::<Vec<_>>(), [70, 71]);
-        assert!(
-            two.next_timeout().is_some(),
-            "it must look again, though it has nothing under way"
-        );
         let mut done = Vec::new();
         assert_eq!(two.poll(Instant::now(), 9, &mut done), 0);
         assert_eq!(two.submit(&mut of_two), 2);
@@ -266,6 +356,126 @@ mod tests {
         let mut done = Vec::new();
         two.poll(Instant::now(), 9, &mut done);
         assert_eq!((done.len(), two.outstanding()), (1, 0));
+    }
+
+    /// Completes one I/O for each byte that comes, and counts how often it was polled.
+    struct Slow {
+        namespace: Namespace,
+        socket: Watched<UnixStream>,
+        taken: VecDeque<Io>,
+        polls: Arc<AtomicUsize>,
+    }
+
+    impl QueuePair for Slow {
+        fn namespace(&self) -> &Namespace {
+            &self.namespace
+        }
+
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+            let count = room.min(pending.len());
+            self.taken.extend(pending.drain(..count));
+            count
+        }
+
+        fn poll(&mut self, _: Instant, _: usize, done: &mut Vec<Completion>) -> usize {
+            self.polls.fetch_add(1, Ordering::Relaxed);
+            let mut bytes = [0; 8];
+            let count = match self.socket.take_ready() {
+                true => self.socket.read(&mut bytes).unwrap_or(0),
+                false => 0,
+            };
+            for Io { tag, buf, .. } in self.taken.drain(..count) {
+                done.push(Completion { tag, buf, result: Ok(()) });
+            }
+            count
+        }
+
+        fn start(&mut self) {}
+
+        fn use_pool(&mut self, _: &Pool) {}
+
+        fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+        fn outstanding(&self) -> usize {
+            self.taken.len()
+        }
+
+        fn shared_queue(&self) -> Option<usize> {
+            None
+        }
+
+        fn distrust(&mut self, _: Lba, _: usize) {}
+
+        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+            None
+        }
+
+        fn join(&mut self, registry: &Registry) {
+            self.socket.join(registry, false);
+        }
+
+        fn notice(&self) -> Notice {
+            Notice::Event
+        }
+
+        fn next_timeout(&self) -> Option<Instant> {
+            None
+        }
+    }
+
+    /// Gives its only queue pair once.
+    struct Once(Mutex<Option<Slow>>, Namespace);
+
+    impl Device for Once {
+        fn namespace(&self) -> Namespace {
+            self.1.clone()
+        }
+
+        fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+            Ok(Box::new(self.0.lock().take().expect("one queue pair")))
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            MemNamespace::new(512, 512).unwrap().capabilities()
+        }
+
+        fn grow(&self, len_bytes: u64) -> Result<()> {
+            self.1.must_hold(len_bytes)
+        }
+    }
+
+    /// The queue below has room for two: so the third handle's I/O waits for the end of another's.
+    #[test]
+    fn handles_sleep_until_one_of_them_has_something_and_look_at_nothing_meanwhile() {
+        let namespace = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, 2).namespace();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (polls, socket) = (Arc::new(AtomicUsize::new(0)), Watched::new(ours));
+        let slow = Slow {
+            namespace: namespace.clone(),
+            socket,
+            taken: VecDeque::new(),
+            polls: Arc::clone(&polls),
+        };
+        let device = Once(Mutex::new(Some(slow)), namespace);
+        let device = SharedDevice::new(Arc::new(device), Arc::default());
+        std::thread::scope(|scope| {
+            for number in 0..3 {
+                let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+                scope.spawn(move || io.write(number << 12, IoBuf::zeroed(512)).unwrap());
+            }
+            let quiet = (0..600).any(|_| {
+                let before = polls.load(Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(100));
+                before > 3 && polls.load(Ordering::Relaxed) - before < 5
+            });
+            for _ in 0..3 {
+                theirs.write_all(&[1]).unwrap(); // each ends a sleep, or the test hangs
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(quiet, "they look all the time");
+        });
     }
 
     #[test]
