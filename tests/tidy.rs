@@ -55,7 +55,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("src/buf", "pool run", "a run goes home to its pool, which has the headers of its runs"),
     (
         "src/qpair",
-        "broken device file folder scope spdk tcp",
+        "broken device file folder spdk tcp",
         "`device` opens an address with the engine that it names",
     ),
     ("src/qpair/session", "backlog shared", "a backlog asks its session, which lets it in"),

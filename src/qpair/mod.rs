@@ -15,6 +15,7 @@ pub mod file;
 pub mod folder;
 pub mod group;
 pub mod mem;
+mod opening;
 mod options;
 pub(crate) mod patience;
 pub mod plain;
@@ -35,9 +36,9 @@ pub use cpus::Cpus;
 pub use device::{Capabilities, Device, open};
 pub use engines::{Engine, engines};
 pub use fence::Fence;
+pub(crate) use opening::open_pairs;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 pub use scope::PairScope;
-pub(crate) use scope::open_pairs;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
