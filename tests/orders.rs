@@ -1,10 +1,12 @@
 //! Orders as a whole: frozen, complete for every way to share and resume, and mixed within bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
-    EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard, Tail,
+    Aligner, EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard,
+    Sharding, Tail,
 };
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
@@ -79,6 +81,7 @@ fn an_epoch_without_samples_takes_none_whatever_is_asked_of_it() {
         OrderKind::Sequential { by: SequentialBy::Id },
         OrderKind::Sequential { by: SequentialBy::Slot },
         OrderKind::Grouped { lanes: 2, group: 1 },
+        OrderKind::GroupedV1 { lanes: 2, group: 1 },
         OrderKind::Local { world_size: 2 },
         OrderKind::Partial { q: 0.5, world_size: 2 },
     ] {
@@ -139,7 +142,7 @@ fn every_order_is_the_one_in_the_golden_file() {
         assert_eq!(got, ids, "line: {line}");
         lines += 1;
     }
-    assert_eq!(lines, 180);
+    assert_eq!(lines, 255);
 }
 
 fn parse_kind(text: &str) -> OrderKind {
@@ -149,7 +152,8 @@ fn parse_kind(text: &str) -> OrderKind {
         "sequential" if words[1] == "id" => OrderKind::Sequential { by: SequentialBy::Id },
         "sequential" => OrderKind::Sequential { by: SequentialBy::Slot },
         "global" => OrderKind::Global,
-        "grouped" => OrderKind::Grouped { lanes: number(1), group: number(2) },
+        "grouped" => OrderKind::GroupedV1 { lanes: number(1), group: number(2) },
+        "grouped2" => OrderKind::Grouped { lanes: number(1), group: number(2) },
         "local" => OrderKind::Local { world_size: number(1) },
         "partial" => OrderKind::Partial { world_size: number(1), q: words[2].parse().unwrap() },
         _ => panic!("order {text}"),
@@ -162,6 +166,7 @@ fn any_kind() -> impl Strategy<Value = OrderKind> {
         Just(OrderKind::Sequential { by: SequentialBy::Slot }),
         Just(OrderKind::Global),
         (1..20_u32, 1..9_u32).prop_map(|(lanes, group)| OrderKind::Grouped { lanes, group }),
+        (1..20_u32, 1..9_u32).prop_map(|(lanes, group)| OrderKind::GroupedV1 { lanes, group }),
         (1..9_u32).prop_map(|world_size| OrderKind::Local { world_size }),
         (0.0..=1.0, 1..9_u32).prop_map(|(q, world_size)| OrderKind::Partial { q, world_size }),
     ]
@@ -263,18 +268,80 @@ proptest! {
     #[test]
     fn a_lane_ends_one_group_before_it_begins_the_next_and_no_chunk_is_in_two_groups(
         chunks in any_chunks(), lanes in 1..6_u32, group in 1..5_u32, seed: u64,
+        v1: bool,
     ) {
-        let mut order = order(OrderKind::Grouped { lanes, group }, seed, 1, &chunks);
+        let kind = match v1 {
+            true => OrderKind::GroupedV1 { lanes, group },
+            false => OrderKind::Grouped { lanes, group },
+        };
+        let mut order = order(kind, seed, 1, &chunks);
+        let mut parts = BTreeMap::<_, Vec<u32>>::new();
         let mut group_of_chunk = BTreeMap::new();
         let mut current = BTreeMap::new();
         for pick in all_picks(&mut order) {
-            prop_assert_eq!(*group_of_chunk.entry(pick.chunk).or_insert(pick.group), pick.group);
+            let group = *group_of_chunk.entry(pick.chunk).or_insert(pick.group);
+            prop_assert!(!v1 || group == pick.group, "version 1 leaves chunks whole");
+            parts.entry((pick.group, pick.chunk)).or_default().push(pick.nth);
             let lane = order.lane_of(pick.group);
             prop_assert!(lane < lanes);
             let entered = current.insert(lane, pick.group);
             // Groups are numbered lane by lane.
             prop_assert!(entered.is_none_or(|last| last == pick.group || last + 1 == pick.group));
         }
+        for ((group, chunk), mut nth) in parts {
+            nth.sort_unstable();
+            prop_assert_eq!(order.part(group, chunk).collect::<Vec<_>>(), nth, "in slot order");
+            prop_assert!(order.part(group, u32::MAX).is_empty());
+        }
+    }
+
+    #[test]
+    fn lanes_of_one_order_are_equally_long_and_take_turns_to_the_end(
+        chunks in any_chunks(), lanes in 1..40_u32, group in 1..5_u32, seed: u64,
+    ) {
+        let mut order = order(OrderKind::Grouped { lanes, group }, seed, 0, &chunks);
+        for (position, pick) in (0..).zip(all_picks(&mut order)) {
+            prop_assert_eq!(order.lane_of(pick.group), position % lanes);
+        }
+    }
+
+    #[test]
+    fn aligned_shares_are_the_strided_set_with_as_many_for_each_rank(
+        chunks in any_chunks(), lanes in 1..20_u32, group in 1..5_u32, v1: bool, seed: u64,
+        world_size in 1..20_u32, batch_size in 1..40_u64, begun in 0..50_u64,
+        tail in prop_oneof![Just(Tail::Keep), Just(Tail::DropLast), Just(Tail::Pad)],
+    ) {
+        let kind = match v1 {
+            true => OrderKind::GroupedV1 { lanes, group },
+            false => OrderKind::Grouped { lanes, group },
+        };
+        let len = chunks.num_live();
+        let mut order = order(kind, seed, 0, &chunks);
+        let mut aligner = Aligner::default();
+        let shards = (0..world_size).map(|rank| Shard::new(rank, world_size, tail).unwrap());
+        let shards: Vec<Shard> = shards.map(|shard| shard.after(begun.min(len))).collect();
+        let mut strided: Vec<Positions> = shards.iter().map(|shard| shard.positions(len)).collect();
+        let key = |pick: &Pick| (pick.chunk, pick.nth, pick.group);
+        let mut taken = 0;
+        while strided[0].remaining() > 0 {
+            let (mut all, mut expected) = (Vec::new(), Vec::new());
+            for (shard, rest) in shards.iter().zip(&mut strided) {
+                let (mut share, mut picks) = (Vec::new(), Vec::new());
+                order.aligned_picks(&mut aligner, shard, shard.global_batch(len, taken, batch_size), &mut share);
+                order.picks(rest.split_front(batch_size), &mut picks);
+                prop_assert_eq!(share.len(), picks.len(), "rank {}", shard.rank);
+                all.extend(share.iter().map(key));
+                expected.extend(picks.iter().map(key));
+            }
+            all.sort_unstable();
+            expected.sort_unstable();
+            prop_assert_eq!(all, expected, "behind {} samples a rank", taken);
+            taken += batch_size;
+        }
+        let mut none = Vec::new();
+        let past = shards[0].global_batch(len, taken, batch_size);
+        order.aligned_picks(&mut aligner, &shards[0], past, &mut none);
+        prop_assert!(none.is_empty());
     }
 }
 
@@ -313,9 +380,13 @@ fn a_group_of_all_chunks_is_a_full_shuffle_and_a_group_of_one_keeps_chunks_toget
 fn more_lanes_than_chunks_leave_some_empty() {
     let chunks = Chunks::even(3, 5);
     let mut order = order(OrderKind::Grouped { lanes: 1000, group: 2 }, 1, 0, &chunks);
+    let groups =
+        |picks: &[Pick]| picks.iter().map(|pick| pick.group).collect::<BTreeSet<_>>().len();
     let picks = all_picks(&mut order);
-    let groups: BTreeSet<u32> = picks.iter().map(|pick| pick.group).collect();
-    assert_eq!((picks.len(), groups.len()), (15, 3));
+    assert_eq!((picks.len(), groups(&picks)), (15, 15), "a lane has one sample at most");
+    let earlier = OrderSpec { kind: OrderKind::GroupedV1 { lanes: 1000, group: 2 }, seed: 1 };
+    let picks = all_picks(&mut EpochOrder::new(&earlier, Epoch(0), &chunks).unwrap());
+    assert_eq!((picks.len(), groups(&picks)), (15, 3));
     let turns: Vec<u32> = picks.iter().map(|pick| pick.chunk).collect();
     assert!(turns.chunks(3).all(|turn| turn == &turns[..3]), "three lanes take turns: {turns:?}");
 }
@@ -463,5 +534,90 @@ fn a_padded_epoch_repeats_its_first_samples() {
         let all = ids_at(&mut order, &chunks, 0..10);
         let own = Shard::new(3, 4, Tail::Pad).unwrap().positions(10);
         assert_eq!(ids_at(&mut order, &chunks, own), [all[3], all[7], all[1]]);
+    }
+}
+
+/// What all ranks read in an epoch over what there is, in blocks of 4 KiB: each part of a chunk that a rank
+/// goes through once, and what it takes [alone](Pick::alone) sample by sample.
+fn bytes_read(
+    kind: OrderKind,
+    chunks: &Chunks,
+    sharding: Sharding,
+    (world_size, batch_size, begun): (u32, u64, u64),
+) -> f64 {
+    const SAMPLE: u64 = 27_000;
+    let len = chunks.num_live();
+    let blocks = |samples: &Range<u32>| {
+        let (from, to) = (u64::from(samples.start) * SAMPLE, u64::from(samples.end) * SAMPLE);
+        to.div_ceil(4096) - from / 4096
+    };
+    let mut order = order(kind, 7, 0, chunks);
+    let mut aligner = Aligner::default();
+    let mut read = 0;
+    for rank in 0..world_size {
+        let shard = Shard::new(rank, world_size, Tail::Keep).unwrap().after(begun);
+        let mut rest = shard.positions(len);
+        let (mut taken, mut picks) = (0, Vec::new());
+        let mut open = BTreeSet::new();
+        while rest.remaining() > 0 {
+            picks.clear();
+            let strided = rest.split_front(batch_size);
+            match sharding {
+                Sharding::Strided => order.picks(strided, &mut picks),
+                Sharding::Aligned => {
+                    let batch = shard.global_batch(len, taken, batch_size);
+                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                }
+            }
+            taken += strided.remaining();
+            for pick in &picks {
+                if open.contains(&(pick.group, pick.chunk)) {
+                    continue;
+                }
+                if pick.alone {
+                    read += blocks(&(pick.nth..pick.nth + 1));
+                } else {
+                    open.insert((pick.group, pick.chunk));
+                    read += blocks(&order.part(pick.group, pick.chunk));
+                }
+            }
+        }
+    }
+    read as f64 * 4096.0 / ((len - begun) * SAMPLE) as f64
+}
+
+/// 27 to 49 samples a chunk.
+fn uneven(num_chunks: u32) -> Chunks {
+    let sizes = (0..num_chunks).map(|chunk| 27 + chunk * 7919 % 23).collect();
+    Chunks::new(sizes, vec![1; num_chunks as usize])
+}
+
+#[test]
+fn ranks_read_the_data_once_where_lanes_are_a_multiple_of_them() {
+    let chunks = uneven(1334);
+    for world_size in [2, 3, 8, 64, 256] {
+        for lanes in [world_size, 8 * world_size] {
+            let kind = OrderKind::Grouped { lanes, group: 4 };
+            let ratio = bytes_read(kind, &chunks, Sharding::Strided, (world_size, 16, 0));
+            println!("{world_size} ranks, {lanes} lanes: {ratio:.4}");
+            assert!(ratio <= 1.02, "{world_size} ranks, {lanes} lanes: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_go_on_with_the_lanes_of_fewer_read_little_more_where_shares_are_aligned() {
+    for (num_chunks, begun) in [(1334, 4096), (80, 0), (20, 0)] {
+        let chunks = uneven(num_chunks);
+        for world_size in [2, 3, 5, 8, 12, 64, 256] {
+            let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+            let run = (world_size, 16, begun);
+            let aligned = bytes_read(kind, &chunks, Sharding::Aligned, run);
+            let strided = bytes_read(kind, &chunks, Sharding::Strided, run);
+            println!("{num_chunks} chunks, {world_size} ranks: {aligned:.3}, strided {strided:.3}");
+            assert!(aligned <= strided, "{num_chunks} chunks, {world_size} ranks");
+            let least = (f64::from(world_size) / 32.0).max(1.0);
+            assert!(num_chunks < 1000 || aligned <= 1.15 * least, "{world_size} ranks: {aligned}");
+        }
     }
 }

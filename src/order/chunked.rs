@@ -1,8 +1,11 @@
 //! Orders that go through whole chunks: DIESEL's chunk-based shuffle in lanes, and slot order.
 //!
 //! 1. The chunks that hold live samples are shuffled by the epoch's key.
-//! 2. They are dealt in that order: each goes to the lane with the fewest samples so far, the lowest
-//!    of several.
+//! 2. They are laid end to end in that order, and cut into lanes: of N samples and K lanes, lane l takes
+//!    N / K, and one more where l < N mod K. A chunk that a border cuts is cut in slot order: its first
+//!    samples end one lane, the others begin the next.
+//!    (In version 1 whole chunks are dealt: each goes to the lane with the fewest samples so far, the
+//!    lowest of several.)
 //! 3. Each lane is cut into groups of `group` consecutive chunks (a run that holds one oversize
 //!    sample counts as the chunks it is long; a group ends before a chunk that would overfill it).
 //! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
@@ -10,10 +13,13 @@
 //!
 //! One lane is DIESEL's algorithm itself: groups one after the other. With more, a batch draws from
 //! `lanes * group` chunks at once, and a world size that divides the lanes gives each rank lanes, and
-//! so chunks, of its own. In slot order there is one lane and nothing is shuffled.
+//! so chunks, of its own: lanes are equally long, so none drops out before the last round. (In version 1
+//! they do, and ranks then meet lanes of all others.) In slot order there is one lane and nothing is
+//! shuffled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use super::Population;
 use super::interleave::Interleave;
@@ -28,6 +34,8 @@ pub struct Pick {
     pub nth: u32,
     /// The group that the chunk belongs to in this epoch.
     pub group: u32,
+    /// Another rank goes through the chunk: what this one takes of it is better read by itself.
+    pub alone: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -40,7 +48,11 @@ pub(super) struct Chunked {
     groups: Vec<u32>,
     /// For each lane, and one past the last, its first group.
     lanes: Vec<u32>,
+    /// For each lane, how many samples of its first chunk belong to the lane before.
+    skips: Vec<u32>,
     interleave: Interleave,
+    /// No lane has more than one sample more than another: position p is of lane p mod K.
+    has_equal_lanes: bool,
     /// What shuffles the samples of a group; `None` leaves them in slot order.
     key: Option<Key>,
     cursors: Vec<Cursor>,
@@ -51,6 +63,8 @@ pub(super) struct Chunked {
 #[derive(Debug, Clone, Default)]
 struct Dealt {
     lanes: Vec<Vec<u32>>,
+    /// For each lane: samples of its first chunk that are not its own, and samples that it has at most.
+    bounds: Vec<(u32, u64)>,
     /// Each lane and its samples so far, the lane with the fewest first.
     shortest: BinaryHeap<Reverse<(u64, u32)>>,
 }
@@ -62,7 +76,18 @@ struct Cursor {
     /// The samples of the lane that the group holds: `start..end`.
     start: u64,
     end: u64,
+    /// Samples of the group's first chunk that belong to the lane before.
+    skip: u32,
     shuffle: Option<Permutation>,
+}
+
+/// How the shuffled chunks come into lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dealing {
+    /// Whole, to the lane with the fewest samples: version 1.
+    Whole,
+    /// Laid end to end and cut into equal lanes.
+    Equal,
 }
 
 impl Chunked {
@@ -70,18 +95,19 @@ impl Chunked {
         let mut order = Chunked::empty();
         let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
         order.dealt.lanes.push(chunks.collect());
+        order.dealt.bounds.push(UNBOUNDED);
         order.cut(population, 1);
         order
     }
 
     pub(super) fn shuffled(
         population: &(impl Population + ?Sized),
-        lanes: u32,
-        group: u32,
+        dealing: Dealing,
+        (lanes, group): (u32, u32),
         key: Key,
     ) -> Chunked {
         let mut order = Chunked::empty();
-        order.shuffle_anew(population, lanes, group, key);
+        order.shuffle_anew(population, dealing, (lanes, group), key);
         order
     }
 
@@ -89,11 +115,16 @@ impl Chunked {
     pub(super) fn shuffle_anew(
         &mut self,
         population: &(impl Population + ?Sized),
-        lanes: u32,
-        group: u32,
+        dealing: Dealing,
+        (lanes, group): (u32, u32),
         key: Key,
     ) {
-        self.dealt.deal(population, lanes, key.with(CHUNKS));
+        self.dealt.clear(population.num_chunks(), lanes);
+        match dealing {
+            Dealing::Whole => self.dealt.deal_whole(population, lanes, key.with(CHUNKS)),
+            Dealing::Equal => self.dealt.deal_equally(population, lanes, key.with(CHUNKS)),
+        }
+        self.has_equal_lanes = dealing == Dealing::Equal;
         self.key = Some(key.with(SAMPLES));
         self.cut(population, group);
     }
@@ -104,7 +135,9 @@ impl Chunked {
             ends: Vec::new(),
             groups: Vec::new(),
             lanes: Vec::new(),
+            skips: Vec::new(),
             interleave: Interleave::default(),
+            has_equal_lanes: true,
             key: None,
             cursors: Vec::new(),
             dealt: Dealt::default(),
@@ -113,15 +146,17 @@ impl Chunked {
 
     /// Cuts the lanes that were dealt into groups.
     fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
-        let Chunked { chunks, ends, groups, lanes, interleave, cursors, dealt, .. } = self;
+        let Chunked { chunks, ends, groups, lanes, skips, interleave, cursors, dealt, .. } = self;
         chunks.clear();
         ends.clear();
         groups.clear();
         lanes.clear();
+        skips.clear();
         interleave.clear();
-        for lane in &dealt.lanes {
+        for (lane, &(skip, limit)) in dealt.lanes.iter().zip(&dealt.bounds) {
             lanes.push(groups.len() as u32);
-            let (mut samples, mut room) = (0, 0);
+            skips.push(skip);
+            let (mut samples, mut room, mut skip) = (0, 0, skip);
             for &chunk in lane {
                 let span = population.span_of_chunk(chunk).max(1);
                 if room < span {
@@ -129,7 +164,8 @@ impl Chunked {
                     room = group;
                 }
                 room = room.saturating_sub(span);
-                samples += u64::from(population.live_in_chunk(chunk));
+                samples += u64::from(population.live_in_chunk(chunk) - std::mem::take(&mut skip));
+                samples = samples.min(limit);
                 ends.push(samples);
             }
             chunks.extend_from_slice(lane);
@@ -139,12 +175,21 @@ impl Chunked {
         groups.push(chunks.len() as u32);
         interleave.begin();
         cursors.clear();
-        cursors.resize(dealt.lanes.len(), Cursor { group: 0, start: 0, end: 0, shuffle: None });
+        let nowhere = Cursor { group: 0, start: 0, end: 0, skip: 0, shuffle: None };
+        cursors.resize(dealt.lanes.len(), nowhere);
     }
 
     #[inline]
     pub(super) fn pick(&mut self, position: u64) -> Pick {
         let (lane, index) = self.interleave.locate(position);
+        let (place, nth) = self.place(lane, index);
+        let group = self.cursors[lane as usize].group;
+        Pick { chunk: self.chunks[place], nth, group, alone: false }
+    }
+
+    /// Where the sample `index` of `lane` is: place in the list of chunks, and which of its samples.
+    #[inline]
+    pub(super) fn place(&mut self, lane: u32, index: u64) -> (usize, u32) {
         let mut cursor = &self.cursors[lane as usize];
         if !(cursor.start..cursor.end).contains(&index) {
             self.enter(lane, index);
@@ -157,13 +202,69 @@ impl Chunked {
         let first = self.groups[cursor.group as usize] as usize;
         let end = self.groups[cursor.group as usize + 1] as usize;
         let place = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
-        let before = if place == first { cursor.start } else { self.ends[place - 1] };
-        Pick { chunk: self.chunks[place], nth: (shuffled - before) as u32, group: cursor.group }
+        match place == first {
+            true => (place, (shuffled - cursor.start) as u32 + cursor.skip),
+            false => (place, (shuffled - self.ends[place - 1]) as u32),
+        }
     }
 
     /// The lane that goes through `group`.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
         self.lanes.partition_point(|&first| first <= group) as u32 - 1
+    }
+
+    /// The samples of `chunk` that `group` takes, in slot order.
+    pub(super) fn part(&self, group: u32, chunk: u32) -> Range<u32> {
+        let (first, end) = self.places_of(group);
+        let nth = self.chunks[first..end].iter().position(|&other| other == chunk);
+        let Some(nth) = nth else { return 0..0 };
+        let lane = self.lane_of(group);
+        let samples = self.samples_at(lane, first + nth);
+        let skip = if samples.start == 0 { self.skips[lane as usize] } else { 0 };
+        skip..skip + (samples.end - samples.start) as u32
+    }
+
+    /// The samples of `lane` that the chunk at `place` holds.
+    pub(super) fn samples_at(&self, lane: u32, place: usize) -> Range<u64> {
+        let is_first = place == self.groups[self.lanes[lane as usize] as usize] as usize;
+        (if is_first { 0 } else { self.ends[place - 1] })..self.ends[place]
+    }
+
+    /// Samples of each part of a chunk that a lane goes through.
+    pub(super) fn part_lens(&self) -> impl Iterator<Item = u64> {
+        let mut before = 0;
+        self.ends.iter().map(move |&end| {
+            // The first of a lane counts from 0 again.
+            let start = if end > before { before } else { 0 };
+            before = end;
+            end - start
+        })
+    }
+
+    pub(super) fn num_lanes(&self) -> u32 {
+        self.lanes.len() as u32 - 1
+    }
+
+    pub(super) fn has_equal_lanes(&self) -> bool {
+        self.has_equal_lanes
+    }
+
+    /// Lane, and index of the sample in it, at `position`.
+    pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
+        self.interleave.locate(position)
+    }
+
+    /// The position of the sample `index` of `lane`.
+    pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
+        match self.has_equal_lanes {
+            true => index * u64::from(self.num_lanes()) + u64::from(lane),
+            false => self.interleave.position(lane, index),
+        }
+    }
+
+    /// Places of the chunks of `group`: the first, and one past the last.
+    pub(super) fn places_of(&self, group: u32) -> (usize, usize) {
+        (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
     }
 
     fn enter(&mut self, lane: u32, index: u64) {
@@ -172,18 +273,19 @@ impl Chunked {
         let nth = group - self.lanes[lane as usize];
         let key = self.key.map(|key| key.with(u64::from(lane)).with(u64::from(nth)));
         let shuffle = key.map(|key| Permutation::new(end - start, key));
-        self.cursors[lane as usize] = Cursor { group, start, end, shuffle };
+        let skip = if nth == 0 { self.skips[lane as usize] } else { 0 };
+        self.cursors[lane as usize] = Cursor { group, start, end, skip, shuffle };
     }
 
     /// The group of `lane` that holds its sample `index`.
-    fn group_of(&self, lane: u32, index: u64) -> u32 {
+    pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
         let (first, end) = (self.lanes[lane as usize], self.lanes[lane as usize + 1]);
         let groups = &self.groups[first as usize + 1..=end as usize];
         first + groups.partition_point(|&place| self.ends[place as usize - 1] <= index) as u32
     }
 
     /// The samples of its lane that `group` holds.
-    fn samples_of(&self, lane: u32, group: u32) -> (u64, u64) {
+    pub(super) fn samples_of(&self, lane: u32, group: u32) -> (u64, u64) {
         let first = self.groups[group as usize] as usize;
         let end = self.ends[self.groups[group as usize + 1] as usize - 1];
         let is_first = group == self.lanes[lane as usize];
@@ -192,28 +294,67 @@ impl Chunked {
 }
 
 impl Dealt {
-    /// The shuffled chunks, dealt: each to the lane with the fewest samples so far.
-    fn deal(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
-        let permutation = Permutation::new(u64::from(population.num_chunks()), key);
+    /// Has `lanes` empty lanes, each with room for its share of the chunks.
+    fn clear(&mut self, num_chunks: u32, lanes: u32) {
         self.lanes.resize_with(lanes as usize, Vec::new);
-        let fair_share = permutation.len() as usize / lanes.max(1) as usize;
+        let fair_share = num_chunks as usize / lanes.max(1) as usize;
         for lane in &mut self.lanes {
             lane.clear();
             lane.reserve(fair_share + SPARE_CHUNKS);
         }
+        self.bounds.clear();
+    }
+
+    /// The shuffled chunks, dealt whole: each to the lane with the fewest samples so far.
+    fn deal_whole(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+        self.bounds.resize(lanes as usize, UNBOUNDED);
         self.shortest.clear();
         self.shortest.extend((0..lanes).map(|lane| Reverse((0, lane))));
-        for index in 0..permutation.len() {
-            let chunk = permutation.forward(index) as u32;
-            let live = population.live_in_chunk(chunk);
-            if live > 0 {
-                let mut lane = self.shortest.peek_mut().expect("an order has at least one lane");
-                self.lanes[lane.0.1 as usize].push(chunk);
-                lane.0.0 += u64::from(live);
+        for (chunk, live) in shuffled_chunks(population, key) {
+            let mut lane = self.shortest.peek_mut().expect("an order has at least one lane");
+            self.lanes[lane.0.1 as usize].push(chunk);
+            lane.0.0 += u64::from(live);
+        }
+    }
+
+    /// The shuffled chunks laid end to end, and cut where a lane has its share of the samples.
+    fn deal_equally(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
+        let (each, extra) =
+            (population.num_live() / u64::from(lanes), population.num_live() % u64::from(lanes));
+        let mut chunks = shuffled_chunks(population, key);
+        let (mut chunk, mut live, mut taken) = (0, 0, 0);
+        for (lane, own) in (0..).zip(&mut self.lanes) {
+            let share = each + u64::from(lane < extra);
+            // Nothing of the chunk at hand is left where the border falls between two.
+            let skip = if taken < live { taken } else { 0 };
+            let mut rest = share;
+            while rest > 0 {
+                if taken == live {
+                    let Some(next) = chunks.next() else { break };
+                    ((chunk, live), taken) = (next, 0);
+                }
+                own.push(chunk);
+                let count = rest.min(u64::from(live - taken));
+                taken += count as u32;
+                rest -= count;
             }
+            self.bounds.push((skip, share));
         }
     }
 }
+
+/// The chunks that hold live samples, in the order that `key` shuffles them to, with how many they hold.
+fn shuffled_chunks(
+    population: &(impl Population + ?Sized),
+    key: Key,
+) -> impl Iterator<Item = (u32, u32)> {
+    let permutation = Permutation::new(u64::from(population.num_chunks()), key);
+    let chunks = (0..permutation.len()).map(move |index| permutation.forward(index) as u32);
+    chunks.map(|chunk| (chunk, population.live_in_chunk(chunk))).filter(|&(_, live)| live > 0)
+}
+
+/// A lane that has all of its chunks.
+const UNBOUNDED: (u32, u64) = (0, u64::MAX);
 
 /// Chunks above its share that a lane has room for: how many it gets differs a little by epoch.
 const SPARE_CHUNKS: usize = 8;

@@ -4,7 +4,7 @@
 //! more drops out. Between two drop-outs, a *phase*, the number of lanes that take part stays the
 //! same, so a position is a division: no replay, and at most as many phases as lanes.
 
-/// Position -> (lane, index in the lane), for lanes of given lengths.
+/// Position <-> (lane, index in the lane), for lanes of given lengths.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Interleave {
     lengths: Vec<u64>,
@@ -57,6 +57,15 @@ impl Interleave {
         (self.active[turn as usize], phase.first_round + round)
     }
 
+    /// The position of the sample `index` of `lane`: the inverse of [`Interleave::locate`].
+    pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
+        let later = self.phases.partition_point(|phase| phase.first_round <= index);
+        let phase = &self.phases[later - 1];
+        let before = &self.lengths[..lane as usize];
+        let turn = before.iter().filter(|&&length| length > phase.first_round).count() as u64;
+        phase.first_position + (index - phase.first_round) * phase.num_active + turn
+    }
+
     fn enter(&mut self, phase: usize) {
         self.current = phase;
         let first_round = self.phases[phase].first_round;
@@ -104,6 +113,7 @@ mod tests {
             let walk: Vec<(u32, u64)> = walk.collect();
             for (position, &expected) in (0..).zip(&walk) {
                 assert_eq!(interleave.locate(position), expected, "{position} of {lengths:?}");
+                assert_eq!(interleave.position(expected.0, expected.1), position);
             }
             for (position, &expected) in walk.iter().enumerate().rev() {
                 assert_eq!(interleave.locate(position as u64), expected, "backwards");

@@ -13,11 +13,14 @@
 //! It reads nothing and knows no bytes: [`Population`] says how many samples there are and how they
 //! lie in chunks, a reader makes reads of ids or [`Pick`]s, and `report` says how random the result is.
 //!
-//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped orders) and `interleave.rs`.
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped orders) and `interleave.rs`;
+//! `shard.rs` says how ranks share an epoch, and `aligned.rs` how they share it by chunks.
 
+mod aligned;
 mod chunked;
 mod interleave;
 mod partial;
+mod reads;
 pub mod report;
 mod shard;
 mod spec;
@@ -28,12 +31,14 @@ use std::ops::Range;
 use crate::permutation::{Key, Permutation};
 use crate::units::{Epoch, SampleId};
 
+pub use aligned::{Aligner, Counted, GlobalBatch};
 pub use chunked::Pick;
-pub use shard::{Positions, Shard, Tail};
-pub use spec::{MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
+pub use reads::Reads;
+pub use shard::{Positions, Shard, Sharding, Tail};
+pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
 pub use state::{ImageId, Refusal, State};
 
-use chunked::Chunked;
+use chunked::{Chunked, Dealing};
 use partial::Partial;
 
 /// The samples that an order runs over: the live samples of one generation, as a directory knows them.
@@ -101,9 +106,18 @@ impl EpochOrder {
                 Sequence::Chunked(Chunked::in_slot_order(population))
             }
             OrderKind::Global => Sequence::Global(Permutation::new(len, key)),
-            OrderKind::Grouped { lanes, group } => {
-                Sequence::Chunked(Chunked::shuffled(population, lanes, group, key))
-            }
+            OrderKind::Grouped { lanes, group } => Sequence::Chunked(Chunked::shuffled(
+                population,
+                Dealing::Equal,
+                (lanes, group),
+                key,
+            )),
+            OrderKind::GroupedV1 { lanes, group } => Sequence::Chunked(Chunked::shuffled(
+                population,
+                Dealing::Whole,
+                (lanes, group),
+                key,
+            )),
             OrderKind::Local { world_size } => {
                 Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, 0.0))
             }
@@ -125,12 +139,16 @@ impl EpochOrder {
         epoch: Epoch,
         population: &(impl Population + ?Sized),
     ) -> Result<(), OrderError> {
-        match (spec.kind, &mut self.sequence) {
-            (OrderKind::Grouped { lanes, group }, Sequence::Chunked(chunked)) => {
+        match (spec.kind.lanes_and_group(), &mut self.sequence) {
+            (Some(lanes_and_group), Sequence::Chunked(chunked)) => {
                 spec.check()?;
                 spec.check_epoch(epoch)?;
                 let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
-                chunked.shuffle_anew(population, lanes, group, key);
+                let dealing = match spec.kind {
+                    OrderKind::GroupedV1 { .. } => Dealing::Whole,
+                    _ => Dealing::Equal,
+                };
+                chunked.shuffle_anew(population, dealing, lanes_and_group, key);
                 (self.len, self.epoch) = (population.num_live(), epoch);
             }
             _ => *self = EpochOrder::new(spec, epoch, population)?,
@@ -200,12 +218,43 @@ impl EpochOrder {
         out.extend(among(positions, len).map(|position| chunked.pick(wrap(position, len))));
     }
 
+    /// Appends what the rank of `shard` takes of `batch` where global batches are shared
+    /// [by chunks](Sharding::Aligned), by position. `shard` is as it was where the run began, and `batch`
+    /// one of its [`Shard::global_batch`]es.
+    ///
+    /// Looks up the chunk of each position that this rank's lanes have in the batch: some tens of
+    /// nanoseconds each.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn aligned_picks(
+        &mut self,
+        aligner: &mut Aligner,
+        shard: &Shard,
+        batch: GlobalBatch,
+        out: &mut Vec<Pick>,
+    ) {
+        let len = self.len;
+        if len > 0 {
+            aligner.share(self.chunked_mut(), shard, batch, len, out);
+        }
+    }
+
     /// The lane that goes through `group`, a group that [`EpochOrder::picks`] named.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
     pub fn lane_of(&self, group: u32) -> u32 {
         self.chunked().lane_of(group)
+    }
+
+    /// The samples of `chunk` that `group` takes, in slot order: all, unless the border of a lane cuts
+    /// the chunk. Empty where the group does not go through the chunk.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn part(&self, group: u32, chunk: u32) -> Range<u32> {
+        self.chunked().part(group, chunk)
     }
 
     fn chunked(&self) -> &Chunked {

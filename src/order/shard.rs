@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OrderError;
+use super::{GlobalBatch, OrderError};
 
 /// The part of an epoch's sequence that one rank takes: DistributedSampler's rule.
 ///
@@ -31,6 +31,19 @@ pub enum Tail {
     DropLast,
     /// The epoch's first samples are read once more, so that all ranks have equally many.
     Pad,
+}
+
+/// How a global batch, the positions that all ranks together take at a step, is shared out. Its set of
+/// samples, and how many each rank gets, are the same either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// Every W-th position: DistributedSampler's rule.
+    #[default]
+    Strided,
+    /// Whole chunks to one rank, as far as equal shares allow: for grouped order where the number of lanes
+    /// is no multiple of the world size. See [`Aligner`](super::Aligner).
+    Aligned,
 }
 
 impl Shard {
@@ -65,6 +78,26 @@ impl Shard {
         };
         // A state may say that anything was consumed: past the end there is nothing to take.
         Positions::new(self.consumed.saturating_add(rank), world_size, count)
+    }
+
+    /// The global batch that begins once each rank has taken `taken` samples, where a rank's batch is of
+    /// `batch_size`: empty past the end.
+    pub fn global_batch(&self, len: u64, taken: u64, batch_size: u64) -> GlobalBatch {
+        let world_size = u64::from(self.world_size.max(1));
+        let rest = len.saturating_sub(self.consumed);
+        let all = match self.tail {
+            Tail::Keep => rest,
+            Tail::DropLast => rest / world_size * world_size,
+            Tail::Pad => rest.next_multiple_of(world_size),
+        };
+        let before = taken.saturating_mul(world_size);
+        let count = all.saturating_sub(before).min(batch_size.saturating_mul(world_size));
+        GlobalBatch { first: self.consumed.saturating_add(before), count }
+    }
+
+    /// Whether `batch` has `batch_size` positions for each rank.
+    pub fn is_whole(&self, batch: GlobalBatch, batch_size: u64) -> bool {
+        batch.count / u64::from(self.world_size.max(1)) >= batch_size
     }
 
     /// Positions of an epoch of `len` that all ranks have consumed once each has taken `taken` of its

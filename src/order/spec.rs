@@ -27,10 +27,22 @@ pub enum OrderKind {
     },
     /// A full shuffle of all samples.
     Global,
-    /// DIESEL's chunk-based shuffle in `lanes` lanes: chunks are shuffled and dealt to the lanes, a
-    /// lane shuffles the samples of `group` chunks together, and the lanes take turns.
+    /// DIESEL's chunk-based shuffle in `lanes` equally long lanes: chunks are shuffled and laid end to
+    /// end, each lane takes its part of them, shuffles the samples of `group` chunks together, and the
+    /// lanes take turns. (Version 2 of this order.)
+    #[serde(rename = "grouped2")]
     Grouped {
-        /// Lanes that take turns; 1 is DIESEL's algorithm itself.
+        /// Lanes that take turns; 1 is DIESEL's algorithm itself. 0 in what is asked for: as many as fit
+        /// the world size where a run starts, or those of the state that it goes on from.
+        lanes: u32,
+        /// Chunks of one lane whose samples are shuffled together.
+        group: u32,
+    },
+    /// Version 1 of the same, for states that name it: lanes of whole chunks, which differ in length, so
+    /// that ranks fall out of step with their lanes and read chunks several times.
+    #[serde(rename = "grouped")]
+    GroupedV1 {
+        /// Lanes that take turns.
         lanes: u32,
         /// Chunks of one lane whose samples are shuffled together.
         group: u32,
@@ -66,10 +78,14 @@ impl OrderSpec {
     /// The first number that is not.
     pub fn check(&self) -> Result<(), OrderError> {
         match self.kind {
-            OrderKind::Grouped { lanes, .. } if !(1..=MAX_LANES).contains(&lanes) => {
+            OrderKind::Grouped { lanes, .. } | OrderKind::GroupedV1 { lanes, .. }
+                if !(1..=MAX_LANES).contains(&lanes) =>
+            {
                 Err(OrderError::Lanes { lanes })
             }
-            OrderKind::Grouped { group: 0, .. } => Err(OrderError::EmptyGroup),
+            OrderKind::Grouped { group: 0, .. } | OrderKind::GroupedV1 { group: 0, .. } => {
+                Err(OrderError::EmptyGroup)
+            }
             OrderKind::Local { world_size: 0 } | OrderKind::Partial { world_size: 0, .. } => {
                 Err(OrderError::EmptyWorld)
             }
@@ -97,7 +113,47 @@ impl OrderSpec {
     }
 }
 
+impl OrderSpec {
+    /// The order that a run of `world_size` ranks starts with where this one is asked for: grouped order
+    /// without a number of lanes gets [`LANES_A_RANK`] for each rank.
+    #[must_use]
+    pub fn started(self, world_size: u32) -> OrderSpec {
+        let kind = match self.kind {
+            OrderKind::Grouped { lanes: 0, group } => {
+                // A multiple of the world size, as long as there may be so many.
+                let a_rank = (MAX_LANES / world_size.max(1)).clamp(1, LANES_A_RANK);
+                let lanes = world_size.max(1).saturating_mul(a_rank).min(MAX_LANES);
+                OrderKind::Grouped { lanes, group }
+            }
+            kind => kind,
+        };
+        OrderSpec { kind, ..self }
+    }
+}
+
 impl OrderKind {
+    /// Whether a run that was asked for in order `asked` may go on in this one, of a state: it is the same,
+    /// an earlier version of the same, or has the lanes that `asked` left open.
+    pub fn continues(&self, asked: &OrderKind) -> bool {
+        match (*self, *asked) {
+            (
+                OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group },
+                OrderKind::Grouped { lanes: wanted, group: size },
+            ) => group == size && (wanted == 0 || wanted == lanes),
+            (kind, asked) => kind == asked,
+        }
+    }
+
+    /// Lanes and chunks a group, where it goes through groups of chunks.
+    pub fn lanes_and_group(&self) -> Option<(u32, u32)> {
+        match *self {
+            OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group } => {
+                Some((lanes, group))
+            }
+            _ => None,
+        }
+    }
+
     /// The world size that the sequence depends on, where it does.
     pub fn world_size(&self) -> Option<u32> {
         match *self {
@@ -113,8 +169,9 @@ impl OrderKind {
         match self {
             OrderKind::Sequential { .. } => 0,
             OrderKind::Global => 1,
-            OrderKind::Grouped { .. } => 2,
+            OrderKind::GroupedV1 { .. } => 2,
             OrderKind::Local { .. } | OrderKind::Partial { .. } => 3,
+            OrderKind::Grouped { .. } => 4,
         }
     }
 }
@@ -174,6 +231,9 @@ const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
 /// Each lane costs some hundred bytes of state.
 const MAX_LANES: u32 = 65_536;
 
+/// Lanes that each rank goes through where nobody says how many: a batch then draws from 32 chunks.
+pub const LANES_A_RANK: u32 = 8;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,8 +242,11 @@ mod tests {
     fn a_specification_is_json_with_the_names_that_the_command_line_has() {
         let spec = OrderSpec { kind: OrderKind::Grouped { lanes: 8, group: 4 }, seed: 7 };
         let json = serde_json::to_string(&spec).unwrap();
-        assert_eq!(json, r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#);
+        assert_eq!(json, r#"{"kind":"grouped2","lanes":8,"group":4,"seed":7}"#);
         assert_eq!(serde_json::from_str::<OrderSpec>(&json).unwrap(), spec);
+        let earlier = r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#;
+        let kind = OrderKind::GroupedV1 { lanes: 8, group: 4 };
+        assert_eq!(serde_json::from_str::<OrderSpec>(earlier).unwrap().kind, kind);
     }
 
     #[test]
@@ -195,6 +258,43 @@ mod tests {
         assert!(error(OrderKind::Local { world_size: 0 }).contains("world size"));
         assert!(error(OrderKind::Partial { q: 1.5, world_size: 2 }).contains("1.5"));
         assert!(error(OrderKind::Partial { q: f64::NAN, world_size: 2 }).contains("NaN"));
+    }
+
+    #[test]
+    fn lanes_that_nobody_gave_follow_the_world_size_and_stay_a_multiple_of_it() {
+        let open = OrderSpec { kind: OrderKind::Grouped { lanes: 0, group: 4 }, seed: 3 };
+        let lanes = |world_size| open.started(world_size).kind.lanes_and_group().unwrap().0;
+        assert_eq!([1, 3, 64].map(lanes), [8, 24, 512]);
+        assert_eq!([8_192, 10_000, 65_536].map(lanes), [65_536, 60_000, 65_536]);
+        assert_eq!(
+            [0, 65_537, u32::MAX].map(lanes),
+            [8, 65_536, 65_536],
+            "as many as there may be"
+        );
+        assert_eq!(open.started(5).check(), Ok(()));
+        assert!(open.check().unwrap_err().to_string().contains("not 0"));
+        let given = OrderSpec { kind: OrderKind::Grouped { lanes: 5, group: 4 }, seed: 3 };
+        assert_eq!(given.started(64), given);
+    }
+
+    #[test]
+    fn a_run_goes_on_in_the_order_of_its_state_where_that_is_what_was_asked_for() {
+        let grouped = |lanes, group| OrderKind::Grouped { lanes, group };
+        let earlier = |lanes, group| OrderKind::GroupedV1 { lanes, group };
+        for (state, asked, goes_on) in [
+            (grouped(8, 4), grouped(8, 4), true),
+            (grouped(8, 4), grouped(0, 4), true),
+            (earlier(8, 4), grouped(0, 4), true),
+            (earlier(8, 4), grouped(8, 4), true),
+            (grouped(8, 4), grouped(16, 4), false),
+            (grouped(8, 4), grouped(0, 2), false),
+            (grouped(8, 4), earlier(8, 4), false),
+            (earlier(8, 4), earlier(8, 4), true),
+            (OrderKind::Global, grouped(0, 4), false),
+            (OrderKind::Global, OrderKind::Global, true),
+        ] {
+            assert_eq!(state.continues(&asked), goes_on, "{state:?}, asked for {asked:?}");
+        }
     }
 
     #[test]

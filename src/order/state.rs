@@ -66,7 +66,8 @@ impl State {
     }
 
     /// Whether a run on `image` at `generation` with `order`, with `world_size` ranks over `len`
-    /// samples, can go on from here.
+    /// samples, can go on from here. It goes on in the order of the state, which may be an earlier
+    /// version of the one asked for, or have a number of lanes that was not asked for.
     ///
     /// # Errors
     /// The first reason why it cannot.
@@ -93,7 +94,7 @@ impl State {
                 asked: if state == asked { world_size } else { asked },
             });
         }
-        if self.order.kind != order.kind {
+        if !self.order.kind.continues(&order.kind) {
             return Err(Refusal::Order { state: self.order.kind, asked: order.kind });
         }
         if self.order.seed != order.seed {
@@ -264,7 +265,7 @@ mod tests {
             json,
             concat!(
                 r#"{"version":1,"image":"000102030405060708090a0b0c0d0eff","generation":3,"#,
-                r#""order":{"kind":"grouped","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
+                r#""order":{"kind":"grouped2","lanes":8,"group":4,"seed":7},"epoch":0,"consumed":512}"#
             )
         );
         assert_eq!(State::from_json(&json).unwrap(), state);

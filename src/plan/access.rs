@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::order::{EpochOrder, OrderError, OrderSpec, Population, Shard, Tail};
+use crate::order::{Aligner, EpochOrder, OrderError, OrderSpec, Population, Shard, Sharding, Tail};
 use crate::units::{Epoch, SampleId};
 
 /// The access strings of all ranks of a run.
@@ -46,6 +46,8 @@ pub struct Run<'a, P: ?Sized> {
     consumed: u64,
     world_size: u32,
     tail: Tail,
+    /// Samples of a rank's batch, where shares are aligned.
+    aligned: Option<u64>,
 }
 
 impl<'a, P: Population + ?Sized> Run<'a, P> {
@@ -65,13 +67,21 @@ impl<'a, P: Population + ?Sized> Run<'a, P> {
             order.check_epoch(Epoch(last))?;
         }
         Shard::new(0, world_size, tail)?;
-        Ok(Run { population, order, epochs, consumed: 0, world_size, tail })
+        Ok(Run { population, order, epochs, consumed: 0, world_size, tail, aligned: None })
     }
 
     /// The same run where all ranks together have consumed `consumed` positions of its first epoch.
     #[must_use]
     pub fn after(self, consumed: u64) -> Run<'a, P> {
         Run { consumed, ..self }
+    }
+
+    /// The same run where ranks share global batches as `sharding` says, each rank's part being of
+    /// `batch_size`.
+    #[must_use]
+    pub fn shared(self, sharding: Sharding, batch_size: u64) -> Run<'a, P> {
+        let aligned = (sharding == Sharding::Aligned).then_some(batch_size.max(1));
+        Run { aligned: aligned.filter(|_| self.order.kind.lanes_and_group().is_some()), ..self }
     }
 }
 
@@ -82,15 +92,25 @@ impl<P: Population + ?Sized> Accesses for Run<'_, P> {
 
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
         let mut ids = Vec::with_capacity(PIECE as usize);
+        let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
         for epoch in self.epochs.clone() {
             let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
                 .expect("the specification was checked when the run was made");
             let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
             let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
-            let mut positions = shard.positions(order.len());
+            let (mut positions, mut taken) = (shard.positions(order.len()), 0);
             while positions.remaining() > 0 {
                 ids.clear();
-                order.ids(self.population, positions.split_front(PIECE), &mut ids);
+                let Some(batch_size) = self.aligned else {
+                    order.ids(self.population, positions.split_front(PIECE), &mut ids);
+                    visit(&ids);
+                    continue;
+                };
+                let batch = shard.global_batch(order.len(), taken, batch_size);
+                taken += positions.split_front(batch_size).remaining();
+                picks.clear();
+                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                ids.extend(picks.iter().map(|p| self.population.id_in_chunk(p.chunk, p.nth)));
                 visit(&ids);
             }
         }
@@ -164,6 +184,28 @@ pub(super) mod tests {
             order.ids(&samples, shard.positions(1_000), &mut expected);
         }
         assert_eq!(string(&run, 1), expected.iter().map(|id| id.0).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_strings_of_aligned_shares_are_those_that_a_rank_reads() {
+        let samples = Samples(1_000);
+        let order = OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 3 };
+        let run = Run::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
+        let run = run.shared(Sharding::Aligned, 20);
+        let shard = Shard::new(1, 3, Tail::Keep).unwrap();
+        let mut expected = Vec::new();
+        for epoch in 0..2 {
+            let mut order = EpochOrder::new(&order, Epoch(epoch), &samples).unwrap();
+            for taken in (0..334).step_by(20) {
+                let batch = shard.global_batch(1_000, taken, 20);
+                order.aligned_picks(&mut Aligner::default(), &shard, batch, &mut expected);
+            }
+        }
+        let ids = expected.iter().map(|pick| samples.id_in_chunk(pick.chunk, pick.nth).0);
+        assert_eq!(string(&run, 1), ids.collect::<Vec<_>>());
+        let mut all: Vec<u64> = (0..3).flat_map(|rank| string(&run, rank)).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..2_000).map(|i| i / 2).collect::<Vec<_>>());
     }
 
     #[test]

@@ -53,26 +53,50 @@ def global_(population, seed, epoch):
     return shuffled(sorted(population.slots()), derive(seed, [1, epoch]))
 
 
-def grouped(population, seed, epoch, lanes, group):
+def live_chunks(population, key):
+    chunks = shuffled(range(len(population.sizes)), key)
+    return [chunk for chunk in chunks if population.sizes[chunk]]
+
+
+def grouped1(population, seed, epoch, lanes, group):
     key = derive(seed, [2, epoch])
     dealt = [[] for _ in range(lanes)]
-    for chunk in shuffled(range(len(population.sizes)), with_word(key, 0)):
-        if population.sizes[chunk]:
-            samples = [sum(population.sizes[c] for c in lane) for lane in dealt]
-            dealt[samples.index(min(samples))].append(chunk)
+    for chunk in live_chunks(population, with_word(key, 0)):
+        samples = [sum(population.sizes[c] for c, _ in lane) for lane in dealt]
+        dealt[samples.index(min(samples))].append((chunk, population.chunks[chunk]))
+    return turns(population, key, dealt, group)
+
+
+def grouped(population, seed, epoch, lanes, group):
+    key, n = derive(seed, [4, epoch]), sum(population.sizes)
+    laid = [(c, i) for c in live_chunks(population, with_word(key, 0)) for i in population.chunks[c]]
+    dealt = []
+    for lane in range(lanes):
+        own = n // lanes + (lane < n % lanes)
+        mine, laid = laid[:own], laid[own:]
+        parts = []
+        for chunk, i in mine:
+            if not parts or parts[-1][0] != chunk:
+                parts.append((chunk, []))
+            parts[-1][1].append(i)
+        dealt.append(parts)
+    return turns(population, key, dealt, group)
+
+
+def turns(population, key, dealt, group):
+    """One sample of each lane in turn. A lane is a list of chunks and of the ids that it takes of them."""
     sequences = []
-    for lane, chunks in enumerate(dealt):
+    for lane, parts in enumerate(dealt):
         groups, room = [], 0
-        for chunk in chunks:
+        for chunk, ids in parts:
             if room < population.spans[chunk]:
                 groups.append([])
                 room = group
             room = max(room - population.spans[chunk], 0)
-            groups[-1].append(chunk)
+            groups[-1] += ids
         sequence = []
-        for nth, chunks_of_group in enumerate(groups):
-            samples = [i for c in chunks_of_group for i in population.chunks[c]]
-            sequence += shuffled(samples, with_word(with_word(with_word(key, 1), lane), nth))
+        for nth, ids in enumerate(groups):
+            sequence += shuffled(ids, with_word(with_word(with_word(key, 1), lane), nth))
         sequences.append(sequence)
     order = []
     while any(sequences):
@@ -112,11 +136,11 @@ SPECS = [
     ("sequential id", sequential_id, ()),
     ("sequential slot", sequential_slot, ()),
     ("global", global_, ()),
-    ("grouped 1 1", grouped, (1, 1)),
-    ("grouped 1 3", grouped, (1, 3)),
-    ("grouped 1 100", grouped, (1, 100)),
-    ("grouped 3 2", grouped, (3, 2)),
-    ("grouped 16 1", grouped, (16, 1)),
+    *[
+        (f"{name} {lanes} {group}", order, (lanes, group))
+        for name, order in [("grouped", grouped1), ("grouped2", grouped)]
+        for lanes, group in [(1, 1), (1, 3), (1, 100), (3, 2), (16, 1)]
+    ],
     ("local 3", lambda p, s, e, w: partial(p, s, e, w, 0.0), (3,)),
     ("partial 1 0.5", lambda p, s, e, w, q: partial(p, s, e, w, q), (1, 0.5)),
     ("partial 4 0.3", lambda p, s, e, w, q: partial(p, s, e, w, q), (4, 0.3)),
