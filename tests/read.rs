@@ -12,7 +12,7 @@ use dlfs::ErrorKind;
 use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
 use dlfs::format::{ImageLayout, Pack};
 use dlfs::nvme::Status;
-use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions, Prefetcher};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -396,6 +396,124 @@ fn ranks_share_an_epoch_and_a_run_resumes_with_another_world_and_batch_size() {
     }
 }
 
+/// What all ranks of a run read in an epoch, in bytes and as sorted ids, and what was warned of.
+fn read_by_all(
+    fixture: &Fixture,
+    kind: OrderKind,
+    world_size: u32,
+    change: impl Fn(&mut LoaderOptions),
+) -> (u64, Vec<u64>, Vec<String>) {
+    let (mut bytes, mut ids, mut warned) = (0, Vec::new(), Vec::new());
+    for rank in 0..world_size {
+        let (mut loader, warnings) = warnings_of(|| {
+            fixture.loader(kind, |options| {
+                (options.rank, options.world_size) = (rank, world_size);
+                change(options);
+            })
+        });
+        ids.extend(fixture.drain(&mut loader));
+        bytes += loader.stats().read.bytes;
+        warned.extend(warnings);
+    }
+    (bytes, sorted(ids), warned)
+}
+
+#[test]
+fn ranks_together_read_each_chunk_once_where_lanes_are_a_multiple_of_them() {
+    let source = (0..1800).map(|i| sample(&format!("{i:04}"), None, 3000 + i * 37 % 400)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let all: Vec<u64> = (0..1800).collect();
+    let (once, ids, _) =
+        read_by_all(&fixture, OrderKind::Grouped { lanes: 1, group: 2 }, 1, |_| {});
+    assert_eq!(ids, all);
+    for world_size in [1, 2, 4, 8] {
+        for lanes in [0, 8] {
+            let kind = OrderKind::Grouped { lanes, group: 2 };
+            let (bytes, ids, warned) = read_by_all(&fixture, kind, world_size, |_| {});
+            assert!(ids == all && warned.is_empty(), "{world_size} ranks: {warned:?}");
+            // A lane begins and ends in the middle of a block.
+            let lanes = if lanes == 0 { u64::from(8 * world_size) } else { 8 };
+            let most = once + lanes * 2 * 4096;
+            assert!(bytes <= most, "{world_size} ranks read {bytes} bytes, one reads {once}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_lanes_cannot_be_shared_out_to_are_told_what_it_costs_and_read_less_by_chunks() {
+    let source = (0..1800).map(|i| sample(&format!("{i:04}"), None, 3000 + i * 37 % 400)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let kind = OrderKind::Grouped { lanes: 8, group: 2 };
+    let read = |batching, sharding| {
+        let (bytes, ids, warned) = read_by_all(&fixture, kind, 3, |options| {
+            (options.batching, options.sharding) = (batching, sharding);
+        });
+        assert_eq!(ids, (0..1800).collect::<Vec<_>>());
+        (bytes as f64 / 5_760_000.0, warned)
+    };
+    let (strided, warned) = read(Some(Batching::Chunk), Sharding::Strided);
+    assert!((2.7..3.3).contains(&strided), "each of three ranks reads each chunk: {strided}");
+    let [warning] = &warned[..] else { panic!("one rank warns, once: {warned:?}") };
+    let (_, says) = warning.split_once("will read ").expect("what it costs");
+    let said: f64 = says.split(' ').next().unwrap().parse().unwrap();
+    assert!((said / strided - 1.0).abs() < 0.1, "{strided}: {warning}");
+    assert!(warning.contains("--shard aligned"), "and the remedy: {warning}");
+    let (aligned, warned) = read(Some(Batching::Chunk), Sharding::Aligned);
+    assert!(aligned < 1.35, "{aligned}");
+    println!("strided {strided:.2}, aligned {aligned:.2} times the data: {warned:?}");
+    // Samples of 3 KiB lie in blocks of 8 KiB at most: by themselves they cost less than three chunks.
+    let (by_sample, _) = read(None, Sharding::Strided);
+    assert!(by_sample < strided, "{by_sample}");
+}
+
+#[test]
+fn a_state_settles_lanes_that_were_left_open_and_the_version_of_the_order() {
+    let fixture = fixture(folder(5, 90), 2, 4096);
+    let open = OrderKind::Grouped { lanes: 0, group: 2 };
+    for began in
+        [OrderKind::Grouped { lanes: 6, group: 2 }, OrderKind::GroupedV1 { lanes: 3, group: 2 }]
+    {
+        let whole = fixture.drain(&mut fixture.loader(began, |_| {}));
+        let mut first = fixture.loader(began, |_| {});
+        let front: Vec<u64> = (0..5)
+            .flat_map(|_| sorted(first.next().unwrap().unwrap().ids().map(|id| id.0).collect()))
+            .collect();
+        let state = State::from_json(&first.state().to_json()).unwrap();
+        for sharding in [Sharding::Strided, Sharding::Aligned] {
+            let mut rest = Vec::new();
+            for rank in 0..5 {
+                let mut loader = fixture.loader(open, |options| {
+                    (options.rank, options.world_size, options.sharding) = (rank, 5, sharding);
+                    options.resume = Some(state.clone());
+                });
+                assert_eq!(loader.state().order.kind, began);
+                rest.extend(fixture.drain(&mut loader));
+            }
+            assert_eq!(
+                front,
+                (0..5).flat_map(|i| sorted(whole[i * 16..][..16].to_vec())).collect::<Vec<_>>()
+            );
+            assert_eq!(sorted(rest), sorted(whole[80..].to_vec()), "{began:?}");
+        }
+    }
+    let started = fixture.loader(open, |options| options.world_size = 3);
+    assert_eq!(started.state().order.kind, OrderKind::Grouped { lanes: 24, group: 2 });
+    let other = LoaderOptions {
+        resume: Some(fixture.loader(GROUPED, |_| {}).state()),
+        ..LoaderOptions::new(
+            OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 3 },
+            4,
+            1,
+        )
+    };
+    let error = fixture.image.prefetcher(other).unwrap_err();
+    assert!(error.to_string().contains("lanes: 4"), "{error}");
+    let global = OrderSpec { kind: OrderKind::Global, seed: 3 };
+    let aligned = LoaderOptions { sharding: Sharding::Aligned, ..LoaderOptions::new(global, 4, 1) };
+    let error = fixture.image.prefetcher(aligned).unwrap_err();
+    assert!(error.to_string().contains("grouped order"), "{error}");
+}
+
 #[test]
 fn drop_last_and_pad_give_every_rank_as_many() {
     let fixture = fixture(folder(1, 10), 1, 4096);
@@ -455,6 +573,39 @@ fn a_window_that_cannot_hold_what_a_grouped_order_has_open_is_told_what_it_needs
     assert_eq!(read(open - chunk, None).1.len(), 1);
     assert_eq!(read(open, None).1.len(), 0);
     assert!(read(open / 2, Some(Batching::Sample)).1.is_empty(), "chunks are not kept then");
+}
+
+/// What an epoch of `count` samples of `len` bytes each costs, in terms of what it delivers, on a rank
+/// whose window holds the part `window` of what grouped order has open. Headers are not counted.
+fn cost_in_a_window(count: usize, len: usize, window: f64, batch_size: usize) -> f64 {
+    let source = (0..count).map(|i| sample(&format!("{i:06}"), None, len - i % 3)).collect();
+    let fixture = fixture(source, 1, 4096);
+    let (lanes, group) = (4, 2);
+    let open =
+        u64::from(lanes * group) * u64::from(fixture.image.directory().layout().chunk_size_bytes);
+    let mut loader = fixture.loader(OrderKind::Grouped { lanes, group }, |options| {
+        options.window_bytes = (open as f64 * window) as usize;
+        options.batch_size = batch_size;
+    });
+    assert_eq!(sorted(fixture.drain(&mut loader)), (0..count as u64).collect::<Vec<_>>());
+    let stats = loader.stats();
+    stats.read.bytes as f64 / stats.sample_bytes as f64
+}
+
+#[test]
+fn a_window_that_is_too_small_costs_a_little_and_not_a_thousandfold() {
+    for len in [4096, 6000, 20_000] {
+        for window in [1.4, 1.0, 0.9, 0.5, 0.25] {
+            for batch_size in [1, 7] {
+                let cost = cost_in_a_window(4_000_000 / len, len, window, batch_size);
+                println!("{len} bytes, window {window}, batches of {batch_size}: {cost:.3}");
+                assert!(
+                    cost <= 2.05,
+                    "{len} bytes, window {window}, batches of {batch_size}: {cost}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

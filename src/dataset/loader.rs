@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{MAX_EPOCHS, State};
+use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
@@ -28,8 +28,10 @@ pub struct Loader {
     directory: Arc<Directory>,
     options: LoaderOptions,
     share: Share,
-    /// Image, generation and order; epoch and samples consumed are in `position`.
+    /// Image, generation and order; epoch and samples consumed are in `position`, lanes in `lanes`.
     base: State,
+    /// Lanes and version of a grouped order, which a state may settle otherwise; see `pack_lanes`.
+    lanes: AtomicU64,
     /// Where the run stands. Beside the lock, so that a forked child can read it.
     position: AtomicU64,
     closed: AtomicBool,
@@ -61,6 +63,7 @@ impl Loader {
             dataset: Mutex::new(Some(dataset)),
             directory,
             share,
+            lanes: AtomicU64::new(pack_lanes(&base.order)),
             base,
             position,
             closed: AtomicBool::new(false),
@@ -93,8 +96,8 @@ impl Loader {
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
             let dataset = self.dataset()?;
             let devices = dataset.image().devices();
-            *prepared =
-                Some(prefetch::Prefetcher::window(&self.directory, devices, &self.options)?);
+            let options = LoaderOptions { order: self.order(), ..self.options.clone() };
+            *prepared = Some(prefetch::Prefetcher::window(&self.directory, devices, &options)?);
         }
         Ok(())
     }
@@ -136,17 +139,22 @@ impl Loader {
     /// # Errors
     /// `InvalidArgument`: the run has no such epoch.
     pub fn set_epoch(&self, epoch: u64) -> Result<()> {
-        self.go_to(State { epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
+        let order = self.order();
+        self.go_to(State { order, epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
     }
 
     /// Where the run stands after the batches handed out so far, in all threads: what resumes it, also
     /// with another world size or batch size.
     pub fn state(&self) -> State {
         let (epoch, consumed) = unpack(self.position.load(Ordering::Acquire));
-        State { epoch, consumed, ..self.base.clone() }
+        State { order: self.order(), epoch, consumed, ..self.base.clone() }
     }
 
-    /// Goes on where `state` says.
+    fn order(&self) -> OrderSpec {
+        with_lanes(self.base.order, self.lanes.load(Ordering::Acquire))
+    }
+
+    /// Goes on where `state` says, in its order: with its lanes where the options leave them open.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: it belongs to another data set or order, and the message says which;
@@ -211,11 +219,14 @@ impl Loader {
             let text = format!("there is no epoch {epoch}: they are {epochs:?}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let position = pack(&state)?;
+        let (position, lanes) = (pack(&state)?, pack_lanes(&state.order));
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed);
-        if position != self.position.load(Ordering::Acquire) || failed {
+        let moved = position != self.position.load(Ordering::Acquire)
+            || lanes != self.lanes.load(Ordering::Acquire);
+        if moved || failed {
             running.previous = running.end().or(running.previous.take());
+            self.lanes.store(lanes, Ordering::Release);
             self.position.store(position, Ordering::Release);
         }
         Ok(())
@@ -329,6 +340,28 @@ fn pack(state: &State) -> Result<u64> {
 fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
+
+/// Lanes of a grouped order and whether it is of version 1, in one word; 0 for other orders.
+fn pack_lanes(order: &OrderSpec) -> u64 {
+    match order.kind {
+        OrderKind::Grouped { lanes, .. } => lanes.into(),
+        OrderKind::GroupedV1 { lanes, .. } => u64::from(lanes) | VERSION_1,
+        _ => 0,
+    }
+}
+
+/// `order` with what `pack_lanes` packed.
+fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
+    let lanes = packed as u32;
+    let kind = match order.kind.lanes_and_group() {
+        Some((_, group)) if packed & VERSION_1 != 0 => OrderKind::GroupedV1 { lanes, group },
+        Some((_, group)) => OrderKind::Grouped { lanes, group },
+        None => order.kind,
+    };
+    OrderSpec { kind, ..order }
+}
+
+const VERSION_1: u64 = 1 << 32;
 
 /// Longer than a clone takes on the busiest machine.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);

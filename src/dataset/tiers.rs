@@ -53,9 +53,14 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     // A run may have no end, and a plan is made of one that has.
     let end = options.epochs.end.min(first.saturating_add(MAX_PLANNED_EPOCHS));
     let epochs = first..end.max(first);
-    let run = Run::new(directory, options.order, epochs, options.world_size, options.tail)
+    let order = match &options.resume {
+        Some(state) => state.order,
+        None => options.order.started(options.world_size),
+    };
+    let run = Run::new(directory, order, epochs, options.world_size, options.tail)
         .map_err(crate::plan::PlanError::from)?
-        .after(consumed);
+        .after(consumed)
+        .shared(options.sharding, options.batch_size as u64);
     let unit_of = cache.units().by_sample(directory);
     let by_unit = ByUnit::new(&run, &unit_of);
     let mut planner = Planner::new(&by_unit, cache.units(), crate::tier::PAGE_BYTES as u32)?;

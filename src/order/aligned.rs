@@ -13,8 +13,8 @@
 //!    to the ranks that have room, in the order of ranks, each sample by itself ([`Pick::alone`]): chunks
 //!    come in random numbers, and all ranks take equally many.
 
-use super::Shard;
 use super::chunked::{Chunked, Pick};
+use super::shard::{GlobalBatch, Shard};
 
 /// Works out aligned shares, in memory that stays.
 #[derive(Debug, Clone, Default)]
@@ -43,15 +43,6 @@ pub struct Counted {
     pub chunk_samples: u64,
     /// The same, each chunk as often as it has homes.
     pub home_samples: u64,
-}
-
-/// A global batch: what all ranks together take at a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GlobalBatch {
-    /// Its first position.
-    pub first: u64,
-    /// Its positions; those past the epoch's end repeat the first samples.
-    pub count: u64,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -31,10 +31,10 @@ use std::ops::Range;
 use crate::permutation::{Key, Permutation};
 use crate::units::{Epoch, SampleId};
 
-pub use aligned::{Aligner, Counted, GlobalBatch};
+pub use aligned::{Aligner, Counted};
 pub use chunked::Pick;
 pub use reads::Reads;
-pub use shard::{Positions, Shard, Sharding, Tail};
+pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
 pub use state::{ImageId, Refusal, State};
 

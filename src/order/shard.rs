@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GlobalBatch, OrderError};
+use super::OrderError;
 
 /// The part of an epoch's sequence that one rank takes: DistributedSampler's rule.
 ///
@@ -44,6 +44,15 @@ pub enum Sharding {
     /// Whole chunks to one rank, as far as equal shares allow: for grouped order where the number of lanes
     /// is no multiple of the world size. See [`Aligner`](super::Aligner).
     Aligned,
+}
+
+/// A global batch: what all ranks together take at a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GlobalBatch {
+    /// Its first position.
+    pub first: u64,
+    /// Its positions; those past the epoch's end repeat the first samples.
+    pub count: u64,
 }
 
 impl Shard {

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, SequentialBy};
 use crate::qpair::Device;
 
-use super::LoaderOptions;
+use super::{LoaderOptions, open};
 
 /// How the samples of a batch are brought in (DLFS's batching modes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,22 +50,33 @@ impl LoaderOptions {
         directory: &Directory,
         devices: &[Arc<dyn Device>],
     ) -> Result<Batching> {
-        let held = self.batching.is_none()
-            && self.is_grouped()
-            && devices.iter().all(|device| device.capabilities().is_page_cached)
-            && mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
-        if held { Ok(Batching::Sample) } else { self.stated_batching() }
+        if self.batching.is_some() || !self.is_grouped() {
+            return self.stated_batching();
+        }
+        let held = page_cached(devices) && open::mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
+        // Ranks that share chunks would each read them whole; chunks that do not fit the window, again.
+        let dear = || {
+            let cost = open::sample_cost(directory);
+            let shared = open::shared_reads(directory, self);
+            shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
+                || cost <= LOW_SAMPLE_COST && open::exceeds_window(directory, self)
+        };
+        if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }
     }
 
     fn is_grouped(&self) -> bool {
-        matches!(self.order.kind, OrderKind::Grouped { .. })
+        self.order.kind.lanes_and_group().is_some()
     }
 }
 
-fn mean_sample_bytes(directory: &Directory) -> u64 {
-    let lens = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
-    lens.sum::<u64>() / directory.num_samples().max(1)
+/// Whether the page cache holds what is read of all `devices`.
+pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
+    devices.iter().all(|device| device.capabilities().is_page_cached)
 }
+
+/// Samples that cost no more than this over their bytes are read one by one rather than in chunks that the
+/// window does not hold: those of 4 KiB and more.
+const LOW_SAMPLE_COST: f64 = 2.05;
 
 /// From here on a read of each sample costs little beside the copy of its bytes.
 const LARGE_SAMPLE_BYTES: u64 = 64 << 10;

@@ -34,8 +34,10 @@ pub(super) struct ChunkDriver {
     verify_kept: bool,
     residency: Arc<Residency>,
     residents: Slab<Resident>,
-    /// By chunk number: its place in `residents`, or `NONE`.
+    /// By chunk number: the place in `residents` of its first part here, or `NONE`.
     place_of: Vec<u32>,
+    /// Places of the residents that are parts of groups: all but single samples.
+    held: Vec<u32>,
     planned: VecDeque<Planned>,
     /// Samples of all of `planned`.
     num_planned: usize,
@@ -49,13 +51,20 @@ pub(super) struct ChunkDriver {
     /// Chunks read so far, those read again included.
     loads: u32,
     /// A chunk that is planned and waits for memory.
-    unstarted: Option<(u32, Fetch)>,
+    unstarted: Option<(u32, Range<u32>, Fetch)>,
     spare_picks: Vec<Vec<Pick>>,
     recycled: Vec<Batch>,
 }
 
+/// A part of a chunk in memory, mostly all of it.
 struct Resident {
     chunk: u32,
+    /// Its samples, by their places in the chunk.
+    part: Range<u32>,
+    /// A single sample, of a chunk that another rank goes through: it goes as soon as it was shown.
+    alone: bool,
+    /// The next part of the same chunk that is here, or `NONE`: borders of lanes cut chunks.
+    next: u32,
     /// Lane and group of the order that brought it here.
     lane: u32,
     epoch: u64,
@@ -104,6 +113,7 @@ impl ChunkDriver {
             residency,
             residents: Slab::new(),
             place_of,
+            held: Vec::new(),
             planned: VecDeque::new(),
             num_planned: 0,
             requested: 0,
@@ -123,7 +133,7 @@ impl ChunkDriver {
         let number = self.first + age as u64;
         let epoch = self.planned[age].head.epoch.0;
         while let Some(&pick) = self.planned[age].picks.get(self.planned[age].requested) {
-            let mut place = self.place_of[pick.chunk as usize];
+            let mut place = self.find(pick);
             if place == NONE {
                 if pump.is_busy() {
                     return false;
@@ -152,24 +162,27 @@ impl ChunkDriver {
     /// Starts to read the chunk of `pick`; `None` when there is no memory for it.
     fn bring(
         &mut self,
-        Pick { chunk, group, .. }: Pick,
+        pick: Pick,
         epoch: u64,
         first: bool,
         pump: &mut Pump,
         memory: &mut Memory,
     ) -> Option<u32> {
+        let Pick { chunk, group, nth, alone } = pick;
         let lane = self.stream.lane_of(group);
         self.close_groups_before(lane, group, epoch);
-        let fetch = self.plan(chunk);
+        let part = if alone { nth..nth + 1 } else { self.stream.part(group, chunk) };
+        let fetch = self.plan(chunk, &part);
         let Some(run) = self.room(fetch.len_bytes, first, memory) else {
-            self.unstarted = Some((chunk, fetch));
+            self.unstarted = Some((chunk, part, fetch));
             return None;
         };
         self.loads = self.loads.wrapping_add(1);
-        let entry = self.residents.vacant_entry();
-        let place = entry.key();
-        entry.insert(Resident {
+        let place = self.residents.insert(Resident {
             chunk,
+            part,
+            alone,
+            next: NONE,
             lane,
             epoch,
             group,
@@ -185,7 +198,10 @@ impl ChunkDriver {
             shown_by: 0,
             piece: 0,
         });
-        self.place_of[chunk as usize] = place as u32;
+        self.link(chunk, place as u32);
+        if !alone {
+            self.held.push(place as u32);
+        }
         pump.start(place as u64, fetch, run);
         Some(place as u32)
     }
@@ -223,20 +239,50 @@ impl ChunkDriver {
         true
     }
 
-    /// The plan of `chunk`: made now, or when it was asked for before and there was no memory.
-    fn plan(&mut self, chunk: u32) -> Fetch {
+    /// The plan of a part of `chunk`: made now, or when it was asked for before and there was no memory.
+    fn plan(&mut self, chunk: u32, part: &Range<u32>) -> Fetch {
         let mut fetch = match self.unstarted.take() {
-            Some((planned, fetch)) if planned == chunk => return fetch,
-            Some((_, other)) => other,
+            Some((planned, of, fetch)) if planned == chunk && of == *part => return fetch,
+            Some((_, _, other)) => other,
             None => self.spare.pop().unwrap_or_default(),
         };
         fetch.clear();
-        plan_chunk(self.directory.samples_in_chunk(chunk), &self.geometry, &mut fetch);
+        match (part.len(), self.directory.live_in_chunk(chunk)) {
+            (1, live) if live > 1 => {
+                let id = self.directory.id_in_chunk(chunk, part.start);
+                let extent = self.directory.extent(id).map(|extent| (id, extent));
+                plan_chunk(extent.into_iter(), &self.geometry, &mut fetch);
+            }
+            _ => {
+                let samples = self.directory.samples_in_chunk(chunk);
+                let of_part = samples.skip(part.start as usize).take(part.len());
+                plan_chunk(of_part, &self.geometry, &mut fetch);
+            }
+        }
         fetch
     }
 
+    fn find(&self, pick: Pick) -> u32 {
+        find(&self.place_of, &self.residents, pick)
+    }
+
+    /// Puts the resident at `place` behind the other parts of `chunk`.
+    fn link(&mut self, chunk: u32, place: u32) {
+        let ChunkDriver { place_of, residents, .. } = self;
+        let mut last = &mut place_of[chunk as usize];
+        if *last != NONE {
+            let mut at = *last;
+            while residents[at as usize].next != NONE {
+                at = residents[at as usize].next;
+            }
+            last = &mut residents[at as usize].next;
+        }
+        *last = place;
+    }
+
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
-        for (_, resident) in &mut self.residents {
+        for &place in &self.held {
+            let resident = &mut self.residents[place as usize];
             let over = resident.epoch != epoch || (resident.lane == lane && resident.group < group);
             resident.closed |= over;
         }
@@ -244,38 +290,98 @@ impl ChunkDriver {
     }
 
     fn has_unpinned(&self) -> bool {
-        self.residents.iter().any(|(_, resident)| resident.ready && resident.pins == 0)
+        let mut held = self.held.iter().map(|&place| &self.residents[place as usize]);
+        held.any(|resident| resident.ready && resident.pins == 0)
     }
 
+    /// Gives up the part that is needed latest, of those that no batch under way shows.
     fn evict_unpinned(&mut self) -> bool {
-        let unpinned = self.residents.iter().find(|(_, r)| r.ready && r.pins == 0);
-        let Some(chunk) = unpinned.map(|(_, resident)| resident.chunk) else { return false };
-        self.evict(|resident| resident.chunk == chunk);
+        let is_unpinned = |&place: &u32| {
+            let resident = &self.residents[place as usize];
+            resident.ready && resident.pins == 0
+        };
+        let unpinned: Vec<u32> = self.held.iter().copied().filter(is_unpinned).collect();
+        let Some(latest) = self.needed_latest(unpinned) else { return false };
+        let load = self.residents[latest as usize].load;
+        self.evict(|resident| resident.load == load);
         true
     }
 
-    /// Drops the residents that are read, that nobody needs, and that `which` names.
-    fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
-        let ChunkDriver { directory, residents, place_of, spare, residency, .. } = self;
-        residents.retain(|_, resident| {
-            let keep = !resident.ready || resident.pins > 0 || !which(resident);
-            if !keep {
-                place_of[resident.chunk as usize] = NONE;
-                residency.clear(slots_of(directory, resident.chunk));
-                let mut fetch = std::mem::take(&mut resident.fetch);
-                fetch.clear();
-                spare.push(fetch);
+    /// Which of the residents at `places` the batches to come show latest, as far as it is worth looking.
+    fn needed_latest(&mut self, mut places: Vec<u32>) -> Option<u32> {
+        let (mut age, mut looked_at) = (self.requested, 0);
+        while places.len() > 1 && looked_at < LOOK_AHEAD_SAMPLES {
+            // Parts are those of the epoch that the stream is in, so it goes no further here. An error comes
+            // again where batches are planned.
+            let ends_epoch = self.planned.back().is_some_and(|planned| planned.head.ends_epoch);
+            if age == self.planned.len() && (ends_epoch || !matches!(self.plan_next(), Ok(true))) {
+                break;
             }
-            keep
-        });
+            let planned = &self.planned[age];
+            for &pick in &planned.picks[planned.requested..] {
+                let place = find(&self.place_of, &self.residents, pick);
+                if let Some(nth) = places.iter().position(|&other| other == place)
+                    && places.len() > 1
+                {
+                    places.swap_remove(nth);
+                }
+            }
+            looked_at += planned.picks.len();
+            age += 1;
+        }
+        places.first().copied()
+    }
+
+    /// Plans one more batch; `false` where there is none.
+    fn plan_next(&mut self) -> Result<bool> {
+        let mut picks = self.spare_picks.pop().unwrap_or_default();
+        let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(false) };
+        self.num_planned += picks.len();
+        self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
+        Ok(true)
+    }
+
+    /// Drops the parts of groups that are read, that nobody needs, and that `which` names.
+    fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
+        let mut nth = 0;
+        while let Some(&place) = self.held.get(nth) {
+            let resident = &self.residents[place as usize];
+            if !resident.ready || resident.pins > 0 || !which(resident) {
+                nth += 1;
+                continue;
+            }
+            self.held.swap_remove(nth);
+            self.remove(place);
+        }
+    }
+
+    /// Gives the memory of the resident at `place` back.
+    fn remove(&mut self, place: u32) {
+        let mut resident = self.residents.remove(place as usize);
+        let ChunkDriver { directory, residents, place_of, spare, residency, .. } = self;
+        match resident.part.len() == directory.live_in_chunk(resident.chunk) as usize {
+            true => residency.clear(slots_of(directory, resident.chunk)),
+            false => {
+                each_slot(directory, &resident.fetch, |_, slot| residency.clear(slot..slot + 1))
+            }
+        }
+        let mut before = &mut place_of[resident.chunk as usize];
+        while *before != place {
+            let at = *before as usize;
+            before = &mut residents[at].next;
+        }
+        *before = resident.next;
+        resident.fetch.clear();
+        spare.push(resident.fetch);
     }
 
     /// Whether every chunk of the next batch has arrived.
     fn next_has_arrived(&mut self) -> bool {
         let Some(planned) = self.planned.front_mut() else { return false };
         while planned.arrived < planned.requested {
-            let chunk = planned.picks[planned.arrived].chunk;
-            if !self.residents[self.place_of[chunk as usize] as usize].ready {
+            let pick = planned.picks[planned.arrived];
+            let place = find(&self.place_of, &self.residents, pick);
+            if !self.residents[place as usize].ready {
                 return false;
             }
             planned.arrived += 1;
@@ -292,15 +398,15 @@ impl ChunkDriver {
         let mut error = None;
         let mut skipped = 0;
         for pick in &planned.picks {
-            let place = self.place_of[pick.chunk as usize] as usize;
-            let resident = &mut self.residents[place];
+            let place = self.find(*pick);
+            let resident = &mut self.residents[place as usize];
             if resident.shown_by != number {
                 resident.shown_by = number;
                 resident.piece = batch.add_piece(resident.run.clone());
                 resident.pins -= 1;
             }
             if !resident.failures.is_empty()
-                && let Some(failure) = resident.take_failure(pick.nth)
+                && let Some(failure) = resident.take_failure(pick.nth - resident.part.start)
             {
                 match self.on_error {
                     OnError::Raise => error = error.or(Some(failure)),
@@ -311,7 +417,7 @@ impl ChunkDriver {
                 }
                 continue;
             }
-            let sample = &resident.fetch.samples[pick.nth as usize];
+            let sample = &resident.fetch.samples[(pick.nth - resident.part.start) as usize];
             if self.verify_kept && resident.brought_for != planned.head.epoch.0 {
                 let learned = self.directory.learned().and_then(|learned| learned.get(sample.id));
                 batch.expect_kept(learned.unwrap_or(sample.crc32c), resident.chunk, resident.load);
@@ -325,6 +431,13 @@ impl ChunkDriver {
         }
         if planned.head.ends_epoch {
             batch.set_ends_epoch();
+        }
+        for pick in planned.picks.iter().filter(|pick| pick.alone) {
+            let place = self.find(*pick);
+            // It may be here with others of its chunk, too.
+            if self.residents.get(place as usize).is_some_and(|it| it.alone && it.pins == 0) {
+                self.remove(place);
+            }
         }
         self.spare_picks.push(planned.picks);
         self.evict(|resident| resident.closed);
@@ -371,10 +484,9 @@ impl Driver for ChunkDriver {
             if self.num_planned - begun_with >= PLANNED_A_TURN {
                 return Ok(true);
             }
-            let mut picks = self.spare_picks.pop().unwrap_or_default();
-            let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(moved) };
-            self.num_planned += picks.len();
-            self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
+            if !self.plan_next()? {
+                return Ok(moved);
+            }
             moved = true;
         }
     }
@@ -391,14 +503,11 @@ impl Driver for ChunkDriver {
             return self.residency.set(slots);
         }
         let mut failures = resident.failures.iter().map(|(index, _)| *index).peekable();
-        for (index, sample) in resident.fetch.samples.iter().enumerate() {
-            let failed = failures.next_if_eq(&index).is_some();
-            if let Some(Slot(slot)) = self.directory.slot_of(sample.id)
-                && !failed
-            {
+        each_slot(&self.directory, &resident.fetch, |index, slot| {
+            if failures.next_if_eq(&index).is_none() {
                 self.residency.set(slot..slot + 1);
             }
-        }
+        });
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
@@ -417,16 +526,19 @@ impl Driver for ChunkDriver {
 
     /// Its memory is given up, and other memory is read full in its place, unless that was done before.
     fn read_again(&mut self, chunk: u32, load: u32) {
-        let place = self.place_of[chunk as usize];
+        let mut place = self.place_of[chunk as usize];
+        while self.residents.get(place as usize).is_some_and(|it| it.load != load) {
+            place = self.residents[place as usize].next;
+        }
         let Some(resident) = self.residents.get_mut(place as usize) else { return };
-        if resident.load != load || !resident.ready {
+        if !resident.ready {
             return;
         }
         resident.ready = false;
         resident.run = SharedBuf::empty();
         // Batches of the epoch that is being delivered show it as it will be read now.
         resident.brought_for = self.planned.front().map_or(resident.epoch, |p| p.head.epoch.0);
-        self.residency.clear(slots_of(&self.directory, chunk));
+        each_slot(&self.directory, &resident.fetch, |_, slot| self.residency.clear(slot..slot + 1));
         self.again.push(place);
         self.planned.iter_mut().for_each(|planned| planned.arrived = 0);
     }
@@ -438,9 +550,33 @@ impl Driver for ChunkDriver {
     }
 }
 
+/// The place of the resident that has the sample of `pick`, or `NONE`. The same one as long as it stays:
+/// parts that come later are looked at later.
+#[inline]
+fn find(place_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
+    let mut place = place_of[pick.chunk as usize];
+    while place != NONE {
+        let resident = &residents[place as usize];
+        if resident.part.contains(&pick.nth) {
+            break;
+        }
+        place = resident.next;
+    }
+    place
+}
+
 fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
     let info = directory.chunk(chunk);
     info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots)
+}
+
+/// Calls `visit` with the number of each sample of `fetch`, and its slot.
+fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, u64)) {
+    for (index, sample) in fetch.samples.iter().enumerate() {
+        if let Some(Slot(slot)) = directory.slot_of(sample.id) {
+            visit(index, slot);
+        }
+    }
 }
 
 const NONE: u32 = u32::MAX;
@@ -448,9 +584,12 @@ const NONE: u32 = u32::MAX;
 /// Batches planned ahead at most, where they are small.
 const MAX_PLANNED: usize = 4096;
 
-/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 256
-/// bytes each, so that reading goes on where groups change. Their plans take 8 MiB.
-const MAX_PLANNED_SAMPLES: usize = 1 << 20;
+/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 340
+/// bytes each, so that reading goes on where groups change. Their plans take 12 MiB.
+const MAX_PLANNED_SAMPLES: usize = 3 << 18;
+
+/// How far is looked for the part that is needed latest: some times as many samples as parts are open.
+const LOOK_AHEAD_SAMPLES: usize = 4096;
 
 /// Samples planned before the poller looks at what has arrived: 0.3 ms. A first batch waits for some turns.
 const PLANNED_A_TURN: usize = 2 << 10;

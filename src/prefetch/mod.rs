@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderSpec, State, Tail};
+use crate::order::{OrderSpec, Sharding, State, Tail};
 use crate::process::Forked;
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
@@ -47,6 +47,7 @@ use crate::reader::{
 use crate::threads::{self, Fate, Thread};
 use crate::units::SampleId;
 
+use batching::page_cached;
 use chunks::ChunkDriver;
 use copy::Copiers;
 use kept::{Kept, Rewritten};
@@ -64,7 +65,8 @@ pub(crate) use window::Window;
 /// How a [`Prefetcher`] works.
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
-    /// Which sample comes next.
+    /// Which sample comes next. Grouped order with 0 lanes has as many as fit the world size, or those of
+    /// the state to resume from.
     pub order: OrderSpec,
     /// Samples a batch on this rank.
     pub batch_size: usize,
@@ -74,6 +76,8 @@ pub struct LoaderOptions {
     pub rank: u32,
     /// How many ranks share each epoch.
     pub world_size: u32,
+    /// How the ranks share each global batch.
+    pub sharding: Sharding,
     /// What becomes of an epoch's end that does not fill a global batch.
     pub tail: Tail,
     /// Whether the last batch of an epoch is left out when it has fewer than `batch_size` samples.
@@ -83,7 +87,8 @@ pub struct LoaderOptions {
     /// How batches are brought in; `None`: chunks for a grouped order, samples for any other, and for a
     /// grouped order of large samples where the page cache holds the chunks already.
     pub batching: Option<Batching>,
-    /// The most memory for what is read ahead and not yet dropped, in bytes.
+    /// The most memory for what is read ahead and not yet dropped, in bytes. 0: 256 MiB, and up to 1 GiB
+    /// where a grouped order of large chunks has more open at a time.
     pub window_bytes: usize,
     /// `Some(n)`: each batch comes gathered in one piece, copied by `n` threads (0: by the poller).
     pub copy_threads: Option<usize>,
@@ -112,11 +117,12 @@ impl LoaderOptions {
             epochs: 0..epochs,
             rank: 0,
             world_size: 1,
+            sharding: Sharding::Strided,
             tail: Tail::Keep,
             drop_short: false,
             resume: None,
             batching: None,
-            window_bytes: 256 << 20,
+            window_bytes: 0,
             copy_threads: None,
             queue_pairs: 1,
             on_error: OnError::Raise,
@@ -276,7 +282,9 @@ impl Prefetcher {
         if batching == Batching::Chunk {
             open::warn_of_small_window(directory, options);
         }
+        open::warn_of_shared_reads(directory, options, batching == Batching::Chunk);
         let layout = directory.layout();
+        let window_bytes = open::window_bytes(directory, options);
         let chunk = u64::from(layout.chunk_size_bytes);
         let (num_chunks, num_samples) =
             (u64::from(directory.num_chunks()), directory.num_samples());
@@ -295,7 +303,7 @@ impl Prefetcher {
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
         let cpus = options.cpus.as_ref();
-        Ok(Arc::new(Window::new(options.window_bytes, slot_len_bytes, used_bytes, cpus)?))
+        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus)?))
     }
 
     /// A loader that goes on from `state` with the same options, in the memory of this one: to map and
@@ -306,7 +314,7 @@ impl Prefetcher {
     pub(crate) fn begin_anew(mut self, state: State) -> Result<Prefetcher> {
         let poller = self.poller.take().and_then(Forked::into_inner);
         let window = poller.map(|poller| Arc::clone(&poller.window));
-        let options = LoaderOptions { resume: Some(state), ..self.options };
+        let options = LoaderOptions { order: state.order, resume: Some(state), ..self.options };
         Prefetcher::in_window(self.directory, self.devices, options, window)
     }
 
@@ -322,8 +330,12 @@ impl Prefetcher {
     ) -> Result<Prefetcher> {
         options.check()?;
         let start = Stream::start_state(&directory, &options)?;
-        let batching = Some(options.batching_on(&directory, &devices)?);
-        let options = LoaderOptions { batching, ..options };
+        let options = LoaderOptions { order: start.order, ..options };
+        let batching = options.batching_on(&directory, &devices)?;
+        if options.batching.is_none() && batching == Batching::Sample && !page_cached(&devices) {
+            open::warn_of_small_window(&directory, &options);
+        }
+        let options = LoaderOptions { batching: Some(batching), ..options };
         let mut loader = Prefetcher {
             owed: Stream::owed(&directory, &options, &start)?,
             directory,
@@ -550,7 +562,8 @@ impl Prefetcher {
                 if one_by_one {
                     pump.limit_outstanding(1);
                 }
-                let run = RUN_LEN_BYTES.min(options.window_bytes / 8).max(1);
+                let run =
+                    RUN_LEN_BYTES.min(open::window_bytes(&self.directory, options) / 8).max(1);
                 let on_error = options.on_error;
                 Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }

@@ -1,32 +1,52 @@
 //! What a grouped order has open at a time, and whether the window has room for it.
 
 use crate::directory::Directory;
-use crate::order::OrderKind;
+use crate::order::{EpochOrder, Reads, Sharding};
+use crate::units::Epoch;
 
 use super::LoaderOptions;
+
+/// The window: what the options say, or room for what the order has open on this rank, for the groups that
+/// follow where lanes change theirs, and for what is read beside it; within limits.
+pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> usize {
+    if options.window_bytes != 0 {
+        return options.window_bytes;
+    }
+    let Some((_, group)) = options.order.kind.lanes_and_group() else { return DEFAULT_WINDOW };
+    let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
+    let wanted = chunks_len(directory, chunks.saturating_add(LEAD_ROOM_CHUNKS));
+    usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+}
+
+/// Whether the chunks that a grouped order has open do not fit the window: those that are given up would be
+/// read again and again.
+pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
+    (window_bytes(directory, options) as u64) < open_bytes(directory, options)
+}
 
 /// Whether the first batch would wait for so many chunks that it is rather read by itself; and there is
 /// memory for both.
 pub(super) fn has_lead(directory: &Directory, options: &LoaderOptions) -> bool {
     let awaited = open_bytes(directory, options);
-    let room = (options.window_bytes as u64).saturating_sub(awaited);
+    let room = (window_bytes(directory, options) as u64).saturating_sub(awaited);
     awaited >= LEAD_FROM_BYTES && room >= LEAD_ROOM_CHUNKS * chunk_len(directory)
 }
 
 /// Says so where the window is smaller than what the order goes through at a time: chunks are then given
 /// up while samples of them are still to come, and read again.
 pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOptions) {
-    let OrderKind::Grouped { lanes, group } = options.order.kind else { return };
-    if (options.window_bytes as u64) < open_bytes(directory, options) {
+    let Some((lanes, group)) = options.order.kind.lanes_and_group() else { return };
+    if exceeds_window(directory, options) {
         // While batches show the last chunks of a lane's group, the next group begins.
         let enough = u64::from(lanes_of(options)) * (u64::from(group) + 1);
         tracing::warn!(
-            window_bytes = options.window_bytes,
+            window_bytes = window_bytes(directory, options),
             enough_bytes = chunks_len(directory, enough),
             lanes,
             group,
-            "the window is smaller than the chunks that a grouped order has open at a time, so that they \
-             are read again and again: give it enough_bytes, or take fewer lanes or smaller groups"
+            "the window is smaller than the chunks that a grouped order has open at a time, so that samples \
+             are read one by one, or chunks several times: give it enough_bytes, or take fewer lanes or \
+             smaller groups"
         );
     }
 }
@@ -34,15 +54,82 @@ pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOption
 /// Bytes of the chunks that a grouped order has open on one rank at a time: one group of each of its
 /// lanes. 0 for any other order.
 fn open_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
-    let OrderKind::Grouped { group, .. } = options.order.kind else { return 0 };
+    let Some((_, group)) = options.order.kind.lanes_and_group() else { return 0 };
     chunks_len(directory, u64::from(lanes_of(options)) * u64::from(group))
 }
 
-/// Lanes that one rank goes through: ranks that divide them share them out, others go through all.
+/// Lanes that one rank goes through: those of its class, see `order::aligned`, or its part of them.
 fn lanes_of(options: &LoaderOptions) -> u32 {
-    let OrderKind::Grouped { lanes, .. } = options.order.kind else { return 0 };
+    let Some((lanes, _)) = options.order.kind.lanes_and_group() else { return 0 };
     let world_size = options.world_size.max(1);
-    if lanes.is_multiple_of(world_size) { lanes / world_size } else { lanes }
+    let classes = gcd(lanes, world_size);
+    match options.sharding {
+        Sharding::Aligned if classes < world_size => (lanes / world_size + 2).min(lanes / classes),
+        _ => lanes / classes,
+    }
+}
+
+/// How often this run's chunks are read by all ranks together where they are no divisor of the lanes; `None`
+/// where each chunk is read once.
+pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
+    let (lanes, _) = options.order.kind.lanes_and_group()?;
+    if lanes == 0 || lanes.is_multiple_of(options.world_size.max(1)) {
+        return None;
+    }
+    reads_as(directory, options, options.sharding)
+}
+
+fn reads_as(directory: &Directory, options: &LoaderOptions, sharding: Sharding) -> Option<Reads> {
+    let epoch = Epoch(options.resume.as_ref().map_or(options.epochs.start, |state| state.epoch.0));
+    let mut order = EpochOrder::new(&options.order, epoch, directory).ok()?;
+    order.reads(sharding, options.world_size, options.batch_size as u64)
+}
+
+/// Says so, on one rank, where all ranks together will read much more than there is, `by_chunk` or by
+/// sample.
+pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOptions, by_chunk: bool) {
+    let Some(reads) = shared_reads(directory, options).filter(|_| options.rank == 0) else {
+        return;
+    };
+    let cost = sample_cost(directory);
+    let now = if by_chunk { reads.by_chunk(cost) } else { cost };
+    if now <= WORTH_A_WARNING {
+        return;
+    }
+    let aligned = reads_as(directory, options, Sharding::Aligned).map(|reads| reads.by_chunk(cost));
+    let better = aligned.filter(|&aligned| aligned < 0.9 * now);
+    let remedy = match better {
+        Some(aligned) => format!(
+            "share batches by chunks (--shard aligned, shard=\"aligned\"), which reads {aligned:.2} times \
+             the data, or begin"
+        ),
+        None => "begin".to_owned(),
+    };
+    let lanes = options.order.kind.lanes_and_group().map_or(0, |(lanes, _)| lanes);
+    let world_size = options.world_size;
+    tracing::warn!(
+        lanes,
+        world_size,
+        "all ranks together will read {now:.2} times the data, since {lanes} lanes cannot be shared out to \
+         {world_size} ranks: {remedy} a run whose lanes are a multiple of the ranks, as the default is"
+    );
+}
+
+/// What to read a sample by itself costs, over its bytes: the blocks that it lies in.
+pub(super) fn sample_cost(directory: &Directory) -> f64 {
+    1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
+}
+
+pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {
+    let lens = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
+    lens.sum::<u64>() / directory.num_samples().max(1)
+}
+
+fn gcd(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// Bytes of so many chunks, or of all where there are fewer.
@@ -53,6 +140,16 @@ fn chunks_len(directory: &Directory, chunks: u64) -> u64 {
 fn chunk_len(directory: &Directory) -> u64 {
     directory.layout().chunk_size_bytes.into()
 }
+
+/// The window where nobody says how large it is: at least this, and at most that for large chunks.
+const DEFAULT_WINDOW: usize = 256 << 20;
+const MAX_DEFAULT_WINDOW: usize = 1 << 30;
+
+/// More than this many times the data is said.
+const WORTH_A_WARNING: f64 = 1.1;
+
+/// What devices read at least.
+const BLOCK_BYTES: f64 = 4096.0;
 
 /// A first batch that waits for this much and more is read by itself: at 5 GB/s, 3 ms.
 const LEAD_FROM_BYTES: u64 = 16 << 20;

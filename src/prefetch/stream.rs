@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{EpochOrder, OrderSpec, Pick, Population, Positions, Shard, State};
+use crate::order::{
+    Aligner, EpochOrder, GlobalBatch, OrderSpec, Pick, Population, Positions, Shard, Sharding,
+    State,
+};
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
@@ -25,6 +28,9 @@ pub(crate) struct Stream {
     directory: Arc<Directory>,
     spec: OrderSpec,
     shard: Shard,
+    /// What works out the shares of batches, where that is not every W-th position.
+    aligner: Option<Aligner>,
+    aligned: Vec<Pick>,
     batch_size: u64,
     drop_short: bool,
     epochs: Range<u64>,
@@ -46,15 +52,24 @@ struct Current {
     taken: u64,
 }
 
+/// What a batch takes of the epoch.
+struct Taken {
+    /// Every W-th position.
+    positions: Positions,
+    /// The global batch that is shared out in place of that, where shares are aligned.
+    shared: Option<(Shard, GlobalBatch)>,
+}
+
 impl Stream {
-    /// Where a run with these options begins.
+    /// Where a run with these options begins. The order that it names is the run's: lanes that the options
+    /// leave open are settled here.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the options.
     pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
         let (image, generation) = (directory.uuid().0, directory.generation());
         let Some(state) = &options.resume else {
-            let start = State::start(image, generation, options.order);
+            let start = State::start(image, generation, options.order.started(options.world_size));
             return Ok(State { epoch: Epoch(options.epochs.start), ..start });
         };
         let len = directory.num_live();
@@ -72,6 +87,16 @@ impl Stream {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let is_grouped = start.order.kind.lanes_and_group().is_some();
+        let aligner = match options.sharding {
+            Sharding::Strided => None,
+            Sharding::Aligned if is_grouped => Some(Aligner::default()),
+            Sharding::Aligned => {
+                let text = "aligned shares are shares of whole chunks, which only a grouped order goes through";
+                let hint = "take the grouped order, or strided shares";
+                return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+            }
+        };
         if let Some(world_size) = options.order.kind.world_size()
             && world_size != options.world_size
         {
@@ -81,11 +106,13 @@ impl Stream {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        options.order.check()?;
+        start.order.check()?;
         Ok(Stream {
             directory,
-            spec: options.order,
+            spec: start.order,
             shard,
+            aligner,
+            aligned: Vec::new(),
             batch_size: options.batch_size as u64,
             drop_short: options.drop_short,
             epochs: start.epoch.0..options.epochs.end,
@@ -127,6 +154,8 @@ impl Stream {
             directory: Arc::clone(&self.directory),
             spec: self.spec,
             shard: self.shard,
+            aligner: self.aligner.clone(),
+            aligned: Vec::new(),
             batch_size: self.batch_size,
             epochs: self.epochs.clone(),
             consumed: self.consumed,
@@ -135,7 +164,7 @@ impl Stream {
             drop_short: self.drop_short,
             left: 1,
         };
-        self.next_positions()?;
+        self.next_taken()?;
         Ok(first)
     }
 
@@ -147,9 +176,16 @@ impl Stream {
     /// The ids of the next batch, in place of what `ids` held.
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
-        let Some((head, positions)) = self.next_positions()? else { return Ok(None) };
-        if let Some(current) = &mut self.current {
-            current.order.ids(&*self.directory, positions, ids);
+        let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
+        let Stream { directory, current: Some(current), aligner, aligned, .. } = self else {
+            return Ok(Some(head));
+        };
+        if let (Some((shard, batch)), Some(aligner)) = (taken.shared, aligner) {
+            aligned.clear();
+            current.order.aligned_picks(aligner, &shard, batch, aligned);
+            ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
+        } else {
+            current.order.ids(&**directory, taken.positions, ids);
         }
         Ok(Some(head))
     }
@@ -157,9 +193,13 @@ impl Stream {
     /// The picks of the next batch, in place of what `picks` held.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
-        let Some((head, positions)) = self.next_positions()? else { return Ok(None) };
-        if let Some(current) = &mut self.current {
-            current.order.picks(positions, picks);
+        let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
+        let Stream { current: Some(current), aligner, .. } = self else { return Ok(Some(head)) };
+        match (taken.shared, aligner) {
+            (Some((shard, batch)), Some(aligner)) => {
+                current.order.aligned_picks(aligner, &shard, batch, picks);
+            }
+            _ => current.order.picks(taken.positions, picks),
         }
         Ok(Some(head))
     }
@@ -169,8 +209,14 @@ impl Stream {
         self.current.as_ref().map_or(0, |current| current.order.lane_of(group))
     }
 
-    fn next_positions(&mut self) -> Result<Option<(Head, Positions)>> {
-        let batch_size = self.batch_size;
+    /// The samples of `chunk` that `group` takes, a group of the epoch of the last batch.
+    pub(super) fn part(&self, group: u32, chunk: u32) -> Range<u32> {
+        self.current.as_ref().map_or(0..0, |current| current.order.part(group, chunk))
+    }
+
+    fn next_taken(&mut self) -> Result<Option<(Head, Taken)>> {
+        let (batch_size, drop_short) = (self.batch_size, self.drop_short);
+        let is_aligned = self.aligner.is_some();
         while !self.is_done() {
             let current = match &mut self.current {
                 Some(current) => current,
@@ -186,6 +232,10 @@ impl Stream {
                 self.spare = self.current.take().map(|current| current.order);
                 continue;
             }
+            let batch = current.shard.global_batch(current.order.len(), current.taken, batch_size);
+            // A tail that only some ranks read has no whole set to share out.
+            let is_partly_dropped = drop_short && !current.shard.is_whole(batch, batch_size);
+            let shared = (is_aligned && !is_partly_dropped).then_some((current.shard, batch));
             let positions = current.rest.split_front(batch_size);
             current.taken += positions.remaining();
             let (len, epoch) = (current.order.len(), current.order.epoch());
@@ -193,7 +243,7 @@ impl Stream {
             let ends_epoch = current.rest.remaining() == 0;
             self.left -= 1;
             let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
-            return Ok(Some((Head { epoch, ends_epoch, after }, positions)));
+            return Ok(Some((Head { epoch, ends_epoch, after }, Taken { positions, shared })));
         }
         Ok(None)
     }

@@ -135,6 +135,14 @@
 // As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
 #define DLFS_ORDER_PARTIAL 5
 
+// Of each global batch a rank takes every W-th sample, for W ranks. The default.
+#define DLFS_SHARD_STRIDED 0
+
+// Grouped order: whole chunks go to one rank, as far as equal shares allow. Each global batch has the same
+// samples, and each rank as many, as with DLFS_SHARD_STRIDED; a run that goes on from a state with another
+// world size reads fewer chunks twice.
+#define DLFS_SHARD_ALIGNED 1
+
 // Batches are brought in as fits: by chunks in grouped order and by slot, by samples in the others, and
 // in grouped order too where samples are large and the page cache holds their chunks. The default.
 #define DLFS_BATCHING_AUTO 0
@@ -423,7 +431,8 @@ typedef struct {
     size_t size;
     // DLFS_ORDER_...
     uint32_t order;
-    // Grouped: lanes that take turns; default 8. A multiple of the world size reads no chunk twice.
+    // Grouped: lanes that take turns; default 8 for each rank, or those of the state that is gone on from.
+    // A multiple of the world size reads no chunk twice.
     uint32_t lanes;
     // Grouped: chunks of one lane that are shuffled together; default 4.
     uint32_t group;
@@ -453,7 +462,8 @@ typedef struct {
     uint32_t call_timeout_ms;
     // Queue pairs a namespace; default 1.
     uint32_t queue_pairs;
-    // The most memory for what is read ahead and not yet released, in bytes; default 256 MiB.
+    // The most memory for what is read ahead and not yet released, in bytes; default 256 MiB, and up to 1 GiB
+    // where a grouped order of large chunks has more open at a time.
     uint64_t window_bytes;
     // Asked while dlfs_bread waits; or NULL. Any thread that calls may ask it.
     dlfs_should_stop should_stop;
@@ -463,6 +473,10 @@ typedef struct {
     uint32_t busy_poll;
     // DLFS_BATCHING_...
     uint32_t batching;
+    // DLFS_SHARD_...
+    uint32_t shard;
+    // Zero.
+    uint32_t reserved;
 } dlfs_sequence_options;
 
 // What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.

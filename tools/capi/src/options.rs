@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlfs::cache::Environment;
 use dlfs::dataset::{OnError, Options, Watch};
 use dlfs::nvme::Address;
-use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::Direct;
 use dlfs::tier::{self, Policy};
@@ -27,6 +27,13 @@ pub const DLFS_ORDER_BY_SLOT: u32 = 3;
 pub const DLFS_ORDER_LOCAL: u32 = 4;
 /// As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
 pub const DLFS_ORDER_PARTIAL: u32 = 5;
+
+/// Of each global batch a rank takes every W-th sample, for W ranks. The default.
+pub const DLFS_SHARD_STRIDED: u32 = 0;
+/// Grouped order: whole chunks go to one rank, as far as equal shares allow. Each global batch has the same
+/// samples, and each rank as many, as with DLFS_SHARD_STRIDED; a run that goes on from a state with another
+/// world size reads fewer chunks twice.
+pub const DLFS_SHARD_ALIGNED: u32 = 1;
 
 /// Batches are brought in as fits: by chunks in grouped order and by slot, by samples in the others, and
 /// in grouped order too where samples are large and the page cache holds their chunks. The default.
@@ -150,7 +157,8 @@ pub struct SequenceOptions {
     pub size: usize,
     /// DLFS_ORDER_...
     pub order: u32,
-    /// Grouped: lanes that take turns; default 8. A multiple of the world size reads no chunk twice.
+    /// Grouped: lanes that take turns; default 8 for each rank, or those of the state that is gone on from.
+    /// A multiple of the world size reads no chunk twice.
     pub lanes: u32,
     /// Grouped: chunks of one lane that are shuffled together; default 4.
     pub group: u32,
@@ -180,7 +188,8 @@ pub struct SequenceOptions {
     pub call_timeout_ms: u32,
     /// Queue pairs a namespace; default 1.
     pub queue_pairs: u32,
-    /// The most memory for what is read ahead and not yet released, in bytes; default 256 MiB.
+    /// The most memory for what is read ahead and not yet released, in bytes; default 256 MiB, and up to 1 GiB
+    /// where a grouped order of large chunks has more open at a time.
     pub window_bytes: u64,
     /// Asked while dlfs_bread waits; or NULL. Any thread that calls may ask it.
     pub should_stop: ShouldStop,
@@ -190,10 +199,15 @@ pub struct SequenceOptions {
     pub busy_poll: u32,
     /// DLFS_BATCHING_...
     pub batching: u32,
+    /// DLFS_SHARD_...
+    pub shard: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 // SAFETY: numbers, a pointer and an optional function, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
+    const EARLIER: &[usize] = &[std::mem::offset_of!(SequenceOptions, shard)];
 }
 
 /// Whether a call should go on, as the caller's function says.
@@ -342,6 +356,14 @@ impl SequenceOptions {
             DLFS_TAIL_PAD => Tail::Pad,
             other => return Err(unknown("tail", other)),
         };
+        options.sharding = match self.shard {
+            DLFS_SHARD_STRIDED => Sharding::Strided,
+            DLFS_SHARD_ALIGNED => Sharding::Aligned,
+            other => return Err(unknown("shard", other)),
+        };
+        if self.reserved != 0 {
+            return Err(unknown("reserved", self.reserved));
+        }
         options.drop_short = flag(self.drop_short, "drop_short")?;
         options.on_error = match self.on_error {
             DLFS_ON_ERROR_RAISE => OnError::Raise,
@@ -368,7 +390,7 @@ impl SequenceOptions {
         Ok(match self.order {
             DLFS_ORDER_GLOBAL => OrderKind::Global,
             DLFS_ORDER_GROUPED => {
-                OrderKind::Grouped { lanes: or(self.lanes, 8), group: or(self.group, 4) }
+                OrderKind::Grouped { lanes: self.lanes, group: or(self.group, 4) }
             }
             DLFS_ORDER_SEQUENTIAL => OrderKind::Sequential { by: SequentialBy::Id },
             DLFS_ORDER_BY_SLOT => OrderKind::Sequential { by: SequentialBy::Slot },

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding};
 
 use crate::exit::Failure;
 
@@ -16,7 +16,8 @@ pub(crate) struct OrderArgs {
     /// Seed of the order; the same seed gives the same epochs, on any number of ranks
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// grouped: lanes that take turns; a multiple of the world size reads no chunk twice [default: 8]
+    /// grouped: lanes that take turns; a multiple of the world size reads no chunk twice [default: 8 for each
+    /// rank, or those of the state that the run goes on from]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     lanes: Option<u32>,
     /// grouped: chunks of one lane whose samples are shuffled together [default: 4]
@@ -50,8 +51,35 @@ enum By {
     Slot,
 }
 
+/// How ranks share a global batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShardArg {
+    /// Every W-th sample to each rank
+    #[default]
+    Strided,
+    /// grouped: whole chunks to one rank as far as equal shares allow, so that a run that goes on with
+    /// another world size reads few chunks twice
+    Aligned,
+}
+
+impl From<ShardArg> for Sharding {
+    fn from(shard: ShardArg) -> Sharding {
+        match shard {
+            ShardArg::Strided => Sharding::Strided,
+            ShardArg::Aligned => Sharding::Aligned,
+        }
+    }
+}
+
 impl OrderArgs {
-    /// The order for `world_size` ranks.
+    /// # Errors
+    /// `Usage`: shares of whole chunks in an order that does not go through them.
+    pub(crate) fn check_shard(&self, shard: ShardArg) -> Result<(), Failure> {
+        let grouped = self.order == Order::Grouped;
+        self.only_with(shard == ShardArg::Aligned, grouped, "--shard aligned", "grouped")
+    }
+
+    /// The order for `world_size` ranks; 0 lanes where nobody says how many.
     ///
     /// # Errors
     /// `Usage`: an option that this order has no use for, or a share out of range.
@@ -72,7 +100,7 @@ impl OrderArgs {
             },
             Order::Global => OrderKind::Global,
             Order::Grouped => OrderKind::Grouped {
-                lanes: self.lanes.unwrap_or(DEFAULT_LANES),
+                lanes: self.lanes.unwrap_or(0),
                 group: self.group.unwrap_or(DEFAULT_GROUP),
             },
             Order::Local => OrderKind::Local { world_size },
@@ -81,7 +109,7 @@ impl OrderArgs {
             }
         };
         let spec = OrderSpec { kind, seed: self.seed };
-        spec.check().map_err(|error| Failure::Usage(error.to_string()))?;
+        spec.started(world_size).check().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(spec)
     }
 
@@ -93,6 +121,5 @@ impl OrderArgs {
     }
 }
 
-const DEFAULT_LANES: u32 = 8;
 const DEFAULT_GROUP: u32 = 4;
 const DEFAULT_EXCHANGE: f64 = 0.1;

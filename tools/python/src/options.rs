@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlfs::cache::Environment;
 use dlfs::dataset::{OnError, Options};
-use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
 use dlfs::tier::{Policy, Stop};
@@ -114,7 +114,8 @@ pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOption
         (false, false) => Tail::Keep,
     };
     options.order.kind = order_kind(given, options.world_size)?;
-    options.order.check().map_err(|error| raise(py, &error.into()))?;
+    let order = options.order.started(options.world_size);
+    order.check().map_err(|error| raise(py, &error.into()))?;
     Ok(options)
 }
 
@@ -132,7 +133,10 @@ fn set_loader_option(
         "epochs" => options.epochs = 0..at_least_one::<u64>(key, value)?.min(EPOCHS),
         "rank" => options.rank = value.extract()?,
         "world_size" => options.world_size = at_least_one(key, value)?,
+        "prefetch_bytes" if value.is_none() => {}
         "prefetch_bytes" => options.window_bytes = at_least_one(key, value)?,
+        "shard" if value.is_none() => {}
+        "shard" => options.sharding = sharding(value)?,
         "batching" if value.is_none() => {}
         "batching" => options.batching = Some(loader_batching(value)?),
         "contiguous" => options.copy_threads = value.extract::<bool>()?.then_some(1),
@@ -184,7 +188,7 @@ fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind>
     }
     match &*order {
         "grouped" => Ok(OrderKind::Grouped {
-            lanes: given_or(given, "lanes", DEFAULT_LANES)?,
+            lanes: lanes(given)?,
             group: given_or(given, "group", DEFAULT_GROUP)?,
         }),
         "global" => Ok(OrderKind::Global),
@@ -207,6 +211,25 @@ fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind>
                 "order is \"grouped\", \"global\", \"sequential\", \"local\" or \"partial\", not {other:?}"
             );
             Err(raise_invalid(py, text))
+        }
+    }
+}
+
+/// 0, which no caller may say, where nobody says how many: the library has as many as fit the run.
+fn lanes(given: &Bound<'_, PyDict>) -> PyResult<u32> {
+    match given.get_item("lanes")? {
+        Some(lanes) if !lanes.is_none() => about("lanes", &lanes, at_least_one("lanes", &lanes)),
+        _ => Ok(0),
+    }
+}
+
+fn sharding(value: &Bound<'_, PyAny>) -> PyResult<Sharding> {
+    match &*value.extract::<String>()? {
+        "strided" => Ok(Sharding::Strided),
+        "aligned" => Ok(Sharding::Aligned),
+        other => {
+            let text = format!("shard is \"strided\" or \"aligned\", not {other:?}");
+            Err(raise_invalid(value.py(), text))
         }
     }
 }
@@ -283,7 +306,6 @@ const MAX_QUEUE_PAIRS: usize = 1024;
 
 /// As many as a loader can count.
 const EPOCHS: u64 = (1 << 24) - 1;
-const DEFAULT_LANES: u32 = 8;
 const DEFAULT_GROUP: u32 = 4;
 const DEFAULT_EXCHANGE: f64 = 0.1;
 

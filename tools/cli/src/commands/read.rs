@@ -19,7 +19,7 @@ use crate::args::ConnectionArgs;
 use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::open::{ImageArgs, engine};
-use crate::order_args::OrderArgs;
+use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
@@ -63,6 +63,9 @@ struct ShareArgs {
     /// How many ranks share each epoch
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     world_size: u32,
+    /// How the ranks share each global batch; its samples and how many each rank gets are the same
+    #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
+    shard: ShardArg,
     /// Leave out the end of an epoch that does not give each rank the same number of samples
     #[arg(long)]
     drop_last: bool,
@@ -84,9 +87,10 @@ struct RunArgs {
     /// too, where samples are large and the page cache holds their chunks]
     #[arg(long, value_enum)]
     batching: Option<BatchingArg>,
-    /// The most memory for samples read ahead
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
-    window: u64,
+    /// The most memory for samples read ahead [default: 256M, and up to 1G where a grouped order of large
+    /// chunks has more open at a time]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    window: Option<u64>,
     /// Gather each batch in one piece, copied by N threads (0: by the one that polls)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=256))]
     copy_threads: Option<u16>,
@@ -207,20 +211,23 @@ impl Keeper {
 
 impl ReadArgs {
     fn loader_options(&self) -> Result<LoaderOptions, Failure> {
-        let ShareArgs { rank, world_size, drop_last, pad } = self.share;
+        let ShareArgs { rank, world_size, shard, drop_last, pad } = self.share;
         if rank >= world_size {
             return Err(Failure::Usage(format!(
                 "--rank {rank} of --world-size {world_size}: ranks count from 0"
             )));
         }
-        let window_bytes = usize::try_from(self.run.window).ok().filter(|&window| window > 0);
-        let window_bytes = window_bytes
-            .ok_or_else(|| Failure::Usage("--window is no size of memory".to_owned()))?;
+        let fits = |window| usize::try_from(window).ok().filter(|&window| window > 0);
+        let wrong = || Failure::Usage("--window is no size of memory".to_owned());
+        let window_bytes =
+            self.run.window.map(|window| fits(window).ok_or_else(wrong)).transpose()?;
         let order = self.order.spec(world_size)?;
+        self.order.check_shard(shard)?;
         let batch_size = self.run.batch as usize;
         Ok(LoaderOptions {
             rank,
             world_size,
+            sharding: shard.into(),
             tail: match (drop_last, pad) {
                 (true, _) => Tail::DropLast,
                 (_, true) => Tail::Pad,
@@ -231,7 +238,7 @@ impl ReadArgs {
                 BatchingArg::Sample => Batching::Sample,
                 BatchingArg::Chunk => Batching::Chunk,
             }),
-            window_bytes,
+            window_bytes: window_bytes.unwrap_or(0),
             copy_threads: self.run.copy_threads.map(usize::from),
             busy_poll: self.placement.busy_poll(),
             cpus: self.placement.cpus()?,

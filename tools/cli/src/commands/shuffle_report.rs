@@ -5,13 +5,13 @@ use serde::Serialize;
 
 use dlfs::directory::Directory;
 use dlfs::order::report::{Observed, Observer, RankObserver, RankReport, ShuffleReport};
-use dlfs::order::{EpochOrder, OrderSpec, Positions, Shard, Tail};
+use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
 use dlfs::units::Epoch;
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
-use crate::order_args::OrderArgs;
+use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
 
 /// Say how random an order is, beside what chance would give
@@ -38,6 +38,9 @@ pub(crate) struct ShuffleReportArgs {
     /// How many ranks share the epoch
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     world_size: u32,
+    /// How the ranks share each global batch
+    #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
+    shard: ShardArg,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -55,7 +58,8 @@ struct JsonReport<'a> {
 }
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
-    let spec = args.order.spec(args.world_size)?;
+    let spec = args.order.spec(args.world_size)?.started(args.world_size);
+    args.order.check_shard(args.shard)?;
     let image = args.image.open(&args.connection)?;
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
@@ -98,13 +102,30 @@ fn ranks(
         return Ok(None);
     }
     let mut observer = RankObserver::new(args.world_size, args.batch);
-    let mut ids = Vec::new();
+    let (mut ids, mut picks, mut aligner) = (Vec::new(), Vec::new(), Aligner::default());
+    // A rank's part of a global batch.
+    let step = match args.shard {
+        ShardArg::Strided => STEP,
+        ShardArg::Aligned => (args.batch / u64::from(args.world_size)).max(1),
+    };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
-        let mut positions = shard.positions(order.len());
+        let (mut positions, mut taken) = (shard.positions(order.len()), 0);
         while positions.remaining() > 0 {
             ids.clear();
-            order.ids(directory, positions.split_front(STEP), &mut ids);
+            let strided = positions.split_front(step);
+            match args.shard {
+                ShardArg::Strided => order.ids(directory, strided, &mut ids),
+                ShardArg::Aligned => {
+                    let batch = shard.global_batch(order.len(), taken, step);
+                    picks.clear();
+                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                    ids.extend(
+                        picks.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)),
+                    );
+                }
+            }
+            taken += strided.remaining();
             ids.iter().for_each(|&id| observer.see(directory.label(id)));
         }
         observer.end_rank();

@@ -77,6 +77,7 @@ __all__ = [
 Address: TypeAlias = str | os.PathLike[str]
 Addresses: TypeAlias = Address | bytes | Sequence[Address | bytes]
 Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
+Shard: TypeAlias = Literal["strided", "aligned"]
 
 
 def open(
@@ -170,9 +171,15 @@ class Loader(_Loader):
     seed             the same seed gives the same epochs, whatever the world size
     epochs           how many there are; nothing is read ahead beyond the last. None: without end
     rank, world_size which part of each epoch is this process's
+    shard            "strided": every W-th sample of each global batch; "aligned", in grouped order: whole
+                     chunks to one rank, as far as equal shares allow, for a run that goes on with another
+                     world size. The samples of each global batch are the same
     drop_last        leave out what does not fill a batch on every rank; pad: fill it up instead
-    prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes
-    lanes, group     grouped: lanes that take turns (8), chunks of a lane shuffled together (4)
+    prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes. None: 256 MiB, and up to
+                     1 GiB where a grouped order of large chunks has more open at a time
+    lanes, group     grouped: lanes that take turns (8 for each rank, or those of the state that is loaded),
+                     chunks of a lane shuffled together (4). With lanes in a multiple of world_size no chunk
+                     is read by two ranks
     by               sequential: "id", or "slot", as samples lie on media, which is faster
     batching         "chunk": whole chunks are read, and held until their samples are out; "sample": each
                      sample by itself, just before it is wanted; "none": one read after the other.
@@ -204,9 +211,10 @@ class Loader(_Loader):
         epochs: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        shard: Shard = "strided",
         drop_last: bool = False,
         pad: bool = False,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | None = None,
         lanes: int | None = None,
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
@@ -227,6 +235,7 @@ class Loader(_Loader):
             epochs=epochs,
             rank=rank,
             world_size=world_size,
+            shard=shard,
             drop_last=drop_last,
             pad=pad,
             prefetch_bytes=prefetch_bytes,

@@ -168,8 +168,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch), `batch` a dlfs.Batch; without a transform it is the Batch itself, or a
-    TensorBatch where a worker process has to send it. `options` are those of dlfs.Loader. With N
-    workers each takes every N-th sample of this rank's share.
+    TensorBatch where a worker process has to send it. `options` are those of dlfs.Loader. N workers share
+    N batches of this rank at a time as ranks share a global batch: in grouped order by whole chunks
+    (shard="aligned") unless `shard` says otherwise, so that they read little more than one process does.
+    The order is the same with any number of workers.
 
     set_epoch, state_dict and load_state_dict are those of the Loader, and reach worker processes at
     their next epoch, also persistent ones. Without set_epoch persistent workers, and a DataLoader
@@ -205,12 +207,20 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
         rank, world_size, worker, workers = place
-        return Loader(
+        options = dict(self._options)
+        if workers > 1 and options["order"] == "grouped" and options.get("shard") is None:
+            options["shard"] = "aligned"
+        loader = Loader(
             self.dataset,
             rank=worker * world_size + rank,
             world_size=world_size * workers,
-            **self._options,
+            **options,
         )
+        if workers > 1:
+            # The lanes of a run without workers, for the same order: workers share each rank's.
+            alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
+            loader.load_state_dict(alone.state_dict())
+        return loader
 
     def _current(self) -> Loader:
         """The loader of this process, which takes its worker's share of the rank's."""
@@ -224,8 +234,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if moves != self._followed:
             if consumed and info is not None and not self._goes_on(info):
                 epoch, consumed = epoch + 1, 0
-            moved = {"epoch": epoch, "consumed": consumed}
-            self._loader.load_state_dict({**self._loader.state_dict(), **moved})
+            state = self._loader.state_dict()
+            lanes, version = self._shared[_LANES:].tolist()
+            if lanes:
+                kind = "grouped" if version == 1 else "grouped2"
+                state["order"] = {**state["order"], "kind": kind, "lanes": lanes}
+            self._loader.load_state_dict({**state, "epoch": epoch, "consumed": consumed})
             self._epoch = epoch
         self._followed = moves
         return self._loader
@@ -234,13 +248,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """Whether the place that was loaded is for this worker: those of the first iteration go on from
         there, and workers that are started for a later one do not."""
         seed, first = info.seed - info.id, _number_of_process() - info.id
-        move, taken_seed, taken_first = self._shared[_TAKEN:].tolist()
+        move, taken_seed, taken_first = self._shared[_TAKEN:_LANES].tolist()
         if move == int(self._shared[0]):
             # The seed alone would do, if nobody seeded torch alike before each epoch; the workers of one
             # iteration are started one after the other, or nearly so where other threads start some.
             apart = abs(first - int(taken_first))
             return bool(seed == taken_seed) and apart < max(info.num_workers, 1)
-        self._shared[_TAKEN:] = torch.tensor([int(self._shared[0]), seed, first])
+        self._shared[_TAKEN:_LANES] = torch.tensor([int(self._shared[0]), seed, first])
         return True
 
     def prepare(self) -> None:
@@ -327,6 +341,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if torch.utils.data.get_worker_info() is not None:
             self._epoch = place["epoch"]
             return  # a StatefulDataLoader gives each worker its own
+        order = place["order"]
+        version = 1 if order["kind"] == "grouped" else 2
+        self._shared[_LANES:] = torch.tensor([order.get("lanes", 0), version])
         self._move(place["epoch"], place["consumed"])
         self._resumed = place["epoch"]
 
@@ -348,8 +365,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 # What the processes of an IterableDataset share, in words of an int64 tensor, where workers look at the
 # begin of each epoch: how often the run was moved from outside, to which epoch, and behind how many samples
 # of it; the move under which workers have begun, plus one; whether unequal ranks were warned of; and for
-# which move which workers have taken the place within the epoch: their seed, and the number of the first.
-_BEGUN, _WARNED, _TAKEN, _WORDS = 3, 4, 5, 8
+# which move which workers have taken the place within the epoch: their seed, and the number of the first;
+# lanes and version of the grouped order that a state had, or zeroes.
+_BEGUN, _WARNED, _TAKEN, _LANES, _WORDS = 3, 4, 5, 8, 10
 
 
 class _Batches(Iterator[Any]):
@@ -384,7 +402,7 @@ class _Batches(Iterator[Any]):
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices along an order of dlfs, for DataLoader(batch_sampler=...).
 
-    `options` are order, seed, lanes, group, drop_last and pad of dlfs.Loader. Each iterator goes through
+    `options` are order, seed, lanes, group, shard, drop_last and pad of dlfs.Loader. Each iterator goes through
     the epoch by itself, from its begin or, right after load_state_dict, from where the state says; the
     next one goes through the next epoch once one has come to its end. The state is that of the newest
     iterator and counts what was drawn; a DataLoader with workers draws ahead, so take the state from
@@ -506,7 +524,10 @@ class _Drawn(Iterator[list[int]]):
 
 
 class Sampler(torch.utils.data.Sampler[int]):
-    """Indices along an order of dlfs, for DataLoader(sampler=...); otherwise as BatchSampler."""
+    """Indices along an order of dlfs, for DataLoader(sampler=...); otherwise as BatchSampler.
+
+    It knows no batches, so its shares are strided ones: shard="aligned" raises InvalidArgument.
+    """
 
     def __init__(
         self,
@@ -517,6 +538,11 @@ class Sampler(torch.utils.data.Sampler[int]):
         world_size: int | None = None,
         **options: Any,
     ) -> None:
+        if options.get("shard") == "aligned":
+            raise InvalidArgument(
+                "aligned shares are parts of global batches, which a Sampler does not know: take "
+                'BatchSampler(..., shard="aligned"), or shard="strided"'
+            )
         self._batches = BatchSampler(
             dataset, 1, order, rank=rank, world_size=world_size, **options
         )
