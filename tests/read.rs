@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
+use dlfs::buf::Pages;
 use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
 use dlfs::format::{ImageLayout, Pack};
 use dlfs::nvme::Status;
@@ -667,6 +668,11 @@ fn a_sample_is_resident_exactly_while_its_chunk_is() {
     }
     assert_eq!(delivered, 600);
     assert!(most > 0 && most < 600, "some came and went: {most}");
+    let stats = loader.stats();
+    assert_eq!(stats.resident, loader.num_resident(), "the run is over: nothing comes or goes");
+    let pages = stats.pages.expect("it has a window");
+    assert!([Pages::Huge, Pages::Transparent, Pages::Base].contains(&pages), "{pages}");
+    assert_eq!((stats.ended().resident, stats.ended().pages), (0, Some(pages)));
     assert!(!loader.is_resident(SampleId(600)));
 }
 

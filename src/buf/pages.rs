@@ -11,7 +11,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What kind of pages a pool lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pages {
     /// Pages of 2 MiB that the administrator set aside (`vm.nr_hugepages`).
     Huge,
@@ -48,6 +49,18 @@ pub fn use_pages_of(source: &'static dyn PageSource) {
 }
 
 static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
+
+impl Pages {
+    /// One word, as in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Pages::Huge => "huge",
+            Pages::Transparent => "transparent",
+            Pages::Base => "base",
+            Pages::Driver => "driver",
+        }
+    }
+}
 
 impl fmt::Display for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -302,7 +302,7 @@ impl Running {
         self.starting = None;
         let loader = self.loader.take();
         let done = loader.as_ref().map(prefetch::Prefetcher::stats);
-        self.past = stats::sum(self.past, done.unwrap_or_default());
+        self.past = stats::sum(self.past, done.unwrap_or_default().ended());
         loader
     }
 }

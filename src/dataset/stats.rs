@@ -17,6 +17,8 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         over_window: a.over_window + b.over_window,
         rewritten: a.rewritten + b.rewritten,
         stall_s: a.stall_s + b.stall_s,
+        resident: a.resident + b.resident,
+        pages: b.pages.or(a.pages),
     }
 }
 

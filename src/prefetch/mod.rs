@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
+use crate::buf::Pages;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderSpec, Sharding, State, Tail};
@@ -168,6 +169,18 @@ pub struct LoaderStats {
     pub rewritten: u64,
     /// How long [`Prefetcher::next`] had to wait, in seconds.
     pub stall_s: f64,
+    /// Samples whose verified bytes are in the window now; none are kept there where batches are not made of
+    /// whole chunks.
+    pub resident: u64,
+    /// In what pages the window lies; `None` before anything was read.
+    pub pages: Option<Pages>,
+}
+
+impl LoaderStats {
+    /// What is left of them when the loader has ended: nothing is resident then.
+    pub fn ended(self) -> LoaderStats {
+        LoaderStats { resident: 0, ..self }
+    }
 }
 
 /// What came of [`Prefetcher::next_within`].
@@ -437,6 +450,8 @@ impl Prefetcher {
             stats.read = *poller.shared.read.lock();
             stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
             stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
+            stats.resident = poller.shared.residency.count();
+            stats.pages = Some(poller.window.pool().pages());
         }
         stats
     }

@@ -202,6 +202,21 @@
 // dlfs.NO_LABEL, the same number, in an array of labels.
 #define DLFS_NO_LABEL INT64_MIN
 
+// Nothing was read yet, so there is no memory.
+#define DLFS_PAGES_NONE 0
+
+// Pages of 4 KiB.
+#define DLFS_PAGES_BASE 1
+
+// Huge pages that the kernel makes when it can.
+#define DLFS_PAGES_TRANSPARENT 2
+
+// Huge pages that the administrator set aside (`vm.nr_hugepages`).
+#define DLFS_PAGES_HUGE 3
+
+// Memory of SPDK's.
+#define DLFS_PAGES_DRIVER 4
+
 // Something went wrong for good.
 #define DLFS_LOG_ERROR 1
 
@@ -515,6 +530,10 @@ typedef struct {
     uint64_t tier_restored;
     // Bytes that came from behind the tiers, for whoever asked and for copies.
     uint64_t origin_bytes;
+    // Samples of a sequence that are in memory now; 0 where it does not read whole chunks.
+    uint64_t resident;
+    // In what pages the sequence's memory lies: DLFS_PAGES_...
+    uint64_t pages;
 } dlfs_stats_t;
 
 // Sees one message of the library: its level, DLFS_LOG_..., and its text, which is good until it returns.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use dlfs::buf::Pages;
 use dlfs::cache::CacheStats;
 use dlfs::prefetch::LoaderStats;
 
@@ -9,6 +10,17 @@ use crate::error::{DLFS_OK, guard};
 use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
 use crate::structs::{Struct, check_out, give};
+
+/// Nothing was read yet, so there is no memory.
+pub const DLFS_PAGES_NONE: u64 = 0;
+/// Pages of 4 KiB.
+pub const DLFS_PAGES_BASE: u64 = 1;
+/// Huge pages that the kernel makes when it can.
+pub const DLFS_PAGES_TRANSPARENT: u64 = 2;
+/// Huge pages that the administrator set aside (`vm.nr_hugepages`).
+pub const DLFS_PAGES_HUGE: u64 = 3;
+/// Memory of SPDK's.
+pub const DLFS_PAGES_DRIVER: u64 = 4;
 
 /// What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
 #[derive(Debug, Clone, Copy)]
@@ -48,10 +60,15 @@ pub struct Stats {
     pub tier_restored: u64,
     /// Bytes that came from behind the tiers, for whoever asked and for copies.
     pub origin_bytes: u64,
+    /// Samples of a sequence that are in memory now; 0 where it does not read whole chunks.
+    pub resident: u64,
+    /// In what pages the sequence's memory lies: DLFS_PAGES_...
+    pub pages: u64,
 }
 // SAFETY: numbers alone, the size first.
 unsafe impl Struct for Stats {
     const NAME: &str = "dlfs_stats_t";
+    const EARLIER: &[usize] = &[std::mem::offset_of!(Stats, resident)];
 }
 
 /// Says what reads by id and name on this mount have moved. Any thread.
@@ -106,6 +123,14 @@ fn value(stats: LoaderStats) -> Stats {
         tier_copied_bytes: 0,
         tier_restored: 0,
         origin_bytes: 0,
+        resident: stats.resident,
+        pages: match stats.pages {
+            None => DLFS_PAGES_NONE,
+            Some(Pages::Base) => DLFS_PAGES_BASE,
+            Some(Pages::Transparent) => DLFS_PAGES_TRANSPARENT,
+            Some(Pages::Huge) => DLFS_PAGES_HUGE,
+            Some(Pages::Driver) => DLFS_PAGES_DRIVER,
+        },
     }
 }
 

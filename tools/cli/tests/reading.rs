@@ -40,6 +40,8 @@ fn read_reports_in_the_keys_that_scripts_rely_on() {
     for key in ["p50", "p99", "max"] {
         assert!(json["batch_us"][key].is_u64(), "{key}");
     }
+    assert!(["huge", "transparent", "base"].iter().any(|pages| json["pages"] == *pages));
+    assert_eq!(json["resident"], 0, "global order keeps no chunks");
     assert!(json["cpu_s"]["user"].is_f64() && json["cpu_s"]["sys"].is_f64());
     let ids = ids(&place, "ids");
     assert_eq!(json["order_crc32c"], crc_of(&ids));

@@ -153,9 +153,11 @@ impl Loader {
         Ok(())
     }
 
-    /// What was done so far, in this process: a dict of numbers. stall_s is how long calls had to wait,
-    /// in seconds; copied_bytes what was copied to make batches contiguous; rewritten how many samples
-    /// somebody had written to in kept memory, so that they were read again.
+    /// What was done so far, in this process: a dict. resident is how many samples are in memory now, pages
+    /// in what kind of it: "huge" (set aside by the administrator), "transparent" (huge pages that the
+    /// kernel makes), "base" (4 KiB), "driver" (SPDK's), or None before anything was read. stall_s is how
+    /// long calls had to wait, in seconds; copied_bytes what was copied to make batches contiguous;
+    /// rewritten how many samples somebody had written to in kept memory, so that they were read again.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runs().stats();
         let dict = PyDict::new(py);
@@ -171,6 +173,8 @@ impl Loader {
         dict.set_item("over_window", stats.over_window)?;
         dict.set_item("rewritten", stats.rewritten)?;
         dict.set_item("stall_s", stats.stall_s)?;
+        dict.set_item("resident", stats.resident)?;
+        dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
         Ok(dict)
     }
 
@@ -263,7 +267,7 @@ impl Loader {
         let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run));
         if let Some(at) = at {
             let run = runs.others.swap_remove(at);
-            runs.past = dataset::sum_stats(runs.past, run.loader.stats());
+            runs.past = dataset::sum_stats(runs.past, run.loader.stats().ended());
             drop(runs);
             run.loader.close();
         }

@@ -251,6 +251,8 @@ def test_stats_count_what_was_done(ds, source):
     assert stats["sample_bytes"] == sum(map(len, source.contents))
     assert stats["verified"] >= len(source) - source.contents.count(b"")
     assert stats["copied_bytes"] == 0
+    assert stats["pages"] in ("huge", "transparent", "base") and stats["resident"] >= 0
+    assert dlfs.Loader(ds, batch_size=7).stats()["pages"] is None, "nothing was read"
 
 
 def test_a_rank_without_a_share_has_empty_epochs(tmp_path):

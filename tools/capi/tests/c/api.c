@@ -221,6 +221,7 @@ static void of_sequences(dlfs_fs *fs) {
             for (size_t i = 0; i < NUM; i++) CHECK(ids[i] == 2);
             dlfs_stats_t stats = {.size = sizeof stats};
             CHECK(dlfs_sequence_stats(seq, &stats) == 0);
+            CHECK(stats.pages >= DLFS_PAGES_BASE && stats.pages <= DLFS_PAGES_HUGE && stats.resident <= NUM);
             CHECK(stats.samples > 2 * NUM && stats.batches == 52 + 27 && stats.sample_bytes > 0);
             CHECK(dlfs_set_epoch(seq, 1) == 0 && drain(seq, ids) == NUM);
             CHECK(dlfs_sequence_close(seq) == 0);

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::Error;
+use dlfs::buf::Pages;
 use dlfs::cache::{Cache, CacheStats};
 use dlfs::dataset::{Dataset, Image, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
@@ -295,6 +296,9 @@ struct JsonReport<'a> {
     commands: u64,
     read_bytes: u64,
     engine: &'a str,
+    /// Samples in the window at the end, and in what pages that lies.
+    resident: u64,
+    pages: Option<Pages>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tiers: Option<CacheStats>,
 }
@@ -310,7 +314,9 @@ fn print_report(
     let mut out = Out::new();
     if args.run.json {
         let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
-        out.json(&JsonReport { report, commands, read_bytes, engine: &engine, tiers })?;
+        let (resident, pages) = (stats.resident, stats.pages);
+        let engine = &engine;
+        out.json(&JsonReport { report, commands, read_bytes, engine, resident, pages, tiers })?;
         return out.flush();
     }
     let samples = out.bold(&text::counted(report.samples, "sample"));
@@ -329,6 +335,10 @@ fn print_report(
         text::count(stats.read.commands),
         text::bytes(stats.read.bytes)
     ))?;
+    if let Some(pages) = stats.pages {
+        let resident = text::counted(stats.resident, "sample");
+        out.line(format!("  window     {pages}; {resident} in it at the end"))?;
+    }
     for line in tiers.iter().flat_map(tier_lines) {
         out.line(line)?;
     }
