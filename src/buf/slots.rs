@@ -1,6 +1,6 @@
 //! Which slots of a pool are taken: a bitmap that threads change without a lock.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// One bit a slot, set while the slot is taken.
 ///

@@ -4,12 +4,11 @@
 //! another handle of the same connection has received.
 //!
 //! Who rings and who falls asleep each write one word and then read the other's: so either the ringer sees
-//! the sleeper, or the sleeper sees what it would have slept over.
+//! the sleeper, or the sleeper sees what it would have slept over. `tests/loom` tries all ways.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering, fence};
 
 /// The words of one poller. Knows no descriptor: whoever is told to ring has one.
 #[derive(Default)]
@@ -37,8 +36,8 @@ impl Mark {
 impl Wake {
     /// Ends the sleep under way, or the next; whether to ring.
     pub(super) fn wake(&self) -> bool {
-        self.woken.store(true, Ordering::SeqCst);
-        self.asleep.load(Ordering::SeqCst)
+        self.woken.store(true, Ordering::Release);
+        self.has_sleeper()
     }
 
     /// Sets `mark`; whether to ring.
@@ -48,13 +47,19 @@ impl Wake {
             return false;
         }
         self.marked.lock().push(Arc::clone(mark));
-        self.has_marks.store(true, Ordering::SeqCst);
-        self.asleep.load(Ordering::SeqCst)
+        self.has_marks.store(true, Ordering::Relaxed);
+        self.has_sleeper()
+    }
+
+    /// Asked behind the word that a sleeper would see.
+    fn has_sleeper(&self) -> bool {
+        fence(Ordering::SeqCst); // with that of `fall_asleep`: one of both sees the other's word
+        self.asleep.load(Ordering::Relaxed)
     }
 
     /// Whether it was woken since this was called last.
     pub(super) fn take_woken(&self) -> bool {
-        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::SeqCst)
+        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::AcqRel)
     }
 
     /// Whether a mark is set. One load.
@@ -68,7 +73,7 @@ impl Wake {
             return;
         }
         // Before the list is read: who sets one later says so again.
-        self.has_marks.store(false, Ordering::SeqCst);
+        self.has_marks.store(false, Ordering::Relaxed);
         for mark in self.marked.lock().drain(..) {
             mark.is_set.swap(false, Ordering::AcqRel);
             found(mark.member);
@@ -77,8 +82,9 @@ impl Wake {
 
     /// From now on whoever wakes or marks is told to ring; `false` where one has before.
     pub(super) fn fall_asleep(&self) -> bool {
-        self.asleep.store(true, Ordering::SeqCst);
-        let has_cause = self.woken.load(Ordering::SeqCst) || self.has_marks.load(Ordering::SeqCst);
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst); // with that of `has_sleeper`
+        let has_cause = self.woken.load(Ordering::Relaxed) || self.has_marks();
         if has_cause {
             self.get_up();
         }
@@ -87,7 +93,7 @@ impl Wake {
 
     /// Nobody needs to ring any more.
     pub(super) fn get_up(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
+        self.asleep.store(false, Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the copy of each unit is: one word a unit, changed in one step.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Where a copy lies, or will lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

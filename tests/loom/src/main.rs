@@ -1,0 +1,142 @@
+//! Tries the lock-free parts of dlfs in every order that the memory model allows, with loom.
+//!
+//! The files are dlfs's own; `sync` stands in for its module of that name. Each model is tried twice: as the
+//! code is, which must hold, and with every ordering `Relaxed`, which must fail, or else it shows nothing.
+//! loom knows no total order of `SeqCst` but that of fences, so these files use fences where they need one.
+
+mod sync;
+
+#[path = "../../../src/tier/places.rs"]
+mod places;
+#[path = "../../../src/buf/slots.rs"]
+mod slots;
+#[path = "../../../src/qpair/wake.rs"]
+mod wake;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use loom::sync::Arc;
+use loom::thread;
+use places::{Place, Places};
+use slots::Slots;
+use sync::{AtomicU64, Ordering, weaken};
+use wake::{Mark, Wake};
+
+const MODELS: &[(&str, fn())] = &[
+    ("who wakes a poller rings, or the poller does not sleep", a_call_is_never_slept_over),
+    ("who marks a queue pair rings, or the poller does not sleep", a_mark_is_never_slept_over),
+    ("what comes before a mark is seen by whoever takes it", a_mark_brings_what_came_before),
+    ("the bytes of a copy are there before it is read", a_copy_is_published_with_its_bytes),
+    ("slots have one owner, who sees what the last one did", slots_have_one_owner_at_a_time),
+];
+
+fn main() -> ExitCode {
+    let mut failed = 0;
+    for (name, model) in MODELS {
+        weaken(false);
+        let holds = catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_ok();
+        weaken(true);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {})); // it is to panic
+        let can_fail = catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err();
+        std::panic::set_hook(hook);
+        let verdict = match (holds, can_fail) {
+            (true, true) => "holds, and fails without its orderings",
+            (true, false) => "SHOWS NOTHING: it holds without orderings as well",
+            (false, _) => "FAILS",
+        };
+        println!("{name}: {verdict}");
+        failed += u8::from(!(holds && can_fail));
+    }
+    ExitCode::from(failed)
+}
+
+fn a_call_is_never_slept_over() {
+    let wake = Arc::new(Wake::default());
+    let caller = {
+        let wake = Arc::clone(&wake);
+        thread::spawn(move || wake.wake())
+    };
+    let sleeps = !wake.take_woken() && wake.fall_asleep();
+    let rings = caller.join().unwrap();
+    assert!(rings || !sleeps, "nothing ends the sleep");
+}
+
+fn a_mark_is_never_slept_over() {
+    let wake = Arc::new(Wake::default());
+    let caller = {
+        let wake = Arc::clone(&wake);
+        thread::spawn(move || wake.mark(&std::sync::Arc::new(Mark::new(1))))
+    };
+    let mut taken = 0;
+    wake.take_marks(|_| taken += 1);
+    let (is_known, sleeps) = (taken == 1, wake.fall_asleep());
+    let rings = caller.join().unwrap();
+    wake.take_marks(|_| taken += 1);
+    assert_eq!(taken, 1);
+    assert!(is_known || rings || !sleeps, "nothing ends the sleep");
+}
+
+fn a_mark_brings_what_came_before() {
+    let wake = Arc::new(Wake::default());
+    let mark = std::sync::Arc::new(Mark::new(1));
+    let arrived = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let markers = [0, 1].map(|number| {
+        let (wake, mark) = (Arc::clone(&wake), std::sync::Arc::clone(&mark));
+        let arrived = Arc::clone(&arrived);
+        thread::spawn(move || {
+            arrived[number].store(1, Ordering::Relaxed);
+            wake.mark(&mark);
+        })
+    });
+    let look = || {
+        let (mut is_marked, mut seen) = (false, [0, 0]);
+        wake.take_marks(|_| is_marked = true);
+        if is_marked {
+            seen = [0, 1].map(|number| arrived[number].load(Ordering::Relaxed));
+        }
+        (is_marked, seen)
+    };
+    let (_, seen) = look();
+    for marker in markers {
+        marker.join().unwrap();
+    }
+    let (is_marked, _) = look();
+    assert!(is_marked || seen == [1, 1], "lost: {seen:?} was seen, and no mark is left");
+}
+
+fn a_copy_is_published_with_its_bytes() {
+    let (places, bytes) = (Arc::new(Places::new(1)), Arc::new(AtomicU64::new(0)));
+    let copier = {
+        let (places, bytes) = (Arc::clone(&places), Arc::clone(&bytes));
+        thread::spawn(move || {
+            assert!(places.reserve(0, Place { tier: 1, page: 7 }));
+            bytes.store(1, Ordering::Relaxed);
+            assert!(places.publish(0));
+        })
+    };
+    if let Some(place) = places.copy_of(0) {
+        assert_eq!((place.tier, place.page), (1, 7));
+        assert_eq!(bytes.load(Ordering::Relaxed), 1, "read before it was written");
+    }
+    copier.join().unwrap();
+}
+
+fn slots_have_one_owner_at_a_time() {
+    let (slots, bytes) = (Arc::new(Slots::new(1)), Arc::new(AtomicU64::new(0)));
+    let own = |slots: &Slots, bytes: &AtomicU64| {
+        let Some(first) = slots.take(1) else { return 0 };
+        // Two owners at once, or one that does not see what the last one did, lose a count.
+        bytes.store(bytes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        slots.give_back(first, 1);
+        1
+    };
+    let other = {
+        let (slots, bytes) = (Arc::clone(&slots), Arc::clone(&bytes));
+        thread::spawn(move || own(&slots, &bytes))
+    };
+    let owned = own(&slots, &bytes) + other.join().unwrap();
+    assert_eq!(bytes.load(Ordering::Relaxed), owned);
+    assert_eq!(slots.num_free(), 1);
+}
