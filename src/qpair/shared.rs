@@ -39,6 +39,8 @@ struct Lane {
     owners: Slab<Owner>,
     handles: HashMap<u64, Waiting>,
     next_handle: u64,
+    /// I/Os that have ended, each of which made room.
+    ended: u64,
     scratch: Vec<Completion>,
 }
 
@@ -47,7 +49,7 @@ struct Lane {
 struct Waiting {
     /// What has completed and it has not taken yet.
     arrived: VecDeque<Completion>,
-    /// Whether the queue below had no room for what it has: another one's completion makes some.
+    /// Whether the queue below had no room for what it submitted last: what ends makes some.
     was_refused: bool,
     /// Where it is told.
     registry: Option<Registry>,
@@ -110,7 +112,7 @@ impl Lane {
         pair.join(&readiness.registry(0));
         readiness.fall_asleep_between_turns();
         let (owners, handles) = (Slab::new(), HashMap::new());
-        Ok(Lane { pair, readiness, owners, handles, next_handle: 0, scratch: Vec::new() })
+        Ok(Lane { pair, readiness, owners, handles, next_handle: 0, ended: 0, scratch: Vec::new() })
     }
 
     /// Moves everything on, and tells the handles what has come for them; `me` is the one that polls.
@@ -120,6 +122,7 @@ impl Lane {
         self.readiness.look(|_| {}); // it is polled anyway: this is for its descriptors
         self.pair.poll(now, usize::MAX, &mut self.scratch);
         let has_room = !self.scratch.is_empty();
+        self.ended += self.scratch.len() as u64;
         for completion in self.scratch.drain(..) {
             let Owner { handle, tag } = self.owners.remove(completion.tag as usize);
             // Nobody waits for the I/Os of a handle that was dropped.
@@ -128,11 +131,8 @@ impl Lane {
             waiting.tell_unless(handle == me);
         }
         if has_room {
-            for (&handle, waiting) in &mut self.handles {
-                if std::mem::take(&mut waiting.was_refused) {
-                    waiting.tell_unless(handle == me);
-                }
-            }
+            let refused = self.handles.iter().filter(|(_, waiting)| waiting.was_refused);
+            refused.for_each(|(&handle, waiting)| waiting.tell_unless(handle == me));
         }
         // A mark from now on makes the set ready; one that was set meanwhile is seen by the next turn.
         if !self.readiness.fall_asleep_between_turns() {
@@ -166,6 +166,10 @@ struct Handle {
     number: u64,
     namespace: Namespace,
     owed: usize,
+    /// What the lane's `ended` was when it had no room.
+    refused_at: u64,
+    /// Whether its poller was sent to submit again since then.
+    is_sent: bool,
     fence: Option<Arc<Fence>>,
     /// The lane's epoll set; `None` where the process may have no more descriptors.
     set: Option<Watched<OwnedFd>>,
@@ -181,8 +185,30 @@ impl Handle {
         shared.next_handle += 1;
         shared.handles.insert(number, Waiting::default());
         drop(shared);
-        let (notice, next_timeout) = (Notice::Poll, None);
-        Handle { lane, number, namespace, owed: 0, fence: None, set: None, notice, next_timeout }
+        Handle {
+            lane,
+            number,
+            namespace,
+            owed: 0,
+            refused_at: 0,
+            is_sent: false,
+            fence: None,
+            set: None,
+            notice: Notice::Poll,
+            next_timeout: None,
+        }
+    }
+
+    /// When a handle that was refused looks again. Its poller submits again whenever a wait has ended, so it
+    /// must not sleep once there is room.
+    fn look_at(&mut self, now: Instant, ended: u64) -> Option<Instant> {
+        match ended != self.refused_at {
+            true if !std::mem::replace(&mut self.is_sent, true) => Some(now),
+            // It may have nothing to submit any more.
+            true => Some(now + LOOK_EVERY),
+            // Nothing tells of what ends there but those who poll.
+            false => (self.notice == Notice::Poll).then(|| now + LOOK_EVERY),
+        }
     }
 }
 
@@ -192,7 +218,8 @@ impl QueuePair for Handle {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let Lane { pair, owners, handles, .. } = &mut *self.lane.lock();
+        let lane = Arc::clone(&self.lane);
+        let Lane { pair, owners, handles, ended, .. } = &mut *lane.lock();
         let number = self.number;
         let own = |io: Io| {
             let key = owners.insert(Owner { handle: number, tag: io.tag });
@@ -210,21 +237,26 @@ impl QueuePair for Handle {
         self.owed += taken;
         let waiting = handles.get_mut(&number).expect("there while the handle is");
         waiting.was_refused = !pending.is_empty();
+        if waiting.was_refused {
+            (self.refused_at, self.is_sent) = (*ended, false);
+            let look = self.look_at(Instant::now(), *ended);
+            self.next_timeout = self.next_timeout.into_iter().chain(look).min();
+        }
         taken
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let mut lane = self.lane.lock();
+        let lane = Arc::clone(&self.lane);
+        let mut lane = lane.lock();
         lane.turn(self.number, now);
-        let Lane { pair, handles, .. } = &mut *lane;
+        let Lane { pair, handles, ended, .. } = &mut *lane;
         if *pair.namespace() != self.namespace {
             self.namespace = pair.namespace().clone();
         }
         (self.notice, self.next_timeout) = (pair.notice(), pair.next_timeout());
         let own = handles.get_mut(&self.number).expect("there while the handle is");
-        if own.was_refused && self.notice == Notice::Poll {
-            // Nothing tells of the room that those make who do not look themselves.
-            let look = Some(now + LOOK_EVERY);
+        if own.was_refused {
+            let look = self.look_at(now, *ended);
             self.next_timeout = self.next_timeout.into_iter().chain(look).min();
         }
         let count = max.min(own.arrived.len());
@@ -300,7 +332,7 @@ impl Drop for Handle {
     }
 }
 
-/// How often a handle without I/Os looks for room where nothing tells.
+/// How often a handle that was refused looks for room where nothing tells.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
@@ -335,6 +367,8 @@ mod tests {
         assert_eq!(of_two.iter().map(|io| io.tag).collect::<Vec<_>>(), [70, 71]);
         let mut done = Vec::new();
         assert_eq!(two.poll(Instant::now(), 9, &mut done), 0);
+        let now = Instant::now();
+        assert!(two.next_timeout().is_some_and(|at| at <= now), "its own turn has made room");
         assert_eq!(two.submit(&mut of_two), 2);
         assert_eq!((one.outstanding(), two.outstanding()), (3, 2));
         one.poll(Instant::now(), 2, &mut done);
