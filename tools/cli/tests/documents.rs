@@ -72,7 +72,7 @@ fn run_commands_of(document: &str) {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("bash");
     shell.args(["-euc", &script]).current_dir(place.path(""));
-    shell.env("PATH", format!("{}:{path}", program.display()));
+    shell.env("PATH", format!("{}:{path}", program.display())).env("HOME", place.path("home"));
     let ran = finish(shell);
     assert_eq!(ran.status.code(), Some(0), "{document}:\n{script}\n{}\n{}", ran.text(), ran.stderr);
 }

@@ -1,6 +1,7 @@
 //! The commands of `dlfs`, a file each: its arguments, what it does, what it prints.
 
 mod cat;
+mod completions;
 mod delete;
 mod demo;
 mod discover;
@@ -9,6 +10,7 @@ mod export;
 mod import;
 mod info;
 mod ls;
+mod man;
 mod probe;
 mod purge;
 mod read;
@@ -60,6 +62,8 @@ enum Command {
     Purge(purge::PurgeArgs),
     Rebuild(rebuild::RebuildArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 impl Cli {
@@ -90,6 +94,8 @@ impl Cli {
             Command::Purge(args) => purge::run(args, quiet),
             Command::Rebuild(args) => rebuild::run(args, quiet),
             Command::Snapshot(args) => snapshot::run(args),
+            Command::Completions(args) => completions::run(args),
+            Command::Man(args) => man::run(args),
         }
     }
 }

@@ -1,0 +1,47 @@
+//! What an installation needs beside the program: completions and manual pages.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{Place, run};
+
+#[test]
+fn each_shell_gets_completions_of_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = run(&["completions", shell]).code(0);
+        for word in ["import", "shuffle-report", "epochs", "completions"] {
+            assert!(ran.text().contains(word), "{word} for {shell}");
+        }
+    }
+    run(&["completions", "csh"]).code(2).complains_of(&["bash", "fish", "zsh"]);
+}
+
+#[test]
+fn bash_completes_what_it_is_given() {
+    let place = Place::new();
+    let script = place.path("dlfs.bash");
+    fs::write(&script, &run(&["completions", "bash"]).code(0).stdout).expect("a new file");
+    let ask = "source \"$0\"; COMP_WORDS=(dlfs imp); COMP_CWORD=1; _dlfs dlfs imp dlfs; echo ${COMPREPLY[@]}";
+    let output = Command::new("bash").args(["-c", ask]).arg(&script).output().expect("bash runs");
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said.trim(), "import", "{errors}");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let place = Place::new();
+    let folder = place.arg("share/man/man1");
+    run(&["man", &folder]).code(0);
+    for name in ["dlfs", "dlfs-import", "dlfs-serve", "dlfs-read", "dlfs-snapshot-save"] {
+        let page = fs::read_to_string(place.path("share/man/man1").join(format!("{name}.1")));
+        let page = page.unwrap_or_else(|error| panic!("{name}.1: {error}"));
+        assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}.1");
+    }
+    let page = run(&["man"]).code(0);
+    assert!(page.text().contains(".TH dlfs 1"), "{}", page.text());
+    fs::write(place.path("file"), "").expect("a new file");
+    run(&["man", &place.arg("file/man1")]).code(1).complains_of(&["file/man1"]);
+}
