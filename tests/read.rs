@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::buf::Pages;
@@ -225,7 +225,12 @@ fn a_call_ends_at_its_deadline_and_the_late_answer_lands_nowhere() {
     let ids: Vec<_> = (0..8).map(SampleId).collect();
     assert_eq!(reader.read_batch(&ids, &mut batch).unwrap_err().kind(), ErrorKind::TimedOut);
     std::thread::sleep(Duration::from_millis(250)); // the answer is due, and nobody waits for it
-    reader.read_batch(&ids, &mut batch).unwrap();
+    // On a busy machine a call may take longer than its deadline once more.
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = reader.read_batch(&ids, &mut batch) {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+        assert!(Instant::now() < until, "no call came to its end");
+    }
     fixture.assert_right(&batch);
 }
 

@@ -43,11 +43,12 @@ fn open(device: &Faulty, tiers: TierOptions) -> Image {
     Image::from_devices(vec![device], &options).unwrap()
 }
 
-/// Bytes that were read since the last call, once nothing more is read for a while.
-fn read_at_rest(device: &Faulty) -> usize {
+/// Bytes that were read since the last call, once they are `at_least` so many and nothing more is read for a while.
+fn read_at_rest(device: &Faulty, at_least: usize) -> usize {
     let (mut all, mut quiet_since) = (0, Instant::now());
-    let until = Instant::now() + Duration::from_secs(10);
-    while quiet_since.elapsed() < Duration::from_millis(30) && Instant::now() < until {
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_quiet = |since: Instant| since.elapsed() >= Duration::from_millis(30);
+    while !(all >= at_least && is_quiet(quiet_since)) && Instant::now() < until {
         let bytes: usize = device.take_seen().iter().map(|(_, _, len)| len).sum();
         if bytes > 0 {
             (all, quiet_since) = (all + bytes, Instant::now());
@@ -79,7 +80,7 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
         .collect();
 
     // Nobody takes anything: reading stops where it would have to overwrite what is unread.
-    let ahead = read_at_rest(&device);
+    let ahead = read_at_rest(&device, 1);
     assert!(ahead > 0 && ahead <= WINDOW_BYTES, "{ahead} bytes read ahead");
     let is_right = |batch: &Batch| {
         batch.iter().all(|sample| sample.bytes == source[sample.id.0 as usize].record)
@@ -90,7 +91,7 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
         found.extend(batch.ids().map(|id| id.0));
         assert!(is_right(&batch), "a batch as it comes");
         if found.len() % 500 < 3 {
-            read_at_rest(&device); // what could be overwritten is, now
+            read_at_rest(&device, 0); // what could be overwritten is, now
         }
         let previous = kept.replace(batch);
         assert!(previous.as_ref().is_none_or(is_right), "a batch that was kept while others came");
