@@ -1,11 +1,15 @@
-//! The files that `dlfs demo` imported, to compare with what comes back.
+//! The files that `dlfs demo` imported: to compare with what comes back, and to read as a trainer without dlfs
+//! does.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use dlfs::directory::Directory;
+use dlfs::permutation::{Key, Permutation};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
@@ -74,6 +78,46 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
+    /// Samples a second of one thread that opens, reads and closes all files, in an order of its own; `None` when
+    /// `goes_on` ended it.
+    ///
+    /// # Errors
+    /// The operating system's, with the file.
+    pub(crate) fn samples_per_s(
+        &self,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<f64>, Error> {
+        let len = self.directory.num_samples();
+        let order = Permutation::new(len, Key::new(1));
+        let ids = (0..len).map(|position| SampleId(order.forward(position)));
+        let paths = ids.map(|id| self.path(id)).collect::<Result<Vec<_>, _>>()?;
+        let mut bytes = Vec::new();
+        let start = Instant::now();
+        for path in &paths {
+            bytes.clear();
+            let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+            read.map_err(|error| about_file("cannot read the source again", path, error))?;
+            if !goes_on() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(len as f64 / start.elapsed().as_secs_f64()))
+    }
+
+    /// Drops the files from the page cache; `false` where they lie in memory alone. What is not on the disk yet
+    /// stays: to write it out would wait for all that others write.
+    ///
+    /// # Errors
+    /// The operating system's, with the file.
+    pub(crate) fn drop_pages(&self) -> Result<bool, Error> {
+        for id in (0..self.directory.num_samples()).map(SampleId) {
+            if !drop_pages_of(&self.path(id)?)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn read_file(&self, id: SampleId) -> Result<Vec<u8>, Error> {
         let path = self.path(id)?;
         fs::read(&path).map_err(|error| about_file("cannot read the source again", path, error))
@@ -84,3 +128,22 @@ impl<'a> Source<'a> {
         Ok(self.root.join(OsStr::from_bytes(&name)))
     }
 }
+
+/// Drops a file that is on the disk from the page cache; `false` where it lies in memory alone.
+///
+/// # Errors
+/// The operating system's, with the file.
+pub(crate) fn drop_pages_of(path: &Path) -> Result<bool, Error> {
+    let failed = |error: rustix::io::Errno| {
+        about_file("cannot drop the pages of", path, std::io::Error::from(error))
+    };
+    let file = File::open(path).map_err(|error| about_file("cannot open", path, error))?;
+    if IN_MEMORY.contains(&rustix::fs::fstatfs(&file).map_err(failed)?.f_type) {
+        return Ok(false);
+    }
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).map_err(failed)?;
+    Ok(true)
+}
+
+/// What statfs(2) says of tmpfs and ramfs.
+const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];

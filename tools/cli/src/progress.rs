@@ -6,7 +6,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// How far one piece of work has come. Dropping it clears the bar.
+/// How far one piece of work has come. Dropping it clears the bar: drop one before the next is made, since the
+/// terminal clears lines from where its cursor is.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
     label: &'static str,
@@ -84,9 +85,10 @@ fn console_is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
+/// The bar takes the columns that the rest leaves, so that the line never wraps.
 const BAR: &str =
-    "{prefix:>10.bold} {bar:32.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
-const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {msg}";
+    "{prefix:>10.bold} {wide_bar:.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
+const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {wide_msg}";
 /// Often enough to show life in a log file, rarely enough not to fill it.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 

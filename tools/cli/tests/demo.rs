@@ -22,6 +22,10 @@ fn the_demo_shows_all_of_it_and_leaves_nothing_behind() {
         "p99",
         "s a GB",
         "dlfs serve",
+        "opens, reads and closes",
+        "warm",
+        "cold",
+        "times",
     ] {
         assert!(ran.text().contains(words), "{words} in:\n{}", ran.text());
     }
@@ -39,6 +43,9 @@ fn the_demo_takes_a_folder_of_the_user_s_and_prints_json() {
         .env("TMPDIR", place.path("tmp"));
     let json = finish(command).code(0).json();
     assert_eq!(json["verified"], true);
+    for side in ["files", "dlfs"] {
+        assert!(json["beside"]["warm"][side].as_f64().unwrap() > 0.0, "{side}");
+    }
     let epochs = json["epochs"].as_array().unwrap();
     assert_eq!(epochs.len(), 2);
     for epoch in epochs {

@@ -20,7 +20,7 @@ use dlfs::{Error, ErrorKind};
 
 use super::import::ImportProgress;
 use crate::demo_data::DemoData;
-use crate::demo_source::Source;
+use crate::demo_source::{Source, drop_pages_of};
 use crate::epochs::{End, read_batches};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::order_args::OrderArgs;
@@ -37,7 +37,8 @@ use crate::text;
 /// Without DIR a small data set is made: 4,000 files, about 140 MB. It and the image are kept in memory
 /// (/dev/shm) where there is plenty, else in a temporary folder; TMPDIR says otherwise. An embedded
 /// target serves the image on a loopback socket, and the user-level host reads it. Every sample that
-/// arrives is compared with its source file, byte for byte. Everything that was made is removed at the
+/// arrives is compared with its source file, byte for byte. At the end the same files are opened, read and closed
+/// one by one, from the page cache and, those of DIR, from their disk, to show what that means. Everything that was made is removed at the
 /// end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
@@ -116,8 +117,10 @@ impl Demo<'_> {
         let epochs = self.read(&image, &source)?;
         self.show.verdict(epochs.len(), &image)?;
         self.show.figures(&epochs, self.args.batch)?;
+        let beside = self.beside(&path, &image, &source, &epochs)?;
+        self.show.beside(&beside)?;
         if self.args.json {
-            self.show.out.json(&JsonReport { epochs: &epochs, verified: true })?;
+            self.show.out.json(&JsonReport { epochs: &epochs, verified: true, beside })?;
         }
         self.show.what_next()
     }
@@ -191,12 +194,12 @@ impl Demo<'_> {
     /// over the same epochs once more, so that reading files does not count as reading samples.
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let compare_now = source.is_loaded();
-        let epochs = self.read_epochs(image, "reading", compare_now.then_some(source))?;
+        let epochs = self.read_epochs(image, "reading", EPOCHS, compare_now.then_some(source))?;
         for (number, epoch) in epochs.iter().enumerate() {
             self.show.epoch(number + 1, epoch)?;
         }
         if !compare_now {
-            self.read_epochs(image, "comparing", Some(source))?;
+            self.read_epochs(image, "comparing", EPOCHS, Some(source))?;
         }
         Ok(epochs)
     }
@@ -205,12 +208,13 @@ impl Demo<'_> {
         &self,
         image: &Image,
         label: &'static str,
+        number: u64,
         source: Option<&Source<'_>>,
     ) -> Result<Vec<Epoch>, Failure> {
         let num_samples = image.directory().num_samples();
         let order = self.args.order.spec(1)?;
-        let options = LoaderOptions::new(order, self.args.batch as usize, EPOCHS);
-        let mut meter = Meter::new(label, EPOCHS * num_samples, self.quiet);
+        let options = LoaderOptions::new(order, self.args.batch as usize, number);
+        let mut meter = Meter::new(label, number * num_samples, self.quiet);
         let (mut epochs, mut commands_before) = (Vec::new(), 0);
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
@@ -236,6 +240,28 @@ impl Demo<'_> {
             End::Complete => Ok(epochs),
             End::Stopped => Err(stopped()),
         }
+    }
+
+    /// What the same files cost without dlfs: one thread opens, reads and closes them, as a trainer does.
+    fn beside(
+        &self,
+        path: &Path,
+        image: &Image,
+        source: &Source<'_>,
+        epochs: &[Epoch],
+    ) -> Result<Beside, Failure> {
+        let files =
+            |source: &Source<'_>| source.samples_per_s(|| !self.stop.is_set())?.ok_or_else(stopped);
+        let dlfs = |epochs: &[Epoch]| epochs.last().map_or(0.0, |e| e.report.samples_per_s);
+        files(source)?; // so that the page cache holds them, as it does the image by now
+        let warm = Rates { files: files(source)?, dlfs: dlfs(epochs) };
+        let mut cold = None;
+        // What the demo has just made is not on a disk yet, so it cannot be read from one.
+        if self.args.folder.is_some() && source.drop_pages()? && drop_pages_of(path)? {
+            let files = files(source)?;
+            cold = Some(Rates { files, dlfs: dlfs(&self.read_epochs(image, "reading", 1, None)?) });
+        }
+        Ok(Beside { warm, cold })
     }
 
     fn go_on(&self) -> Result<(), Failure> {
@@ -271,6 +297,22 @@ struct Epoch {
 struct JsonReport<'a> {
     epochs: &'a [Epoch],
     verified: bool,
+    beside: Beside,
+}
+
+/// Samples a second of dlfs, and of one thread that opens, reads and closes the same files.
+#[derive(Serialize)]
+struct Beside {
+    /// From the page cache.
+    warm: Rates,
+    /// From the disk; none where the files lie in memory, or were made by the demo.
+    cold: Option<Rates>,
+}
+
+#[derive(Serialize)]
+struct Rates {
+    files: f64,
+    dlfs: f64,
 }
 
 /// What the demo prints, step by step, unless only JSON is wanted.
@@ -293,7 +335,7 @@ impl Show {
 
     fn imported(&mut self, report: &ImportReport, time: Duration) -> Result<(), Failure> {
         let what = format!(
-            "{} into an image of {} in {}, {}",
+            "{}, {} in {}, {}",
             text::counted(report.samples, "sample"),
             text::bytes(report.image_bytes),
             text::counted(report.chunks, "chunk"),
@@ -313,13 +355,12 @@ impl Show {
         let report = &epoch.report;
         let speed = format!("{} samples/s", text::count(report.samples_per_s as u64));
         let what = format!(
-            "{}, {}, in {}: {}, {}  {}",
+            "{} in {}: {}, {}  {}",
             text::counted(report.samples, "sample"),
-            text::bytes(report.bytes),
             text::duration(report.time()),
             self.out.bold(&speed),
             self.out.bold(&text::rate(report.bytes, report.time())),
-            self.out.dim(&format!("({})", text::counted(epoch.commands, "read command"))),
+            self.out.dim(&format!("({})", text::counted(epoch.commands, "read"))),
         );
         self.line(&format!("epoch {number}"), &what)
     }
@@ -328,8 +369,8 @@ impl Show {
         let verified = self.out.green("verified");
         let samples = text::count(image.directory().num_live());
         self.text(&format!(
-            "\n{verified}: each of {samples} samples came once in each of {epochs} epochs, and equals \
-             its source file, byte for byte\n",
+            "\n{verified}: each of {samples} samples came once in each of {epochs} epochs,\n\
+             and equals its source file, byte for byte\n",
         ))
     }
 
@@ -337,7 +378,7 @@ impl Show {
         for (number, Epoch { report, .. }) in epochs.iter().enumerate() {
             let Percentiles { p50, p99, max } = report.batch_us;
             let what = format!(
-                "batch of {batch}: p50 {}, p99 {}, max {};  CPU {:.2} s a GB, host and target",
+                "batch of {batch}: p50 {}, p99 {}, max {}; CPU {:.2} s a GB",
                 text::micros(p50),
                 text::micros(p99),
                 text::micros(max),
@@ -346,6 +387,21 @@ impl Show {
             self.line(&format!("epoch {}", number + 1), &what)?;
         }
         Ok(())
+    }
+
+    fn beside(&mut self, beside: &Beside) -> Result<(), Failure> {
+        self.text("\nThe same files, one thread that opens, reads and closes each:")?;
+        self.rates("warm", &beside.warm)?;
+        match &beside.cold {
+            Some(cold) => self.rates("cold", cold),
+            None => self.line("cold", "dlfs demo DIR compares with files of yours on a disk"),
+        }
+    }
+
+    fn rates(&mut self, label: &str, Rates { files, dlfs }: &Rates) -> Result<(), Failure> {
+        let count = |rate: f64| text::count(rate as u64);
+        let times = self.out.bold(&format!("{:.1} times", dlfs / files));
+        self.line(label, &format!("{} samples/s; dlfs {}: {times}", count(*files), count(*dlfs)))
     }
 
     fn what_next(&mut self) -> Result<(), Failure> {
@@ -374,8 +430,8 @@ const EPOCHS: u64 = 2;
 /// Entries that are named when they were left out.
 const SHOWN_BAD: usize = 3;
 const WHAT_NEXT: &str = "
-  dlfs demo ~/pictures                       the same with files of yours
-  dlfs import ~/pictures train.dlfs          make an image to keep
-  dlfs serve train.dlfs                      prints its address, for dlfs and for `nvme connect`
+  dlfs demo ~/pictures                  the same with files of yours
+  dlfs import ~/pictures train.dlfs     make an image to keep
+  dlfs serve train.dlfs                 prints its address, for dlfs and Linux
   dlfs read ADDRESS --batch 256 --epochs 2 --order global
-  dlfs help                                  everything else";
+  dlfs help                             everything else";

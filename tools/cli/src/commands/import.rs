@@ -182,7 +182,8 @@ impl ImportArgs {
 
 /// Shows an import on stderr, and stops it on Ctrl-C.
 pub(crate) struct ImportProgress {
-    meter: Meter,
+    /// Of the stage that the work is in; none before the first.
+    meter: Option<Meter>,
     stop: Stop,
     samples: u64,
     bytes: u64,
@@ -198,8 +199,7 @@ impl ImportProgress {
 
     /// Progress that ends when `stop` says so.
     pub(crate) fn new(quiet: bool, stop: Stop) -> ImportProgress {
-        let meter = Meter::new("indexing", 0, quiet);
-        ImportProgress { meter, stop, samples: 0, bytes: 0, quiet }
+        ImportProgress { meter: None, stop, samples: 0, bytes: 0, quiet }
     }
 }
 
@@ -211,13 +211,16 @@ impl Progress for ImportProgress {
             _ => "writing",
         };
         (self.samples, self.bytes) = (0, 0);
-        self.meter = Meter::new(label, samples, self.quiet);
+        self.meter = None; // its bar is cleared before another is drawn
+        self.meter = Some(Meter::new(label, samples, self.quiet));
     }
 
     fn advance(&mut self, samples: u64, bytes: u64) {
         self.samples += samples;
         self.bytes += bytes;
-        self.meter.update(self.samples, self.bytes);
+        if let Some(meter) = &mut self.meter {
+            meter.update(self.samples, self.bytes);
+        }
     }
 
     fn stop(&mut self) -> bool {
