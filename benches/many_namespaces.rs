@@ -1,16 +1,19 @@
 //! One data set on 64 namespaces of 8 subsystems, and on one namespace: what a poller asks of its sockets,
 //! and what many connections cost.
 //!
-//! `cargo bench --bench many_namespaces`. The targets are another process of this program; the data are in
-//! its memory. Both are read in turn, and the ratio is that of neighbours in time.
+//! `cargo bench --bench many_namespaces`; `-- --shapes 1x1,8x8,8x1,1x8,1x64` tells what connections cost from
+//! what targets do, each of which has a poller of its own. The targets of a shape are a process of this
+//! program, on the first processor; the loader is on the second. The data are in the targets' memory, and
+//! the window is too small to keep chunks between epochs. Each round reads every shape once, so a ratio
+//! is that of neighbours in time.
 
-#[path = "support/results.rs"]
-mod results;
+#[path = "support/mod.rs"]
+mod support;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, ImportOptions, Onto};
@@ -24,95 +27,156 @@ use dlfs::reader::Batch;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 
+use support::{Options, cpu_time, machine, pin, results, wait_for_end_of_input};
+
 fn main() -> dlfs::Result<()> {
     results::record("many_namespaces");
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--serve") {
         let number = |index: usize| arguments[at + index].parse().expect("a number");
-        return serve(number(1), number(2), number(3) as u64, number(4));
+        return serve(number(1), number(2), number(3), number(4));
     }
-    for (count, len) in [(40_000, 4_096), (2_000, 110_592)] {
-        compare(count, len)?;
+    let options = Options::parse(
+        "Reads one data set from SUBSYSTEMSxNAMESPACES, beside the first of these shapes.",
+        &[
+            ("shapes", "1x1,8x8"),
+            ("lens", "4096,110592"),
+            ("orders", "global,grouped"),
+            ("rounds", "11"),
+            ("epochs", "4"),
+        ],
+    );
+    println!("{}", machine());
+    let lens = options.text("lens").split(',');
+    for len in lens.map(|len| len.parse().expect("bytes of a sample")) {
+        compare(&options, len)?;
     }
     Ok(())
 }
 
-/// Reads epochs of both in turn, and prints what came of it.
-fn compare(count: u64, len: usize) -> dlfs::Result<()> {
-    let (many, one) = (Side::start(8, 8, count, len)?, Side::start(1, 1, count, len)?);
-    println!("\n{count} samples of {len} bytes");
-    for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 4, group: 2 }] {
-        let (mut ratios, mut rates) = (Vec::new(), Vec::new());
-        let before = many.receives();
-        for round in 0..ROUNDS {
-            // Each goes first every other time.
-            let first_many = if round % 2 == 0 { Some(many.epochs(kind, round)?) } else { None };
-            let of_one = one.epochs(kind, round)?;
-            let of_many = first_many.map_or_else(|| many.epochs(kind, round), Ok)?;
-            ratios.push(of_many / of_one);
-            rates.push(of_many);
+/// Reads epochs of every shape in turn, and prints what came of it.
+fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
+    let count = DATA_BYTES / len;
+    println!("\n{count} samples of {len} bytes\n\n{HEAD}");
+    let shapes: Vec<&str> = options.text("shapes").split(',').collect();
+    let sides = shapes.iter().map(|shape| {
+        let (targets, each) = shape.split_once('x').expect("subsystems x namespaces");
+        let number = |text: &str| text.parse().expect("a number");
+        Side::start(number(targets), number(each), count, len)
+    });
+    let sides = sides.collect::<dlfs::Result<Vec<Side>>>()?;
+    for name in options.text("orders").split(',') {
+        let kind = match name {
+            "global" => OrderKind::Global,
+            _ => OrderKind::Grouped { lanes: 4, group: 2 },
+        };
+        let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
+        for round in 0..options.number("rounds") {
+            // Each goes first in its turn.
+            for turn in 0..sides.len() {
+                let side = (turn + round as usize) % sides.len();
+                let run = sides[side].read(kind, round, options.number("epochs"))?;
+                runs.entry(side).or_default().push(run);
+            }
         }
-        let after = many.receives();
-        let (calls, empty) = (after.0 - before.0, after.1 - before.1);
-        ratios.sort_by(f64::total_cmp);
-        rates.sort_by(f64::total_cmp);
-        println!(
-            "{kind:?}: {:.0} samples/s on 64 namespaces, {:.3} of one ({:.3} to {:.3}); {calls} receives, \
-             {empty} of them for nothing: {:.3} for each that brings bytes",
-            rates[rates.len() / 2],
-            ratios[ratios.len() / 2],
-            ratios[0],
-            ratios[ratios.len() - 1],
-            calls as f64 / (calls - empty).max(1) as f64,
-        );
+        for (side, shape) in shapes.iter().enumerate() {
+            println!("| {name} | {shape} | {} |", report(&runs[&side], &runs[&0]));
+        }
     }
     Ok(())
+}
+
+/// What one turn of a side was like.
+struct Run {
+    samples_per_s: f64,
+    /// Microseconds of processor time a sample, of this process and of the targets'.
+    host_us: f64,
+    target_us: f64,
+    receives: u64,
+    empty: u64,
+    /// Bytes read for each byte of the samples: less than 1 where chunks were still here.
+    read_share: f64,
+}
+
+fn report(runs: &[Run], first: &[Run]) -> String {
+    let ratios = runs.iter().zip(first).map(|(run, first)| run.samples_per_s / first.samples_per_s);
+    let (low, ratio, high) = spread(ratios.collect());
+    let median = |of: &dyn Fn(&Run) -> f64| spread(runs.iter().map(of).collect()).1;
+    let (calls, empty) =
+        runs.iter().fold((0, 0), |(calls, empty), run| (calls + run.receives, empty + run.empty));
+    format!(
+        "{:.0} | {ratio:.2} ({low:.2} to {high:.2}) | {:.2} | {:.2} | {:.2} | {:.3}",
+        median(&|run| run.samples_per_s),
+        median(&|run| run.host_us),
+        median(&|run| run.target_us),
+        median(&|run| run.read_share),
+        calls as f64 / (calls - empty).max(1) as f64,
+    )
+}
+
+/// The least, the median and the most.
+fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
+    figures.sort_by(f64::total_cmp);
+    (figures[0], figures[figures.len() / 2], figures[figures.len() - 1])
 }
 
 /// Targets in a process of their own, and the image on them.
 struct Side {
     devices: Vec<Arc<TcpNamespace>>,
     image: Image,
-    child: Child,
-    _end: Option<ChildStdin>,
+    process: support::Side,
+    sample_len: usize,
 }
 
 impl Side {
-    fn start(targets: usize, each: usize, count: u64, len: usize) -> dlfs::Result<Side> {
-        let numbers = [targets, each, count as usize, len].map(|number| number.to_string());
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("--serve")
-            .args(numbers)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+    fn start(targets: usize, each: usize, count: usize, len: usize) -> dlfs::Result<Side> {
+        let arguments = [targets, each, count, len].map(|number| number.to_string());
+        let arguments: Vec<String> = ["--serve".to_owned()].into_iter().chain(arguments).collect();
+        let mut process = support::Side::start(&arguments);
         let mut devices = Vec::new();
-        for line in lines.take(targets * each) {
-            let line = line?;
+        for _ in 0..targets * each {
+            let line = process.line();
             let Ok(Address::Tcp(address)) = line.parse() else { panic!("not an address: {line}") };
-            let options = ConnectOptions::default();
-            devices.push(Arc::new(TcpNamespace::connect(&address, &options)?));
+            devices.push(Arc::new(TcpNamespace::connect(&address, &ConnectOptions::default())?));
         }
         let as_devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
         let image = Image::from_devices(as_devices.collect(), &OpenOptions::default())?;
-        let end = child.stdin.take();
-        Ok(Side { devices, image, child, _end: end })
+        Ok(Side { devices, image, process, sample_len: len })
     }
 
-    /// Samples a second of some epochs, without the time until the first batch.
-    fn epochs(&self, kind: OrderKind, seed: u64) -> dlfs::Result<f64> {
-        let options = LoaderOptions::new(OrderSpec { kind, seed }, 128, EPOCHS);
-        let mut loader = self.image.prefetcher(options)?;
-        let (mut batch, mut count, mut began) = (Batch::new(), 0, None);
+    /// Reads some epochs; what comes before the first batch does not count.
+    fn read(&self, kind: OrderKind, seed: u64, epochs: u64) -> dlfs::Result<Run> {
+        let options = LoaderOptions {
+            window_bytes: WINDOW_BYTES,
+            ..LoaderOptions::new(OrderSpec { kind, seed }, 128, epochs)
+        };
+        let mut loader = std::thread::scope(|scope| {
+            // The loader's threads are where the one is that starts them.
+            let start = || {
+                pin(1);
+                self.image.prefetcher(options)
+            };
+            scope.spawn(start).join().expect("a loader")
+        })?;
+        let mut batch = Batch::new();
+        loader.next_into(&mut batch)?;
+        let (calls, empty) = self.receives();
+        let (began, host, target) = (Instant::now(), cpu_time(), self.process.cpu_seconds());
+        let mut count = 0;
         while loader.next_into(&mut batch)? {
-            match began {
-                None => began = Some(Instant::now()),
-                Some(_) => count += batch.len(),
-            }
+            count += batch.len();
         }
-        let lasted = began.map_or(Duration::MAX, |began: Instant| began.elapsed());
-        Ok(count as f64 / lasted.as_secs_f64())
+        let lasted = began.elapsed().as_secs_f64();
+        let a_sample = |seconds: f64| seconds * 1e6 / count as f64;
+        let stats = loader.stats();
+        Ok(Run {
+            samples_per_s: count as f64 / lasted,
+            host_us: a_sample((cpu_time() - host).as_secs_f64()),
+            target_us: a_sample(self.process.cpu_seconds() - target),
+            receives: self.receives().0 - calls,
+            empty: self.receives().1 - empty,
+            read_share: stats.read.bytes as f64 / (stats.samples * self.sample_len as u64) as f64,
+        })
     }
 
     /// Calls that asked a socket for bytes, and those of them that brought none.
@@ -124,47 +188,44 @@ impl Side {
     }
 }
 
-impl Drop for Side {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Serves a data set in memory from `targets` targets of `each` namespaces until standard input ends.
-fn serve(targets: usize, each: usize, count: u64, len: usize) -> dlfs::Result<()> {
+fn serve(targets: usize, each: usize, count: usize, len: usize) -> dlfs::Result<()> {
+    pin(0);
     let folder = tempfile::tempdir()?;
     for number in 0..count {
         let bytes: Vec<u8> = (number..).take(len).map(|at| (at ^ (at >> 7)) as u8).collect();
         std::fs::write(folder.path().join(format!("{number:06}")), bytes)?;
     }
     let num_namespaces = targets * each;
-    let room = (2 * count * len as u64) / num_namespaces as u64 + (16 << 20);
-    let disks = (0..num_namespaces).map(|_| {
-        let disk = MemNamespace::new(room.next_multiple_of(4096), 4096)?;
-        Ok(Arc::new(disk) as Arc<dyn Device>)
-    });
+    let room = (2 * count * len / num_namespaces + (16 << 20)) as u64;
+    let disks = (0..num_namespaces).map(|_| MemNamespace::new(room.next_multiple_of(4096), 4096));
     let disks = disks.collect::<dlfs::Result<Vec<_>>>()?;
+    let writable = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>);
+    let writable = writable.collect::<Vec<_>>();
     let chunk_size_bytes = 1 << 20;
     let options = ImportOptions { onto: Onto::Empty, chunk_size_bytes, ..Default::default() };
-    import::import_onto(&[folder.path().to_owned()], &disks, &options, &mut ())?;
+    import::import_onto(&[folder.path().to_owned()], &writable, &options, &mut ())?;
     drop(folder);
     let mut serving = Vec::new();
     for (number, disks) in disks.chunks(each).enumerate() {
         let nqn = format!("nqn.2026-11.io.dlfs:many-{number}");
         let nqn = Nqn::new(nqn).expect("a valid name");
-        let target = Target::bind(TargetOptions::new(nqn), disks.to_vec())?;
+        let disks = disks.iter().map(|disk| Arc::new(disk.read_only()) as Arc<dyn Device>);
+        let target = Target::bind(TargetOptions::new(nqn), disks.collect())?;
         for nsid in 1..=each as u32 {
             println!("{}", target.address(Nsid(nsid)));
         }
         serving.push(target);
     }
     std::io::stdout().flush()?;
-    // An error is an end as well.
-    let _ = std::io::stdin().read(&mut [0]);
+    wait_for_end_of_input();
     Ok(())
 }
 
-const ROUNDS: u64 = 11;
-const EPOCHS: u64 = 6;
+const HEAD: &str = "| order | subsystems x namespaces | samples/s | beside the first | host, us of CPU a sample \
+                    | targets | bytes read a byte | receives for each that brings bytes |\n\
+                    |---|---|---|---|---|---|---|---|";
+/// Bytes of the samples together.
+const DATA_BYTES: usize = 160 << 20;
+/// So little that a chunk is gone before the next epoch wants it.
+const WINDOW_BYTES: usize = 64 << 20;
