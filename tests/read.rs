@@ -44,7 +44,16 @@ fn fixture_deleted(
     block_len: u32,
     deleted: &[u64],
 ) -> Fixture {
-    let mut media = images::Image::new(num_namespaces, Pack::Aligned);
+    let media = images::Image::new(num_namespaces, Pack::Aligned);
+    fixture_on(media, source, block_len, deleted)
+}
+
+fn fixture_on(
+    mut media: images::Image,
+    source: Vec<Sample>,
+    block_len: u32,
+    deleted: &[u64],
+) -> Fixture {
     media.add(&source, 7, source.len().max(1) as u64, &[]);
     if !deleted.is_empty() {
         media.delete(deleted);
@@ -288,6 +297,31 @@ fn batching_modes_differ_in_their_commands() {
     assert_eq!(commands(Batching::Chunk), chunks, "one command a chunk");
     let sample = commands(Batching::Sample);
     assert!(chunks < sample && sample <= 400, "{sample}");
+}
+
+#[test]
+fn a_whole_chunk_is_read_by_as_few_commands_as_carry_it_and_no_byte_twice() {
+    const CHUNK_LEN: u64 = 1 << 20;
+    const READ_LEN: u64 = 256 << 10; // the most that one read carries
+    for (count, len) in [(1000, 4096), (60, 80_000), (7, 900_000)] {
+        let source: Vec<Sample> =
+            (0..count).map(|i| sample(&format!("{i:04}"), None, len - i % 7)).collect();
+        let mut media = images::Image::new(1, Pack::Aligned);
+        media.layout =
+            ImageLayout::new(media.layout.uuid, CHUNK_LEN as u32, Pack::Aligned, 1).unwrap();
+        let fixture = fixture_on(media, source, 4096, &[]);
+        let mut loader = fixture.loader(OrderKind::Grouped { lanes: 1, group: 2 }, |options| {
+            options.batching = Some(Batching::Chunk);
+        });
+        fixture.drain(&mut loader);
+        let read = loader.stats().read;
+        let chunks = u64::from(fixture.image.directory().num_chunks());
+        assert!(chunks > 3, "{chunks} chunks");
+        let most = chunks * (CHUNK_LEN / READ_LEN);
+        assert!(read.commands <= most, "{} commands for {chunks} chunks of {len}", read.commands);
+        assert!(read.commands > most - chunks, "{} commands: reads became larger", read.commands);
+        assert!(read.bytes <= chunks * CHUNK_LEN, "{} bytes", read.bytes);
+    }
 }
 
 /// The ids of an epoch in grouped order of 60 samples in a file, and the commands that it took; `None`

@@ -454,8 +454,9 @@ fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) ->
     error.sample(sample.id).lba(Lba(lba)).target(namespace.address.clone())
 }
 
-/// The largest read, also where the namespace would take more: larger ones gain nothing, make a retry
-/// and everybody else on the queue wait longer, and have left the processor's cache when verified.
+/// The largest read, also where the namespace would take more: larger ones gain nothing on any engine
+/// (`benches/results/transfer.md`), make a retry and everybody else on the queue wait longer, and have left
+/// the processor's cache when verified.
 const MAX_TRANSFER_BYTES: u32 = 256 << 10;
 
 /// Verified before the queue pairs are given more to do: some devices complete all that they have at once
