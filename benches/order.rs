@@ -9,7 +9,9 @@ mod results;
 use std::hint::black_box;
 use std::time::Instant;
 
-use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Population, SequentialBy, Shard, Tail};
+use dlfs::order::{
+    Aligner, EpochOrder, OrderKind, OrderSpec, Population, SequentialBy, Shard, Tail,
+};
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
 
@@ -66,6 +68,30 @@ fn main() {
     ] {
         time_epoch(name, kind, epoch);
     }
+    for (world_size, lanes) in
+        [(1024, 8), (1024, 4096), (1024, 8192), (1023, 8), (1021, 4096), (1024, 1)]
+    {
+        time_shares(world_size, lanes);
+    }
+}
+
+/// One rank's aligned shares, of global batches in the midst of an epoch.
+fn time_shares(world_size: u32, lanes: u32) {
+    let spec = OrderSpec { kind: OrderKind::Grouped { lanes, group: 4 }, seed: 7 };
+    let mut order = EpochOrder::new(&spec, Epoch(0), &Even).unwrap();
+    let shard = Shard::new(world_size / 2, world_size, Tail::Keep).unwrap();
+    let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+    let start = Instant::now();
+    let batches = order.len() / (u64::from(world_size) * BATCH);
+    for nth in 0..batches {
+        picks.clear();
+        let batch = shard.global_batch(order.len(), nth * BATCH, BATCH);
+        order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+        assert_eq!(black_box(&picks).len() as u64, BATCH);
+    }
+    let millis = start.elapsed().as_secs_f64() * 1e3 / batches as f64;
+    let name = format!("aligned share, {world_size} ranks, {lanes} lanes");
+    println!("{name:<47}{millis:>8.2} ms a global batch");
 }
 
 /// One rank's epoch: all of it, or the first of eight shares where the order has shares.

@@ -244,10 +244,50 @@ fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
 }
 
 #[test]
+fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_that_reads() {
+    let place = Place::with_image();
+    let (image, state) = (place.arg("train.dlfs"), place.arg("state.json"));
+    let options = ["read", &image, "--order", "grouped", "--batch", "10", "--state", &state];
+    let ids = |name: &str| -> Vec<u64> {
+        let text = fs::read_to_string(place.arg(name)).unwrap();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    let front = place.arg("front");
+    run(&[&options[..], &["--stop-after", "60", "--ids", &front]].concat()).code(4);
+    let saved = fs::read_to_string(&state).unwrap();
+    assert!(saved.contains(r#""kind":"grouped2","lanes":8"#), "{saved}");
+    for shard in ["strided", "aligned"] {
+        let mut all = ids("front");
+        for rank in 0..3 {
+            fs::write(&state, &saved).unwrap();
+            let (number, out) = (rank.to_string(), place.arg(&format!("{shard}{rank}")));
+            let more =
+                ["--rank", &number, "--world-size", "3", "--shard", shard, "--batching", "chunk"];
+            let ran = run(&[&options[..], &more, &["--ids", &out]].concat()).code(0);
+            if rank == 0 && shard == "strided" {
+                ran.complains_of(&["times the data", "--shard aligned"]);
+            }
+            all.extend(ids(&format!("{shard}{rank}")));
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..300).collect::<Vec<_>>(), "{shard}");
+    }
+    let report = ["shuffle-report", &image, "--order", "grouped", "--world-size", "3"];
+    let of_lanes = |more: &[&str]| run(&[&report[..], more, &["--json"]].concat()).code(0).json();
+    assert_eq!(of_lanes(&[])["chunk_reads"], 1.0, "a run of three ranks has lanes for three");
+    let times = of_lanes(&["--lanes", "8"])["chunk_reads"].as_f64().unwrap();
+    let aligned =
+        of_lanes(&["--lanes", "8", "--shard", "aligned"])["chunk_reads"].as_f64().unwrap();
+    assert!(times > 2.0 && aligned < times, "{times} strided, {aligned} aligned");
+}
+
+#[test]
 fn usage_errors_have_exit_code_2_and_name_the_option() {
     let place = Place::with_image();
     let image = place.arg("train.dlfs");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
+        (&["--shard", "aligned"], "--order grouped"),
+        (&["--shard", "evenly"], "aligned"),
         (&["--rank", "2", "--world-size", "2"], "--rank 2"),
         (&["--drop-last", "--pad"], "--pad"),
         (&["--stop-after", "5"], "--state"),

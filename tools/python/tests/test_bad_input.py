@@ -212,8 +212,9 @@ def test_damage_is_never_handed_out(image, source, tmp_path):
             with pytest.raises(dlfs.Corrupt):
                 for batch in loader:
                     pass
-            with pytest.raises(dlfs.Corrupt):
-                next(iter(loader))
+            with pytest.raises(dlfs.Corrupt):  # an epoch that was left in the middle begins again
+                for batch in loader:
+                    pass
             loader = dlfs.Loader(ds, 32, order, on_error="skip")
             seen = [int(i) for batch in loader for i in batch.ids]
             assert sorted(seen) == [i for i in range(len(ds)) if i != id]

@@ -748,3 +748,72 @@ def test_ranks_with_unequal_batches_are_warned_of_once(tmp_path):
         assert found[rank] == [
             (plain, *once), (plain, *once), (4, *never), (4, *never), (3, *never), (3, *never)
         ]
+
+
+def ids_and_bytes_read(batch):
+    info = torch.utils.data.get_worker_info()
+    read = 0 if info is None else info.dataset._loader.stats()["bytes"]
+    return batch.ids.tolist(), 0 if info is None else info.id, read
+
+
+@pytest.fixture(scope="module")
+def many_chunks(source, tmp_path_factory):
+    path = tmp_path_factory.mktemp("chunks") / "many.dlfs"
+    command("import", source.root, path, "--chunk-size", "64K", "--quiet")
+    return path
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_workers_go_through_the_order_of_none_and_read_each_chunk_about_once(many_chunks, source, workers):
+    with dlfs.open(many_chunks) as ds:
+        options = {"seed": 4, "batching": "chunk"}
+        with dlfs.Loader(ds, 10, **options, epochs=1) as alone:
+            batches = [batch.ids.tolist() for batch in alone]
+            once = alone.stats()["bytes"]
+        data = dlfs.torch.IterableDataset(ds, 10, transform=ids_and_bytes_read, **options, epochs=1)
+        loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context="fork")
+        given = list(loader)
+    assert sorted(id for ids, _, _ in given for id in ids) == list(range(len(source)))
+    rounds = len(batches) // workers
+    for nth in range(rounds):
+        begin, end = nth * workers, (nth + 1) * workers
+        assert sorted(sum(batches[begin:end], [])) == sorted(sum((ids for ids, _, _ in given[begin:end]), []))
+    read = {}
+    for _, worker, total in given:
+        read[worker] = max(read.get(worker, 0), total)
+    print(f"{workers} workers read {sum(read.values())} bytes, one process {once}")
+    assert sum(read.values()) <= (1.1 if workers == 2 else 1.3) * once
+
+
+@pytest.mark.parametrize("before, after", [(0, 2), (2, 0), (3, 2), (0, 3)])
+def test_an_epoch_goes_on_with_other_workers_in_the_lanes_that_it_began_with(
+    many_chunks, source, before, after
+):
+    def loop(data, workers):
+        return DataLoader(
+            data, batch_size=None, num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+
+    with dlfs.open(many_chunks) as ds:
+        began = dlfs.Loader(ds, 10, seed=4, lanes=6, epochs=1)
+        batches = iter(began)
+        front = [id for _ in range(6) for id in next(batches).ids.tolist()]
+        data = dlfs.torch.IterableDataset(ds, 10, seed=4, transform=ids_and_bytes_read, epochs=1)
+        if before:
+            list(loop(data, before))  # its workers have lanes of their own choice
+        data.load_state_dict(began.state_dict())
+        rest = [id for ids, _, _ in loop(data, after) for id in ids]
+    assert sorted(front + rest) == list(range(len(source)))
+
+
+def test_a_sampler_of_single_samples_has_strided_shares_only(ds):
+    with pytest.raises(dlfs.InvalidArgument, match="BatchSampler"):
+        dlfs.torch.Sampler(ds, "grouped", shard="aligned")
+    sampler = dlfs.torch.BatchSampler(ds, 16, "grouped", lanes=2, shard="aligned", rank=1, world_size=3)
+    other = dlfs.torch.BatchSampler(ds, 16, "grouped", lanes=2, rank=1, world_size=3)
+    assert [len(batch) for batch in sampler] == [len(batch) for batch in other]
+    with pytest.raises(dlfs.InvalidArgument, match="grouped"):
+        dlfs.Loader(ds, 8, "global", shard="aligned")
+    with pytest.raises(dlfs.InvalidArgument, match="strided"):
+        dlfs.Loader(ds, 8, shard="whole")

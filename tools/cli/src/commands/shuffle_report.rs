@@ -53,6 +53,9 @@ struct JsonReport<'a> {
     order: &'a OrderSpec,
     epoch: u64,
     verdict: String,
+    /// How often all ranks together read a chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_reads: Option<f64>,
     #[serde(flatten)]
     report: &'a ShuffleReport,
 }
@@ -76,10 +79,14 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         }
     }
     let mut report = observer.finish();
-    report.ranks = ranks(&args, &mut order, directory)?;
+    let a_rank = (args.batch / u64::from(args.world_size)).max(1);
+    report.ranks = ranks(&args, a_rank, &mut order, directory)?;
+    let reads = order.reads(args.shard.into(), args.world_size, a_rank);
+    let chunk_reads = reads.filter(|_| args.world_size > 1).map(|reads| reads.by_chunk(1.0));
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport {
+            chunk_reads,
             order: &spec,
             epoch: args.epoch,
             verdict: report.verdict(),
@@ -87,6 +94,12 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         })?;
     } else {
         out.text(&report.to_string())?;
+        if let Some(times) = chunk_reads {
+            let ranks = args.world_size;
+            out.line(format!(
+                "read by chunk, {ranks} ranks together read {times:.2} times the data"
+            ))?;
+        }
     }
     out.flush()?;
     Ok(Outcome::Done)
@@ -95,6 +108,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
 /// The shares of the ranks, one after the other.
 fn ranks(
     args: &ShuffleReportArgs,
+    a_rank: u64,
     order: &mut EpochOrder,
     directory: &Directory,
 ) -> Result<Option<RankReport>, Failure> {
@@ -106,7 +120,7 @@ fn ranks(
     // A rank's part of a global batch.
     let step = match args.shard {
         ShardArg::Strided => STEP,
-        ShardArg::Aligned => (args.batch / u64::from(args.world_size)).max(1),
+        ShardArg::Aligned => a_rank,
     };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;

@@ -208,7 +208,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
         rank, world_size, worker, workers = place
         options = dict(self._options)
-        if workers > 1 and options["order"] == "grouped" and options.get("shard") is None:
+        shared = workers > 1 and options["order"] == "grouped"
+        if shared and options.get("shard") is None:
             options["shard"] = "aligned"
         loader = Loader(
             self.dataset,
@@ -216,7 +217,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             world_size=world_size * workers,
             **options,
         )
-        if workers > 1:
+        if shared:
             # The lanes of a run without workers, for the same order: workers share each rank's.
             alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
             loader.load_state_dict(alone.state_dict())
