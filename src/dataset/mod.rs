@@ -41,6 +41,7 @@ mod folder;
 mod image;
 mod loader;
 mod open;
+pub mod options;
 mod sampler;
 mod state_file;
 mod stats;

@@ -88,6 +88,12 @@ pub enum Direct {
 }
 
 impl ConnectOptions {
+    /// Sets how long opening may take in all, and lets no single TCP connection take longer.
+    pub fn set_connect_timeout(&mut self, limit: Duration) {
+        self.connect_timeout = limit;
+        self.tcp_connect_timeout = self.tcp_connect_timeout.min(limit);
+    }
+
     /// How long after it was sent a write may still come to the medium: a queue pair gives up after
     /// `io_timeout`; bytes that the network holds then die with the controller, which a target gives up
     /// after up to two times without a sign of life.

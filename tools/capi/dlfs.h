@@ -256,19 +256,19 @@ typedef int (*dlfs_should_stop)(void *user);
 typedef struct {
     // sizeof(dlfs_mount_options).
     size_t size;
-    // Further addresses of the same namespaces, `num_paths` strings; used while the first is down.
+    // Further addresses of the same namespaces, used while the first is down; `num_paths` strings.
     const char *const *paths;
     // How many there are.
     size_t num_paths;
-    // File of `dlfs snapshot save`, to be used instead of the image's directory; or NULL.
+    // A directory saved by `dlfs snapshot save`, used instead of the image's own; or NULL.
     const char *snapshot;
-    // Host NQN; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
+    // The host NQN to present; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
     const char *hostnqn;
-    // 1: ask for header digests.
+    // 1: protect PDU headers with CRC32C.
     uint32_t hdr_digest;
-    // 1: ask for data digests.
+    // 1: protect PDU data with CRC32C.
     uint32_t data_digest;
-    // DLFS_DIRECT_AUTO, _ON or _OFF.
+    // Whether image files and block devices are read past the page cache: DLFS_DIRECT_AUTO, _ON or _OFF.
     uint32_t direct;
     // I/O queues to ask for; default 16.
     uint32_t nr_io_queues;
@@ -283,11 +283,11 @@ typedef struct {
     uint32_t io_timeout_ms;
     // How long connecting may take in all, in ms; default 10,000.
     uint32_t connect_timeout_ms;
-    // The longest that one reading call may take, in ms; default 60,000.
+    // The longest that one read may take, in ms; default 60,000.
     uint32_t call_timeout_ms;
     // Queue pairs a namespace for each reading thread; default 1.
     uint32_t queue_pairs;
-    // 1: burn a core rather than sleep while waiting.
+    // 1: spin instead of sleeping while a call waits.
     uint32_t busy_poll;
     // Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
     uint64_t window_bytes;
@@ -295,20 +295,20 @@ typedef struct {
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
-    // Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
+    // Where samples are kept after the first read, fastest first, `num_tiers` strings: "ram:4G", or
     // "file:/fast/cache:20G" for a folder, or an empty file or block device (":overwrite" behind it: any).
     const char *const *tiers;
     // How many there are.
     size_t num_tiers;
-    // DLFS_POLICY_...
+    // What tiers keep: DLFS_POLICY_...
     uint32_t tier_policy;
-    // 1: tiers stop keeping for good when a sample first fits nowhere.
+    // 1: stop keeping for good when a sample first fits nowhere.
     uint32_t tier_stop;
     // A file that names the tiers, as `dlfs probe` writes it, in place of `tiers`; or NULL. Its policy
     // counts where `tier_policy` is the default.
     const char *tiers_file;
-    // The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
-    // one of `tiers_file`.
+    // The most that copying into tiers takes from the data set for itself, in bytes a second; 0: no limit,
+    // or the one of `tiers_file`.
     uint64_t tier_bandwidth;
     // Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
     // and a file opened by dlfs_open are; or NULL.
@@ -444,7 +444,7 @@ typedef struct {
 typedef struct {
     // sizeof(dlfs_sequence_options).
     size_t size;
-    // DLFS_ORDER_...
+    // How samples are mixed: DLFS_ORDER_...
     uint32_t order;
     // Grouped: lanes that take turns; default 8 for each rank, or those of the state that is gone on from.
     // A multiple of the world size reads no chunk twice.
@@ -453,7 +453,7 @@ typedef struct {
     uint32_t group;
     // Samples a batch on this rank; at least 1.
     uint32_t batch_size;
-    // Partial: the part that moves in an epoch, 0 to 1; default 0.1.
+    // Partial: part of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
     double exchange;
     // The same seed gives the same epochs.
     uint64_t seed;
@@ -469,11 +469,11 @@ typedef struct {
     uint32_t tail;
     // 1: leave out the last batch of an epoch when it has fewer than `batch_size` samples.
     uint32_t drop_short;
-    // DLFS_ON_ERROR_RAISE or _SKIP.
+    // What becomes of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     uint32_t on_error;
-    // 1: each batch comes in one piece, its samples one behind the other, at the cost of a copy.
+    // 1: gather each batch in one piece, its samples one behind the other, at the cost of a copy.
     uint32_t one_piece;
-    // The longest that one dlfs_bread may take, in ms; default 60,000.
+    // The longest that the next batch may take, in ms; default 60,000.
     uint32_t call_timeout_ms;
     // Queue pairs a namespace; default 1.
     uint32_t queue_pairs;
@@ -484,11 +484,11 @@ typedef struct {
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
-    // 1: the thread that reads ahead burns a core rather than sleep while it waits.
+    // 1: spin instead of sleeping in the thread that reads ahead.
     uint32_t busy_poll;
-    // DLFS_BATCHING_...
+    // How samples are fetched: DLFS_BATCHING_...
     uint32_t batching;
-    // DLFS_SHARD_...
+    // How the ranks share each global batch: DLFS_SHARD_...
     uint32_t shard;
     // Zero.
     uint32_t reserved;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::cache::Environment;
+use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, Watch};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
@@ -84,19 +85,19 @@ pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 pub struct MountOptions {
     /// sizeof(dlfs_mount_options).
     pub size: usize,
-    /// Further addresses of the same namespaces, `num_paths` strings; used while the first is down.
+    /// Further addresses of the same namespaces, used while the first is down; `num_paths` strings.
     pub paths: *const *const c_char,
     /// How many there are.
     pub num_paths: usize,
-    /// File of `dlfs snapshot save`, to be used instead of the image's directory; or NULL.
+    /// A directory saved by `dlfs snapshot save`, used instead of the image's own; or NULL.
     pub snapshot: *const c_char,
-    /// Host NQN; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
+    /// The host NQN to present; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
     pub hostnqn: *const c_char,
-    /// 1: ask for header digests.
+    /// 1: protect PDU headers with CRC32C.
     pub hdr_digest: u32,
-    /// 1: ask for data digests.
+    /// 1: protect PDU data with CRC32C.
     pub data_digest: u32,
-    /// DLFS_DIRECT_AUTO, _ON or _OFF.
+    /// Whether image files and block devices are read past the page cache: DLFS_DIRECT_AUTO, _ON or _OFF.
     pub direct: u32,
     /// I/O queues to ask for; default 16.
     pub nr_io_queues: u32,
@@ -111,11 +112,11 @@ pub struct MountOptions {
     pub io_timeout_ms: u32,
     /// How long connecting may take in all, in ms; default 10,000.
     pub connect_timeout_ms: u32,
-    /// The longest that one reading call may take, in ms; default 60,000.
+    /// The longest that one read may take, in ms; default 60,000.
     pub call_timeout_ms: u32,
     /// Queue pairs a namespace for each reading thread; default 1.
     pub queue_pairs: u32,
-    /// 1: burn a core rather than sleep while waiting.
+    /// 1: spin instead of sleeping while a call waits.
     pub busy_poll: u32,
     /// Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
     pub window_bytes: u64,
@@ -123,20 +124,20 @@ pub struct MountOptions {
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
-    /// Where samples are kept after the first read, `num_tiers` strings, fastest first: "ram:4G", or
+    /// Where samples are kept after the first read, fastest first, `num_tiers` strings: "ram:4G", or
     /// "file:/fast/cache:20G" for a folder, or an empty file or block device (":overwrite" behind it: any).
     pub tiers: *const *const c_char,
     /// How many there are.
     pub num_tiers: usize,
-    /// DLFS_POLICY_...
+    /// What tiers keep: DLFS_POLICY_...
     pub tier_policy: u32,
-    /// 1: tiers stop keeping for good when a sample first fits nowhere.
+    /// 1: stop keeping for good when a sample first fits nowhere.
     pub tier_stop: u32,
     /// A file that names the tiers, as `dlfs probe` writes it, in place of `tiers`; or NULL. Its policy
     /// counts where `tier_policy` is the default.
     pub tiers_file: *const c_char,
-    /// The most that copying takes from the data set for itself, in bytes a second; 0: no limit, or the
-    /// one of `tiers_file`.
+    /// The most that copying into tiers takes from the data set for itself, in bytes a second; 0: no limit,
+    /// or the one of `tiers_file`.
     pub tier_bandwidth: u64,
     /// Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
     /// and a file opened by dlfs_open are; or NULL.
@@ -155,7 +156,7 @@ unsafe impl Struct for MountOptions {
 pub struct SequenceOptions {
     /// sizeof(dlfs_sequence_options).
     pub size: usize,
-    /// DLFS_ORDER_...
+    /// How samples are mixed: DLFS_ORDER_...
     pub order: u32,
     /// Grouped: lanes that take turns; default 8 for each rank, or those of the state that is gone on from.
     /// A multiple of the world size reads no chunk twice.
@@ -164,7 +165,7 @@ pub struct SequenceOptions {
     pub group: u32,
     /// Samples a batch on this rank; at least 1.
     pub batch_size: u32,
-    /// Partial: the part that moves in an epoch, 0 to 1; default 0.1.
+    /// Partial: part of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
     pub exchange: f64,
     /// The same seed gives the same epochs.
     pub seed: u64,
@@ -180,11 +181,11 @@ pub struct SequenceOptions {
     pub tail: u32,
     /// 1: leave out the last batch of an epoch when it has fewer than `batch_size` samples.
     pub drop_short: u32,
-    /// DLFS_ON_ERROR_RAISE or _SKIP.
+    /// What becomes of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     pub on_error: u32,
-    /// 1: each batch comes in one piece, its samples one behind the other, at the cost of a copy.
+    /// 1: gather each batch in one piece, its samples one behind the other, at the cost of a copy.
     pub one_piece: u32,
-    /// The longest that one dlfs_bread may take, in ms; default 60,000.
+    /// The longest that the next batch may take, in ms; default 60,000.
     pub call_timeout_ms: u32,
     /// Queue pairs a namespace; default 1.
     pub queue_pairs: u32,
@@ -195,11 +196,11 @@ pub struct SequenceOptions {
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
-    /// 1: the thread that reads ahead burns a core rather than sleep while it waits.
+    /// 1: spin instead of sleeping in the thread that reads ahead.
     pub busy_poll: u32,
-    /// DLFS_BATCHING_...
+    /// How samples are fetched: DLFS_BATCHING_...
     pub batching: u32,
-    /// DLFS_SHARD_...
+    /// How the ranks share each global batch: DLFS_SHARD_...
     pub shard: u32,
     /// Zero.
     pub reserved: u32,
@@ -255,6 +256,9 @@ impl MountOptions {
                 connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
             }
             if !self.tiers_file.is_null() {
+                if self.num_tiers > 0 {
+                    return Err(Failure::invalid("tiers_file names the tiers, and so do tiers"));
+                }
                 options.open.tiers = Environment::read(path(self.tiers_file)?)?.options()?;
             }
             for &tier in array(self.tiers, self.num_tiers, "tiers")? {
@@ -293,8 +297,9 @@ impl MountOptions {
         }
         set_time(&mut connect.ctrl_loss_tmo, self.ctrl_loss_tmo_ms);
         set_time(&mut connect.io_timeout, self.io_timeout_ms);
-        set_time(&mut connect.connect_timeout, self.connect_timeout_ms);
-        connect.tcp_connect_timeout = connect.tcp_connect_timeout.min(connect.connect_timeout);
+        if self.connect_timeout_ms != 0 {
+            connect.set_connect_timeout(Duration::from_millis(self.connect_timeout_ms.into()));
+        }
         set_time(&mut options.read.deadline, self.call_timeout_ms);
         options.read.busy_poll = flag(self.busy_poll, "busy_poll")?;
         set_pairs(&mut options.read.queue_pairs, self.queue_pairs)?;
@@ -390,13 +395,13 @@ impl SequenceOptions {
         Ok(match self.order {
             DLFS_ORDER_GLOBAL => OrderKind::Global,
             DLFS_ORDER_GROUPED => {
-                OrderKind::Grouped { lanes: self.lanes, group: or(self.group, 4) }
+                OrderKind::Grouped { lanes: self.lanes, group: or(self.group, DEFAULT_GROUP) }
             }
             DLFS_ORDER_SEQUENTIAL => OrderKind::Sequential { by: SequentialBy::Id },
             DLFS_ORDER_BY_SLOT => OrderKind::Sequential { by: SequentialBy::Slot },
             DLFS_ORDER_LOCAL => OrderKind::Local { world_size },
             DLFS_ORDER_PARTIAL => {
-                let q = if self.exchange == 0.0 { 0.1 } else { self.exchange };
+                let q = if self.exchange == 0.0 { DEFAULT_EXCHANGE } else { self.exchange };
                 OrderKind::Partial { q, world_size }
             }
             other => return Err(unknown("order", other)),
@@ -427,9 +432,11 @@ fn set_short(number: &mut u16, value: u32, what: &str, least: u16) -> Result<(),
 }
 
 fn set_pairs(pairs: &mut usize, value: u32) -> Result<(), Failure> {
-    let mut short = 1;
-    set_short(&mut short, value, "queue_pairs", 1)?;
-    *pairs = short.into();
+    if value != 0 {
+        let fits = usize::try_from(value).ok().filter(|&value| value <= MAX_QUEUE_PAIRS);
+        let text = || format!("queue_pairs is at most {MAX_QUEUE_PAIRS} a namespace, not {value}");
+        *pairs = fits.ok_or_else(|| Failure::invalid(text()))?;
+    }
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
+use crate::help::opening;
 use crate::size::parse_size;
 
 /// An image: the addresses of its namespaces, in the order in which they were written.
@@ -47,36 +48,38 @@ impl Name {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connection (named as in nvme-cli)")]
 pub(crate) struct ConnectionArgs {
-    /// Protect PDU headers with CRC32C
     #[arg(long)]
+    #[arg(help = opening("hdr_digest", ""))]
     hdr_digest: bool,
-    /// Protect PDU data with CRC32C
     #[arg(long)]
+    #[arg(help = opening("data_digest", ""))]
     data_digest: bool,
-    /// The host NQN to present [default: that of /etc/nvme/hostnqn]
     #[arg(long, value_name = "NQN")]
+    #[arg(help = opening("hostnqn", " [default: that of /etc/nvme/hostnqn]"))]
     hostnqn: Option<Nqn>,
     /// The host identifier to present [default: that of /etc/nvme/hostid]
     #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
     hostid: Option<[u8; 16]>,
-    /// I/O queues to ask for, each a connection of its own
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(help = opening("nr_io_queues", ", each a connection of its own"))]
     nr_io_queues: u16,
-    /// Entries of an I/O queue; one fewer may be outstanding
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..))]
+    #[arg(help = opening("queue_size", "; one fewer may be outstanding"))]
     queue_size: u16,
-    /// Keep-alive timeout in seconds; 0 switches it off
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    #[arg(help = opening("keep_alive_tmo", " in seconds; 0 switches it off"))]
     keep_alive_tmo: u32,
-    /// Go on reconnecting for this many seconds after a connection is lost
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(help = opening("ctrl_loss_tmo", " after a connection is lost, in seconds"))]
     ctrl_loss_tmo: u32,
-    /// Another way to the same namespace, used while the first is down; may be repeated
     #[arg(long, value_name = "ADDRESS")]
+    #[arg(help = opening("paths", "; may be repeated"))]
     path: Vec<Address>,
-    /// Whether image files and block devices are read past the page cache; auto: block devices, and
-    /// files larger than half of the memory
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
+    #[arg(help = opening(
+        "direct",
+        "; auto: block devices, and files larger than half of the memory"
+    ))]
     direct: DirectArg,
     /// Memory for SPDK and its devices, where an address goes through SPDK
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]

@@ -11,6 +11,7 @@ mod demo_source;
 mod epochs;
 mod exit;
 mod export;
+mod help;
 mod log;
 mod open;
 mod order_args;

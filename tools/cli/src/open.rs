@@ -10,6 +10,7 @@ use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
 
 use crate::args::{ConnectionArgs, ImageAddress};
+use crate::help::opening;
 
 /// The image, for commands that read one.
 #[derive(Debug, Clone, Args)]
@@ -17,9 +18,8 @@ pub(crate) struct ImageArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     pub(crate) image: ImageAddress,
-    /// Take the directory from FILE (of `dlfs snapshot save`) instead of reading it from the image;
-    /// a file of another generation is refused
     #[arg(long, value_name = "FILE")]
+    #[arg(help = opening("snapshot", "; one of another generation is refused"))]
     pub(crate) snapshot: Option<PathBuf>,
 }
 

@@ -2,32 +2,34 @@
 
 use clap::{Args, ValueEnum};
 
+use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding};
 
 use crate::exit::Failure;
+use crate::help::loading;
 
 /// Which sample comes next.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Order")]
 pub(crate) struct OrderArgs {
-    /// How samples are mixed
     #[arg(long, value_enum, default_value_t = Order::Global)]
+    #[arg(help = loading("order", ""))]
     order: Order,
-    /// Seed of the order; the same seed gives the same epochs, on any number of ranks
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(help = loading("seed", ", on any number of ranks"))]
     seed: u64,
     /// grouped: lanes that take turns; a multiple of the world size reads no chunk twice [default: 8 for each
     /// rank, or those of the state that the run goes on from]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     lanes: Option<u32>,
-    /// grouped: chunks of one lane whose samples are shuffled together [default: 4]
     #[arg(long, value_name = "G", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = loading("group", " [default: 4]"))]
     group: Option<u32>,
     /// sequential: as the source has them, or as they lie on the media, which is faster [default: id]
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
-    /// partial: part of each rank's share that moves to other ranks in an epoch, 0 to 1 [default: 0.1]
     #[arg(long, value_name = "Q")]
+    #[arg(help = loading("exchange", ", 0 to 1 [default: 0.1]"))]
     exchange: Option<f64>,
 }
 
@@ -120,6 +122,3 @@ impl OrderArgs {
         Ok(())
     }
 }
-
-const DEFAULT_GROUP: u32 = 4;
-const DEFAULT_EXCHANGE: f64 = 0.1;

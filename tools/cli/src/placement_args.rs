@@ -6,13 +6,14 @@ use dlfs::Error;
 use dlfs::qpair::Cpus;
 
 use crate::exit::Failure;
+use crate::help::loading;
 
 /// Where pollers run. Without options they run anywhere and sleep when there is nothing to do.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Processors")]
 pub(crate) struct PlacementArgs {
-    /// Never sleep while there may be work: the lowest latency, for a whole core a poller
     #[arg(long)]
+    #[arg(help = loading("busy_poll", ": the lowest latency, for a whole core a poller"))]
     busy_poll: bool,
     /// Bind pollers to these processors, one each in turn, as 0,2-5
     #[arg(long, value_name = "LIST")]

@@ -8,30 +8,38 @@ use dlfs::cache::{Environment, Probe, TierOptions, TierSpec, probe};
 use dlfs::tier::{Policy, Stop};
 use dlfs::{Error, ErrorKind};
 
+use crate::help::opening;
 use crate::size::parse_size;
 
 /// Where samples are kept after the first read, and which.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Tiers")]
 pub(crate) struct TierArgs {
-    /// Keep samples here, fastest first: ram:SIZE, or file:PATH:SIZE for a folder, file or block
-    /// device that is empty or an earlier tier, with :overwrite behind it for any other; may be
-    /// repeated
     #[arg(long = "tier", value_name = "TIER")]
+    #[arg(help = opening(
+        "tiers",
+        ": ram:SIZE, or file:PATH:SIZE for a folder, file or block device that is empty or an \
+         earlier tier, with :overwrite behind it for any other; may be repeated"
+    ))]
     tier: Vec<TierSpec>,
-    /// Take the tiers from FILE, as `dlfs probe` writes it; auto: measure those of --tier and put them
-    /// in order of speed, or without any use half of the free memory
     #[arg(long, value_name = "FILE|auto")]
+    #[arg(help = opening(
+        "tiers_file",
+        "; auto: measure those of --tier and put them in order of speed, or without any use half \
+         of the free memory"
+    ))]
     tiers: Option<PathBuf>,
-    /// Which samples are kept: those read first, or those that the plan of the whole run names
-    /// [default: first-touch]
     #[arg(long, value_enum, value_name = "POLICY")]
+    #[arg(help = opening(
+        "policy",
+        ": what is read first, or what the plan of the whole run names [default: first-touch]"
+    ))]
     policy: Option<PolicyArg>,
-    /// The most that copying takes from the image for itself, a second
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(help = opening("copy_bandwidth", ", a second"))]
     copy_bandwidth: Option<u64>,
-    /// Stop keeping for good when a sample first fits nowhere, as Monarch does
     #[arg(long)]
+    #[arg(help = opening("stop_at_first_failure", ", as Monarch does"))]
     stop_at_first_failure: bool,
 }
 

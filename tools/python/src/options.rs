@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::cache::Environment;
+use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
@@ -45,12 +46,12 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "queue_pairs" => read.queue_pairs = queue_pairs(key, value)?,
         "deadline" => read.deadline = seconds(key, value)?,
         "busy_poll" => read.busy_poll = value.extract()?,
-        "connect_timeout" => connect.connect_timeout = seconds(key, value)?,
+        "connect_timeout" => connect.set_connect_timeout(seconds(key, value)?),
         "io_timeout" => connect.io_timeout = seconds(key, value)?,
         "keep_alive_tmo" => connect.keep_alive_tmo = seconds(key, value)?,
         "ctrl_loss_tmo" => connect.ctrl_loss_tmo = seconds(key, value)?,
         "nr_io_queues" => connect.nr_io_queues = at_least_one(key, value)?,
-        "queue_size" => connect.queue_size = value.extract()?,
+        "queue_size" => connect.queue_size = at_least(2, key, value)?,
         "hdr_digest" => connect.hdr_digest = value.extract()?,
         "data_digest" => connect.data_digest = value.extract()?,
         "hostnqn" if value.is_none() => {}
@@ -278,14 +279,15 @@ fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
 }
 
 /// A number that must not be zero: said here, where its name is known.
-fn at_least_one<'a, 'py, T>(key: &str, value: &'a Bound<'py, PyAny>) -> PyResult<T>
-where
-    T: TryFrom<i64>,
-{
+fn at_least_one<T: TryFrom<i64>>(key: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    at_least(1, key, value)
+}
+
+fn at_least<T: TryFrom<i64>>(least: i64, key: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
     let number: i64 = value.extract()?;
     let text = match T::try_from(number) {
-        Ok(fits) if number >= 1 => return Ok(fits),
-        _ if number < 1 => format!("{key} is at least 1, not {number}"),
+        Ok(fits) if number >= least => return Ok(fits),
+        _ if number < least => format!("{key} is at least {least}, not {number}"),
         _ => format!("{key}: {number} is out of range"),
     };
     Err(raise_invalid(value.py(), text))
@@ -301,13 +303,8 @@ fn queue_pairs(key: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     Ok(number)
 }
 
-/// More than any target grants a host, and few enough to be opened in a moment.
-const MAX_QUEUE_PAIRS: usize = 1024;
-
 /// As many as a loader can count.
 const EPOCHS: u64 = (1 << 24) - 1;
-const DEFAULT_GROUP: u32 = 4;
-const DEFAULT_EXCHANGE: f64 = 0.1;
 
 /// Longer than any wait, and short enough to be added to any clock.
 const A_LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

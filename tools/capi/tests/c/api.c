@@ -379,6 +379,12 @@ static void of_mounts(const char *address) {
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "hostnqn ''");
     options = (dlfs_mount_options){.size = sizeof options, .snapshot = "/nonexistent/snapshot"};
     FAILS(DLFS_E_NOT_FOUND, dlfs_mount(address, &options, &fs), "snapshot");
+    const char *tiers[] = {"ram:1M"};
+    options = (dlfs_mount_options){
+        .size = sizeof options, .tiers = tiers, .num_tiers = 1, .tiers_file = "tiers.toml"};
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "tiers_file names the tiers, and so do tiers");
+    options = (dlfs_mount_options){.size = sizeof options, .queue_pairs = 1025};
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "queue_pairs is at most 1024");
     options = (dlfs_mount_options){.size = sizeof options, .queue_pairs = 2, .window_bytes = 1 << 20};
     CHECK(dlfs_mount(address, &options, &fs) == 0);
     CHECK(dlfs_unmount(fs) == 0);

@@ -19,6 +19,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use crate::args::ConnectionArgs;
 use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
+use crate::help::loading;
 use crate::open::{ImageArgs, engine};
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
@@ -58,14 +59,14 @@ pub(crate) struct ReadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Share")]
 struct ShareArgs {
-    /// Which of the ranks this is, from 0
     #[arg(long, value_name = "R", default_value_t = 0)]
+    #[arg(help = loading("rank", ""))]
     rank: u32,
-    /// How many ranks share each epoch
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = loading("world_size", ""))]
     world_size: u32,
-    /// How the ranks share each global batch; its samples and how many each rank gets are the same
     #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
+    #[arg(help = loading("shard", "; its samples and how many each rank gets are the same"))]
     shard: ShardArg,
     /// Leave out the end of an epoch that does not give each rank the same number of samples
     #[arg(long)]
@@ -78,22 +79,27 @@ struct ShareArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Run")]
 struct RunArgs {
-    /// Samples of a batch on this rank
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = loading("batch_size", ""))]
     batch: u32,
-    /// Epochs to read
     #[arg(long, value_name = "E", default_value_t = 1)]
+    #[arg(help = loading("epochs", " to read"))]
     epochs: u64,
-    /// How samples are fetched [default: chunk for grouped and --by slot, else sample; sample for grouped,
-    /// too, where samples are large and the page cache holds their chunks]
     #[arg(long, value_enum)]
+    #[arg(help = loading(
+        "batching",
+        " [default: chunk for grouped and --by slot, else sample; sample for grouped, too, where \
+         samples are large and the page cache holds their chunks]"
+    ))]
     batching: Option<BatchingArg>,
-    /// The most memory for samples read ahead [default: 256M, and up to 1G where a grouped order of large
-    /// chunks has more open at a time]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(help = loading(
+        "window",
+        " [default: 256M, and up to 1G where a grouped order of large chunks has more open at a time]"
+    ))]
     window: Option<u64>,
-    /// Gather each batch in one piece, copied by N threads (0: by the one that polls)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=256))]
+    #[arg(help = loading("one_piece", ", copied by N threads (0: by the one that polls)"))]
     copy_threads: Option<u16>,
     /// Go on from the state in FILE if it exists, and leave the state there at the end
     #[arg(long, value_name = "FILE")]

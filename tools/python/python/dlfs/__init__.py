@@ -108,28 +108,31 @@ def open(
     """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
 
-    window_bytes     memory for reads by index, id or name, in bytes, for each thread that reads
+    window_bytes     memory for reads by id or name, in bytes, for each thread that reads
     queue_pairs      queue pairs a namespace
     deadline         the longest that one read may take, in seconds
-    busy_poll        burn a core rather than sleep while waiting
-    connect_timeout  how long opening may take, in seconds
-    io_timeout       how long a connection may make no progress before reads go out again on another
-    keep_alive_tmo   seconds of silence after which a side gives the other up; 0: never
+    busy_poll        spin instead of sleeping while a call waits
+    connect_timeout  how long connecting may take in all, in seconds
+    io_timeout       how long a queue may go without progress, in seconds, before its reads go out again on
+                     another connection
+    keep_alive_tmo   keep-alive timeout: seconds of silence after which a side gives the other up; 0: never
     ctrl_loss_tmo    how long reconnecting goes on, in seconds
-    nr_io_queues     I/O queues to ask the target for; queue_size: entries of each
-    hdr_digest, data_digest   CRC32C on the wire too (samples are verified in any case)
-    hostnqn          the name to give to the target
-    paths            other addresses of the same namespaces, used while the first is down
-    direct           whether files are read past the page cache
-    snapshot         a directory saved by `dlfs snapshot save`
+    nr_io_queues     I/O queues to ask for
+    queue_size       entries of an I/O queue
+    hdr_digest       protect PDU headers with CRC32C
+    data_digest      protect PDU data with CRC32C; samples are verified in any case
+    hostnqn          the host NQN to present
+    paths            further addresses of the same namespaces, used while the first is down
+    direct           whether image files and block devices are read past the page cache
+    snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     tiers            where samples are kept after the first read, fastest first: "ram:4G",
                      "file:/fast/cache:20G"; a process of its own needs a folder of its own. Or the
                      file that names them, as `dlfs probe` writes it
     policy           what tiers keep: what is read first (the default), or what the plan of each
                      loader's run names
-    copy_bandwidth   the most that copying into tiers takes from `address` for itself, in bytes a second
+    copy_bandwidth   the most that copying into tiers takes from the data set for itself, in bytes a second
     stop_at_first_failure   stop keeping for good when a sample first fits nowhere
-    fields           where samples have several fields: the name of the one that stands for the sample
+    fields           name of the field that stands for the sample, where samples have several
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     address or option that cannot be.
@@ -166,31 +169,32 @@ class Loader(_Loader):
 
     dataset          what dlfs.open returned
     batch_size       samples a batch on this rank
-    order            "grouped": whole chunks at a time, several mixed, the fastest; "global": a full
-                     shuffle; "sequential"; "local", "partial": a share for each rank
+    order            how samples are mixed: "grouped": whole chunks at a time, several mixed, the fastest;
+                     "global": a full shuffle; "sequential"; "local", "partial": a share for each rank
     seed             the same seed gives the same epochs, whatever the world size
-    epochs           how many there are; nothing is read ahead beyond the last. None: without end
-    rank, world_size which part of each epoch is this process's
-    shard            "strided": every W-th sample of each global batch; "aligned", in grouped order: whole
-                     chunks to one rank, as far as equal shares allow, for a run that goes on with another
-                     world size. The samples of each global batch are the same
+    epochs           how many epochs there are; nothing is read ahead beyond the last. None: without end
+    rank             which of the ranks this is, from 0
+    world_size       how many ranks share each epoch
+    shard            how the ranks share each global batch: "strided": each every W-th sample; "aligned", in
+                     grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
+                     goes on with another world size. The samples of each global batch are the same
     drop_last        leave out what does not fill a batch on every rank; pad: fill it up instead
-    prefetch_bytes   memory for what is read ahead and not yet dropped, in bytes. None: 256 MiB, and up to
-                     1 GiB where a grouped order of large chunks has more open at a time
+    prefetch_bytes   the most memory for what is read ahead and not yet dropped, in bytes. None: 256 MiB, and
+                     up to 1 GiB where a grouped order of large chunks has more open at a time
     lanes, group     grouped: lanes that take turns (8 for each rank, or those of the state that is loaded),
                      chunks of a lane shuffled together (4). With lanes in a multiple of world_size no chunk
                      is read by two ranks
     by               sequential: "id", or "slot", as samples lie on media, which is faster
-    batching         "chunk": whole chunks are read, and held until their samples are out; "sample": each
-                     sample by itself, just before it is wanted; "none": one read after the other.
-                     None chooses: chunks for grouped and by="slot", samples for the rest, and for
+    batching         how samples are fetched: "chunk": whole chunks are read, and held until their samples
+                     are out; "sample": each sample by itself, just before it is wanted; "none": one read
+                     after the other. None chooses: chunks for grouped and by="slot", samples for the rest, and for
                      grouped, too, where samples are large and the page cache holds their chunks
     exchange         partial: part of each share that moves to other ranks in an epoch (0.1)
     contiguous       gather each batch in one piece as it is made, so that Batch.data copies nothing
-    on_error         "raise", or "skip" samples that cannot be read (stats counts them)
+    on_error         what becomes of a sample that cannot be read: "raise", or "skip" it (stats counts them)
     deadline         the longest that the next batch may take, in seconds
     queue_pairs      queue pairs a namespace
-    busy_poll        burn a core rather than sleep
+    busy_poll        spin instead of sleeping in the thread that reads ahead
 
     Each `for` goes through one epoch from its begin: the next one after one that came to its end, the same
     again after one that was left; right after load_state_dict, it goes on where the state says. Threads

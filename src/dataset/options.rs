@@ -1,0 +1,290 @@
+//! The options that the command, C and Python share: what each is called where, its default, and the
+//! sentence that all begin with when they explain it.
+//!
+//! A front end parses them its own way and may say more; it must not say another thing. The command takes
+//! its help from here, and tests hold the documentation of C and Python to it (`tests/options.rs`).
+
+/// One option, as users see it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharedOption {
+    /// What it is looked up by.
+    pub name: &'static str,
+    /// The option of the command `dlfs read`, without its dashes; empty: there is none.
+    pub command: &'static str,
+    /// The field of the C struct; empty: there is none.
+    pub c: &'static str,
+    /// The keyword of Python; empty: there is none.
+    pub python: &'static str,
+    /// What holds when nobody says anything.
+    pub default: Value,
+    /// What it does. Units are the front ends': they measure times in seconds or milliseconds.
+    pub help: &'static str,
+}
+
+/// A default.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    /// It must be given, or depends on others; the front ends explain it.
+    Open,
+    /// A switch that is off.
+    Off,
+    /// A count.
+    Number(u64),
+    /// A part of a whole.
+    Part(f64),
+    /// A time in seconds.
+    Seconds(u64),
+    /// A length in bytes.
+    Bytes(u64),
+}
+
+use Value::{Bytes, Number, Off, Open, Part, Seconds};
+
+/// The options of opening a data set, and of reads by id or name: `dlfs_mount_options`, `dlfs.open`.
+pub const OPENING: &[SharedOption] = &[
+    row(
+        "hdr_digest",
+        ["hdr-digest", "hdr_digest", "hdr_digest"],
+        Off,
+        "Protect PDU headers with CRC32C",
+    ),
+    row(
+        "data_digest",
+        ["data-digest", "data_digest", "data_digest"],
+        Off,
+        "Protect PDU data with CRC32C",
+    ),
+    row("hostnqn", ["hostnqn", "hostnqn", "hostnqn"], Open, "The host NQN to present"),
+    row(
+        "nr_io_queues",
+        ["nr-io-queues", "nr_io_queues", "nr_io_queues"],
+        Number(16),
+        "I/O queues to ask for",
+    ),
+    row(
+        "queue_size",
+        ["queue-size", "queue_size", "queue_size"],
+        Number(128),
+        "Entries of an I/O queue",
+    ),
+    row(
+        "keep_alive_tmo",
+        ["keep-alive-tmo", "keep_alive_tmo_ms", "keep_alive_tmo"],
+        Seconds(15),
+        "Keep-alive timeout",
+    ),
+    row(
+        "ctrl_loss_tmo",
+        ["ctrl-loss-tmo", "ctrl_loss_tmo_ms", "ctrl_loss_tmo"],
+        Seconds(600),
+        "How long reconnecting goes on",
+    ),
+    row(
+        "io_timeout",
+        ["", "io_timeout_ms", "io_timeout"],
+        Seconds(5),
+        "How long a queue may go without progress",
+    ),
+    row(
+        "connect_timeout",
+        ["", "connect_timeout_ms", "connect_timeout"],
+        Seconds(10),
+        "How long connecting may take in all",
+    ),
+    row(
+        "paths",
+        ["path", "paths", "paths"],
+        Open,
+        "Further addresses of the same namespaces, used while the first is down",
+    ),
+    row(
+        "direct",
+        ["direct", "direct", "direct"],
+        Open,
+        "Whether image files and block devices are read past the page cache",
+    ),
+    row(
+        "snapshot",
+        ["snapshot", "snapshot", "snapshot"],
+        Open,
+        "A directory saved by `dlfs snapshot save`, used instead of the image's own",
+    ),
+    row(
+        "window",
+        ["", "window_bytes", "window_bytes"],
+        Bytes(64 << 20),
+        "Memory for reads by id or name",
+    ),
+    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs a namespace"),
+    row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
+    row(
+        "deadline",
+        ["", "call_timeout_ms", "deadline"],
+        Seconds(60),
+        "The longest that one read may take",
+    ),
+    row(
+        "tiers",
+        ["tier", "tiers", "tiers"],
+        Open,
+        "Where samples are kept after the first read, fastest first",
+    ),
+    row(
+        "tiers_file",
+        ["tiers", "tiers_file", ""], // Python takes either as `tiers`
+        Open,
+        "A file that names the tiers, as `dlfs probe` writes it",
+    ),
+    row("policy", ["policy", "tier_policy", "policy"], Open, "What tiers keep"),
+    row(
+        "copy_bandwidth",
+        ["copy-bandwidth", "tier_bandwidth", "copy_bandwidth"],
+        Open,
+        "The most that copying into tiers takes from the data set for itself",
+    ),
+    row(
+        "stop_at_first_failure",
+        ["stop-at-first-failure", "tier_stop", "stop_at_first_failure"],
+        Off,
+        "Stop keeping for good when a sample first fits nowhere",
+    ),
+    row(
+        "field",
+        ["", "field", "fields"],
+        Open,
+        "Name of the field that stands for the sample, where samples have several",
+    ),
+];
+
+/// The options of reading along an order: `dlfs_sequence_options`, `dlfs.Loader`.
+pub const LOADING: &[SharedOption] = &[
+    row("order", ["order", "order", "order"], Open, "How samples are mixed"),
+    row("lanes", ["lanes", "lanes", "lanes"], Open, "Grouped: lanes that take turns"),
+    row(
+        "group",
+        ["group", "group", ""], // Python explains it with `lanes`
+        Number(DEFAULT_GROUP as u64),
+        "Grouped: chunks of one lane that are shuffled together",
+    ),
+    row(
+        "exchange",
+        ["exchange", "exchange", "exchange"],
+        Part(DEFAULT_EXCHANGE),
+        "Partial: part of each share that moves to other ranks in an epoch",
+    ),
+    row("seed", ["seed", "seed", "seed"], Open, "The same seed gives the same epochs"),
+    row("batch_size", ["batch", "batch_size", "batch_size"], Open, "Samples a batch on this rank"),
+    row("epochs", ["epochs", "epochs", "epochs"], Open, "How many epochs"),
+    row("rank", ["rank", "rank", "rank"], Open, "Which of the ranks this is, from 0"),
+    row(
+        "world_size",
+        ["world-size", "world_size", "world_size"],
+        Number(1),
+        "How many ranks share each epoch",
+    ),
+    row("shard", ["shard", "shard", "shard"], Open, "How the ranks share each global batch"),
+    row(
+        "window",
+        ["window", "window_bytes", "prefetch_bytes"],
+        Open,
+        "The most memory for what is read ahead",
+    ),
+    row("batching", ["batching", "batching", "batching"], Open, "How samples are fetched"),
+    row(
+        "one_piece",
+        ["copy-threads", "one_piece", "contiguous"],
+        Off,
+        "Gather each batch in one piece",
+    ),
+    row(
+        "on_error",
+        ["", "on_error", "on_error"],
+        Open,
+        "What becomes of a sample that cannot be read",
+    ),
+    row(
+        "deadline",
+        ["", "call_timeout_ms", "deadline"],
+        Seconds(60),
+        "The longest that the next batch may take",
+    ),
+    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs a namespace"),
+    row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
+];
+
+/// Chunks of one lane that a grouped order shuffles together where nobody says how many.
+pub const DEFAULT_GROUP: u32 = 4;
+
+/// Part of each share that a partial order moves where nobody says how much.
+pub const DEFAULT_EXCHANGE: f64 = 0.1;
+
+/// More queue pairs a namespace than any target grants a host, and few enough to be opened in a moment: a
+/// front end refuses more, since each is opened before the first read.
+pub const MAX_QUEUE_PAIRS: usize = 1024;
+
+/// What `name`, one of `options`, does.
+///
+/// # Panics
+/// There is no such option: the name is the program's, not the user's.
+pub fn help(options: &[SharedOption], name: &str) -> &'static str {
+    let found = options.iter().find(|option| option.name == name);
+    found.unwrap_or_else(|| panic!("no shared option is called {name}")).help
+}
+
+const fn row(
+    name: &'static str,
+    [command, c, python]: [&'static str; 3],
+    default: Value,
+    help: &'static str,
+) -> SharedOption {
+    SharedOption { name, command, c, python, default, help }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::dataset::Options;
+    use crate::order::{OrderKind, OrderSpec};
+    use crate::prefetch::LoaderOptions;
+
+    #[test]
+    fn the_defaults_are_those_of_the_library() {
+        let seconds = |time: Duration| Seconds(time.as_secs());
+        let Options { open, read } = Options::default();
+        let connect = open.connect;
+        let loader = LoaderOptions::new(OrderSpec { kind: OrderKind::Global, seed: 0 }, 1, 1);
+        let number = |number: usize| Number(number as u64);
+        let opening = [
+            ("nr_io_queues", Number(connect.nr_io_queues.into())),
+            ("queue_size", Number(connect.queue_size.into())),
+            ("keep_alive_tmo", seconds(connect.keep_alive_tmo)),
+            ("ctrl_loss_tmo", seconds(connect.ctrl_loss_tmo)),
+            ("io_timeout", seconds(connect.io_timeout)),
+            ("connect_timeout", seconds(connect.connect_timeout)),
+            ("window", Bytes(read.window_bytes as u64)),
+            ("queue_pairs", number(read.queue_pairs)),
+            ("deadline", seconds(read.deadline)),
+        ];
+        let loading = [
+            ("world_size", Number(loader.world_size.into())),
+            ("queue_pairs", number(loader.queue_pairs)),
+            ("deadline", seconds(loader.deadline)),
+        ];
+        for (options, library) in [(OPENING, &opening[..]), (LOADING, &loading[..])] {
+            for (name, expected) in library {
+                let found = options.iter().find(|option| option.name == *name).map(|o| o.default);
+                assert_eq!(found, Some(*expected), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_option_stands_there_twice() {
+        for options in [OPENING, LOADING] {
+            let names: std::collections::BTreeSet<&str> = options.iter().map(|o| o.name).collect();
+            assert_eq!(names.len(), options.len());
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Help of options that C and Python have too: the library's sentence, and what is the command's own.
+
+use dlfs::dataset::options::{LOADING, OPENING, help};
+
+/// What an option of opening a data set does, and `more` about it.
+pub(crate) fn opening(name: &str, more: &str) -> String {
+    format!("{}{more}", help(OPENING, name))
+}
+
+/// What an option of reading along an order does, and `more` about it.
+pub(crate) fn loading(name: &str, more: &str) -> String {
+    format!("{}{more}", help(LOADING, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use dlfs::dataset::options::{SharedOption, Value};
+
+    use super::*;
+    use crate::commands::Cli;
+
+    #[test]
+    fn the_command_s_help_and_defaults_are_those_that_all_front_ends_share() {
+        let command = Cli::command();
+        let read = command.find_subcommand("read").expect("there is dlfs read");
+        let shared = OPENING.iter().chain(LOADING).filter(|option| !option.command.is_empty());
+        for SharedOption { command, default, help, .. } in shared {
+            let arg = read.get_arguments().find(|arg| arg.get_long() == Some(command));
+            let arg = arg.unwrap_or_else(|| panic!("there is no --{command}"));
+            let told = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            let begin = told.get(..help.len()).unwrap_or_default();
+            assert!(begin.eq_ignore_ascii_case(help), "--{command}: {told}");
+            let expected = match default {
+                Value::Open | Value::Off => continue,
+                Value::Number(value) | Value::Seconds(value) => value.to_string(),
+                Value::Bytes(value) => format!("{}M", value >> 20),
+                Value::Part(value) => value.to_string(),
+            };
+            let parsed = arg.get_default_values().first().is_some_and(|value| *value == *expected);
+            let explained = told.ends_with(&format!("[default: {expected}]"));
+            assert!(parsed || explained, "--{command}: the default is not {expected}: {told}");
+        }
+    }
+}
