@@ -5,9 +5,9 @@ mod images;
 
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::checksum::crc32c;
-use dlfs::format::open::{Copies, OpenError, judge};
 use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::COPY_OFFSETS;
+use dlfs::format::superblock_set::{SuperblockCopies, SuperblockSetError, select_generation};
 use dlfs::format::{ChunkHead, ChunkHeader, FormatError, GenerationRecord, Pack, Superblock, Uuid};
 use dlfs::units::{Generation, SampleId};
 use images::{Image, folder, sample};
@@ -63,8 +63,8 @@ fn use_all_of(directory: &Directory) {
     }
     let _ = (directory.lookup(b"class00/sample0001.bin"), directory.lookup(b""));
     let _ = (directory.list(b""), directory.list(b"class00"), directory.memory_bytes());
-    let _ = (directory.deleted_runs(), directory.record().encode(0, 1), directory.to_snapshot());
-    let _ = directory.runs().count();
+    let _ = (directory.deleted_ranges(), directory.record().encode(0, 1), directory.to_snapshot());
+    let _ = directory.cell_ranges().count();
     if directory.num_samples() > 0 {
         let _ = directory.with_deleted(&[SampleId(0)], Generation(9), 0).unwrap();
     }
@@ -74,7 +74,7 @@ fn use_all_of(directory: &Directory) {
 fn every_flipped_bit_of_a_superblock_is_seen_and_the_other_copy_is_used() {
     let image = small();
     let [older, newer] = [Generation(1), Generation(2)];
-    assert_eq!(image.judge().superblock().generation, newer);
+    assert_eq!(image.opened().superblock().generation, newer);
     let block = image.read(0, COPY_OFFSETS[0], 4096).to_vec();
     for bit in 0..4096 * 8 {
         let mut damaged = block.clone();
@@ -82,8 +82,8 @@ fn every_flipped_bit_of_a_superblock_is_seen_and_the_other_copy_is_used() {
         assert!(Superblock::parse(&damaged).is_err(), "bit {bit}");
         if bit % 97 == 0 {
             let mut copies = image.copies();
-            copies[0] = Copies::parse(&damaged, image.read(0, COPY_OFFSETS[1], 4096));
-            let opened = judge(&copies).unwrap();
+            copies[0] = SuperblockCopies::parse(&damaged, image.read(0, COPY_OFFSETS[1], 4096));
+            let opened = select_generation(&copies).unwrap();
             assert_eq!((opened.superblock().generation, opened.unfinished), (older, true));
         }
     }
@@ -156,7 +156,7 @@ fn an_image_cut_anywhere_opens_whole_or_is_refused() {
         for len in (0..image.namespaces[namespace].len()).step_by(4096) {
             let mut cut = image.clone();
             cut.namespaces[namespace].truncate(len);
-            let Ok(opened) = judge(&cut.copies()) else { continue };
+            let Ok(opened) = select_generation(&cut.copies()) else { continue };
             let superblock = opened.superblock();
             let missing = opened
                 .superblocks
@@ -187,7 +187,10 @@ fn forged_superblocks_are_refused_or_harmless() {
                 assert_eq!(Superblock::parse(&superblock.encode()), Ok(superblock));
                 let end = superblock.snapshot.offset_bytes + superblock.snapshot.len_bytes;
                 assert!(end < 1 << 63 && superblock.used_len_bytes < 1 << 63);
-                let _ = judge(&[Copies::parse(&forged, &[]), Copies::parse(&[], &forged)]);
+                let _ = select_generation(&[
+                    SuperblockCopies::parse(&forged, &[]),
+                    SuperblockCopies::parse(&[], &forged),
+                ]);
             }
         }
     }
@@ -205,7 +208,7 @@ fn forged_chunk_headers_are_refused_or_harmless() {
                 let mut forged = bytes.clone();
                 forged[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
                 seal_chunk(&mut forged);
-                let _ = ChunkHead::parse(&forged).map(|head| (head.run(), head.len_bytes()));
+                let _ = ChunkHead::parse(&forged).map(|head| (head.cell_range(), head.len_bytes()));
                 let Ok(header) = ChunkHeader::parse(&forged) else { continue };
                 for sample in header.samples() {
                     let end = sample.offset_bytes + u64::from(sample.len_bytes);
@@ -347,33 +350,42 @@ fn mixed_images_namespaces_and_generations_are_told_apart() {
     image.delete(&[1]);
     image.delete(&[2]);
     let now = image.copies();
-    assert_eq!(judge(&now).unwrap().given, [0, 1]);
-    let swapped = judge(&[now[1].clone(), now[0].clone()]).unwrap();
+    assert_eq!(select_generation(&now).unwrap().given, [0, 1]);
+    let swapped = select_generation(&[now[1].clone(), now[0].clone()]).unwrap();
     assert_eq!(swapped.given, [1, 0]);
     assert_eq!(swapped.superblock().namespace, 0);
-    assert_eq!(judge(&[]), Err(OpenError::Nothing));
-    assert_eq!(judge(&now[..1]), Err(OpenError::Missing { namespace: 1, num_namespaces: 2 }));
-    assert_eq!(judge(&now[1..]), Err(OpenError::Missing { namespace: 0, num_namespaces: 2 }));
-    let twice = judge(&[now[0].clone(), now[0].clone()]);
-    assert_eq!(twice, Err(OpenError::Twice { namespace: 0, first: 0, second: 1 }));
-    let mixed = judge(&[now[0].clone(), old[1].clone()]);
+    assert_eq!(select_generation(&[]), Err(SuperblockSetError::Nothing));
+    assert_eq!(
+        select_generation(&now[..1]),
+        Err(SuperblockSetError::Missing { namespace: 1, num_namespaces: 2 })
+    );
+    assert_eq!(
+        select_generation(&now[1..]),
+        Err(SuperblockSetError::Missing { namespace: 0, num_namespaces: 2 })
+    );
+    let twice = select_generation(&[now[0].clone(), now[0].clone()]);
+    assert_eq!(twice, Err(SuperblockSetError::Twice { namespace: 0, first: 0, second: 1 }));
+    let mixed = select_generation(&[now[0].clone(), old[1].clone()]);
     let (expected, found) = (Generation(3), Generation(1));
-    assert_eq!(mixed, Err(OpenError::MixedGenerations { namespace: 1, expected, found }));
-    let back = judge(&[old[0].clone(), now[1].clone()]);
+    assert_eq!(mixed, Err(SuperblockSetError::MixedGenerations { namespace: 1, expected, found }));
+    let back = select_generation(&[old[0].clone(), now[1].clone()]);
     let (expected, found) = (Generation(1), Generation(3));
-    let taken_back = OpenError::MixedGenerations { namespace: 1, expected, found };
+    let taken_back = SuperblockSetError::MixedGenerations { namespace: 1, expected, found };
     assert_eq!(back, Err(taken_back), "namespace 0 alone was taken back");
     let mut other = Image::new(2, Pack::Aligned);
     other.layout.uuid = Uuid([1; 16]);
     other.add(&folder(1, 4), 0, 0, &[]);
-    let both = judge(&[now[0].clone(), other.copies()[1].clone()]);
-    assert!(matches!(both, Err(OpenError::OtherImage { given: 1, .. })));
-    let blank = Copies::parse(&[0; 4096], &[]);
-    assert_eq!(judge(&[now[0].clone(), blank]), Err(OpenError::Blank { given: 1 }));
+    let both = select_generation(&[now[0].clone(), other.copies()[1].clone()]);
+    assert!(matches!(both, Err(SuperblockSetError::OtherImage { given: 1, .. })));
+    let blank = SuperblockCopies::parse(&[0; 4096], &[]);
+    assert_eq!(
+        select_generation(&[now[0].clone(), blank]),
+        Err(SuperblockSetError::Blank { given: 1 })
+    );
     let mut torn = image.read(1, 0, 4096).to_vec();
     torn[100..].fill(0); // within the sector that all of it lies in
-    let torn = judge(&[now[0].clone(), Copies::parse(&torn, &torn)]);
-    assert!(matches!(torn, Err(OpenError::Damaged { given: 1, .. })));
+    let torn = select_generation(&[now[0].clone(), SuperblockCopies::parse(&torn, &torn)]);
+    assert!(matches!(torn, Err(SuperblockSetError::Damaged { given: 1, .. })));
 }
 
 #[test]
@@ -385,7 +397,7 @@ fn an_import_that_stops_anywhere_in_its_commit_leaves_the_old_generation_or_the_
         let mut image = before.clone();
         image.stop_commit_after = steps;
         image.add(&[sample("more", None, 5)], 1, 0, &[]);
-        let opened = image.judge();
+        let opened = image.opened();
         let (directory, _) = image.open();
         let expected = if opened.superblock().generation.0 == 2 { 41 } else { 40 };
         assert_eq!(directory.num_samples(), expected);
@@ -410,7 +422,7 @@ fn what_generation_g_freed_is_whole_in_g_plus_1_and_used_again_in_g_plus_2() {
         image.delete(&[id]);
         // All that the generation before this one read is as it was.
         let (directory, superblock) = before.open();
-        for run in directory.runs().chain([superblock.snapshot_run()]) {
+        for run in directory.cell_ranges().chain([superblock.snapshot_range()]) {
             let offset = before.layout.offset_of(run.cell).unwrap();
             let len = run.cells * u64::from(before.layout.chunk_size_bytes);
             let then = before.read(run.namespace, offset, len);

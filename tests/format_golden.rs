@@ -4,8 +4,8 @@
 mod images;
 
 use dlfs::directory::Directory;
-use dlfs::format::open::CommitStep;
 use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
+use dlfs::format::superblock_set::CommitStep;
 use dlfs::format::{ChunkHead, ChunkHeader, FormatError, Pack};
 use dlfs::units::SampleId;
 use images::{Image, Sample, sample};
@@ -194,8 +194,8 @@ fn sections_of_unknown_kinds_are_skipped_unless_they_are_required() {
 fn a_commit_flushes_then_writes_the_others_then_namespace_0() {
     let mut image = Image::new(3, Pack::Aligned);
     image.add(&source(), 1, 4, &[]);
-    let superblocks = image.judge().superblocks;
-    let steps: Vec<(char, u16)> = dlfs::format::open::commit_steps(&superblocks)
+    let superblocks = image.opened().superblocks;
+    let steps: Vec<(char, u16)> = dlfs::format::superblock_set::commit_steps(&superblocks)
         .iter()
         .map(|step| match step {
             CommitStep::Flush { namespace } => ('f', *namespace),

@@ -257,7 +257,7 @@ fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
     let at = chunk.offset_bytes as usize;
     let header_len = u32::from_le_bytes(*bytes[at + 12..].first_chunk().unwrap()) as usize;
     bytes[at + 80..at + 88].fill(0); // first id of its part
-    let gone = image.directory().deleted_runs()[0].0;
+    let gone = image.directory().deleted_ranges()[0].0;
     let ids = (0..4).map(|entry| at + 128 + 32 * entry);
     let live = ids.clone().find(|&id| bytes[id] != gone as u8).unwrap();
     bytes[live..live + 8].fill(0); // sample 0, which lives

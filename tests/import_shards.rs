@@ -40,9 +40,9 @@ fn payloads(source: &Source) -> Vec<Vec<u8>> {
     let mut reader = source.reader();
     (0..source.index().len())
         .map(|row| {
-            let part = source.index().parts(row).next().unwrap();
-            let mut bytes = vec![0; part.len_bytes as usize];
-            reader.read(row, &part, &mut bytes).unwrap();
+            let payload = source.index().payloads(row).next().unwrap();
+            let mut bytes = vec![0; payload.len_bytes as usize];
+            reader.read(row, &payload, &mut bytes).unwrap();
             bytes
         })
         .collect()
@@ -50,10 +50,10 @@ fn payloads(source: &Source) -> Vec<Vec<u8>> {
 
 /// What was taken as what: how many files, and their bytes.
 fn taken(source: &Source) -> BTreeMap<(String, String), (u64, u64)> {
-    let one = |it: &dlfs::import::sources::Taken| {
+    let one = |it: &dlfs::import::sources::FileCount| {
         ((it.role.to_string(), it.what.clone()), (it.files, it.bytes))
     };
-    source.taken().iter().map(one).collect()
+    source.file_counts().iter().map(one).collect()
 }
 
 fn key(role: Role, what: &str) -> (String, String) {

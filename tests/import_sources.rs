@@ -33,9 +33,9 @@ fn samples(source: &Source) -> Vec<(Vec<u8>, Option<i64>, Vec<u8>)> {
     (0..source.index().len())
         .map(|row| {
             let mut bytes = Vec::new();
-            for part in source.index().parts(row) {
-                let mut one = vec![0; part.len_bytes as usize];
-                reader.read(row, &part, &mut one).unwrap();
+            for payload in source.index().payloads(row) {
+                let mut one = vec![0; payload.len_bytes as usize];
+                reader.read(row, &payload, &mut one).unwrap();
                 bytes.extend(one);
             }
             (source.index().name(row).to_vec(), source.index().label(row), bytes)
@@ -278,8 +278,8 @@ fn a_file_that_changes_after_it_was_indexed_is_told() {
     rustix::fs::mkfifoat(rustix::fs::CWD, at("fifo"), 0o644.into()).unwrap();
     let mut reader = source.reader();
     for row in 0..source.index().len() {
-        let part = source.index().parts(row).next().unwrap();
-        let read = reader.read(row, &part, &mut [0; 5]);
+        let payload = source.index().payloads(row).next().unwrap();
+        let read = reader.read(row, &payload, &mut [0; 5]);
         match source.index().name(row) {
             b"c/same" => assert_eq!(read, Ok(())),
             name => assert!(read.is_err(), "{}", name.escape_ascii()),
@@ -670,8 +670,8 @@ fn tfrecords_are_named_by_shard_and_number_and_their_checksums_are_checked() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(b"F", 12).unwrap();
     let source = open(&path).unwrap();
-    let part = source.index().parts(0).next().unwrap();
-    let read = source.reader().read(0, &part, &mut [0; 5]);
+    let payload = source.index().payloads(0).next().unwrap();
+    let read = source.reader().read(0, &payload, &mut [0; 5]);
     assert!(matches!(read, Err(BadReason::BadCrc { what: "payload", .. })), "{read:?}");
     file.write_all_at(&[1], records[0].len() as u64).unwrap();
     let source = open(&path).unwrap();
@@ -708,8 +708,8 @@ fn a_shard_that_changes_after_it_was_indexed_is_told() {
     let path = archive(dir.path(), "a.tar", &[member("one", b'0', "", b"12345")]);
     let source = open_tar(&path).unwrap();
     archive(dir.path(), "a.tar", &[member("one", b'0', "", b"54321"), member("b", b'0', "", b"")]);
-    let part = source.index().parts(0).next().unwrap();
-    assert_eq!(source.reader().read(0, &part, &mut [0; 5]), Err(BadReason::Changed));
+    let payload = source.index().payloads(0).next().unwrap();
+    assert_eq!(source.reader().read(0, &payload, &mut [0; 5]), Err(BadReason::Changed));
 }
 
 #[test]

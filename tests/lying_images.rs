@@ -12,7 +12,7 @@ use dlfs::directory::commit::reserve_current;
 use dlfs::format::checksum::crc32c;
 use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::copy_offset;
-use dlfs::format::{Pack, Run, Space, Superblock};
+use dlfs::format::{CellRange, Pack, Space, Superblock};
 use dlfs::import::{Onto, delete_on, import_onto, purge_on, rebuild_on};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -194,15 +194,15 @@ fn a_directory_whose_deletions_differ_by_id_and_slot_is_refused() {
 fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    let far = |cell, cells| Run { namespace: 0, cell, cells };
+    let far = |cell, cells| CellRange { namespace: 0, cell, cells };
     let freed = [far(1 << 30, 1 << 20), far(1, 1 << 46), far((1 << 47) - 3, 1)];
-    for (which, run) in freed.into_iter().enumerate() {
+    for (which, range) in freed.into_iter().enumerate() {
         let mut image = honest();
         let (old, superblock) = image.open();
         let mut space = Space::new(&image.layout, &[u64::MAX]);
         reserve_current(&mut space, &old, &superblock, &[]);
         let mut next = old.with_deleted(&[SampleId(9)], Generation(3), image.time_ns + 1).unwrap();
-        next.set_freed(vec![run]);
+        next.set_freed(vec![range]);
         image.commit(next, &mut space);
         let name = image.open().0.name(SampleId(20)).unwrap().unwrap();
         let bytes = image.namespaces[0].clone();

@@ -3,7 +3,7 @@
 mod images;
 
 use dlfs::directory::commit::{freed_by_next, reserve_current};
-use dlfs::directory::rebuild::{Plan, Step, newest_record, plan};
+use dlfs::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::{ChunkHead, ChunkSpec, GenerationRecord, Pack, Part, Space};
@@ -21,12 +21,12 @@ fn record(image: &Image, heads: &[ChunkHead]) -> Option<(ChunkHead, GenerationRe
 
 fn carry_out(
     image: &Image,
-    plan: &Plan,
+    selection: &ChunkSelection,
     heads: &[ChunkHead],
     base: Option<&Directory>,
 ) -> Directory {
     let mut builder = DirectoryBuilder::new(image.layout);
-    for step in &plan.steps {
+    for step in &selection.steps {
         match *step {
             Step::Base(c) => builder.copy_chunk(base.unwrap(), c).unwrap(),
             Step::Head(i) => builder.add_chunk(&image.header(&heads[i])).unwrap(),
@@ -40,7 +40,7 @@ fn carry_out(
     builder.delete(&record.deleted);
     builder.set_freed(record.freed);
     let mut directory = builder.finish(record.generation, record.time_ns).unwrap();
-    directory.set_record_run(head.run());
+    directory.set_record_range(head.cell_range());
     directory
 }
 
@@ -50,9 +50,9 @@ fn rebuild(image: &Image, base: Option<&Directory>) -> Directory {
         heads.retain(|head| head.id.generation > base.generation());
     }
     let record = record(image, &heads).map(|(_, record)| record);
-    let plan = plan(base, &heads, record.as_ref(), MOST_SLOTS).unwrap();
-    assert_eq!(plan.lost_samples, 0);
-    carry_out(image, &plan, &heads, base)
+    let selection = select_chunks(base, &heads, record.as_ref(), MOST_SLOTS).unwrap();
+    assert_eq!(selection.lost_samples, 0);
+    carry_out(image, &selection, &heads, base)
 }
 
 /// An image of several generations: imported, deleted from, appended to, deleted from again.
@@ -93,8 +93,8 @@ fn purge(image: &mut Image, source: &[Sample]) -> Directory {
             builder.copy_chunk(&directory, c).unwrap();
         }
     }
-    builder.delete(&directory.deleted_runs());
-    let kept: Vec<_> = builder.runs().collect();
+    builder.delete(&directory.deleted_ranges());
+    let kept: Vec<_> = builder.cell_ranges().collect();
     builder.set_freed(freed_by_next(&directory, &superblock, kept));
     let purged = builder.finish(generation, image.time_ns).unwrap();
     image.commit(purged, &mut space)
@@ -185,8 +185,8 @@ fn an_import_that_was_given_up_leaves_nothing_that_a_rebuild_would_take() {
     let mut fewer = heads.clone();
     fewer.retain(|head| !is_own(head));
     assert_eq!(fewer.len(), heads.len() - 1);
-    let plan = plan(None, &fewer, Some(&record), MOST_SLOTS).unwrap();
-    assert_eq!(plan.lost_samples, 1);
+    let selection = select_chunks(None, &fewer, Some(&record), MOST_SLOTS).unwrap();
+    assert_eq!(selection.lost_samples, 1);
 }
 
 #[test]
@@ -198,9 +198,9 @@ fn a_lost_chunk_costs_its_own_samples_and_no_others() {
     for lost in heads.iter().filter(|head| head.kind == ChunkKind::Samples) {
         let mut fewer = heads.clone();
         fewer.retain(|head| head.id != lost.id);
-        let plan = plan(None, &fewer, Some(&record), MOST_SLOTS).unwrap();
-        assert_eq!(plan.lost_samples, u64::from(lost.num_samples));
-        let rebuilt = carry_out(&image, &plan, &fewer, None);
+        let selection = select_chunks(None, &fewer, Some(&record), MOST_SLOTS).unwrap();
+        assert_eq!(selection.lost_samples, u64::from(lost.num_samples));
+        let rebuilt = carry_out(&image, &selection, &fewer, None);
         assert_eq!(rebuilt.num_samples(), current.num_samples());
         for id in (0..current.num_samples()).map(SampleId) {
             let slot = current.slot_of(id).unwrap();
@@ -228,10 +228,10 @@ fn without_a_record_the_parts_come_from_the_chunks_and_deletions_are_unknown() {
     let (current, _) = image.open();
     let mut heads = image.heads();
     heads.retain(|head| head.kind == ChunkKind::Samples);
-    let plan = plan(None, &heads, None, MOST_SLOTS).unwrap();
-    let rebuilt = carry_out(&image, &plan, &heads, None);
+    let selection = select_chunks(None, &heads, None, MOST_SLOTS).unwrap();
+    let rebuilt = carry_out(&image, &selection, &heads, None);
     assert!(rebuilt.parts().eq(current.parts()));
-    assert_eq!((plan.lost_samples, rebuilt.num_live()), (0, 220));
+    assert_eq!((selection.lost_samples, rebuilt.num_live()), (0, 220));
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_head_that_names_a_slot_far_away_does_not_make_a_directory_larger_than_the_i
     heads.retain(|head| head.kind == ChunkKind::Samples);
     heads[0].first_slot.0 = 1 << 39;
     heads[0].part_first = 1 << 38;
-    assert!(plan(None, &heads, None, MOST_SLOTS).is_err());
+    assert!(select_chunks(None, &heads, None, MOST_SLOTS).is_err());
     let mut builder = DirectoryBuilder::new(image.layout);
     let far = Part { first: 0, count: 0, seed: 0, window: 0 };
     assert!(builder.add_lost(far, u64::MAX).is_err());

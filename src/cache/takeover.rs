@@ -14,8 +14,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::superblock_set::SuperblockCopies;
 use crate::qpair::Device;
 use crate::tier::Index;
 
@@ -133,7 +133,7 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
     }
     let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
     let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
-    if !Copies::parse(a, b).is_blank() {
+    if !SuperblockCopies::parse(a, b).is_blank() {
         return Ok(Some("a dlfs image"));
     }
     if metadata.is_file() {

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::open::Opened;
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FormatError, Superblock};
 use crate::qpair::Device;
 use crate::reader::read_range;
 use crate::units::ALIGN_BYTES;
 
 /// The directory without its names: those lie behind everything else, and may never be asked for.
-pub(super) fn read_directory(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<Directory> {
+pub(super) fn read_directory(
+    opened: &SuperblockSet,
+    devices: &[Arc<dyn Device>],
+) -> Result<Directory> {
     let superblock = opened.superblock();
     let place = superblock.snapshot;
     let device = &devices[usize::from(place.namespace)];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::error::{Error, Result};
-use crate::format::superblock::SnapshotPlace;
+use crate::format::superblock::SnapshotLocation;
 use crate::format::{FormatError, ImageLayout, Pack, Superblock, Uuid};
 use crate::qpair::Device;
 use crate::qpair::folder::{FOLDER_CELL_BYTES, FolderFile, FolderNamespace};
@@ -29,7 +29,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         optional_features: 0,
         placement_seed: 0,
         used_len_bytes: namespace.len_bytes(),
-        snapshot: SnapshotPlace::default(),
+        snapshot: SnapshotLocation::default(),
         num_samples: directory.num_samples(),
         num_live: directory.num_live(),
     };

@@ -1,6 +1,6 @@
 //! An image, opened: its namespaces in order, and its directory. Wires the parts; decides nothing.
 //!
-//! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::open`]
+//! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::superblock_set`]
 //! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::prefetcher`]
 //! make what reads samples from it. `verify` reads everything there is and says what is damaged.
 
@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
-use crate::format::copies::BadCopy;
+use crate::format::superblock_copies::BadCopy;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};

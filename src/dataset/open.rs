@@ -9,8 +9,10 @@ use crate::cache::TierOptions;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
-use crate::format::open::{Opened, judge, saved_at_another_generation};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::superblock_set::{
+    SuperblockSet, saved_at_another_generation, select_generation,
+};
 use crate::nvme::Address;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::folder::FolderNamespace;
@@ -71,7 +73,7 @@ impl Image {
             .check_opened(&mut opened)
             .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
         check_sizes(&opened, &devices)?;
-        let Opened { superblocks, bad_copies, .. } = opened;
+        let SuperblockSet { superblocks, bad_copies, .. } = opened;
         let directory = Arc::new(directory);
         Image { devices, superblocks, bad_copies, directory, cache: None }
             .with_tiers(&options.tiers)
@@ -88,11 +90,11 @@ fn connect_options(address: &Address, all: &[Address], options: &OpenOptions) ->
     connect
 }
 
-fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Opened> {
+fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<SuperblockSet> {
     let copies = map_at_once(OPENING, devices, |device| {
         read_copies(&mut Blocking::new(device.queue_pair()?)?)
     })?;
-    let opened = judge(&copies).map_err(|error| {
+    let opened = select_generation(&copies).map_err(|error| {
         let error = Error::from(error);
         match devices {
             [only] => error.target(only.namespace().address),
@@ -109,7 +111,7 @@ fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Opened> {
 }
 
 /// A namespace that was cut off would otherwise say so only when a read goes past its end.
-fn check_sizes(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<()> {
+fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()> {
     opened.check_lengths(devices.iter().map(|device| {
         let namespace = device.namespace();
         (namespace.len_bytes(), namespace.address)
@@ -118,7 +120,7 @@ fn check_sizes(opened: &Opened, devices: &[Arc<dyn Device>]) -> Result<()> {
 
 /// The directory of a snapshot that was saved to a file. Of a file that is longer than the image's own
 /// snapshot no more is read than that has.
-fn read_saved(path: &Path, opened: &Opened) -> Result<Directory> {
+fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
     let superblock = opened.superblock();
     let most = superblock.snapshot.len_bytes.max(SNAPSHOT_HEAD_BYTES as u64);
     let mut bytes = Vec::new();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::buf::IoBuf;
 use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::open::judge;
+use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
 use crate::qpair::blocking::Blocking;
 use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
@@ -141,7 +141,7 @@ impl Image {
         for device in &self.devices {
             copies.push(read_copies(&mut Blocking::new(device.queue_pair()?)?)?);
         }
-        let opened = match judge(&copies) {
+        let opened = match select_generation(&copies) {
             Ok(opened) => opened,
             Err(error) => {
                 let what = format!("superblocks: {}", Error::from(error).report());
@@ -213,7 +213,7 @@ fn check_header(run: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<
     if head.layout.uuid != directory.uuid() {
         return Err(format!("it belongs to image {}", head.layout.uuid));
     }
-    head.check_place(&head.layout, chunk.namespace, cell).map_err(text)?;
+    head.check_location(&head.layout, chunk.namespace, cell).map_err(text)?;
     if (head.first_slot, u32::from(head.num_samples)) != (chunk.first_slot, chunk.num_slots) {
         return Err(format!(
             "it has {} samples from slot {}, the directory {} from slot {}",

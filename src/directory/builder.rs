@@ -11,7 +11,7 @@ use crate::directory::{Directory, Facts, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
-use crate::format::{ChunkHeader, FormatError, ImageLayout, Part, Placement, Run};
+use crate::format::{CellRange, ChunkHeader, FormatError, ImageLayout, Part, Placement};
 use crate::units::{Generation, SampleId, Slot};
 
 /// Gathers the chunks of a generation in the order of their slots.
@@ -42,7 +42,7 @@ pub struct DirectoryBuilder {
     fields: Vec<Vec<u8>>,
     classes: Vec<Vec<u8>>,
     deleted: Vec<(u64, u64)>,
-    freed: Vec<Run>,
+    freed: Vec<CellRange>,
 }
 
 /// One sample on its way into the columns.
@@ -90,7 +90,7 @@ impl DirectoryBuilder {
     /// The header belongs to another image, does not come next, or contradicts its part.
     pub fn add_chunk(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
         let head = header.head();
-        head.check_place(&self.layout, head.namespace, head.cell)?;
+        head.check_location(&self.layout, head.namespace, head.cell)?;
         equal("first slot of a chunk", self.next_slot().0, head.first_slot.0)?;
         self.check_fields(header)?;
         let part = Part {
@@ -231,9 +231,9 @@ impl DirectoryBuilder {
         Ok(Directory { learned, ..directory })
     }
 
-    /// Marks ids as deleted, in runs of (first, length).
-    pub fn delete(&mut self, runs: &[(u64, u64)]) {
-        self.deleted.extend_from_slice(runs);
+    /// Marks ids as deleted, in ranges of (first, length).
+    pub fn delete(&mut self, ranges: &[(u64, u64)]) {
+        self.deleted.extend_from_slice(ranges);
     }
 
     /// Names the classes: labels are indexes into them.
@@ -242,14 +242,14 @@ impl DirectoryBuilder {
     }
 
     /// Names the cells that this generation frees: see [`crate::format::space::freed`].
-    pub fn set_freed(&mut self, freed: Vec<Run>) {
+    pub fn set_freed(&mut self, freed: Vec<CellRange>) {
         self.freed = freed;
     }
 
     /// The cells of the chunks so far.
-    pub fn runs(&self) -> impl Iterator<Item = Run> {
+    pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
         let there = self.chunks.iter().filter(|chunk| !chunk.is_lost());
-        there.map(|chunk| chunk.run(&self.layout))
+        there.map(|chunk| chunk.cell_range(&self.layout))
     }
 
     /// The directory of `generation`. Its record has no place yet: [`super::commit`] gives it one.
@@ -293,7 +293,7 @@ impl DirectoryBuilder {
             generation,
             time_ns,
             facts: facts.into(),
-            record_run: Run::default(),
+            record_range: CellRange::default(),
             columns: Columns {
                 chunks: self.chunks.as_bytes().to_vec().into(),
                 checkpoints: self.checkpoints.as_bytes().to_vec().into(),

@@ -12,7 +12,7 @@ use crate::directory::{Bytes, Directory};
 use crate::format::chunk::ChunkId;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_CHUNK_SAMPLES;
-use crate::format::{Extent, FormatError, ImageLayout, Pack, Run};
+use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
 use crate::units::{Generation, SampleId, Slot};
 
 /// One chunk in the chunk table of a snapshot.
@@ -203,9 +203,9 @@ impl Columns {
         ChunkId { generation, sequence: chunk.sequence.get() }
     }
 
-    pub(crate) fn runs(&self, layout: &ImageLayout) -> impl Iterator<Item = Run> {
+    pub(crate) fn cell_ranges(&self, layout: &ImageLayout) -> impl Iterator<Item = CellRange> {
         let there = self.table().iter().filter(|chunk| !chunk.is_lost());
-        there.map(|chunk| chunk.run(layout))
+        there.map(|chunk| chunk.cell_range(layout))
     }
 
     pub(crate) fn checkpoint_bytes(&self) -> u64 {
@@ -324,9 +324,9 @@ impl RawChunk {
         self.cell.get() == LOST
     }
 
-    pub(crate) fn run(&self, layout: &ImageLayout) -> Run {
+    pub(crate) fn cell_range(&self, layout: &ImageLayout) -> CellRange {
         let cells = layout.cells_of(u64::from(self.pages.get()) * PAGE);
-        Run { namespace: self.namespace.get(), cell: self.cell.get(), cells }
+        CellRange { namespace: self.namespace.get(), cell: self.cell.get(), cells }
     }
 
     /// An error unless `num_slots` samples that take `data_len` bytes lie within it, and it within
@@ -350,8 +350,8 @@ impl RawChunk {
         let limit = u64::from(layout.chunk_size_bytes);
         let limit = if num_slots > 1 { limit } else { limit.max(end.next_multiple_of(PAGE)) };
         at_most("length of a chunk", pages * PAGE, limit)?;
-        let run = self.run(layout);
-        layout.offset_of(run.cell.saturating_add(run.cells))?;
+        let range = self.cell_range(layout);
+        layout.offset_of(range.cell.saturating_add(range.cells))?;
         Ok(())
     }
 }

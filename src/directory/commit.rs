@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
-//! write commit.record at commit.record_run
-//! write commit.snapshot, window by window, at commit.snapshot_run
+//! write commit.record at commit.record_range
+//! write commit.snapshot, window by window, at commit.snapshot_range
 //! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
 //! ```
 //!
 //! `space` has reserved what the generation before reads ([`reserve_current`]), so nothing of it is
 //! written over. Before the last step the old generation is what a reader opens; after it, the new one.
 
-use crate::directory::ends::{grow, used_ends};
+use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
-use crate::format::open::{CommitStep, commit_steps};
-use crate::format::superblock::SnapshotPlace;
-use crate::format::{FormatError, GenerationRecord, Run, Space, Superblock};
+use crate::format::superblock::SnapshotLocation;
+use crate::format::superblock_set::{CommitStep, commit_steps};
+use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock};
 
 /// A generation ready to be written.
 #[derive(Debug)]
@@ -24,11 +24,11 @@ pub struct Commit {
     /// Bytes of the generation record.
     pub record: Vec<u8>,
     /// Where they go.
-    pub record_run: Run,
+    pub record_range: CellRange,
     /// The snapshot.
     pub snapshot: SnapshotWriter,
     /// Where it goes.
-    pub snapshot_run: Run,
+    pub snapshot_range: CellRange,
     /// One for each namespace, in the image's order.
     pub superblocks: Vec<Superblock>,
 }
@@ -44,24 +44,24 @@ impl Commit {
         directory.check()?;
         let layout = directory.layout;
         let record = directory.record();
-        if directory.record_run.cells == 0 {
+        if directory.record_range.cells == 0 {
             let len = record.encode(0, 0).len() as u64;
-            directory.record_run = allocate(space, layout.cells_of(len))?;
+            directory.record_range = allocate(space, layout.cells_of(len))?;
         }
-        let record_run = directory.record_run;
-        let record = record.encode(record_run.namespace, record_run.cell);
+        let record_range = directory.record_range;
+        let record = record.encode(record_range.namespace, record_range.cell);
         GenerationRecord::parse(&record)?;
         let snapshot = directory.snapshot()?;
-        let snapshot_run = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
-        let place = SnapshotPlace {
-            namespace: snapshot_run.namespace,
-            offset_bytes: layout.offset_of(snapshot_run.cell)?,
+        let snapshot_range = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
+        let place = SnapshotLocation {
+            namespace: snapshot_range.namespace,
+            offset_bytes: layout.offset_of(snapshot_range.cell)?,
             len_bytes: snapshot.len_bytes(),
             head_crc32c: snapshot.head_crc32c(),
         };
-        let mut ends = used_ends(&directory, &place)?;
-        let record_end = layout.offset_of(record_run.cell)? + record.len() as u64;
-        grow(&mut ends, record_run.namespace, record_end);
+        let mut ends = used_lengths(&directory, &place)?;
+        let record_end = layout.offset_of(record_range.cell)? + record.len() as u64;
+        grow(&mut ends, record_range.namespace, record_end);
         let superblock = |(namespace, used_len_bytes)| Superblock {
             layout,
             namespace,
@@ -75,7 +75,7 @@ impl Commit {
             num_live: directory.num_live(),
         };
         let superblocks = (0..).zip(ends).map(superblock).collect();
-        Ok(Commit { directory, record, record_run, snapshot, snapshot_run, superblocks })
+        Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })
     }
 
     /// What to do when record and snapshot are written, in this order: see [`commit_steps`].
@@ -93,10 +93,14 @@ pub fn reserve_current(
     superblock: &Superblock,
     cells: &[u64],
 ) {
-    directory.runs().chain([superblock.snapshot_run()]).for_each(|run| space.reserve(run));
-    for &run in directory.freed() {
-        let end = cells.get(usize::from(run.namespace)).copied().unwrap_or(u64::MAX);
-        space.reserve(Run { cells: run.cells.min(end.saturating_sub(run.cell)), ..run });
+    directory
+        .cell_ranges()
+        .chain([superblock.snapshot_range()])
+        .for_each(|range| space.reserve(range));
+    for &range in directory.freed() {
+        let end = cells.get(usize::from(range.namespace)).copied().unwrap_or(u64::MAX);
+        space
+            .reserve(CellRange { cells: range.cells.min(end.saturating_sub(range.cell)), ..range });
     }
 }
 
@@ -105,25 +109,25 @@ pub fn reserve_current(
 pub fn freed_by_next(
     directory: &Directory,
     superblock: &Superblock,
-    kept: impl IntoIterator<Item = Run>,
-) -> Vec<Run> {
-    crate::format::space::freed(directory.runs().chain([superblock.snapshot_run()]), kept)
+    kept: impl IntoIterator<Item = CellRange>,
+) -> Vec<CellRange> {
+    crate::format::space::freed(directory.cell_ranges().chain([superblock.snapshot_range()]), kept)
 }
 
 impl Directory {
     /// Names the cells that this generation frees: after [`with_deleted`](Self::with_deleted), the
     /// record and snapshot of the generation before.
-    pub fn set_freed(&mut self, freed: Vec<Run>) {
+    pub fn set_freed(&mut self, freed: Vec<CellRange>) {
         std::sync::Arc::make_mut(&mut self.facts).freed = freed;
     }
 
     /// Says where the generation record lies: a rebuild found it there.
-    pub fn set_record_run(&mut self, run: Run) {
-        self.record_run = run;
+    pub fn set_record_range(&mut self, range: CellRange) {
+        self.record_range = range;
     }
 }
 
 /// Record and snapshot prefer namespace 0, which is read first in any case.
-fn allocate(space: &mut Space, cells: u64) -> Result<Run, FormatError> {
+fn allocate(space: &mut Space, cells: u64) -> Result<CellRange, FormatError> {
     space.allocate(0, cells).ok_or_else(|| space.no_room(cells))
 }

@@ -99,22 +99,22 @@ impl DeletedSet {
         unreachable!("the rank is below the number of live ones")
     }
 
-    /// The set as ascending runs of (first, length).
-    pub(crate) fn runs(&self) -> Vec<(u64, u64)> {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
+    /// The set as ascending ranges of (first, length).
+    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
         let words = self.bits.iter().flat_map(|bits| bits.items::<U64>()).enumerate();
         for (index, word) in words {
             let mut word = word.get();
             while word != 0 {
                 let number = index as u64 * 64 + u64::from(word.trailing_zeros());
                 word &= word - 1;
-                match runs.last_mut() {
+                match ranges.last_mut() {
                     Some((first, len)) if *first + *len == number => *len += 1,
-                    _ => runs.push((number, 1)),
+                    _ => ranges.push((number, 1)),
                 }
             }
         }
-        runs
+        ranges
     }
 
     /// The bitmap as it lies on media; `None` for the empty set.
@@ -186,8 +186,8 @@ mod tests {
             for (rank, number) in live.iter().enumerate() {
                 prop_assert_eq!(set.select_live(rank as u64, len), *number);
             }
-            let runs = set.runs();
-            let back: Vec<u64> = runs.iter().flat_map(|(first, n)| *first..first + n).collect();
+            let ranges = set.ranges();
+            let back: Vec<u64> = ranges.iter().flat_map(|(first, n)| *first..first + n).collect();
             prop_assert_eq!(back, deleted);
         }
     }
@@ -197,6 +197,6 @@ mod tests {
         assert!(DeletedSet::from_bits(vec![0; 8].into(), 65).is_err());
         assert!(DeletedSet::from_bits(vec![0, 0, 0, 0, 0, 0, 0, 0x80].into(), 63).is_err());
         let full = DeletedSet::from_bits(vec![0xff; 8].into(), 64).unwrap();
-        assert_eq!((full.count(), full.runs()), (64, vec![(0, 64)]));
+        assert_eq!((full.count(), full.ranges()), (64, vec![(0, 64)]));
     }
 }

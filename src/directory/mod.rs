@@ -38,7 +38,6 @@ mod bytes;
 mod columns;
 pub mod commit;
 mod deleted;
-mod ends;
 mod labels;
 mod learned;
 mod listing;
@@ -46,6 +45,7 @@ mod names;
 pub mod rebuild;
 mod snapshot;
 mod tree;
+mod used_len;
 
 use std::sync::{Arc, OnceLock};
 
@@ -60,7 +60,7 @@ pub use snapshot::SnapshotWriter;
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
 use crate::format::{
-    Extent, FormatError, GenerationRecord, ImageLayout, Part, Placement, Run, Uuid,
+    CellRange, Extent, FormatError, GenerationRecord, ImageLayout, Part, Placement, Uuid,
 };
 use crate::units::{Generation, SampleId, Slot};
 use columns::Columns;
@@ -76,7 +76,7 @@ pub struct Directory {
     time_ns: u64,
     placements: Vec<Placement>,
     facts: Arc<Facts>,
-    record_run: Run,
+    record_range: CellRange,
     columns: Columns,
     tree: Tree,
     deleted_ids: DeletedSet,
@@ -98,7 +98,7 @@ struct Facts {
     started_ns: Vec<u64>,
     fields: Vec<Vec<u8>>,
     classes: Vec<Vec<u8>>,
-    freed: Vec<Run>,
+    freed: Vec<CellRange>,
 }
 
 impl Directory {
@@ -334,19 +334,19 @@ impl Directory {
         self.placements.iter().map(Placement::part)
     }
 
-    /// Deleted ids in ascending runs of (first, length).
-    pub fn deleted_runs(&self) -> Vec<(u64, u64)> {
-        self.deleted_ids.runs()
+    /// Deleted ids in ascending ranges of (first, length).
+    pub fn deleted_ranges(&self) -> Vec<(u64, u64)> {
+        self.deleted_ids.ranges()
     }
 
     /// The cells that this generation reads, its snapshot not counted (the superblock names that).
-    pub fn runs(&self) -> impl Iterator<Item = Run> {
-        let record = (self.record_run.cells > 0).then_some(self.record_run);
-        self.columns.runs(&self.layout).chain(record)
+    pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
+        let record = (self.record_range.cells > 0).then_some(self.record_range);
+        self.columns.cell_ranges(&self.layout).chain(record)
     }
 
     /// The cells that the generation before this one reads and this one does not.
-    pub fn freed(&self) -> &[Run] {
+    pub fn freed(&self) -> &[CellRange] {
         &self.facts.freed
     }
 
@@ -383,7 +383,7 @@ impl Directory {
             generation,
             time_ns,
             facts: Arc::new(facts),
-            record_run: Run::default(),
+            record_range: CellRange::default(),
             head_crc32c: None,
             deleted_ids: by_id.finish(),
             deleted_slots: by_slot.finish(),
@@ -402,7 +402,7 @@ impl Directory {
             started_ns: self.facts.started_ns.clone(),
             fields: self.facts.fields.clone(),
             classes: self.facts.classes.clone(),
-            deleted: self.deleted_runs(),
+            deleted: self.deleted_ranges(),
             freed: self.facts.freed.clone(),
         }
     }

@@ -177,7 +177,7 @@ impl<'a> Block<'a> {
 
 fn order_of<'a>(names: impl Iterator<Item = &'a [u8]>, num_samples: u64) -> Bytes {
     let mut order: Vec<(&[u8], u64)> = names.zip(0..).collect();
-    // A stable sort takes the runs that appended folders are in order of.
+    // A stable sort takes the ranges that appended folders are in order of.
     order.sort_by(|a, b| compare(a.0, b.0));
     let width = id_width(num_samples);
     let ids = order.iter().flat_map(|(_, id)| id.to_le_bytes().into_iter().take(width));

@@ -6,12 +6,12 @@
 //! [`DirectoryBuilder`](crate::directory::DirectoryBuilder).
 //!
 //! ```text
-//! heads   = ChunkHead::parse of the first 128 bytes of each cell, check_place, by namespace and cell
+//! heads   = ChunkHead::parse of the first 128 bytes of each cell, check_location, by namespace and cell
 //! record  = GenerationRecord at newest_record(&heads, committed generation if a superblock tells it)
 //! plan    = plan(base, &heads, record, most_slots)
-//! for step in plan.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
+//! for step in selection.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
 //! builder.set_classes(record.classes), delete(&record.deleted), set_freed(record.freed)
-//! directory = builder.finish(record.generation, record.time_ns); set_record_run(record's run)
+//! directory = builder.finish(record.generation, record.time_ns); set_record_range(record's range)
 //! ```
 //!
 //! With a `base`, an older directory, only heads of later generations (or times) need to be read.
@@ -28,7 +28,7 @@ use crate::units::Generation;
 
 /// What a rebuild does, in the order of slots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
+pub struct ChunkSelection {
     /// The steps.
     pub steps: Vec<Step>,
     /// Samples whose chunk was not found.
@@ -60,12 +60,12 @@ pub enum Step {
 ///
 /// # Errors
 /// `OutOfRange`: the heads name more slots than that.
-pub fn plan(
+pub fn select_chunks(
     base: Option<&Directory>,
     heads: &[ChunkHead],
     record: Option<&GenerationRecord>,
     most_slots: u64,
-) -> Result<Plan, FormatError> {
+) -> Result<ChunkSelection, FormatError> {
     let mut candidates = candidates(base, heads, record);
     // Newest first: a chunk that a purge wrote replaces those whose slots it has; and where an
     // import was begun again, its chunks replace what the first attempt left.
@@ -83,13 +83,13 @@ pub fn plan(
     };
     let end = parts.last().map_or(0, |part| part.first + part.count);
     at_most("slots of all chunks", end, most_slots)?;
-    let mut plan = Plan::default();
+    let mut selection = ChunkSelection::default();
     for part in parts {
-        plan.add_part(part, &chosen);
+        selection.add_part(part, &chosen);
     }
-    let used = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
-    plan.unused_heads = (heads.len() - used) as u64;
-    Ok(plan)
+    let used = selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
+    selection.unused_heads = (heads.len() - used) as u64;
+    Ok(selection)
 }
 
 /// The newest generation record among `heads`, of `committed` if that is known. Without it, a record
@@ -102,7 +102,7 @@ pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Opti
     records.max_by_key(|head| (head.id.generation, head.time_ns))
 }
 
-impl Plan {
+impl ChunkSelection {
     /// The chunks of one part, and gaps between them.
     fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
         let (mut next, end) = (part.first, part.first + part.count);

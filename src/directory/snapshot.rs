@@ -4,20 +4,20 @@ use std::sync::OnceLock;
 
 use crate::directory::columns::Columns;
 use crate::directory::deleted::DeletedSet;
-use crate::directory::ends::used_ends;
 use crate::directory::labels::Labels;
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};
+use crate::directory::used_len::used_lengths;
 use crate::directory::{Bytes, Directory, Facts};
 use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::check_layout;
-use crate::format::open::Opened;
 use crate::format::record::{
-    put_parts, put_runs, put_strings, read_parts, read_runs, read_strings,
+    put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
 };
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
+use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FormatError, Part, Placement, Superblock};
 use crate::units::SampleId;
 
@@ -68,7 +68,7 @@ impl Directory {
             time_ns: head.time_ns,
             placements: parts.into_iter().map(Placement::new).collect(),
             facts: facts.into(),
-            record_run: head.record,
+            record_range: head.record,
             learned: None,
             columns,
             tree,
@@ -102,7 +102,7 @@ impl Directory {
             generation: self.generation,
             time_ns: self.time_ns,
             num_samples: self.num_samples(),
-            record: self.record_run,
+            record: self.record_range,
             len_bytes: 0,
             sections: self.names_on_media.clone(),
         };
@@ -184,9 +184,9 @@ impl Directory {
     ///
     /// # Errors
     /// Those of [`Directory::check_current`]; `OutOfRange`: something lies behind the image.
-    pub fn check_opened(&self, opened: &mut Opened) -> Result<(), FormatError> {
+    pub fn check_opened(&self, opened: &mut SuperblockSet) -> Result<(), FormatError> {
         self.check_current(opened.superblock())?;
-        let ends = used_ends(self, &opened.superblock().snapshot)?;
+        let ends = used_lengths(self, &opened.superblock().snapshot)?;
         for (namespace, end) in (0..self.layout.num_namespaces).zip(ends) {
             let stands_in = opened.stands_in(namespace);
             let snapshot = opened.superblock().snapshot;
@@ -228,7 +228,7 @@ impl Directory {
     /// no id has a slot that is not among them.
     fn check_deleted(&self) -> Result<(), FormatError> {
         equal("deleted slots", self.deleted_ids.count(), self.deleted_slots.count())?;
-        let ids = self.deleted_ids.runs().into_iter().flat_map(|(first, len)| first..first + len);
+        let ids = self.deleted_ids.ranges().into_iter().flat_map(|(first, len)| first..first + len);
         let is_elsewhere = |id: &u64| {
             let slot = self.slot_of(SampleId(*id));
             !slot.is_some_and(|slot| self.deleted_slots.contains(slot.0))
@@ -250,7 +250,7 @@ impl Directory {
         put_parts(&mut out, &parts, &self.facts.started_ns);
         put_strings(&mut out, &self.facts.fields);
         put_strings(&mut out, &self.facts.classes);
-        put_runs(&mut out, &self.facts.freed);
+        put_cell_ranges(&mut out, &self.facts.freed);
         out
     }
 }
@@ -279,7 +279,7 @@ impl SnapshotWriter {
             generation: directory.generation,
             time_ns: directory.time_ns,
             num_samples: directory.num_samples(),
-            record: directory.record_run,
+            record: directory.record_range,
             len_bytes: len,
             sections,
         };
@@ -361,7 +361,7 @@ fn read_facts(source: &Source<'_>) -> Result<(Vec<Part>, Facts), FormatError> {
         started_ns,
         fields: read_strings(&mut cursor)?,
         classes: read_strings(&mut cursor)?,
-        freed: read_runs(&mut cursor, &source.head.layout)?,
+        freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
     };
     equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
     Ok((parts, facts))

@@ -101,7 +101,7 @@ impl Tree {
         let keys = self.keys.items::<U32>();
         for (index, &start) in self.levels.iter().enumerate() {
             let level = &keys[start..self.levels.get(index + 1).map_or(keys.len(), |next| *next)];
-            // Counted to the end, without a way out in between: so it runs at the speed of memory.
+            // Counted to the end, without a way out in between: so it ranges at the speed of memory.
             let pairs = level.iter().zip(&level[1..]);
             let falls: u64 = pairs.map(|(a, b)| u64::from(a.get() > b.get())).sum();
             equal("keys of the lookup tree out of order", 0, falls)?;

@@ -179,7 +179,7 @@ impl ChunkBuilder {
     ) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
         let table = [&self.fields[..], &self.entries, &self.names].concat();
-        let place = ChunkPlace { sequence, time_ns, namespace, cell };
+        let place = ChunkLocation { sequence, time_ns, namespace, cell };
         let header = header_of(
             &self.spec,
             self.first_slot,
@@ -198,7 +198,7 @@ impl ChunkBuilder {
 
     /// The header of a chunk of one sample that fits into no cell.
     ///
-    /// Its run has [`ChunkHead::run`]`().cells` cells. The record goes to
+    /// Its range has [`ChunkHead::range`]`().cells` cells. The record goes to
     /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096; the header itself
     /// ([`ChunkHeader::encode_into`]) may be written last, when `crc` is known, since what is written
     /// here depends on the length alone.
@@ -211,7 +211,7 @@ impl ChunkBuilder {
         meta: &SampleMeta<'_>,
         len: u32,
         crc: u32,
-        place: ChunkPlace,
+        place: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
         let mut table = encode_fields(&spec.fields)?;
@@ -234,7 +234,7 @@ impl ChunkBuilder {
 
 /// Where and when a chunk is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkPlace {
+pub struct ChunkLocation {
     /// Its number within the generation.
     pub sequence: u64,
     /// Now, in ns since 1970; never less than that of the chunk before it.
@@ -249,7 +249,7 @@ fn header_of(
     spec: &ChunkSpec,
     first_slot: Slot,
     num_samples: u16,
-    place: ChunkPlace,
+    place: ChunkLocation,
     data_len: u64,
 ) -> ChunkHead {
     ChunkHead {

@@ -20,7 +20,7 @@ use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
 use crate::format::meta::{check_label, check_name};
-use crate::format::{FormatError, ImageLayout, Pack, Run, Uuid};
+use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
 use crate::units::{Generation, SampleId, Slot};
 
 /// The fixed part of a chunk's header.
@@ -189,9 +189,9 @@ impl ChunkHead {
     }
 
     /// The cells it lies in.
-    pub fn run(&self) -> Run {
+    pub fn cell_range(&self) -> CellRange {
         let cells = self.layout.cells_of(self.len_bytes());
-        Run { namespace: self.namespace, cell: self.cell, cells }
+        CellRange { namespace: self.namespace, cell: self.cell, cells }
     }
 
     /// Slot behind its last sample.
@@ -203,7 +203,7 @@ impl ChunkHead {
     ///
     /// # Errors
     /// `OtherImage`, or `Mismatch` with the place: a write that went astray, or a copied chunk.
-    pub fn check_place(
+    pub fn check_location(
         &self,
         layout: &ImageLayout,
         namespace: u16,
@@ -301,8 +301,8 @@ impl ChunkHead {
         enough("chunk header", HEAD_BYTES as u64, self.header_len as usize)?;
         let largest = geometry::MAX_SAMPLE_BYTES * 2;
         at_most("data of a chunk", self.data_len, largest)?;
-        let run = self.run();
-        let last = run.cell.saturating_add(run.cells - 1);
+        let range = self.cell_range();
+        let last = range.cell.saturating_add(range.cells - 1);
         self.layout.offset_of(last)?;
         if self.kind == ChunkKind::Record {
             return Ok(());

@@ -82,7 +82,7 @@ pub enum FormatError {
         /// What was found.
         found: u64,
     },
-    /// There is no free run of cells that is long enough.
+    /// There is no free range of cells that is long enough.
     #[error("{needed_bytes} bytes are needed in one piece, and {free_bytes} are free in all")]
     NoSpace {
         /// The piece that is needed.

@@ -74,7 +74,7 @@ impl Fill {
         self.names_len += name_len;
     }
 
-    /// Bytes of a run that holds one sample alone: header and record, each padded.
+    /// Bytes of a range that holds one sample alone: header and record, each padded.
     pub fn oversize_len_bytes(&self, name_len: usize, len: u32) -> u64 {
         padded((self.fixed + ENTRY_BYTES + name_len) as u64) + padded(u64::from(len))
     }

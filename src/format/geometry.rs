@@ -1,4 +1,4 @@
-//! Where things may lie: cells, runs of cells, extents, and the limits of all of them.
+//! Where things may lie: cells, ranges of cells, extents, and the limits of all of them.
 
 use crate::format::FormatError;
 use crate::format::Uuid;
@@ -21,7 +21,7 @@ pub struct Extent {
 
 /// Cells that belong together: a chunk, a generation record or a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Run {
+pub struct CellRange {
     /// Index of the namespace.
     pub namespace: u16,
     /// First cell.
@@ -133,7 +133,7 @@ pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatErro
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
 /// The largest cell.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
-/// The chunk size unless the user says otherwise: reads of 1 MiB and more already run at the speed
+/// The chunk size unless the user says otherwise: reads of 1 MiB and more already range at the speed
 /// of drive and link (seed-systems 2.1), and four of them leave room for a fair draw of samples.
 pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
 /// The last generation that an image may come to.

@@ -3,7 +3,7 @@
 //! # What it is
 //! An *image* is a data set, generation by generation, on 1..65,535 namespaces. Each namespace is cut
 //! into *cells* of the chunk size. Cell 0 holds the two superblock copies; every other cell is free,
-//! or part of a *run*: a chunk of samples, a generation record, or a snapshot of the directory.
+//! or part of a *range*: a chunk of samples, a generation record, or a snapshot of the directory.
 //!
 //! ```text
 //! namespace 0   | superblocks A B | chunk 0 | chunk 2 | record | snapshot .............. | free
@@ -32,7 +32,7 @@
 //! `tests/power.rs` checks what every power loss during all this leaves.
 //!
 //! Opening takes namespace 0's newest valid copy and wants that generation on all others; a newer
-//! copy there is an import that did not commit. [`open`] judges this, purely.
+//! copy there is an import that did not commit. [`superblock_set`] judges this, purely.
 //!
 //! # When a superblock copy is bad
 //! A copy that cannot be read or does not check is read once more, from the device. It counts as bad
@@ -73,27 +73,28 @@
 pub mod builder;
 pub mod checksum;
 pub mod chunk;
-pub mod copies;
+
 pub(crate) mod cursor;
 pub mod error;
 pub mod fields;
 pub mod fill;
 pub mod geometry;
 pub mod meta;
-pub mod open;
 pub mod packing;
 pub mod placement;
 pub mod record;
 pub mod snapshot;
 pub mod space;
 pub mod superblock;
+pub mod superblock_copies;
+pub mod superblock_set;
 pub mod uuid;
 
 pub use builder::{ChunkBuilder, ChunkSpec, FinishedChunk};
 pub use chunk::{ChunkHead, ChunkHeader, ChunkId, SampleEntry};
 pub use error::FormatError;
 pub use fill::Fit;
-pub use geometry::{Extent, ImageLayout, Run};
+pub use geometry::{CellRange, Extent, ImageLayout};
 pub use meta::SampleMeta;
 pub use packing::Pack;
 pub use placement::{Part, Placement};

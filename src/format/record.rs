@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! chunks | parts: count, (first, count, seed, window, started)* | fields: count, string*
-//! | classes: count, string* | deleted: runs, (gap, length)* | freed: runs, (namespace, cell, cells)*
+//! | classes: count, string* | deleted: ranges, (gap, length)* | freed: ranges, (namespace, cell, cells)*
 //! ```
 
 use zerocopy::IntoBytes;
@@ -21,7 +21,7 @@ use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, ta
 use crate::format::cursor::{Cursor, put_number, put_string};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
-use crate::format::{FormatError, ImageLayout, Part, Run};
+use crate::format::{CellRange, FormatError, ImageLayout, Part};
 use crate::units::{Generation, Slot};
 
 /// What a generation is beside its chunks.
@@ -44,10 +44,10 @@ pub struct GenerationRecord {
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes; a label is an index into it. Empty where labels are numbers.
     pub classes: Vec<Vec<u8>>,
-    /// Deleted ids, as runs of (first, length), ascending.
+    /// Deleted ids, as ranges of (first, length), ascending.
     pub deleted: Vec<(u64, u64)>,
     /// Cells that the previous generation read and this one does not.
-    pub freed: Vec<Run>,
+    pub freed: Vec<CellRange>,
 }
 
 impl GenerationRecord {
@@ -102,7 +102,7 @@ impl GenerationRecord {
             fields: read_strings(&mut table)?,
             classes: read_strings(&mut table)?,
             deleted: read_deleted(&mut table)?,
-            freed: read_runs(&mut table, &head.layout)?,
+            freed: read_cell_ranges(&mut table, &head.layout)?,
         };
         equal("bytes behind a generation record", 0, table.len() as u64)?;
         Ok((head, record))
@@ -120,7 +120,7 @@ impl GenerationRecord {
             put_number(out, *len);
             at = first + len;
         }
-        put_runs(out, &self.freed);
+        put_cell_ranges(out, &self.freed);
     }
 }
 
@@ -161,39 +161,39 @@ pub(crate) fn read_strings(cursor: &mut Cursor<'_>) -> Result<Vec<Vec<u8>>, Form
     (0..count).map(|_| Ok(cursor.string()?.to_vec())).collect()
 }
 
-pub(crate) fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
-    put_number(out, runs.len() as u64);
-    for run in runs {
-        put_number(out, u64::from(run.namespace));
-        put_number(out, run.cell);
-        put_number(out, run.cells);
+pub(crate) fn put_cell_ranges(out: &mut Vec<u8>, ranges: &[CellRange]) {
+    put_number(out, ranges.len() as u64);
+    for range in ranges {
+        put_number(out, u64::from(range.namespace));
+        put_number(out, range.cell);
+        put_number(out, range.cells);
     }
 }
 
-pub(crate) fn read_runs(
+pub(crate) fn read_cell_ranges(
     cursor: &mut Cursor<'_>,
     layout: &ImageLayout,
-) -> Result<Vec<Run>, FormatError> {
-    let mut runs = Vec::new();
+) -> Result<Vec<CellRange>, FormatError> {
+    let mut ranges = Vec::new();
     for _ in 0..cursor.count(3)? {
         let last = u64::from(layout.num_namespaces) - 1;
-        let namespace = at_most("namespace of a freed run", cursor.number()?, last)? as u16;
+        let namespace = at_most("namespace of a freed range", cursor.number()?, last)? as u16;
         let (cell, cells) = (cursor.number()?, cursor.number()?);
         layout.offset_of(cell.saturating_add(cells))?;
-        runs.push(Run { namespace, cell, cells });
+        ranges.push(CellRange { namespace, cell, cells });
     }
-    Ok(runs)
+    Ok(ranges)
 }
 
 fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError> {
-    let (mut runs, mut at) = (Vec::new(), 0u64);
+    let (mut ranges, mut at) = (Vec::new(), 0u64);
     for _ in 0..cursor.count(2)? {
         let (gap, len) = (cursor.number()?, cursor.number()?);
         let first = at_most("deleted id", at.saturating_add(gap), MAX_SAMPLES)?;
         at = at_most("deleted id", first.saturating_add(len), MAX_SAMPLES)?;
-        runs.push((first, len));
+        ranges.push((first, len));
     }
-    Ok(runs)
+    Ok(ranges)
 }
 
 /// A record comes after all chunks of its generation.
@@ -218,7 +218,7 @@ mod tests {
             fields: vec![b"jpg".to_vec(), b"txt".to_vec()],
             classes: vec![b"cat".to_vec(), b"".to_vec()],
             deleted: vec![(0, 1), (5, 3), (1000, 1)],
-            freed: vec![Run { namespace: 1, cell: 4, cells: 2 }],
+            freed: vec![CellRange { namespace: 1, cell: 4, cells: 2 }],
         }
     }
 
@@ -228,9 +228,9 @@ mod tests {
         assert_eq!(bytes.len(), 4096);
         let (head, found) = GenerationRecord::parse(&bytes).unwrap();
         assert_eq!(found, record());
-        assert_eq!((head.namespace, head.cell, head.run().cells), (1, 17, 1));
-        head.check_place(&record().layout, 1, 17).unwrap();
-        assert!(head.check_place(&record().layout, 0, 17).is_err(), "a write that went astray");
+        assert_eq!((head.namespace, head.cell, head.cell_range().cells), (1, 17, 1));
+        head.check_location(&record().layout, 1, 17).unwrap();
+        assert!(head.check_location(&record().layout, 0, 17).is_err(), "a write that went astray");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout};
-use crate::format::{FormatError, ImageLayout, Pack, Run, Superblock, Uuid};
+use crate::format::{CellRange, FormatError, ImageLayout, Pack, Superblock, Uuid};
 use crate::units::Generation;
 
 /// The first 4,096 bytes of a snapshot.
@@ -140,7 +140,7 @@ pub struct SnapshotHead {
     /// Ids given out.
     pub num_samples: u64,
     /// Where the generation record lies.
-    pub record: Run,
+    pub record: CellRange,
     /// Bytes of the whole snapshot.
     pub len_bytes: u64,
     /// The sections, in the order in which they lie.
@@ -248,7 +248,7 @@ impl RawSnapshotHead {
         let layout = ImageLayout::new(uuid, self.chunk_size.get(), pack, namespaces)?;
         let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
-        let record = Run {
+        let record = CellRange {
             namespace: self.record_namespace.get(),
             cell: self.record_cell.get(),
             cells: self.record_cells.get(),

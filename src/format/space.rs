@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{FormatError, ImageLayout, Run};
+use crate::format::{CellRange, FormatError, ImageLayout};
 
 /// Free and used cells of all namespaces of an image. What it gives out depends on what was put in
 /// and asked for and on nothing else, so that a resumed import goes on where it would have.
@@ -41,25 +41,25 @@ impl Space {
         }
     }
 
-    /// Marks `run` as used: whatever the current generation reads, and whatever it freed.
-    pub fn reserve(&mut self, run: Run) {
-        if let Some(cells) = self.namespaces.get_mut(usize::from(run.namespace)) {
-            cells.take(run.cell, run.cells);
+    /// Marks `range` as used: whatever the current generation reads, and whatever it freed.
+    pub fn reserve(&mut self, range: CellRange) {
+        if let Some(cells) = self.namespaces.get_mut(usize::from(range.namespace)) {
+            cells.take(range.cell, range.cells);
         }
     }
 
-    /// Takes `cells` cells in one run, on `preferred` (modulo the number of namespaces) if there is
-    /// room, otherwise on the next namespace that has some. `None`: there is no such run.
+    /// Takes `cells` cells in one range, on `preferred` (modulo the number of namespaces) if there is
+    /// room, otherwise on the next namespace that has some. `None`: there is no such range.
     ///
     /// Chunk number `n` of a generation prefers namespace `n`: this is striping.
-    pub fn allocate(&mut self, preferred: u64, cells: u64) -> Option<Run> {
+    pub fn allocate(&mut self, preferred: u64, cells: u64) -> Option<CellRange> {
         let count = self.namespaces.len() as u64;
         for step in 0..count {
             let index = ((preferred % count) + step) % count;
             let namespace = &mut self.namespaces[index as usize];
             if let Some(cell) = namespace.find(cells) {
                 namespace.take(cell, cells);
-                return Some(Run { namespace: index as u16, cell, cells });
+                return Some(CellRange { namespace: index as u16, cell, cells });
             }
         }
         None
@@ -71,7 +71,7 @@ impl Space {
         self.namespaces.iter().map(free).fold(0, u64::saturating_add)
     }
 
-    /// Why there is no run of `cells` cells.
+    /// Why there is no range of `cells` cells.
     pub fn no_room(&self, cells: u64) -> FormatError {
         FormatError::NoSpace {
             needed_bytes: cells.saturating_mul(self.cell_len_bytes),
@@ -91,7 +91,7 @@ impl Cells {
         self.used.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The lowest run of `cells` free cells.
+    /// The lowest range of `cells` free cells.
     fn find(&mut self, cells: u64) -> Option<u64> {
         let mut at = self.full_below;
         for (&start, &end) in self.used.range(self.full_below..) {
@@ -124,25 +124,31 @@ impl Cells {
             end = end.max(next_end);
         }
         self.used.insert(start, end);
-        // The merged run may begin below the mark, where `find` would no longer look for it.
+        // The merged range may begin below the mark, where `find` would no longer look for it.
         if start <= self.full_below {
             self.full_below = self.full_below.max(end);
         }
     }
 }
 
-/// The runs of `old` that are not in `new`, joined where they touch: what a generation frees.
-pub fn freed(old: impl IntoIterator<Item = Run>, new: impl IntoIterator<Item = Run>) -> Vec<Run> {
-    let kept: std::collections::BTreeSet<Run> = new.into_iter().collect();
-    let mut runs: Vec<Run> = old.into_iter().filter(|run| !kept.contains(run)).collect();
-    runs.sort_unstable();
-    let mut joined: Vec<Run> = Vec::new();
-    for run in runs {
+/// The ranges of `old` that are not in `new`, joined where they touch: what a generation frees.
+pub fn freed(
+    old: impl IntoIterator<Item = CellRange>,
+    new: impl IntoIterator<Item = CellRange>,
+) -> Vec<CellRange> {
+    let kept: std::collections::BTreeSet<CellRange> = new.into_iter().collect();
+    let mut ranges: Vec<CellRange> =
+        old.into_iter().filter(|range| !kept.contains(range)).collect();
+    ranges.sort_unstable();
+    let mut joined: Vec<CellRange> = Vec::new();
+    for range in ranges {
         match joined.last_mut() {
-            Some(last) if last.namespace == run.namespace && last.cell + last.cells == run.cell => {
-                last.cells += run.cells;
+            Some(last)
+                if last.namespace == range.namespace && last.cell + last.cells == range.cell =>
+            {
+                last.cells += range.cells;
             }
-            _ => joined.push(run),
+            _ => joined.push(range),
         }
     }
     joined
@@ -164,7 +170,9 @@ mod tests {
     fn chunks_go_round_the_namespaces_and_past_full_ones() {
         let mut space = space(&[3, 2, 4]);
         let cells: Vec<(u16, u64)> = (0..6)
-            .map(|chunk| space.allocate(chunk, 1).map(|run| (run.namespace, run.cell)).unwrap())
+            .map(|chunk| {
+                space.allocate(chunk, 1).map(|range| (range.namespace, range.cell)).unwrap()
+            })
             .collect();
         assert_eq!(cells, [(0, 1), (1, 1), (2, 1), (0, 2), (2, 2), (2, 3)]);
         assert_eq!(space.free_cells(), 0);
@@ -176,14 +184,14 @@ mod tests {
         let mut space = space(&[10]);
         assert_eq!(space.allocate(0, 10), None);
         assert_eq!(space.allocate(0, u64::MAX), None);
-        assert_eq!(space.allocate(0, 9).map(|run| run.cell), Some(1));
+        assert_eq!(space.allocate(0, 9).map(|range| range.cell), Some(1));
     }
 
     #[test]
     fn freed_runs_are_those_that_are_gone() {
-        let run = |cell, cells| Run { namespace: 0, cell, cells };
-        let old = [run(1, 1), run(2, 2), run(9, 1), run(4, 1)];
-        assert_eq!(freed(old, [run(9, 1), run(20, 4)]), [run(1, 4)]);
+        let range = |cell, cells| CellRange { namespace: 0, cell, cells };
+        let old = [range(1, 1), range(2, 2), range(9, 1), range(4, 1)];
+        assert_eq!(freed(old, [range(9, 1), range(20, 4)]), [range(1, 4)]);
         assert_eq!(freed(old, old), []);
     }
 
@@ -197,13 +205,13 @@ mod tests {
             used[0] = true;
             for (reserve, cell, cells) in steps {
                 if reserve {
-                    space.reserve(Run { namespace: 0, cell, cells });
+                    space.reserve(CellRange { namespace: 0, cell, cells });
                     used[cell as usize..(cell + cells) as usize].fill(true);
                     continue;
                 }
                 let room = (0..=64 - cells as usize)
                     .find(|at| used[*at..at + cells as usize].iter().all(|used| !used));
-                let found = space.allocate(0, cells).map(|run| run.cell as usize);
+                let found = space.allocate(0, cells).map(|range| range.cell as usize);
                 prop_assert_eq!(found, room);
                 if let Some(at) = room {
                     used[at..at + cells as usize].fill(true);

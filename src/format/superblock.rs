@@ -98,7 +98,7 @@ pub struct Superblock {
     /// Bytes of this namespace that the generation may read: a shorter one has been cut off.
     pub used_len_bytes: u64,
     /// Where the snapshot of the directory lies.
-    pub snapshot: SnapshotPlace,
+    pub snapshot: SnapshotLocation,
     /// Ids given out, deleted samples included.
     pub num_samples: u64,
     /// Samples there are.
@@ -107,7 +107,7 @@ pub struct Superblock {
 
 /// Where the snapshot of a directory lies, and how it is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SnapshotPlace {
+pub struct SnapshotLocation {
     /// Index of the namespace.
     pub namespace: u16,
     /// First byte.
@@ -180,11 +180,11 @@ impl Superblock {
         raw.decode()
     }
 
-    /// Cells of the snapshot's run, if it begins where a cell does.
-    pub fn snapshot_run(&self) -> crate::format::Run {
+    /// Cells of the snapshot's range, if it begins where a cell does.
+    pub fn snapshot_range(&self) -> crate::format::CellRange {
         let cell = self.snapshot.offset_bytes / u64::from(self.layout.chunk_size_bytes);
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
-        crate::format::Run { namespace: self.snapshot.namespace, cell, cells }
+        crate::format::CellRange { namespace: self.snapshot.namespace, cell, cells }
     }
 }
 
@@ -214,7 +214,7 @@ impl RawSuperblock {
             optional_features: self.optional.get(),
             placement_seed: self.placement_seed.get(),
             used_len_bytes: self.used_len.get(),
-            snapshot: SnapshotPlace {
+            snapshot: SnapshotLocation {
                 namespace: self.snapshot_namespace.get(),
                 offset_bytes: offset,
                 len_bytes: len,
@@ -284,7 +284,7 @@ mod tests {
             optional_features: 0,
             placement_seed: generation << 40,
             used_len_bytes: 7 << 20,
-            snapshot: SnapshotPlace { len_bytes: 4096 * generation, ..Default::default() },
+            snapshot: SnapshotLocation { len_bytes: 4096 * generation, ..Default::default() },
             num_samples: 1000,
             num_live: 1000 - generation,
         };

@@ -2,13 +2,13 @@
 
 use crate::Result;
 use crate::buf::IoBuf;
-use crate::format::builder::{ChunkPlace, FinishedChunk};
+use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::checksum::{crc32c, crc32c_append};
 use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta, fields};
-use crate::import::behind::{Behind, Home, PIECE_BYTES};
+use crate::import::chunker::{ChunkLayout, Rows};
 use crate::import::media::Channel;
-use crate::import::plan::{ChunkPlan, Rows};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
+use crate::import::write_behind::{BufferOrigin, PIECE_BYTES, WriteBehind};
 use crate::units::{ALIGN_BYTES, Slot};
 
 /// What all chunks of an import have in common.
@@ -28,7 +28,7 @@ pub(super) struct Job<'a> {
 pub(super) struct ChunkWriter<'a, T> {
     job: Job<'a>,
     reader: SourceReader<'a>,
-    behind: Behind<T>,
+    writes: WriteBehind<T>,
     lens: Vec<Option<u64>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct ChunkWriter<'a, T> {
 pub(super) enum Started {
     /// It lies on the media already.
     Found(ChunkHeader),
-    /// All of it is on its way: [`Behind::close`] it.
+    /// All of it is on its way: [`WriteBehind::close`] it.
     Writing(ChunkHeader),
     /// These rows cannot be imported; what was written of it is of no use.
     Bad(Vec<(u64, BadEntry)>),
@@ -50,35 +50,35 @@ impl<'a, T> ChunkWriter<'a, T> {
         reader: SourceReader<'a>,
         channel: Channel,
     ) -> ChunkWriter<'a, T> {
-        let behind = Behind::new(channel, ChunkBuilder::buf_len_bytes(&job.spec.layout));
-        ChunkWriter { job, reader, behind, lens: Vec::new() }
+        let writes = WriteBehind::new(channel, ChunkBuilder::buf_len_bytes(&job.spec.layout));
+        ChunkWriter { job, reader, writes, lens: Vec::new() }
     }
 
     /// Its writes under way.
-    pub(super) fn behind(&mut self) -> &mut Behind<T> {
-        &mut self.behind
+    pub(super) fn writes(&mut self) -> &mut WriteBehind<T> {
+        &mut self.writes
     }
 
     /// Reads `plan`'s chunk and begins to write it, unless, with `look`, it is there already.
     ///
     /// # Errors
-    /// It could not be written, or read back: [`Behind::give_up`] what was begun.
-    pub(super) fn start(&mut self, plan: &ChunkPlan, look: bool) -> Result<Started> {
-        if look && let Some(header) = self.find(plan)? {
+    /// It could not be written, or read back: [`WriteBehind::give_up`] what was begun.
+    pub(super) fn start(&mut self, chunk: &ChunkLayout, look: bool) -> Result<Started> {
+        if look && let Some(header) = self.find(chunk)? {
             return Ok(Started::Found(header));
         }
-        match plan.oversize {
-            true => self.start_oversize(plan),
-            false => self.start_ordinary(plan),
+        match chunk.oversize {
+            true => self.start_oversize(chunk),
+            false => self.start_ordinary(chunk),
         }
     }
 
     /// Reads the rows of a chunk that is not to be written any more, for their faults.
-    pub(super) fn check(&mut self, plan: &ChunkPlan) -> Vec<(u64, BadEntry)> {
+    pub(super) fn check(&mut self, chunk: &ChunkLayout) -> Vec<(u64, BadEntry)> {
         let (mut bad, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
-        for slot in slots(plan) {
+        for slot in slots(chunk) {
             let row = self.row_at(slot);
-            let mut nowhere = Nowhere(&mut piece);
+            let mut nowhere = Discard(&mut piece);
             let read = read_in_pieces(self.job.rows, &mut self.reader, row, &mut nowhere);
             if let Err(PieceError::Bad(reason)) = read {
                 bad.push((row, self.bad_entry(row, reason)));
@@ -87,11 +87,11 @@ impl<'a, T> ChunkWriter<'a, T> {
         bad
     }
 
-    fn start_ordinary(&mut self, plan: &ChunkPlan) -> Result<Started> {
-        let buf = self.behind.chunk_buf();
-        let mut builder = ChunkBuilder::new(self.job.spec.clone(), plan.first_slot, buf)?;
+    fn start_ordinary(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let buf = self.writes.chunk_buf();
+        let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
         let mut bad = Vec::new();
-        for slot in slots(plan) {
+        for slot in slots(chunk) {
             let row = self.row_at(slot);
             let len = self.job.rows.record_len(row, &mut self.lens)?;
             if let Err(reason) = self.read_record(row, builder.space(len)) {
@@ -100,32 +100,32 @@ impl<'a, T> ChunkWriter<'a, T> {
                 builder.space(len).fill(0);
             }
             builder.add(&self.meta(slot, row), len)?;
-            self.behind.has_read(len as usize);
+            self.writes.has_read(len as usize);
         }
-        let place = self.place(plan);
+        let place = self.place(chunk);
         let finished = builder.finish(place.sequence, place.time_ns, place.namespace, place.cell);
         let FinishedChunk { header, mut buf, range } = finished;
         if !bad.is_empty() {
-            self.behind.give_back(buf);
+            self.writes.give_back(buf);
             return Ok(Started::Bad(bad));
         }
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
-        let offset = self.job.spec.layout.offset_of(plan.run.cell)?;
-        self.behind.write(plan.run.namespace, offset, body, Home::Chunk(buf, tail))?;
+        let offset = self.job.spec.layout.offset_of(chunk.cells.cell)?;
+        self.writes.write(chunk.cells.namespace, offset, body, BufferOrigin::Chunk(buf, tail))?;
         Ok(Started::Writing(header))
     }
 
     /// A sample of several cells: its bytes go out as they come in, its header last.
-    fn start_oversize(&mut self, plan: &ChunkPlan) -> Result<Started> {
-        let (job, slot) = (self.job, plan.first_slot);
+    fn start_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let (job, slot) = (self.job, chunk.first_slot);
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
-        let (meta, place) = (self.meta(slot, row), self.place(plan));
+        let (meta, place) = (self.meta(slot, row), self.place(chunk));
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, place)?;
-        let start = job.spec.layout.offset_of(plan.run.cell)?;
+        let start = job.spec.layout.offset_of(chunk.cells.cell)?;
         let data_at = start + draft.head().data_start();
-        let mut stream = BlockStream::new(&mut self.behind, plan.run.namespace, data_at);
+        let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
         if self.lens.len() > 1 {
             stream.push(&fields::table(&self.lens))?;
         }
@@ -140,42 +140,42 @@ impl<'a, T> ChunkWriter<'a, T> {
         let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, place)?;
         let mut block = IoBuf::zeroed(header.head().data_start() as usize);
         header.encode_into(&mut block);
-        self.behind.write(plan.run.namespace, start, block, Home::None)?;
+        self.writes.write(chunk.cells.namespace, start, block, BufferOrigin::None)?;
         Ok(Started::Writing(header))
     }
 
     /// The header of the chunk as it should be, if it lies where it should, whole.
-    fn find(&mut self, plan: &ChunkPlan) -> Result<Option<ChunkHeader>> {
+    fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
         let layout = &self.job.spec.layout;
-        let (namespace, start) = (plan.run.namespace, layout.offset_of(plan.run.cell)?);
+        let (namespace, start) = (chunk.cells.namespace, layout.offset_of(chunk.cells.cell)?);
         let whole = layout.chunk_size_bytes as usize;
         let len =
-            self.behind.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
+            self.writes.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
         if start + whole as u64 > len {
             return Ok(None);
         }
-        let bytes = self.behind.channel().read(namespace, start, whole)?;
+        let bytes = self.writes.channel().read(namespace, start, whole)?;
         let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
-        if !self.is_expected(&header, plan) {
+        if !self.is_expected(&header, chunk) {
             return Ok(None);
         }
-        let sound = match plan.oversize {
-            true => self.oversize_is_sound(&header, plan, start)?,
+        let sound = match chunk.oversize {
+            true => self.oversize_is_sound(&header, chunk, start)?,
             false => ordinary_is_sound(&header, &bytes),
         };
         Ok(sound.then_some(header))
     }
 
     /// Whether a header says what the source and the plan say.
-    fn is_expected(&mut self, header: &ChunkHeader, plan: &ChunkPlan) -> bool {
-        let (head, job, place) = (header.head(), self.job, self.place(plan));
-        let same_place = head.check_place(&job.spec.layout, place.namespace, place.cell).is_ok();
+    fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
+        let (head, job, place) = (header.head(), self.job, self.place(chunk));
+        let same_place = head.check_location(&job.spec.layout, place.namespace, place.cell).is_ok();
         let same_chunk = head.layout == job.spec.layout
             && head.id.generation == job.spec.generation
             && head.id.sequence == place.sequence
             && head.time_ns == place.time_ns
-            && head.first_slot == plan.first_slot
-            && u32::from(head.num_samples) == plan.num_slots
+            && head.first_slot == chunk.first_slot
+            && u32::from(head.num_samples) == chunk.num_slots
             && head.part_first == job.spec.part_first
             && head.part_seed == job.spec.part_seed
             && head.part_window == job.spec.part_window
@@ -196,7 +196,7 @@ impl<'a, T> ChunkWriter<'a, T> {
     fn oversize_is_sound(
         &mut self,
         header: &ChunkHeader,
-        plan: &ChunkPlan,
+        chunk: &ChunkLayout,
         start: u64,
     ) -> Result<bool> {
         let Some(sample) = header.samples().next() else { return Ok(false) };
@@ -206,7 +206,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         while at < end {
             let piece = (end - at).min(PIECE_BYTES as u64) as usize;
             let offset = start + sample.offset_bytes + at;
-            let bytes = self.behind.channel().read(plan.run.namespace, offset, piece)?;
+            let bytes = self.writes.channel().read(chunk.cells.namespace, offset, piece)?;
             let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
             crc = crc32c_append(crc, &bytes[..payload]);
             if bytes[payload..].iter().any(|&byte| byte != 0) {
@@ -220,22 +220,22 @@ impl<'a, T> ChunkWriter<'a, T> {
     /// Reads a row's record: the table of its fields where there are several, and their bytes.
     fn read_record(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
         let ranges = match self.lens.len() {
-            0 | 1 => return self.read_parts(row, into),
+            0 | 1 => return self.read_payloads(row, into),
             _ => fields::put_table(&self.lens, into),
         };
         for (field, range) in self.job.rows.source_fields.iter().zip(ranges) {
             let Some(field) = field else { continue };
-            let part = self.job.rows.index.parts(row).find(|part| part.field == *field);
-            if let Some(part) = part {
-                self.reader.read(row, &part, &mut into[range])?;
+            let payload = self.job.rows.index.payloads(row).find(|payload| payload.field == *field);
+            if let Some(payload) = payload {
+                self.reader.read(row, &payload, &mut into[range])?;
             }
         }
         Ok(())
     }
 
-    fn read_parts(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
-        for part in self.job.rows.index.parts(row) {
-            self.reader.read(row, &part, into)?;
+    fn read_payloads(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        for payload in self.job.rows.index.payloads(row) {
+            self.reader.read(row, &payload, into)?;
         }
         Ok(())
     }
@@ -248,12 +248,12 @@ impl<'a, T> ChunkWriter<'a, T> {
         }
     }
 
-    fn place(&self, plan: &ChunkPlan) -> ChunkPlace {
-        ChunkPlace {
-            sequence: plan.sequence,
+    fn place(&self, chunk: &ChunkLayout) -> ChunkLocation {
+        ChunkLocation {
+            sequence: chunk.sequence,
             time_ns: self.job.time_ns,
-            namespace: plan.run.namespace,
-            cell: plan.run.cell,
+            namespace: chunk.cells.namespace,
+            cell: chunk.cells.cell,
         }
     }
 
@@ -274,17 +274,17 @@ fn read_in_pieces(
     sink: &mut dyn PieceSink,
 ) -> Result<(), PieceError> {
     for field in rows.source_fields.iter().flatten() {
-        if let Some(part) = rows.index.parts(row).find(|part| part.field == *field) {
-            reader.read_in_pieces(row, &part, sink)?;
+        if let Some(payload) = rows.index.payloads(row).find(|payload| payload.field == *field) {
+            reader.read_in_pieces(row, &payload, sink)?;
         }
     }
     Ok(())
 }
 
 /// Room for bytes that are only read for their faults.
-struct Nowhere<'a>(&'a mut [u8]);
+struct Discard<'a>(&'a mut [u8]);
 
-impl PieceSink for Nowhere<'_> {
+impl PieceSink for Discard<'_> {
     fn space(&mut self) -> Result<&mut [u8]> {
         Ok(self.0)
     }
@@ -296,7 +296,7 @@ impl PieceSink for Nowhere<'_> {
 
 /// Bytes on their way to a run of blocks, any number at a time.
 struct BlockStream<'a, T> {
-    behind: &'a mut Behind<T>,
+    writes: &'a mut WriteBehind<T>,
     namespace: u16,
     offset: u64,
     piece: Option<IoBuf>,
@@ -308,7 +308,7 @@ impl<T> PieceSink for BlockStream<'_, T> {
     fn space(&mut self) -> Result<&mut [u8]> {
         let piece = match &mut self.piece {
             Some(piece) => piece,
-            none => none.insert(self.behind.piece()),
+            none => none.insert(self.writes.piece()),
         };
         Ok(&mut piece[self.filled..])
     }
@@ -322,8 +322,8 @@ impl<T> PieceSink for BlockStream<'_, T> {
 }
 
 impl<'a, T> BlockStream<'a, T> {
-    fn new(behind: &'a mut Behind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
-        BlockStream { behind, namespace, offset, piece: None, filled: 0, crc: 0 }
+    fn new(writes: &'a mut WriteBehind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
+        BlockStream { writes, namespace, offset, piece: None, filled: 0, crc: 0 }
     }
 
     fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
@@ -351,7 +351,7 @@ impl<'a, T> BlockStream<'a, T> {
     fn write(&mut self) -> Result<()> {
         let piece = self.piece.take().expect("filled before it is written");
         let len = piece.len() as u64;
-        self.behind.write(self.namespace, self.offset, piece, Home::Piece)?;
+        self.writes.write(self.namespace, self.offset, piece, BufferOrigin::Piece)?;
         self.offset += len;
         self.filled = 0;
         Ok(())
@@ -376,7 +376,7 @@ fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     is_zero(at..header.head().len_bytes() as usize)
 }
 
-fn slots(plan: &ChunkPlan) -> impl Iterator<Item = Slot> + use<> {
-    let first = plan.first_slot.0;
-    (first..first + u64::from(plan.num_slots)).map(Slot)
+fn slots(chunk: &ChunkLayout) -> impl Iterator<Item = Slot> + use<> {
+    let first = chunk.first_slot.0;
+    (first..first + u64::from(chunk.num_slots)).map(Slot)
 }

@@ -4,8 +4,8 @@
 use crate::buf::IoBuf;
 use crate::directory::Directory;
 use crate::directory::commit::Commit;
-use crate::format::open::CommitStep;
-use crate::format::{ImageLayout, Run, Space};
+use crate::format::superblock_set::CommitStep;
+use crate::format::{CellRange, ImageLayout, Space};
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::{Error, Result};
@@ -34,10 +34,10 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     let layout = *commit.directory.layout();
     // A record says that all chunks of its generation are there: a rebuild believes it.
     (0..media.len()).try_for_each(|namespace| channel.flush(namespace))?;
-    write_run(
+    write_range(
         &mut channel,
         &layout,
-        commit.record_run,
+        commit.record_range,
         commit.record.len() as u64,
         |at, piece| {
             let at = at as usize; // a record is in memory
@@ -45,7 +45,7 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
         },
     )?;
     let len = commit.snapshot.len_bytes();
-    write_run(&mut channel, &layout, commit.snapshot_run, len, |at, piece| {
+    write_range(&mut channel, &layout, commit.snapshot_range, len, |at, piece| {
         commit.snapshot.read_at(at, piece);
     })?;
     for step in commit.steps() {
@@ -60,22 +60,22 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     Ok(())
 }
 
-/// Writes `len` bytes, a multiple of 4,096, from the start of a run on, piece by piece.
-fn write_run(
+/// Writes `len` bytes, a multiple of 4,096, from the start of a range on, piece by piece.
+fn write_range(
     channel: &mut Channel,
     layout: &ImageLayout,
-    run: Run,
+    range: CellRange,
     len: u64,
     fill: impl Fn(u64, &mut [u8]),
 ) -> Result<()> {
-    let start = layout.offset_of(run.cell).map_err(Error::from)?;
+    let start = layout.offset_of(range.cell).map_err(Error::from)?;
     let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
     let mut at = 0;
     while at < len {
         buf.truncate((len - at).min(PIECE_BYTES) as usize);
         fill(at, &mut buf);
         let written = buf.len() as u64;
-        buf = channel.write(run.namespace, start + at, buf)?;
+        buf = channel.write(range.namespace, start + at, buf)?;
         at += written;
     }
     Ok(())

@@ -10,18 +10,18 @@ use crate::buf::IoBuf;
 use crate::directory::commit::freed_by_next;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::Fit;
-use crate::format::builder::ChunkPlace;
+use crate::format::builder::ChunkLocation;
 use crate::format::error::equal;
 use crate::format::{
-    ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, Run, SampleMeta, Space, Uuid,
+    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, SampleMeta, Space, Uuid,
 };
-use crate::import::begin::{self, Current};
 use crate::import::commit;
+use crate::import::device::open_device;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
-use crate::import::open::open_device;
 use crate::import::options::{EditOptions, ImportOptions, Progress, Stage};
-use crate::import::patience::with_patience;
+use crate::import::prepare::{self, Current};
+use crate::import::retry::with_retry;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::{Generation, Lba, SampleId, Slot};
@@ -87,10 +87,10 @@ fn delete_with(
         return Err(Error::new(ErrorKind::NotFound, message));
     }
     let mut directory = old.with_deleted(&ids, edit.next_generation(), edit.time_ns())?;
-    let kept: Vec<Run> = directory.runs().collect();
+    let kept: Vec<CellRange> = directory.cell_ranges().collect();
     directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));
     let samples = old.num_live() - directory.num_live();
-    let result = with_patience(edit.media.patience(), || {
+    let result = with_retry(edit.media.retry_budget(), || {
         edit.commit(directory.clone(), &mut edit.free_space(), samples, 0)
     });
     edit.lease.explain(result)
@@ -125,7 +125,7 @@ fn purge_with(
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
     let edit = Edit::begin(devices, options)?;
-    let result = with_patience(edit.media.patience(), || edit.purge(progress));
+    let result = with_retry(edit.media.retry_budget(), || edit.purge(progress));
     edit.lease.explain(result)
 }
 
@@ -143,9 +143,9 @@ struct Edit {
 
 impl Edit {
     fn begin(devices: &[Arc<dyn Device>], options: &EditOptions) -> Result<Edit> {
-        let media = begin::in_image_order(&Media::new(devices.to_vec())?)?;
+        let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
         let lease = Lease::take(&media, ImportOptions::default().lease)?;
-        let (media, current) = begin::open_current(&media, options.accept_older_generation)?;
+        let (media, current) = prepare::open_current(&media, options.accept_older_generation)?;
         Ok(Edit { media, lease, current })
     }
 
@@ -154,11 +154,11 @@ impl Edit {
     }
 
     fn time_ns(&self) -> u64 {
-        begin::time_ns(None).max(self.current.directory.time_ns())
+        prepare::time_ns(None).max(self.current.directory.time_ns())
     }
 
     fn free_space(&self) -> Space {
-        begin::free_space(&self.media, self.current.directory.layout(), Some(&self.current))
+        prepare::free_space(&self.media, self.current.directory.layout(), Some(&self.current))
     }
 
     fn commit(
@@ -169,7 +169,7 @@ impl Edit {
         chunks: u64,
     ) -> Result<EditReport> {
         let chunk_size = u64::from(directory.layout().chunk_size_bytes);
-        let freed_bytes = directory.freed().iter().map(|run| run.cells * chunk_size).sum();
+        let freed_bytes = directory.freed().iter().map(|range| range.cells * chunk_size).sum();
         let commit = commit::prepare(&self.media, directory, space)?;
         commit::write(&self.media, &self.lease, &commit)?;
         Ok(EditReport {
@@ -213,9 +213,9 @@ impl Edit {
         }
         purge.finish_chunk()?;
         let Purge { mut builder, mut space, sequence, .. } = purge;
-        builder.delete(&old.deleted_runs());
+        builder.delete(&old.deleted_ranges());
         builder.set_classes(old.classes().to_vec());
-        let kept: Vec<Run> = builder.runs().collect();
+        let kept: Vec<CellRange> = builder.cell_ranges().collect();
         builder.set_freed(freed_by_next(old, &self.current.superblocks[0], kept));
         progress.stage(Stage::Committing, 0, 0);
         let directory = builder.finish(self.next_generation(), self.time_ns())?;
@@ -281,7 +281,7 @@ impl<'a> Purge<'a> {
             let bytes =
                 self.channel.read(info.namespace, info.offset_bytes, info.len_bytes as usize)?;
             let header = ChunkHeader::parse(&bytes)?;
-            header.head().check_place(
+            header.head().check_location(
                 old.layout(),
                 info.namespace,
                 self.cell_of(info.offset_bytes),
@@ -369,15 +369,15 @@ impl<'a> Purge<'a> {
     fn finish_chunk(&mut self) -> Result<()> {
         let Some((chunk, _)) = self.open.take() else { return Ok(()) };
         let layout = *self.edit.current.directory.layout();
-        let run = self.space.allocate(self.sequence, 1);
-        let run = run.ok_or_else(|| self.space.no_room(1))?;
-        let end = layout.offset_of(run.cell)? + u64::from(layout.chunk_size_bytes);
-        self.edit.media.grow(run.namespace, end)?;
-        let place = ChunkPlace {
+        let cells = self.space.allocate(self.sequence, 1);
+        let cells = cells.ok_or_else(|| self.space.no_room(1))?;
+        let end = layout.offset_of(cells.cell)? + u64::from(layout.chunk_size_bytes);
+        self.edit.media.grow(cells.namespace, end)?;
+        let place = ChunkLocation {
             sequence: self.sequence,
             time_ns: self.time_ns,
-            namespace: run.namespace,
-            cell: run.cell,
+            namespace: cells.namespace,
+            cell: cells.cell,
         };
         let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
         let FinishedChunk { header, mut buf, range } = finished;
@@ -385,7 +385,7 @@ impl<'a> Purge<'a> {
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         self.edit.lease.check()?;
-        let body = self.channel.write(run.namespace, layout.offset_of(run.cell)?, body)?;
+        let body = self.channel.write(cells.namespace, layout.offset_of(cells.cell)?, body)?;
         buf.rejoin(body);
         buf.rejoin(tail);
         self.buf = buf;

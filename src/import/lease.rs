@@ -25,7 +25,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::format::checksum::crc32c;
 use crate::import::media::{Channel, Media};
-use crate::import::patience::{Patience, Pause, is_passing};
+use crate::import::retry::{Backoff, RetryBudget, is_transient};
 use crate::qpair::Fence;
 use crate::{Error, ErrorKind, Result};
 
@@ -49,8 +49,8 @@ impl Lease {
             return Ok(Lease { lost, keeper: None, media });
         }
         let mut holder = Holder::new(&media, limit)?;
-        let dead = holder.wait_for_the_dead()?;
-        if !holder.claim_patiently(dead)? {
+        let dead = holder.wait_for_dead_holder()?;
+        if !holder.claim_with_retry(dead)? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -84,7 +84,7 @@ impl Lease {
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             // The keeper may be about to find out why nothing could be written any more.
-            let until = Instant::now() + LAST_LOOK;
+            let until = Instant::now() + LOST_LEASE_TIMEOUT;
             let is_fenced = self.keeper.is_some() && !self.media.fence().is_open();
             while is_fenced && self.check().is_ok() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
@@ -131,7 +131,7 @@ impl Holder {
         let fence = Fence::closed();
         Ok(Holder {
             media: media.clone(),
-            channel: media.channel_behind(&fence),
+            channel: media.fenced_channel(&fence),
             fence,
             limit,
             owner: draw_owner()?,
@@ -141,7 +141,7 @@ impl Holder {
     }
 
     /// Waits while the block may be that of a living importer; the block, if its holder is dead.
-    fn wait_for_the_dead(&mut self) -> Result<Option<Block>> {
+    fn wait_for_dead_holder(&mut self) -> Result<Option<Block>> {
         let Some(first) = read(&mut self.channel)? else { return Ok(None) };
         let wait = first.wait.unwrap_or_else(|| self.wait());
         let until = Fence::now().saturating_add(wait);
@@ -162,12 +162,12 @@ impl Holder {
     }
 
     /// Claims it again where sending the block took too long, or a connection broke.
-    fn claim_patiently(&mut self, before: Option<Block>) -> Result<bool> {
-        let (mut pause, never) = (Pause::default(), AtomicBool::new(false));
-        let patience = Patience::default();
+    fn claim_with_retry(&mut self, before: Option<Block>) -> Result<bool> {
+        let (mut pause, never) = (Backoff::default(), AtomicBool::new(false));
+        let retry_budget = RetryBudget::default();
         loop {
             match self.claim(before) {
-                Err(error) if is_passing(&error) && patience.wait(&mut pause, &never) => {}
+                Err(error) if is_transient(&error) && retry_budget.wait(&mut pause, &never) => {}
                 result => return result,
             }
         }
@@ -181,13 +181,13 @@ impl Holder {
         if found.is_some_and(is_anothers) {
             return Ok(false);
         }
-        self.fence.open_until(begun + self.settle());
+        self.fence.open_until(begun + self.settle_time());
         self.put(self.wait())?;
         let took = Fence::now() - begun;
         // Another that saw the same has sent its block by then. One that was late itself may have
         // overwritten the block of an importer which trusted it already: that must notice, and its
         // writes be past.
-        let settle = if took < self.settle() { self.settle() } else { self.wait() };
+        let settle = if took < self.settle_time() { self.settle_time() } else { self.wait() };
         std::thread::sleep(settle);
         self.until = Fence::now() + self.limit / 2;
         self.raise()
@@ -258,8 +258,8 @@ impl Holder {
     }
 
     /// How long the sending of a block may take that is to replace another.
-    fn settle(&self) -> Duration {
-        (self.limit / 32).max(LEAST_SETTLE)
+    fn settle_time(&self) -> Duration {
+        (self.limit / 32).max(MIN_SETTLE_TIME)
     }
 }
 
@@ -309,7 +309,7 @@ impl Block {
         let is_crc = |at: usize| bytes[at..at + 4] == crc32c(&bytes[..at]).to_le_bytes();
         let valid = &bytes[..8] == MAGIC && is_crc(24);
         let wait_ms = number(24) >> 32;
-        let wait = is_crc(32).then(|| Duration::from_millis(wait_ms).min(LONGEST_WAIT));
+        let wait = is_crc(32).then(|| Duration::from_millis(wait_ms).min(MAX_WAIT));
         valid.then(|| Block { owner: number(8), count: number(16), wait })
     }
 }
@@ -331,13 +331,13 @@ const BLOCK_BYTES: usize = 4096;
 const MAGIC: &[u8; 8] = b"DLFSLEAS";
 
 /// What a short lease leaves for the sending of a block.
-const LEAST_SETTLE: Duration = Duration::from_millis(100);
+const MIN_SETTLE_TIME: Duration = Duration::from_millis(100);
 
 /// How long an import that failed waits for the keeper to say whether the lease is lost.
-const LAST_LOOK: Duration = Duration::from_secs(2);
+const LOST_LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest that a dead importer is waited for, whatever its block says.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
+const MAX_WAIT: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::buf::IoBuf;
 use crate::format::geometry::MAX_NAMESPACE_BYTES;
-use crate::format::open::Copies;
 use crate::format::superblock::SUPERBLOCK_BYTES;
-use crate::import::patience::{Patience, is_passing};
+use crate::format::superblock_set::SuperblockCopies;
+use crate::import::retry::{RetryBudget, is_transient};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::shared::SharedDevice;
 use crate::qpair::{Device, Fence, PairScope, or_unreadable};
@@ -23,7 +23,7 @@ pub(super) struct Media {
     fence: Arc<Fence>,
     /// When a write last failed whose bytes may still be on their way, in ns of [`Fence::now`].
     lost_write_ns: Arc<AtomicU64>,
-    patience: Arc<Patience>,
+    retry_budget: Arc<RetryBudget>,
 }
 
 /// One thread's way to all namespaces.
@@ -40,14 +40,14 @@ pub(super) struct Channel {
     /// Which of the calls' queue pairs is that of a namespace, once it is used.
     pairs: Vec<Option<usize>>,
     /// How often the queue pairs were given up.
-    era: u32,
+    resets: u32,
 }
 
 /// A write that was begun on a [`Channel`].
 #[derive(Debug)]
-pub(super) struct UnderWay {
+pub(super) struct PendingWrite {
     ticket: Ticket,
-    era: u32,
+    resets: u32,
     begun: Instant,
 }
 
@@ -81,7 +81,7 @@ impl Media {
         let scope = Arc::default();
         let fitted =
             devices.into_iter().map(|device| match device.capabilities().max_queue_pairs {
-                few if few < LEAST_PAIRS => {
+                few if few < MIN_PAIRS => {
                     Arc::new(SharedDevice::new(device, Arc::clone(&scope))) as Arc<dyn Device>
                 }
                 _ => device,
@@ -90,7 +90,7 @@ impl Media {
             devices: fitted.collect(),
             fence: Fence::closed(),
             lost_write_ns: Arc::default(),
-            patience: Arc::default(),
+            retry_budget: Arc::default(),
         })
     }
 
@@ -98,7 +98,7 @@ impl Media {
     /// that gives out enough of them.
     pub(super) fn max_threads(&self) -> usize {
         let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
-        most.unwrap_or(1).saturating_sub(BESIDE_THREADS).max(1)
+        most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
     }
 
     /// The same namespaces in another order: `order[i]` says which of these is number `i`.
@@ -136,19 +136,19 @@ impl Media {
 
     /// A way to all namespaces for one thread. Queue pairs are made when they are first used.
     pub(super) fn channel(&self) -> Channel {
-        self.channel_behind(&self.fence)
+        self.fenced_channel(&self.fence)
     }
 
     /// A way whose writes ask a fence of their own.
-    pub(super) fn channel_behind(&self, fence: &Arc<Fence>) -> Channel {
+    pub(super) fn fenced_channel(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
         let (media, fence, scope) = (self.clone(), Arc::clone(fence), PairScope::new());
-        Channel { media, fence, calls: None, scope, pairs, era: 0 }
+        Channel { media, fence, calls: None, scope, pairs, resets: 0 }
     }
 
     /// How long what fails is tried again.
-    pub(super) fn patience(&self) -> &Patience {
-        &self.patience
+    pub(super) fn retry_budget(&self) -> &RetryBudget {
+        &self.retry_budget
     }
 
     /// Whether writes that succeeded are known to lie where and as they should; else read them back.
@@ -225,13 +225,13 @@ impl Channel {
         namespace: u16,
         offset: u64,
         buf: IoBuf,
-    ) -> Result<UnderWay> {
+    ) -> Result<PendingWrite> {
         let ticket = self.call(namespace, |calls, pair| calls.begin_write(pair, offset, buf))?;
-        Ok(UnderWay { ticket, era: self.era, begun: Instant::now() })
+        Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
     }
 
     /// Moves what is under way on, without waiting; whether anything has ended.
-    pub(super) fn turn(&mut self) -> bool {
+    pub(super) fn poll(&mut self) -> bool {
         self.calls.as_mut().is_some_and(Calls::turn)
     }
 
@@ -246,8 +246,11 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Channel::write`]. `Disconnected` also when its queue pair was given up.
-    pub(super) fn take(&mut self, write: UnderWay) -> std::result::Result<Result<IoBuf>, UnderWay> {
-        let Some(calls) = self.calls.as_mut().filter(|_| self.era == write.era) else {
+    pub(super) fn take(
+        &mut self,
+        write: PendingWrite,
+    ) -> std::result::Result<Result<IoBuf>, PendingWrite> {
+        let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
             let message = "a write was given up together with another that failed";
             return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
         };
@@ -269,9 +272,9 @@ impl Channel {
     ///
     /// # Errors
     /// The namespace cannot be read.
-    pub(super) fn superblocks(&mut self, namespace: u16) -> Result<Copies> {
+    pub(super) fn superblocks(&mut self, namespace: u16) -> Result<SuperblockCopies> {
         let len = self.media.devices[usize::from(namespace)].namespace().len_bytes();
-        Copies::gather(len, |offset, again| {
+        SuperblockCopies::gather(len, |offset, again| {
             self.read_block(namespace, offset, SUPERBLOCK_BYTES, again)
         })
     }
@@ -331,8 +334,8 @@ impl Channel {
                 none.insert(calls)
             }
         };
-        let until = self.media.patience.until(DEADLINE);
-        let left = until.map(|until| until.saturating_duration_since(begun).max(LEAST_DEADLINE));
+        let until = self.media.retry_budget.until(DEADLINE);
+        let left = until.map(|until| until.saturating_duration_since(begun).max(MIN_DEADLINE));
         calls.set_deadline(left.unwrap_or(DEADLINE));
         let pair = match self.pairs[at] {
             Some(pair) => pair,
@@ -347,16 +350,16 @@ impl Channel {
 
     fn give_up_if_failed<T>(&mut self, begun: Instant, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            if is_passing(error) {
+            if is_transient(error) {
                 if Arc::ptr_eq(&self.fence, &self.media.fence) {
-                    self.media.patience.failed(begun); // the lease's has its own
+                    self.media.retry_budget.failed(begun); // the lease's has its own
                 }
                 let now_ns = u64::try_from(Fence::now().as_nanos()).unwrap_or(u64::MAX);
                 self.media.lost_write_ns.fetch_max(now_ns, Ordering::AcqRel);
             }
             self.calls = None;
             self.pairs.fill(None);
-            self.era += 1;
+            self.resets += 1;
         }
         result
     }
@@ -364,16 +367,16 @@ impl Channel {
 
 /// Queue pairs on a namespace beside those of the threads that write: the lease's, and that of the
 /// thread which gathers and commits.
-const BESIDE_THREADS: usize = 2;
+const RESERVED_PAIRS: usize = 2;
 
 /// With fewer queue pairs than this all threads share one.
-const LEAST_PAIRS: usize = BESIDE_THREADS + 1;
+const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
 
 /// How long one call may last.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a call is given when those that failed have used up the time.
-const LEAST_DEADLINE: Duration = Duration::from_millis(500);
+const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Zeroes of one write.
 const ZERO_BYTES: u64 = 1 << 20;

@@ -18,35 +18,35 @@
 //!
 //! Read `run.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `begin.rs` judges what a target holds.
 
-mod begin;
-mod behind;
+mod chunker;
 mod chunks;
 mod commit;
+mod device;
 mod edit;
+mod importer;
 pub mod journal;
 mod lease;
 mod media;
-mod open;
 mod options;
 mod pass;
-mod patience;
-mod plan;
+mod prepare;
 mod read_back;
 mod rebuild;
-mod run;
+mod retry;
 mod scan;
 mod snapshot;
 pub mod sources;
 mod streamed;
 mod worker;
+mod write_behind;
 
 pub use edit::{EditReport, delete, delete_on, purge, purge_on};
+pub use importer::{import, import_onto};
 pub use options::{
     BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     Stage,
 };
 pub use rebuild::{RebuildReport, rebuild, rebuild_on};
-pub use run::{import, import_onto};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
 

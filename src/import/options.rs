@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::format::Pack;
 use crate::format::Uuid;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
-use crate::import::sources::{BadEntry, SourceKind, Taken};
+use crate::import::sources::{BadEntry, FileCount, SourceKind};
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
@@ -143,7 +143,7 @@ pub struct ImportReport {
     /// Entries that were left out, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
     /// What every file of the source was taken as.
-    pub taken: Vec<Taken>,
+    pub file_counts: Vec<FileCount>,
 }
 
 impl Default for ImportOptions {

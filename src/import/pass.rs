@@ -1,6 +1,6 @@
 //! One pass over a source: several threads make chunks side by side, one gathers their headers.
 //!
-//! Threads take plans in order from one planner, and each reads, packs and writes its chunk on its
+//! Threads take plans in order from one chunker, and each reads, packs and writes its chunk on its
 //! own, so that reading the source and writing the media overlap and no thread waits for another. The
 //! gathering thread puts the headers into the directory in the order of slots, flushes now and then,
 //! and reports.
@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 
 use crate::directory::DirectoryBuilder;
 use crate::format::ChunkHeader;
+use crate::import::chunker::{ChunkLayout, Chunker};
 use crate::import::chunks::Job;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::Progress;
-use crate::import::patience::is_passing;
-use crate::import::plan::{ChunkPlan, Planner};
+use crate::import::retry::is_transient;
 use crate::import::sources::{BadEntry, Source};
 use crate::import::worker::{Event, Shared, Worker};
 use crate::{Error, ErrorKind, Result};
@@ -54,19 +54,19 @@ pub(super) struct Outcome {
     /// Rows that cannot be imported, sorted; the chunks are of no use when there are any.
     pub(super) bad: Vec<(u64, BadEntry)>,
     /// Whether a connection was lost: what was written and not flushed then may be lost too.
-    pub(super) disturbed: bool,
+    pub(super) connection_lost: bool,
     /// Chunks below this number were flushed before that.
     pub(super) durable_chunks: u64,
 }
 
 impl<'a> Pass<'a> {
-    /// Makes every chunk that `planner` plans and adds it to `builder`, if it is to be added.
+    /// Makes every chunk that `chunker` plans and adds it to `builder`, if it is to be added.
     ///
     /// # Errors
     /// The first failure of a thread; `Interrupted` when `progress` says so.
     pub(super) fn run(
         &self,
-        planner: Planner<'a>,
+        chunker: Chunker<'a>,
         builder: Option<&mut DirectoryBuilder>,
         progress: &mut dyn Progress,
     ) -> Result<Outcome> {
@@ -77,10 +77,10 @@ impl<'a> Pass<'a> {
             lease: self.lease,
             look: self.look,
             skip_chunks: self.skip_chunks,
-            planner: Mutex::new(planner),
+            chunker: Mutex::new(chunker),
             stop: AtomicBool::new(false),
             only_check: AtomicBool::new(false),
-            disturbed: AtomicBool::new(false),
+            connection_lost: AtomicBool::new(false),
         };
         std::thread::scope(|scope| {
             // However this ends, by a thread that cannot be made or a caller that panics: no thread
@@ -95,7 +95,7 @@ impl<'a> Pass<'a> {
                     .map_err(Error::from)?;
             }
             drop(send);
-            let mut gatherer = Gatherer::new(self, builder, progress);
+            let mut gatherer = Collector::new(self, builder, progress);
             let (mut failure, mut at_work) = (None, self.threads.max(1));
             for event in events {
                 at_work -= usize::from(matches!(event, Event::Ended));
@@ -126,7 +126,7 @@ impl Drop for StopAtEnd<'_> {
 }
 
 /// Puts headers in order and keeps the books.
-struct Gatherer<'a, 'b> {
+struct Collector<'a, 'b> {
     pass: &'a Pass<'a>,
     builder: Option<&'b mut DirectoryBuilder>,
     progress: &'b mut dyn Progress,
@@ -137,13 +137,13 @@ struct Gatherer<'a, 'b> {
     outcome: Outcome,
 }
 
-impl<'a, 'b> Gatherer<'a, 'b> {
+impl<'a, 'b> Collector<'a, 'b> {
     fn new(
         pass: &'a Pass<'a>,
         builder: Option<&'b mut DirectoryBuilder>,
         progress: &'b mut dyn Progress,
-    ) -> Gatherer<'a, 'b> {
-        Gatherer {
+    ) -> Collector<'a, 'b> {
+        Collector {
             pass,
             builder,
             progress,
@@ -160,9 +160,9 @@ impl<'a, 'b> Gatherer<'a, 'b> {
             Event::Failed(error) => return Err(error),
             Event::Ended => {}
             Event::Bad(bad) => self.outcome.bad.extend(bad),
-            Event::Made { plan, header, found } => {
-                self.take_chunk(&plan, header, found)?;
-                self.flush_now_and_then(shared)?;
+            Event::Made { chunk, header, found } => {
+                self.take_chunk(&chunk, header, found)?;
+                self.flush_periodically(shared)?;
             }
         }
         if self.progress.stop() && !shared.stop.load(Ordering::Relaxed) {
@@ -174,13 +174,13 @@ impl<'a, 'b> Gatherer<'a, 'b> {
         Ok(())
     }
 
-    fn take_chunk(&mut self, plan: &ChunkPlan, header: ChunkHeader, found: bool) -> Result<()> {
+    fn take_chunk(&mut self, chunk: &ChunkLayout, header: ChunkHeader, found: bool) -> Result<()> {
         let bytes = header.samples().map(|sample| u64::from(sample.len_bytes)).sum();
-        self.progress.advance(u64::from(plan.num_slots), bytes);
+        self.progress.advance(u64::from(chunk.num_slots), bytes);
         self.outcome.chunks += 1;
         self.outcome.found += u64::from(found);
         self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
-        self.waiting.insert(plan.sequence, header);
+        self.waiting.insert(chunk.sequence, header);
         while let Some(header) = self.waiting.remove(&self.next) {
             if let Some(builder) = &mut self.builder {
                 builder.add_chunk(&header)?;
@@ -191,19 +191,19 @@ impl<'a, 'b> Gatherer<'a, 'b> {
     }
 
     /// So that the medium has work while the source is read, and little is left at the end.
-    fn flush_now_and_then(&mut self, shared: &Shared<'_>) -> Result<()> {
+    fn flush_periodically(&mut self, shared: &Shared<'_>) -> Result<()> {
         if self.unflushed_bytes < FLUSH_EVERY_BYTES {
             return Ok(());
         }
         self.unflushed_bytes = 0;
         match (0..self.pass.media.len()).try_for_each(|at| self.channel.flush(at)) {
-            Ok(()) if shared.disturbed.load(Ordering::Relaxed) => Ok(()),
+            Ok(()) if shared.connection_lost.load(Ordering::Relaxed) => Ok(()),
             Ok(()) => {
                 self.outcome.durable_chunks = self.next;
                 Ok(())
             }
-            Err(error) if is_passing(&error) => {
-                shared.disturbed.store(true, Ordering::Relaxed);
+            Err(error) if is_transient(&error) => {
+                shared.connection_lost.store(true, Ordering::Relaxed);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -211,13 +211,13 @@ impl<'a, 'b> Gatherer<'a, 'b> {
     }
 
     fn finish(mut self, shared: &Shared<'_>) -> Result<Outcome> {
-        let planned = shared.planner.lock().planned();
+        let planned = shared.chunker.lock().planned();
         if self.outcome.bad.is_empty() && self.next != planned {
             let text =
                 format!("{planned} chunks were planned, and chunk {} was not made", self.next);
             return Err(Error::new(ErrorKind::Internal, text));
         }
-        self.outcome.disturbed = shared.disturbed.load(Ordering::Relaxed);
+        self.outcome.connection_lost = shared.connection_lost.load(Ordering::Relaxed);
         self.outcome.bad.sort_unstable_by_key(|&(row, _)| row);
         Ok(self.outcome)
     }

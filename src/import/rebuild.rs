@@ -7,23 +7,23 @@
 use std::sync::Arc;
 
 use crate::buf::IoBuf;
-use crate::directory::rebuild::{Plan, Step, newest_record, plan};
+use crate::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::checksum::crc32c;
 use crate::format::chunk::{ChunkKind, ENTRY_BYTES};
 use crate::format::geometry::MIN_CHUNK_BYTES;
-use crate::format::open::{Copies, judge};
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
+use crate::format::superblock_set::{SuperblockCopies, select_generation};
 use crate::format::{
     ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space, Superblock, Uuid,
 };
-use crate::import::begin;
 use crate::import::commit;
+use crate::import::device::open_device;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
-use crate::import::open::open_device;
 use crate::import::options::{ImportOptions, Progress, Stage};
-use crate::import::patience::with_patience;
+use crate::import::prepare;
+use crate::import::retry::with_retry;
 use crate::import::scan::{BLOCK_BYTES, Scan, capacities, read_twice, scan};
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
@@ -105,14 +105,14 @@ pub fn rebuild_on(
     let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
     let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
     progress.stage(Stage::Committing, 0, 0);
-    let result = with_patience(media.patience(), || {
+    let result = with_retry(media.retry_budget(), || {
         let mut space = Space::new(&layout, &media.capacities());
         // Whatever is known to lie somewhere stays where it is, older generations included.
-        heads.iter().for_each(|head| space.reserve(head.run()));
-        unreadable.iter().for_each(|run| space.reserve(*run));
+        heads.iter().for_each(|head| space.reserve(head.cell_range()));
+        unreadable.iter().for_each(|range| space.reserve(*range));
         // So does a snapshot that a superblock names: until the commit it is what there is.
         let superblocks = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
-        superblocks.for_each(|superblock| space.reserve(superblock.snapshot_run()));
+        superblocks.for_each(|superblock| space.reserve(superblock.snapshot_range()));
         let mut commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
         let bad = void_bad_copies(&copies, &mut commit.superblocks);
         commit::write(&media, &lease, &commit)?;
@@ -134,14 +134,14 @@ pub fn rebuild_on(
         );
     }
     let committed = copy_index(found.directory.generation());
-    let was_bad = |copies: &&Copies| copies.copies[committed].is_err();
+    let was_bad = |copies: &&SuperblockCopies| copies.copies[committed].is_err();
     Ok(RebuildReport {
         uuid: layout.uuid,
         generation: found.directory.generation(),
         live_samples: found.directory.num_live(),
-        lost_samples: found.plan.lost_samples,
+        lost_samples: found.selection.lost_samples,
         chunks: found.headers_read,
-        unused_chunks: found.plan.unused_heads,
+        unused_chunks: found.selection.unused_heads,
         unreadable_cells: unreadable.len() as u64,
         mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
         deletions_known: found.deletions_known,
@@ -150,10 +150,10 @@ pub fn rebuild_on(
 
 /// Says in the superblocks that are to be written that the other copy is void, where one is bad; gives
 /// namespace and offset of those that are to be made blank then.
-fn void_bad_copies(copies: &[Copies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
+fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
     let generation = superblocks[0].generation;
     let other = 1 - copy_index(generation);
-    let is_bad = |copies: &Copies| copies.copies[other].is_err();
+    let is_bad = |copies: &SuperblockCopies| copies.copies[other].is_err();
     // The first generation has no other copy in any case.
     if generation > Generation(1) && copies.iter().any(is_bad) {
         for superblock in superblocks {
@@ -169,7 +169,7 @@ fn void_bad_copies(copies: &[Copies], superblocks: &mut [Superblock]) -> Vec<(u1
 /// What heads and records amount to.
 struct Found {
     directory: Directory,
-    plan: Plan,
+    selection: ChunkSelection,
     headers_read: u64,
     /// Whether the generation's own record said what is part of it.
     has_record: bool,
@@ -180,7 +180,7 @@ struct Found {
 /// Which image it is, and which of the namespaces given is which of it.
 fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     let copies = superblocks(media)?;
-    if let Ok(opened) = judge(&copies) {
+    if let Ok(opened) = select_generation(&copies) {
         return Ok((opened.superblock().layout, opened.given));
     }
     let mut places = Vec::new();
@@ -212,7 +212,7 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     Ok((layout, order))
 }
 
-fn superblocks(media: &Media) -> Result<Vec<Copies>> {
+fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
     let mut channel = media.channel();
     (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
 }
@@ -236,8 +236,8 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
 
 /// What the superblocks say: the one that commits, and a generation that may have been after its own.
 /// Without any superblock, nobody knows.
-fn committed(copies: &[Copies]) -> (Option<Superblock>, Option<Generation>) {
-    match judge(copies) {
+fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generation>) {
+    match select_generation(copies) {
         Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
         Err(_) => {
             let newest = copies[0].newest().copied();
@@ -256,17 +256,21 @@ fn record_of_snapshot(
     if superblock.layout != *layout {
         return None;
     }
-    begin::read_directory(media, superblock).ok().map(|directory| directory.record())
+    prepare::read_directory(media, superblock).ok().map(|directory| directory.record())
 }
 
 /// The directory of an older generation: its snapshot is still where its superblock says.
-fn base_of(media: &Media, copies: &[Copies], generation: Generation) -> Result<Directory> {
+fn base_of(
+    media: &Media,
+    copies: &[SuperblockCopies],
+    generation: Generation,
+) -> Result<Directory> {
     let missing = || {
         let message = format!("the directory of generation {generation} is not there any more");
         Error::new(ErrorKind::InvalidArgument, message).hint("rebuild without --since")
     };
     let superblock = copies[0].of(generation).ok_or_else(missing)?;
-    begin::read_directory(media, superblock).map_err(|error| missing().source(error))
+    prepare::read_directory(media, superblock).map_err(|error| missing().source(error))
 }
 
 /// The generation that a bad superblock copy may have committed, if its record is there and no more of
@@ -276,7 +280,7 @@ fn assemble_newest(
     layout: &ImageLayout,
     heads: &[ChunkHead],
     base: Option<&Directory>,
-    copies: &[Copies],
+    copies: &[SuperblockCopies],
 ) -> Result<Found> {
     let (superblock, lost) = committed(copies);
     let committed = superblock.map(|superblock| superblock.generation);
@@ -286,12 +290,12 @@ fn assemble_newest(
     match (known, newer) {
         (Ok(known), Ok(newer)) => {
             let is_there = newer.directory.generation() == lost && newer.has_record;
-            let is_whole = newer.plan.lost_samples <= known.plan.lost_samples;
+            let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
             if is_there && !is_whole {
                 tracing::warn!(
                     "generation {lost} was begun, and {} samples of it are not there: what is \
                      rebuilt is generation {}",
-                    newer.plan.lost_samples,
+                    newer.selection.lost_samples,
                     known.directory.generation()
                 );
             }
@@ -345,9 +349,10 @@ fn assemble(
             let message = format!("the record of generation {committed} is not there any more");
             return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
         }
-        let (usable, plan) = usable_plan(channel, base, &later, record.as_ref(), most_slots)?;
+        let (usable, selection) =
+            usable_selection(channel, base, &later, record.as_ref(), most_slots)?;
         let mut builder = DirectoryBuilder::new(*layout);
-        carry_out(channel, &plan, &usable, base, &mut builder)?;
+        carry_out(channel, &selection, &usable, base, &mut builder)?;
         let (generation, time_ns) = match (&record, superblock) {
             (Some(record), _) => (record.generation, record.time_ns),
             // Never less than is committed: the newer superblock would be opened still.
@@ -365,29 +370,30 @@ fn assemble(
         let mut directory = builder.finish(generation, time_ns)?;
         let has_record = head.is_some();
         if let Some(head) = head {
-            directory.set_record_run(head.run());
+            directory.set_record_range(head.cell_range());
         }
-        let headers_read = plan.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
+        let headers_read =
+            selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
         let headers_read = headers_read as u64;
-        return Ok(Found { directory, plan, headers_read, has_record, deletions_known });
+        return Ok(Found { directory, selection, headers_read, has_record, deletions_known });
     }
 }
 
 /// A plan all of whose headers read whole: a damaged one is as good as none. So is a chunk whose
 /// samples are damaged while another one has the same: an edit that was interrupted, and that one of the
 /// same generation followed, may have left it half written.
-fn usable_plan(
+fn usable_selection(
     channel: &mut Channel,
     base: Option<&Directory>,
     heads: &[ChunkHead],
     record: Option<&GenerationRecord>,
     most_slots: u64,
-) -> Result<(Vec<ChunkHead>, Plan)> {
+) -> Result<(Vec<ChunkHead>, ChunkSelection)> {
     let mut usable = heads.to_vec();
     loop {
-        let plan = plan(base, &usable, record, most_slots)?;
+        let selection = select_chunks(base, &usable, record, most_slots)?;
         let mut damaged = Vec::new();
-        for step in &plan.steps {
+        for step in &selection.steps {
             let Step::Head(at) = step else { continue };
             let head = &usable[*at];
             let is_usable = match read_header(channel, head)? {
@@ -399,7 +405,7 @@ fn usable_plan(
             }
         }
         if damaged.is_empty() {
-            return Ok((usable, plan));
+            return Ok((usable, selection));
         }
         usable.retain(|head| !damaged.contains(head));
     }
@@ -435,12 +441,12 @@ fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
 
 fn carry_out(
     channel: &mut Channel,
-    plan: &Plan,
+    selection: &ChunkSelection,
     heads: &[ChunkHead],
     base: Option<&Directory>,
     builder: &mut DirectoryBuilder,
 ) -> Result<()> {
-    for step in &plan.steps {
+    for step in &selection.steps {
         match *step {
             Step::Base(chunk) => {
                 builder.copy_chunk(base.expect("only a base has base chunks"), chunk)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::buf::IoBuf;
-use crate::format::{ChunkHead, ImageLayout, Run};
+use crate::format::{CellRange, ChunkHead, ImageLayout};
 use crate::import::media::{Channel, Media};
 use crate::import::options::Progress;
 use crate::qpair::Device;
@@ -14,7 +14,7 @@ pub(super) struct Scan {
     /// The heads of all cells that have one which belongs there.
     pub(super) heads: Vec<ChunkHead>,
     /// Cells whose first block cannot be read.
-    pub(super) unreadable: Vec<Run>,
+    pub(super) unreadable: Vec<CellRange>,
 }
 
 /// Reads the first block of every cell.
@@ -37,12 +37,12 @@ pub(super) fn scan(
                 Ok(block) => {
                     let head = ChunkHead::parse(&block).ok();
                     let is_here =
-                        |head: &ChunkHead| head.check_place(layout, namespace, cell).is_ok();
+                        |head: &ChunkHead| head.check_location(layout, namespace, cell).is_ok();
                     heads.extend(head.filter(is_here));
                 }
                 Err(why) => {
                     tracing::warn!(namespace, offset_bytes = at, "a cell cannot be read: {why}");
-                    unreadable.push(Run { namespace, cell, cells: 1 });
+                    unreadable.push(CellRange { namespace, cell, cells: 1 });
                 }
             }
         }

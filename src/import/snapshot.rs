@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::format::open::saved_at_another_generation;
+use crate::format::superblock_set::saved_at_another_generation;
 use crate::format::{FormatError, Superblock};
-use crate::import::begin;
+use crate::import::device::open_device;
 use crate::import::media::Media;
-use crate::import::open::open_device;
+use crate::import::prepare;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::replace_file::replace_file;
@@ -36,7 +36,7 @@ pub fn snapshot_save(
     connect: &ConnectOptions,
 ) -> Result<SnapshotReport> {
     let (media, superblock) = open(image, connect)?;
-    let directory = begin::read_directory(&media, &superblock)?;
+    let directory = prepare::read_directory(&media, &superblock)?;
     let bytes = directory.to_snapshot()?;
     replace_file(file, &bytes)?;
     Ok(report(&directory, bytes.len()))
@@ -71,7 +71,7 @@ fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superbloc
     let devices: Vec<Arc<dyn Device>> =
         image.iter().map(|address| open_device(address, image, connect)).collect::<Result<_>>()?;
     let media = Media::for_reading(devices)?;
-    let opened = begin::opened(&media)?;
+    let opened = prepare::opened(&media)?;
     Ok((media.in_order(&opened.given), *opened.superblock()))
 }
 

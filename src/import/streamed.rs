@@ -7,21 +7,21 @@
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
 use crate::format::Fit;
-use crate::format::builder::{ChunkPlace, FinishedChunk};
-use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Run, SampleMeta, Space, fields};
-use crate::import::begin::{self, Begun, write_journals};
-use crate::import::behind::{Behind, Home, PIECE_BYTES};
+use crate::format::builder::{ChunkLocation, FinishedChunk};
+use crate::format::{CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, SampleMeta, Space, fields};
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage, no_samples,
 };
-use crate::import::patience::with_patience;
+use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::read_back::check_chunks;
+use crate::import::retry::with_retry;
+use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::stream::{StreamSample, StreamSource};
-use crate::import::sources::taken::set_piped_bytes;
-use crate::import::sources::{BadEntry, BadReason, Found, Taken};
+use crate::import::sources::{BadEntry, BadReason, FileCount, Found};
+use crate::import::write_behind::{BufferOrigin, PIECE_BYTES, WriteBehind};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
 
@@ -33,20 +33,20 @@ pub(super) fn run(
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
-    let begun = begin::begin(media, options, NO_FINGERPRINT, 0)?;
-    if begun.done {
+    let state = prepare::prepare(media, options, NO_FINGERPRINT, 0)?;
+    if state.done {
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with"));
     }
-    let image_fields = begun.current.as_ref().map(|current| current.directory.fields().to_vec());
+    let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
     let paths = found.files.into_iter().map(|file| file.path).collect();
     let mut source = StreamSource::new(paths, kind, image_fields.clone())?;
     progress.stage(Stage::Writing, 0, 0);
-    for namespace in 0..begun.media.len() {
-        begun.media.grow(namespace, u64::from(begun.journal.layout.chunk_size_bytes))?;
+    for namespace in 0..state.media.len() {
+        state.media.grow(namespace, u64::from(state.journal.layout.chunk_size_bytes))?;
     }
-    with_patience(begun.media.patience(), || write_journals(&begun.media, &begun.journal))?;
-    let mut writer = Writer::new(&begun, lease, options, progress)?;
+    with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
+    let mut writer = Writer::new(&state, lease, options, progress)?;
     while let Some(sample) = source.next_sample()? {
         if !writer.only_names_matter && options.on_error == OnError::Stop {
             writer.only_names_matter = !source.bad().is_empty();
@@ -66,17 +66,18 @@ pub(super) fn run(
     if writer.samples == 0 {
         return Err(no_samples(bad, kind));
     }
-    let mut taken: Vec<Taken> = found.taken.into_iter().chain(source.appended()).collect();
-    set_piped_bytes(&mut taken, source.piped_bytes());
-    writer.finish(kind, bad, taken)
+    let mut file_counts: Vec<FileCount> =
+        found.file_counts.into_iter().chain(source.appended()).collect();
+    set_piped_bytes(&mut file_counts, source.piped_bytes());
+    writer.finish(kind, bad, file_counts)
 }
 
 /// Chunks being written.
 struct Writer<'a> {
-    begun: &'a Begun,
+    state: &'a ImportState,
     lease: &'a Lease,
     progress: &'a mut dyn Progress,
-    behind: Behind<()>,
+    writes: WriteBehind<()>,
     space: Space,
     builder: DirectoryBuilder,
     open: Option<ChunkBuilder>,
@@ -93,26 +94,26 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn new(
-        begun: &'a Begun,
+        state: &'a ImportState,
         lease: &'a Lease,
         options: &ImportOptions,
         progress: &'a mut dyn Progress,
     ) -> Result<Writer<'a>> {
-        let layout = begun.journal.layout;
+        let layout = state.journal.layout;
         let mut builder = DirectoryBuilder::new(layout);
-        if let Some(current) = &begun.current {
+        if let Some(current) = &state.current {
             for chunk in 0..current.directory.num_chunks() {
                 builder.copy_chunk(&current.directory, chunk)?;
             }
-            builder.delete(&current.directory.deleted_runs());
+            builder.delete(&current.directory.deleted_ranges());
             builder.set_classes(current.directory.classes().to_vec());
         }
         Ok(Writer {
-            begun,
+            state,
             lease,
             progress,
-            behind: Behind::new(begun.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
-            space: begin::free_space(&begun.media, &layout, begun.current.as_ref()),
+            writes: WriteBehind::new(state.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
+            space: prepare::free_space(&state.media, &layout, state.current.as_ref()),
             builder,
             open: None,
             sequence: 0,
@@ -127,10 +128,10 @@ impl<'a> Writer<'a> {
     }
 
     fn take(&mut self, sample: &StreamSample, field_names: &[Vec<u8>]) -> Result<()> {
-        if let Some(current) = &self.begun.current
+        if let Some(current) = &self.state.current
             && current.directory.lookup(&sample.name)?.is_some()
         {
-            return self.reject(sample, BadReason::Taken);
+            return self.reject(sample, BadReason::NameTaken);
         }
         let lens: Vec<Option<u64>> = sample
             .fields
@@ -145,7 +146,7 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         self.push(sample, field_names, &lens, len)?;
-        self.behind.has_read(len as usize);
+        self.writes.has_read(len as usize);
         self.samples += 1;
         self.sample_bytes += u64::from(len);
         self.progress.advance(1, u64::from(len));
@@ -176,7 +177,7 @@ impl<'a> Writer<'a> {
             let slot = self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot);
             let meta = SampleMeta { id: SampleId(slot.0), name: &sample.name, label: sample.label };
             if self.open.is_none() {
-                let buf = self.behind.chunk_buf();
+                let buf = self.writes.chunk_buf();
                 self.open = Some(ChunkBuilder::new(self.spec(names), slot, buf)?);
             }
             let chunk = self.open.as_mut().expect("opened just above");
@@ -209,13 +210,13 @@ impl<'a> Writer<'a> {
         self.builder.add_chunk(&finished.header)?;
         let offset = self.begin_put(place, 0)?;
         if self.is_there(place, 0, finished.bytes())? {
-            self.behind.give_back(finished.buf);
+            self.writes.give_back(finished.buf);
             return Ok(());
         }
         let FinishedChunk { mut buf, range, .. } = finished;
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
-        self.behind.write(place.namespace, offset, body, Home::Chunk(buf, tail))?;
+        self.writes.write(place.namespace, offset, body, BufferOrigin::Chunk(buf, tail))?;
         self.close()
     }
 
@@ -231,8 +232,8 @@ impl<'a> Writer<'a> {
         let len = record.len() as u32; // `record_len` allows no more
         let crc = crate::format::checksum::crc32c(record);
         let header = |place| ChunkBuilder::oversize(&spec, slot, meta, len, crc, place);
-        let draft = header(ChunkPlace { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
-        let cells = self.begun.journal.layout.cells_of(draft.head().len_bytes());
+        let draft = header(ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
+        let cells = self.state.journal.layout.cells_of(draft.head().len_bytes());
         let place = self.next_place(cells)?;
         let header: ChunkHeader = header(place)?;
         let mut front = vec![0; header.head().data_start() as usize];
@@ -248,22 +249,22 @@ impl<'a> Writer<'a> {
     }
 
     /// Cells for the next chunk, on a namespace that is long enough for them.
-    fn next_place(&mut self, cells: u64) -> Result<ChunkPlace> {
-        let layout = &self.begun.journal.layout;
-        let run = self.space.allocate(self.sequence, cells);
-        let run: Run = run.ok_or_else(|| self.space.no_room(cells))?;
-        self.begun.media.grow(run.namespace, layout.offset_of(run.cell + run.cells)?)?;
+    fn next_place(&mut self, cells: u64) -> Result<ChunkLocation> {
+        let layout = &self.state.journal.layout;
+        let range = self.space.allocate(self.sequence, cells);
+        let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
+        self.state.media.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
         let sequence = self.sequence;
         self.sequence += 1;
-        let time_ns = self.begun.journal.time_ns;
-        Ok(ChunkPlace { sequence, time_ns, namespace: run.namespace, cell: run.cell })
+        let time_ns = self.state.journal.time_ns;
+        Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
     }
 
     /// Sees to it that `bytes`, at most a piece, come to lie `at` bytes into the chunk at `place`, with
     /// zeroes behind them to the end of a block.
-    fn put(&mut self, place: ChunkPlace, at: u64, bytes: &[u8]) -> Result<()> {
+    fn put(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
         let offset = self.begin_put(place, at)?;
-        let mut piece = self.behind.piece();
+        let mut piece = self.writes.piece();
         let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
         piece[..bytes.len()].copy_from_slice(bytes);
         piece[bytes.len()..whole].fill(0);
@@ -271,22 +272,22 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         piece.truncate(whole);
-        self.behind.write(place.namespace, offset, piece, Home::Piece)
+        self.writes.write(place.namespace, offset, piece, BufferOrigin::Piece)
     }
 
     /// Where to write, if it is still ours to write.
-    fn begin_put(&self, place: ChunkPlace, at: u64) -> Result<u64> {
+    fn begin_put(&self, place: ChunkLocation, at: u64) -> Result<u64> {
         self.lease.check()?;
-        Ok(self.begun.journal.layout.offset_of(place.cell)? + at)
+        Ok(self.state.journal.layout.offset_of(place.cell)? + at)
     }
 
     /// Whether an import that is gone on with finds `bytes` where they belong.
-    fn is_there(&mut self, place: ChunkPlace, at: u64, bytes: &[u8]) -> Result<bool> {
-        if !self.begun.resumed {
+    fn is_there(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
+        if !self.state.resumed {
             return Ok(false);
         }
-        let offset = self.begun.journal.layout.offset_of(place.cell)? + at;
-        let found = self.behind.channel().read(place.namespace, offset, bytes.len())?;
+        let offset = self.state.journal.layout.offset_of(place.cell)? + at;
+        let found = self.writes.channel().read(place.namespace, offset, bytes.len())?;
         let same = found[..] == *bytes;
         self.found += u64::from(same && at == 0);
         Ok(same)
@@ -295,17 +296,17 @@ impl<'a> Writer<'a> {
     /// All of a chunk is on its way. A lost connection ends the import: what may be lost with it cannot
     /// be had from the stream a second time. Going on with it reads the stream again and compares.
     fn close(&mut self) -> Result<()> {
-        self.behind.close(());
+        self.writes.close(());
         self.take_ended()?;
-        while self.behind.is_full() {
-            self.behind.wait();
+        while self.writes.is_full() {
+            self.writes.wait();
             self.take_ended()?;
         }
         Ok(())
     }
 
     fn take_ended(&mut self) -> Result<()> {
-        while let Some(((), ended)) = self.behind.ended() {
+        while let Some(((), ended)) = self.writes.ended() {
             ended?;
         }
         Ok(())
@@ -314,15 +315,15 @@ impl<'a> Writer<'a> {
     /// Waits for all that is under way.
     fn drain(&mut self) -> Result<()> {
         self.take_ended()?;
-        while !self.behind.is_idle() {
-            self.behind.wait();
+        while !self.writes.is_idle() {
+            self.writes.wait();
             self.take_ended()?;
         }
         Ok(())
     }
 
     fn spec(&self, names: &[Vec<u8>]) -> ChunkSpec {
-        let journal = &self.begun.journal;
+        let journal = &self.state.journal;
         ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
@@ -337,25 +338,25 @@ impl<'a> Writer<'a> {
         mut self,
         kind: crate::import::sources::SourceKind,
         bad: Vec<BadEntry>,
-        taken: Vec<Taken>,
+        file_counts: Vec<FileCount>,
     ) -> Result<ImportReport> {
         self.finish_chunk()?;
         self.drain()?;
-        if let Some(current) = &self.begun.current {
-            let kept: Vec<Run> = self.builder.runs().collect();
+        if let Some(current) = &self.state.current {
+            let kept: Vec<CellRange> = self.builder.cell_ranges().collect();
             let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
             self.builder.set_freed(freed);
         }
         self.progress.stage(Stage::Committing, 0, 0);
-        let journal = &self.begun.journal;
+        let journal = &self.state.journal;
         let directory = self.builder.finish(journal.generation, journal.time_ns)?;
-        if !self.begun.media.checks_writes() {
+        if !self.state.media.checks_writes() {
             // The stream cannot be read again, so what is damaged is told and not mended.
-            let kept = self.begun.current.as_ref().map_or(0, |it| it.directory.num_chunks());
-            check_chunks(self.behind.channel(), &directory, kept)?;
+            let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
+            check_chunks(self.writes.channel(), &directory, kept)?;
         }
-        let commit = commit::prepare(&self.begun.media, directory, &mut self.space)?;
-        commit::write(&self.begun.media, self.lease, &commit)?;
+        let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;
+        commit::write(&self.state.media, self.lease, &commit)?;
         Ok(ImportReport {
             uuid: commit.directory.uuid(),
             generation: commit.directory.generation(),
@@ -371,7 +372,7 @@ impl<'a> Writer<'a> {
                 .map(|superblock| superblock.used_len_bytes)
                 .sum(),
             bad,
-            taken,
+            file_counts,
         })
     }
 }

@@ -7,11 +7,11 @@ use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
 use crate::format::ChunkHeader;
+use crate::import::chunker::{ChunkLayout, Chunker};
 use crate::import::chunks::{ChunkWriter, Job, Started};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::patience::{Pause, is_passing};
-use crate::import::plan::{ChunkPlan, Planner};
+use crate::import::retry::{Backoff, is_transient};
 use crate::import::sources::{BadEntry, Source};
 use crate::threads::caught;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// What threads tell the gatherer.
 pub(super) enum Event {
     Made {
-        plan: ChunkPlan,
+        chunk: ChunkLayout,
         header: ChunkHeader,
         found: bool,
     },
@@ -41,22 +41,22 @@ pub(super) struct Shared<'a> {
     pub(super) look: bool,
     /// Chunks below this number are in place and done with.
     pub(super) skip_chunks: u64,
-    pub(super) planner: Mutex<Planner<'a>>,
+    pub(super) chunker: Mutex<Chunker<'a>>,
     /// No more plans: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
     /// Only read, for the names of bad rows.
     pub(super) only_check: AtomicBool,
     /// A connection was lost.
-    pub(super) disturbed: AtomicBool,
+    pub(super) connection_lost: AtomicBool,
 }
 
 /// A chunk that is to be made.
 pub(super) struct Task {
-    plan: ChunkPlan,
+    chunk: ChunkLayout,
     /// Whether it may be in place already.
     look: bool,
     /// Since it has failed: how long the last pause was.
-    pause: Option<Pause>,
+    pause: Option<Backoff>,
 }
 
 /// One thread.
@@ -95,23 +95,23 @@ impl<'p, 'a> Worker<'p, 'a> {
 
     fn make_all(&mut self) -> Result<()> {
         while !self.shared.stop.load(Ordering::Relaxed) {
-            while let Some(((task, header), ended)) = self.writer.behind().ended() {
+            while let Some(((task, header), ended)) = self.writer.writes().ended() {
                 match ended {
                     Ok(()) => {
-                        self.shared.media.patience().progressed();
-                        self.tell(Event::Made { plan: task.plan, header, found: false });
+                        self.shared.media.retry_budget().progressed();
+                        self.tell(Event::Made { chunk: task.chunk, header, found: false });
                     }
                     Err(error) => self.try_again(task, error)?,
                 }
             }
-            if self.writer.behind().is_full() {
-                self.writer.behind().wait();
+            if self.writer.writes().is_full() {
+                self.writer.writes().wait();
                 continue;
             }
             match self.next_task()? {
                 Some(task) => self.start(task)?,
-                None if self.writer.behind().is_idle() => return Ok(()),
-                None => self.writer.behind().wait(),
+                None if self.writer.writes().is_idle() => return Ok(()),
+                None => self.writer.writes().wait(),
             }
         }
         Ok(())
@@ -123,11 +123,11 @@ impl<'p, 'a> Worker<'p, 'a> {
         }
         loop {
             // The lock is held for the arithmetic alone.
-            let plan = self.shared.planner.lock().next_chunk()?;
-            match plan {
-                Some(plan) if plan.sequence < self.shared.skip_chunks => {}
-                Some(plan) => {
-                    return Ok(Some(Task { plan, look: self.shared.look, pause: None }));
+            let chunk = self.shared.chunker.lock().next_chunk()?;
+            match chunk {
+                Some(chunk) if chunk.sequence < self.shared.skip_chunks => {}
+                Some(chunk) => {
+                    return Ok(Some(Task { chunk, look: self.shared.look, pause: None }));
                 }
                 None => return Ok(None),
             }
@@ -136,24 +136,24 @@ impl<'p, 'a> Worker<'p, 'a> {
 
     fn start(&mut self, task: Task) -> Result<()> {
         if self.shared.only_check.load(Ordering::Relaxed) {
-            let bad = self.writer.check(&task.plan);
+            let bad = self.writer.check(&task.chunk);
             self.tell(Event::Bad(bad));
             return Ok(());
         }
         let lease = self.shared.lease.check();
-        match lease.and_then(|()| self.writer.start(&task.plan, task.look)) {
-            Ok(Started::Writing(header)) => self.writer.behind().close((task, header)),
+        match lease.and_then(|()| self.writer.start(&task.chunk, task.look)) {
+            Ok(Started::Writing(header)) => self.writer.writes().close((task, header)),
             Ok(Started::Found(header)) => {
-                self.shared.media.patience().progressed();
-                self.tell(Event::Made { plan: task.plan, header, found: true });
+                self.shared.media.retry_budget().progressed();
+                self.tell(Event::Made { chunk: task.chunk, header, found: true });
             }
             Ok(Started::Bad(bad)) => {
-                self.writer.behind().give_up();
+                self.writer.writes().give_up();
                 self.shared.only_check.store(true, Ordering::Relaxed);
                 self.tell(Event::Bad(bad));
             }
             Err(error) => {
-                self.writer.behind().give_up();
+                self.writer.writes().give_up();
                 self.try_again(task, error)?;
             }
         }
@@ -164,10 +164,11 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// write again what is not there.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
-        if !is_passing(&error) || !self.shared.media.patience().wait(pause, &self.shared.stop) {
+        if !is_transient(&error) || !self.shared.media.retry_budget().wait(pause, &self.shared.stop)
+        {
             return Err(error);
         }
-        self.shared.disturbed.store(true, Ordering::Relaxed);
+        self.shared.connection_lost.store(true, Ordering::Relaxed);
         task.look = true;
         self.again.push_back(task);
         Ok(())

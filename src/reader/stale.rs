@@ -5,8 +5,8 @@ use std::time::Instant;
 use crate::buf::IoBuf;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::open::Copies;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::superblock_set::SuperblockCopies;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::or_unreadable;
 
@@ -57,7 +57,7 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
         let bytes = fetched.run.get(index * SUPERBLOCK_BYTES..(index + 1) * SUPERBLOCK_BYTES);
         bytes.filter(|_| !unread).unwrap_or(&[0; SUPERBLOCK_BYTES])
     };
-    let copies = Copies::parse(copy(0), copy(1));
+    let copies = SuperblockCopies::parse(copy(0), copy(1));
     let newest = copies.newest()?;
     let text = if newest.layout.uuid != directory.uuid() {
         format!("another image lies here now: {}", newest.layout.uuid)
@@ -73,10 +73,10 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
     Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
-/// Reads both superblock copies of a namespace, a bad one twice: see [`Copies::gather`].
-pub(crate) fn read_copies(blocking: &mut Blocking) -> Result<Copies> {
+/// Reads both superblock copies of a namespace, a bad one twice: see [`SuperblockCopies::gather`].
+pub(crate) fn read_copies(blocking: &mut Blocking) -> Result<SuperblockCopies> {
     let len = blocking.namespace().len_bytes();
-    Copies::gather(len, |offset, again| {
+    SuperblockCopies::gather(len, |offset, again| {
         if again {
             blocking.distrust(offset, SUPERBLOCK_BYTES);
         }

@@ -4,9 +4,11 @@
 use dlfs::buf::IoBuf;
 use dlfs::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs::directory::{Directory, DirectoryBuilder};
-use dlfs::format::builder::ChunkPlace;
-use dlfs::format::open::{CommitStep, Copies, Opened, judge};
+use dlfs::format::builder::ChunkLocation;
 use dlfs::format::superblock::COPY_OFFSETS;
+use dlfs::format::superblock_set::{
+    CommitStep, SuperblockCopies, SuperblockSet, select_generation,
+};
 use dlfs::format::{
     ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, ImageLayout, Pack, Part, Placement,
     SampleMeta, Space, Superblock, Uuid,
@@ -72,21 +74,21 @@ impl Image {
         &media[(offset as usize).min(end)..end]
     }
 
-    pub fn copies(&self) -> Vec<Copies> {
+    pub fn copies(&self) -> Vec<SuperblockCopies> {
         (0..self.namespaces.len() as u16)
             .map(|ns| {
                 let [a, b] = COPY_OFFSETS.map(|at| self.read(ns, at, 4096));
-                Copies::parse(a, b)
+                SuperblockCopies::parse(a, b)
             })
             .collect()
     }
 
-    pub fn judge(&self) -> Opened {
-        judge(&self.copies()).unwrap()
+    pub fn opened(&self) -> SuperblockSet {
+        select_generation(&self.copies()).unwrap()
     }
 
     pub fn open(&self) -> (Directory, Superblock) {
-        let superblock = *self.judge().superblock();
+        let superblock = *self.opened().superblock();
         let place = superblock.snapshot;
         let bytes = self.read(place.namespace, place.offset_bytes, place.len_bytes);
         let directory = Directory::from_snapshot(bytes.to_vec()).unwrap();
@@ -115,7 +117,7 @@ impl Image {
             reserve_current(&mut space, directory, superblock, &[]);
             generation = Generation(directory.generation().0 + 1);
             (0..directory.num_chunks()).for_each(|c| builder.copy_chunk(directory, c).unwrap());
-            builder.delete(&directory.deleted_runs());
+            builder.delete(&directory.deleted_ranges());
             builder.set_classes(directory.classes().to_vec());
         }
         let first = builder.next_slot().0;
@@ -135,7 +137,7 @@ impl Image {
         });
         self.write_chunks(&spec, Slot(first), source, &mut space, &mut builder, 0);
         if let Some((directory, superblock)) = &current {
-            let kept: Vec<_> = builder.runs().collect();
+            let kept: Vec<_> = builder.cell_ranges().collect();
             builder.set_freed(freed_by_next(directory, superblock, kept));
         }
         let directory = builder.finish(generation, self.time_ns).unwrap();
@@ -216,9 +218,9 @@ impl Image {
         let crc = dlfs::format::checksum::crc32c(&sample.record);
         let len = sample.record.len() as u32;
         let mut place =
-            ChunkPlace { sequence: *sequence, time_ns: self.time_ns, namespace: 0, cell: 0 };
+            ChunkLocation { sequence: *sequence, time_ns: self.time_ns, namespace: 0, cell: 0 };
         let draft = ChunkBuilder::oversize(spec, slot, &meta, len, crc, place).unwrap();
-        let run = space.allocate(*sequence, draft.head().run().cells).unwrap();
+        let run = space.allocate(*sequence, draft.head().cell_range().cells).unwrap();
         (place.namespace, place.cell) = (run.namespace, run.cell);
         let header = ChunkBuilder::oversize(spec, slot, &meta, len, crc, place).unwrap();
         let mut bytes = vec![0; header.head().len_bytes() as usize];
@@ -239,7 +241,7 @@ impl Image {
         self.time_ns += 10;
         let generation = Generation(directory.generation().0 + 1);
         let mut next = directory.with_deleted(&ids, generation, self.time_ns).unwrap();
-        let kept: Vec<_> = next.runs().collect();
+        let kept: Vec<_> = next.cell_ranges().collect();
         next.set_freed(freed_by_next(&directory, &superblock, kept));
         self.commit(next, &mut space)
     }
@@ -247,15 +249,15 @@ impl Image {
     /// Writes record and snapshot, then the steps of the commit as far as they are let.
     pub fn commit(&mut self, directory: Directory, space: &mut Space) -> Directory {
         let commit = Commit::prepare(directory, space).unwrap();
-        let at = self.layout.offset_of(commit.record_run.cell).unwrap();
-        self.write(commit.record_run.namespace, at, &commit.record);
-        let at = self.layout.offset_of(commit.snapshot_run.cell).unwrap();
+        let at = self.layout.offset_of(commit.record_range.cell).unwrap();
+        self.write(commit.record_range.namespace, at, &commit.record);
+        let at = self.layout.offset_of(commit.snapshot_range.cell).unwrap();
         let mut window = vec![0; 12_288];
         for offset in (0..commit.snapshot.len_bytes()).step_by(window.len()) {
             let len = (commit.snapshot.len_bytes() - offset).min(window.len() as u64) as usize;
             commit.snapshot.read_at(offset, &mut window[..len]);
             let bytes = window[..len].to_vec();
-            self.write(commit.snapshot_run.namespace, at + offset, &bytes);
+            self.write(commit.snapshot_range.namespace, at + offset, &bytes);
         }
         for step in commit.steps().into_iter().take(self.stop_commit_after) {
             if let CommitStep::Write { namespace, offset_bytes, block } = step {
@@ -274,7 +276,7 @@ impl Image {
             for cell in 1..cells {
                 let found = ChunkHead::parse(self.read(namespace, cell * size, 128));
                 let placed =
-                    |head: &ChunkHead| head.check_place(&self.layout, namespace, cell).is_ok();
+                    |head: &ChunkHead| head.check_location(&self.layout, namespace, cell).is_ok();
                 heads.extend(found.ok().filter(placed));
             }
         }

@@ -68,7 +68,7 @@ pub fn foreign(head: &[u8]) -> Option<&'static str> {
 /// It cannot be read.
 pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
     let mut head = [0; 4];
-    let len = read_some(&mut At { file, place: 0 }, &mut head)?;
+    let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
     Ok(Compression::of(&head[..len]))
 }
 
@@ -91,17 +91,17 @@ pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
 
 /// Reads a file from a place of its own, so that nobody else's is moved.
 #[derive(Debug)]
-pub struct At<'a> {
+pub struct FileAt<'a> {
     /// The file.
     pub file: &'a File,
     /// Where the next bytes come from.
-    pub place: u64,
+    pub offset: u64,
 }
 
-impl Read for At<'_> {
+impl Read for FileAt<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(into, self.place)?;
-        self.place += read as u64;
+        let read = self.file.read_at(into, self.offset)?;
+        self.offset += read as u64;
         Ok(read)
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use serde::de::IgnoredAny;
 
-use super::compression::{self, At, Compression, read_some};
+use super::compression::{self, Compression, FileAt, read_some};
 use super::{tar_members, tfrecord};
 
 /// What a file holds.
@@ -34,12 +34,12 @@ impl Content {
     pub fn of(file: &File, name: &[u8]) -> io::Result<Content> {
         let name = base(name).to_ascii_lowercase();
         let mut buffer = [0; HEAD_BYTES];
-        let len = read_some(&mut At { file, place: 0 }, &mut buffer)?;
+        let len = read_some(&mut FileAt { file, offset: 0 }, &mut buffer)?;
         let head = &buffer[..len];
         let claimed = || claim(&name);
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
-            let from = compression.undo(At { file, place: 0 })?;
+            let from = compression.undo(FileAt { file, offset: 0 })?;
             // Broken: then its name says what it is, and reading it what is wrong.
             let len = read_some(&mut { from }, &mut inner).unwrap_or(0);
             return Ok(match shard(&inner[..len], Some(compression)) {

@@ -3,7 +3,7 @@
 //! Files are judged by their bytes ([`content`](super::content), [`tree`](super::tree)). Where they are
 //! not all of one sort this stops and counts what is there, unless the caller named a kind: then what
 //! is of another is set aside. Only files that describe shards are set aside unasked. Whatever is
-//! decided is in [`Found::taken`].
+//! decided is in [`Found::file_counts`].
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use super::beneath::Root;
 use super::braces::braces;
-use super::compression::{self, At, Compression};
+use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
+use super::file_counts::{FileCount, FileCounts, PIPE, Role};
 use super::index::{BadEntry, Index};
 use super::kind::SourceKind;
 use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
-use super::taken::{PIPE, Role, Taken, Tally};
 use super::tree::{Judged, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
@@ -33,7 +33,7 @@ pub struct Found {
     /// Folders of samples, indexed.
     pub folders: Option<(Index, Vec<Root>)>,
     /// What every file was taken as.
-    pub taken: Vec<Taken>,
+    pub file_counts: Vec<FileCount>,
     /// What lies beside shards and is no file.
     pub bad: Vec<BadEntry>,
 }
@@ -129,7 +129,7 @@ fn absent(path: &Path) -> Error {
 /// All that is known of the files when a kind is to be found for them.
 #[derive(Default)]
 struct Judgement {
-    tally: Tally,
+    file_counts: FileCounts,
     shards: Vec<(FoundFile, Content)>,
     bad: Vec<BadEntry>,
     /// A file that is neither a shard nor goes with shards.
@@ -149,7 +149,7 @@ impl Judgement {
         }
         for bad in bad {
             match is_side_file(&bad.name) {
-                true => self.tally.add("side file", Role::SetAside, 0, &bad.name),
+                true => self.file_counts.add("side file", Role::SetAside, 0, &bad.name),
                 false => self.bad.push(bad),
             }
         }
@@ -157,12 +157,12 @@ impl Judgement {
 
     fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
         if content.is_shard() {
-            self.tally.add(content.label(), Role::Shard, len_bytes, &file.name);
+            self.file_counts.add(content.label(), Role::Shard, len_bytes, &file.name);
             self.shards.push((file, content));
         } else if is_side_file(&file.name) {
-            self.tally.add("side file", Role::SetAside, len_bytes, &file.name);
+            self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
         } else {
-            self.tally.add(content.label(), Role::SetAside, len_bytes, &file.name);
+            self.file_counts.add(content.label(), Role::SetAside, len_bytes, &file.name);
             self.other.get_or_insert((file.path, content));
         }
     }
@@ -170,11 +170,17 @@ impl Judgement {
     /// Takes the shards for `kind`, which is not [`SourceKind::Auto`].
     fn found(self, kind: SourceKind) -> Found {
         let files = self.shards.into_iter().map(|(file, _)| file).collect();
-        Found { kind, files, folders: None, taken: self.tally.into_taken(), bad: self.bad }
+        Found {
+            kind,
+            files,
+            folders: None,
+            file_counts: self.file_counts.into_counts(),
+            bad: self.bad,
+        }
     }
 
     fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
-        Error::new(ErrorKind::BadSource, message).source(self.tally).hint(hint.into())
+        Error::new(ErrorKind::BadSource, message).source(self.file_counts).hint(hint.into())
     }
 }
 
@@ -249,7 +255,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
     for path in &given.files {
         let file = given_file(path);
         if spool::is_stream(path) {
-            judgement.tally.add(PIPE, Role::Shard, 0, &file.name);
+            judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
             judgement.shards.push((file, as_kind(kind)));
             continue;
         }
@@ -264,10 +270,10 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
             }
             _ if is_one => {
                 let what = format!("{} read as {kind}", content.label());
-                judgement.tally.add(&what, Role::Shard, len_bytes, &file.name);
+                judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
                 judgement.shards.push((file, as_kind(kind)));
             }
-            _ => judgement.tally.add("side file", Role::SetAside, len_bytes, &file.name),
+            _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
         }
     }
     for tree in given.trees(options)? {
@@ -279,7 +285,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
         for Judged { name, len_bytes, content } in others {
             let is_side = is_side_file(&name) && !content.is_shard();
             let what = if is_side { "side file" } else { content.label() };
-            judgement.tally.add(what, Role::SetAside, len_bytes, &name);
+            judgement.file_counts.add(what, Role::SetAside, len_bytes, &name);
         }
         judgement.tree(&tree, mine, bad);
     }
@@ -289,15 +295,17 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
     if judgement.shards.is_empty() {
         let message = format!("the source holds no {kind} shards");
         let path = given.folders.into_iter().next().unwrap_or_default();
-        return Err(Error::new(ErrorKind::BadSource, message).path(path).source(judgement.tally));
+        return Err(Error::new(ErrorKind::BadSource, message)
+            .path(path)
+            .source(judgement.file_counts));
     }
     Ok(judgement.found(kind))
 }
 
 /// Folders whose files are samples.
 fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> Result<Found> {
-    let mut tally = Tally::default();
-    surveys.into_iter().for_each(|survey| tally.append(survey.taken));
+    let mut file_counts = FileCounts::default();
+    surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts));
     let mut trees = trees;
     let folders = match trees.len() {
         1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
@@ -307,21 +315,21 @@ fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> R
             Some(folder::index(&paths, &options.exclude)?)
         }
     };
-    let taken = tally.into_taken();
-    Ok(Found { kind: SourceKind::Folder, files: Vec::new(), folders, taken, bad: Vec::new() })
+    let file_counts = file_counts.into_counts();
+    Ok(Found { kind: SourceKind::Folder, files: Vec::new(), folders, file_counts, bad: Vec::new() })
 }
 
 fn lists(paths: Vec<PathBuf>) -> Found {
-    let mut tally = Tally::default();
+    let mut file_counts = FileCounts::default();
     let mut files = Vec::new();
     for path in paths {
         let file = given_file(&path);
         let len_bytes = std::fs::metadata(&path).map_or(0, |found| found.len());
-        tally.add("list", Role::List, len_bytes, &file.name);
+        file_counts.add("list", Role::List, len_bytes, &file.name);
         files.push(file);
     }
-    let taken = tally.into_taken();
-    Found { kind: SourceKind::List, files, folders: None, taken, bad: Vec::new() }
+    let file_counts = file_counts.into_counts();
+    Found { kind: SourceKind::List, files, folders: None, file_counts, bad: Vec::new() }
 }
 
 /// A folder whose files all hold many samples of a format that is not read here is no folder of samples.
@@ -329,11 +337,11 @@ fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
             let message = format!("the folder holds {format}s, which are not read here");
-            let mut tally = Tally::default();
-            tally.append(survey.taken.iter().cloned());
+            let mut file_counts = FileCounts::default();
+            file_counts.append(survey.file_counts.iter().cloned());
             return Err(Error::new(ErrorKind::BadSource, message)
                 .path(tree.path_of(name))
-                .source(tally)
+                .source(file_counts)
                 .hint(UNREAD));
         }
     }
@@ -356,7 +364,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
     }
     let (file, _) = shard::open(path)?;
     let mut head = vec![0; HEAD_BYTES];
-    let len = compression::read_some(&mut At { file: &file, place: 0 }, &mut head)
+    let len = compression::read_some(&mut FileAt { file: &file, offset: 0 }, &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
@@ -402,7 +410,7 @@ fn looks_grouped(path: &Path) -> Result<bool> {
     Ok(match compression::of_file(&file).map_err(name)? {
         None => tar::looks_grouped(FrontToBack::new(file, container.len_bytes)),
         Some(compression) => {
-            let from = compression.undo(At { file: &file, place: 0 }).map_err(name)?;
+            let from = compression.undo(FileAt { file: &file, offset: 0 }).map_err(name)?;
             tar::looks_grouped(ReadInput::new(from))
         }
     })

@@ -12,7 +12,9 @@ use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::beneath::Root;
-use super::index::{BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Part};
+use super::index::{
+    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
+};
 use super::stamp;
 use crate::Result;
 
@@ -165,8 +167,8 @@ impl Walk<'_> {
                 continue;
             };
             self.index.push(&name, label);
-            let (place, container) = (file.stamp, self.container);
-            self.index.push_part(Part { field: 0, len_bytes, place, container });
+            let (offset_or_stamp, container) = (file.stamp, self.container);
+            self.index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
         }
     }
 

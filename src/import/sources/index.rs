@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::taken::Taken;
+use super::file_counts::FileCount;
 use crate::format::builder::MAX_FIELD_NAMES_BYTES;
 
 /// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
@@ -19,7 +19,7 @@ pub struct Index {
     /// Files or folders that rows point into: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
     /// What every file of the source was taken as.
-    pub taken: Vec<Taken>,
+    pub file_counts: Vec<FileCount>,
     /// Names of the fields. One field without a name, where a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes that labels count; empty where labels are numbers of the source.
@@ -29,13 +29,13 @@ pub struct Index {
     names: Names,
     /// Empty while no row has a label.
     labels: Vec<i64>,
-    /// Where the parts of row `i` begin; empty while every row has exactly one part of field 0.
-    part_starts: Vec<u64>,
-    part_fields: Vec<u16>,
-    part_lens: Vec<u32>,
-    part_places: Vec<u64>,
+    /// Where the payloads of row `i` begin; empty while every row has exactly one payload of field 0.
+    payload_starts: Vec<u64>,
+    payload_fields: Vec<u16>,
+    payload_lens: Vec<u32>,
+    payload_offsets: Vec<u64>,
     /// Empty while there is one container.
-    part_containers: Vec<u32>,
+    payload_containers: Vec<u32>,
 }
 
 /// A file or folder that rows point into.
@@ -51,13 +51,13 @@ pub struct Container {
 
 /// The bytes of one field of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct Payload {
     /// Which field of [`Index::fields`].
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
     /// Byte offset in the container; for a file of a folder, its stamp.
-    pub place: u64,
+    pub offset_or_stamp: u64,
     /// Which container.
     pub container: u32,
 }
@@ -108,7 +108,7 @@ pub enum BadReason {
     Twice,
     /// The image that is appended to has it.
     #[error("the image has a sample of this name")]
-    Taken,
+    NameTaken,
     /// The archive or shard ends inside it, or without its end mark.
     #[error("ends early: {0}")]
     Truncated(&'static str),
@@ -186,27 +186,27 @@ impl Index {
         self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
     }
 
-    /// The parts of a row, in the order in which the source holds them.
-    pub fn parts(&self, row: u64) -> impl ExactSizeIterator<Item = Part> + '_ {
-        self.part_range(row).map(|part| self.part_at(part))
+    /// The payloads of a row, in the order in which the source holds them.
+    pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
+        self.payload_range(row).map(|payload| self.payload_at(payload))
     }
 
-    /// The length of a row's part in `field`; `None` where it has none.
+    /// The length of a row's payload in `field`; `None` where it has none.
     pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
-        if self.part_starts.is_empty() {
-            return (field == 0).then(|| self.part_lens[row as usize]);
+        if self.payload_starts.is_empty() {
+            return (field == 0).then(|| self.payload_lens[row as usize]);
         }
-        self.part_range(row)
-            .find(|&part| self.part_fields[part] == field)
-            .map(|part| self.part_lens[part])
+        self.payload_range(row)
+            .find(|&payload| self.payload_fields[payload] == field)
+            .map(|payload| self.payload_lens[payload])
     }
 
-    /// Payload bytes of a row: the lengths of its parts together.
+    /// Payload bytes of a row: the lengths of its payloads together.
     pub fn payload_bytes(&self, row: u64) -> u64 {
-        self.part_lens[self.part_range(row)].iter().map(|&len| u64::from(len)).sum()
+        self.payload_lens[self.payload_range(row)].iter().map(|&len| u64::from(len)).sum()
     }
 
-    /// Appends a row; its parts follow with [`Index::push_part`].
+    /// Appends a row; its payloads follow with [`Index::push_payload`].
     pub fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
@@ -216,30 +216,30 @@ impl Index {
         if label.is_some() || !self.labels.is_empty() {
             self.labels.push(label.unwrap_or(NO_LABEL));
         }
-        if !self.part_starts.is_empty() {
-            self.part_starts.push(self.part_lens.len() as u64);
+        if !self.payload_starts.is_empty() {
+            self.payload_starts.push(self.payload_lens.len() as u64);
         }
     }
 
-    /// Appends a part to the last row.
-    pub fn push_part(&mut self, part: Part) {
+    /// Appends a payload to the last row.
+    pub fn push_payload(&mut self, payload: Payload) {
         let rows = self.names.len();
-        let parts = self.part_lens.len();
-        let plain = part.field == 0 && parts + 1 == rows;
-        if self.part_starts.is_empty() && !plain {
-            self.begin_part_columns();
+        let payloads = self.payload_lens.len();
+        let plain = payload.field == 0 && payloads + 1 == rows;
+        if self.payload_starts.is_empty() && !plain {
+            self.begin_payload_columns();
         }
-        if !self.part_starts.is_empty() {
-            self.part_fields.push(part.field);
+        if !self.payload_starts.is_empty() {
+            self.payload_fields.push(payload.field);
         }
-        if part.container != 0 && self.part_containers.is_empty() {
-            self.part_containers.resize(parts, 0);
+        if payload.container != 0 && self.payload_containers.is_empty() {
+            self.payload_containers.resize(payloads, 0);
         }
-        if part.container != 0 || !self.part_containers.is_empty() {
-            self.part_containers.push(part.container);
+        if payload.container != 0 || !self.payload_containers.is_empty() {
+            self.payload_containers.push(payload.container);
         }
-        self.part_lens.push(part.len_bytes);
-        self.part_places.push(part.place);
+        self.payload_lens.push(payload.len_bytes);
+        self.payload_offsets.push(payload.offset_or_stamp);
     }
 
     /// Gives the last row its label.
@@ -256,14 +256,14 @@ impl Index {
         self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
     }
 
-    /// Gives row `to` the bytes of row `from`, in a source where every row has one part.
-    pub fn copy_plain_part(&mut self, from: u64, to: u64) {
-        assert!(self.part_starts.is_empty(), "rows of plain sources have one part each");
+    /// Gives row `to` the bytes of row `from`, in a source where every row has one payload.
+    pub fn copy_plain_payload(&mut self, from: u64, to: u64) {
+        assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
         let (from, to) = (from as usize, to as usize);
-        self.part_lens[to] = self.part_lens[from];
-        self.part_places[to] = self.part_places[from];
-        if !self.part_containers.is_empty() {
-            self.part_containers[to] = self.part_containers[from];
+        self.payload_lens[to] = self.payload_lens[from];
+        self.payload_offsets[to] = self.payload_offsets[from];
+        if !self.payload_containers.is_empty() {
+            self.payload_containers[to] = self.payload_containers[from];
         }
     }
 
@@ -294,13 +294,13 @@ impl Index {
             fields: self.fields.clone(),
             classes: self.classes.clone(),
             bad: self.bad.clone(),
-            taken: self.taken.clone(),
+            file_counts: self.file_counts.clone(),
             ..Index::default()
         };
         for row in 0..self.len() {
             if drop.binary_search(&row).is_err() {
                 kept.push(self.name(row), self.label(row));
-                self.parts(row).for_each(|part| kept.push_part(part));
+                self.payloads(row).for_each(|payload| kept.push_payload(payload));
             }
         }
         kept
@@ -309,8 +309,9 @@ impl Index {
     /// The entry that says why a row cannot be imported.
     pub fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
         let bad = BadEntry::new(self.name(row), reason);
-        let part = self.part_range(row).next();
-        let container = part.map(|part| &self.containers[self.part_at(part).container as usize]);
+        let payload = self.payload_range(row).next();
+        let container =
+            payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
         // A name beneath the only folder says where it is.
         match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
             Some(container) => bad.within(&container.path),
@@ -346,38 +347,39 @@ impl Index {
         hash.update(&self.names.bytes);
         self.names.ends.iter().for_each(|end| hash.update(&end.to_le_bytes()));
         self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
-        self.part_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
-        self.part_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
-        self.part_lens.iter().for_each(|len| hash.update(&len.to_le_bytes()));
-        self.part_places.iter().for_each(|place| hash.update(&place.to_le_bytes()));
-        self.part_containers.iter().for_each(|at| hash.update(&at.to_le_bytes()));
+        self.payload_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
+        self.payload_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
+        self.payload_lens.iter().for_each(|len| hash.update(&len.to_le_bytes()));
+        self.payload_offsets.iter().for_each(|place| hash.update(&place.to_le_bytes()));
+        self.payload_containers.iter().for_each(|at| hash.update(&at.to_le_bytes()));
         hash.digest()
     }
 
-    fn part_range(&self, row: u64) -> std::ops::Range<usize> {
+    fn payload_range(&self, row: u64) -> std::ops::Range<usize> {
         let row = row as usize;
-        if self.part_starts.is_empty() {
+        if self.payload_starts.is_empty() {
             return row..row + 1;
         }
-        let end = self.part_starts.get(row + 1).map_or(self.part_lens.len(), |&end| end as usize);
-        self.part_starts[row] as usize..end
+        let end =
+            self.payload_starts.get(row + 1).map_or(self.payload_lens.len(), |&end| end as usize);
+        self.payload_starts[row] as usize..end
     }
 
-    fn part_at(&self, part: usize) -> Part {
-        Part {
-            field: self.part_fields.get(part).copied().unwrap_or(0),
-            len_bytes: self.part_lens[part],
-            place: self.part_places[part],
-            container: self.part_containers.get(part).copied().unwrap_or(0),
+    fn payload_at(&self, payload: usize) -> Payload {
+        Payload {
+            field: self.payload_fields.get(payload).copied().unwrap_or(0),
+            len_bytes: self.payload_lens[payload],
+            offset_or_stamp: self.payload_offsets[payload],
+            container: self.payload_containers.get(payload).copied().unwrap_or(0),
         }
     }
 
-    /// From one part a row to any number: the rows so far have one each, but the last may have none.
-    fn begin_part_columns(&mut self) {
+    /// From one payload a row to any number: the rows so far have one each, but the last may have none.
+    fn begin_payload_columns(&mut self) {
         let rows = self.names.len() as u64;
-        let parts = self.part_lens.len() as u64;
-        self.part_starts = (0..rows).map(|row| row.min(parts)).collect();
-        self.part_fields = vec![0; self.part_lens.len()];
+        let payloads = self.payload_lens.len() as u64;
+        self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
+        self.payload_fields = vec![0; self.payload_lens.len()];
     }
 }
 
@@ -430,34 +432,34 @@ const MAX_FIELDS: usize = 256;
 mod tests {
     use super::*;
 
-    fn part(field: u16, len_bytes: u32) -> Part {
-        Part { field, len_bytes, place: u64::from(len_bytes) * 10, container: 0 }
+    fn payload(field: u16, len_bytes: u32) -> Payload {
+        Payload { field, len_bytes, offset_or_stamp: u64::from(len_bytes) * 10, container: 0 }
     }
 
     #[test]
-    fn plain_rows_have_one_part_each_and_no_part_columns() {
+    fn plain_rows_have_one_payload_each_and_no_payload_columns() {
         let mut index = Index::default();
         for (name, len) in [("a", 1), ("b", 2)] {
             index.push(name.as_bytes(), None);
-            index.push_part(part(0, len));
+            index.push_payload(payload(0, len));
         }
-        assert_eq!(index.parts(1).collect::<Vec<_>>(), [part(0, 2)]);
-        assert!(index.part_starts.is_empty() && index.labels.is_empty());
+        assert_eq!(index.payloads(1).collect::<Vec<_>>(), [payload(0, 2)]);
+        assert!(index.payload_starts.is_empty() && index.labels.is_empty());
         assert_eq!((index.name(0), index.label(0)), (&b"a"[..], None));
     }
 
     #[test]
-    fn rows_with_several_fields_keep_their_parts_apart_also_when_they_begin_late() {
+    fn rows_with_several_fields_keep_their_payloads_apart_also_when_they_begin_late() {
         let mut index = Index::default();
         index.push(b"plain", None);
-        index.push_part(part(0, 5));
+        index.push_payload(payload(0, 5));
         index.push(b"none", None);
         index.push(b"two", Some(3));
-        index.push_part(part(1, 7));
-        index.push_part(part(0, 8));
-        let parts = |row| index.parts(row).collect::<Vec<_>>();
-        assert_eq!((parts(0), parts(1)), (vec![part(0, 5)], vec![]));
-        assert_eq!(parts(2), [part(1, 7), part(0, 8)]);
+        index.push_payload(payload(1, 7));
+        index.push_payload(payload(0, 8));
+        let payloads = |row| index.payloads(row).collect::<Vec<_>>();
+        assert_eq!((payloads(0), payloads(1)), (vec![payload(0, 5)], vec![]));
+        assert_eq!(payloads(2), [payload(1, 7), payload(0, 8)]);
         assert_eq!((index.payload_bytes(2), index.field_len_bytes(2, 1)), (15, Some(7)));
         assert_eq!((index.label(0), index.label(2)), (None, Some(3)));
     }
@@ -467,7 +469,7 @@ mod tests {
         let mut index = Index::default();
         for name in ["x", "b", "x", "a", "x"] {
             index.push(name.as_bytes(), None);
-            index.push_part(part(0, 1));
+            index.push_payload(payload(0, 1));
         }
         assert_eq!(index.rows_with_a_taken_name(), [2, 4]);
         let kept = index.without(&[2, 4]);

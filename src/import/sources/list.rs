@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 
 use super::beneath::Root;
-use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Part};
+use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Payload};
 use super::stamp;
 use super::tar_members::clean_name;
 use crate::{Error, Result};
@@ -107,7 +107,7 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     }
     index.push(&name, label);
     let len_bytes = len as u32; // within the limit just tested
-    index.push_part(Part { field: 0, len_bytes, place: stamp(&stat), container });
+    index.push_payload(Payload { field: 0, len_bytes, offset_or_stamp: stamp(&stat), container });
     Ok(())
 }
 

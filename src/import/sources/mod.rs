@@ -9,7 +9,7 @@
 //! ([`spool`]), or goes through [`stream`] in the order in which it comes.
 //!
 //! What the paths are is judged by the bytes of their files ([`detect`], [`content`], [`tree`]), and
-//! what each was taken as is counted ([`taken`]).
+//! what each was taken as is counted ([`file_counts`]).
 //!
 //! Read [`index`] for what is kept, [`folder`] and [`tar_members`] for how it is found.
 
@@ -18,6 +18,7 @@ mod braces;
 pub mod compression;
 pub mod content;
 pub mod detect;
+pub mod file_counts;
 pub mod folder;
 pub mod index;
 mod kind;
@@ -25,7 +26,6 @@ pub mod list;
 pub mod shard;
 pub mod spool;
 pub mod stream;
-pub mod taken;
 pub mod tar;
 pub mod tar_members;
 pub mod tfrecord;
@@ -43,12 +43,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
 pub use self::detect::{Found, FoundFile};
+use self::file_counts::FileCounts;
+pub use self::file_counts::{FileCount, Role};
 use self::index::MAX_SAMPLE_BYTES;
-pub use self::index::{BadEntry, BadReason, Container, Index, Part};
+pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub use self::kind::SourceKind;
 use self::shard::OpenShards;
-use self::taken::Tally;
-pub use self::taken::{Role, Taken};
 use crate::checksum::{crc32c, crc32c_append};
 use crate::{Error, ErrorKind, Result};
 
@@ -62,7 +62,7 @@ pub struct Source {
 
 #[derive(Debug)]
 enum Store {
-    /// Files beneath folders: parts' containers are the roots.
+    /// Files beneath folders: payloads' containers are the roots.
     Folders(Vec<Root>),
     /// Shards: their files stay open only where they have no name (spooled ones).
     Shards(Vec<Option<Arc<File>>>),
@@ -134,8 +134,8 @@ impl Source {
             }
             (None, _) => index_shards(&found.files, kind, options)?,
         };
-        taken::set_piped_bytes(&mut found.taken, piped_bytes(&index));
-        index.taken.splice(0..0, found.taken);
+        file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
+        index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
         drop_impossible_rows(&mut index, kind);
         if index.is_empty() && index.bad.is_empty() {
@@ -147,8 +147,8 @@ impl Source {
     }
 
     /// What the source's files were taken as.
-    pub fn taken(&self) -> &[Taken] {
-        &self.index.taken
+    pub fn file_counts(&self) -> &[FileCount] {
+        &self.index.file_counts
     }
 
     /// What the source is, once looked at.
@@ -188,15 +188,15 @@ pub struct SourceReader<'a> {
 }
 
 impl SourceReader<'_> {
-    /// Reads a part of `row` into `into`, which is as long as the part.
+    /// Reads a part of `row` into `into`, which is as long as the payload.
     ///
     /// # Errors
     /// Why the entry cannot be imported; `into` may be overwritten then.
-    pub fn read(&mut self, row: u64, part: &Part, into: &mut [u8]) -> Result<(), BadReason> {
-        self.read_piece(row, part, 0, into)?;
+    pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
+        self.read_piece(row, payload, 0, into)?;
         if self.source.kind == SourceKind::TfRecord {
             let mut stored = [0; tfrecord::CRC_BYTES];
-            self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
+            self.read_shard(payload, tfrecord::crc_offset(payload), &mut stored)?;
             tfrecord::check_crc(crc32c(into), stored)?;
         }
         Ok(())
@@ -213,17 +213,17 @@ impl SourceReader<'_> {
     pub fn read_in_pieces(
         &mut self,
         row: u64,
-        part: &Part,
+        payload: &Payload,
         sink: &mut dyn PieceSink,
     ) -> Result<(), PieceError> {
         let is_checked = self.source.kind == SourceKind::TfRecord;
         let (mut at, mut crc) = (0, 0);
-        let len = u64::from(part.len_bytes);
+        let len = u64::from(payload.len_bytes);
         loop {
             let space = sink.space().map_err(PieceError::Sink)?;
             let piece_len = (len - at).min(space.len() as u64) as usize;
             let piece = &mut space[..piece_len];
-            self.read_piece(row, part, at, piece)?;
+            self.read_piece(row, payload, at, piece)?;
             if is_checked {
                 crc = crc32c_append(crc, piece);
             }
@@ -235,7 +235,7 @@ impl SourceReader<'_> {
         }
         if is_checked {
             let mut stored = [0; tfrecord::CRC_BYTES];
-            self.read_shard(part, tfrecord::crc_place(part), &mut stored)?;
+            self.read_shard(payload, tfrecord::crc_offset(payload), &mut stored)?;
             tfrecord::check_crc(crc, stored)?;
         }
         Ok(())
@@ -244,22 +244,27 @@ impl SourceReader<'_> {
     fn read_piece(
         &mut self,
         row: u64,
-        part: &Part,
+        payload: &Payload,
         at: u64,
         into: &mut [u8],
     ) -> Result<(), BadReason> {
         match &self.source.store {
             Store::Folders(roots) => {
-                let root = &roots[part.container as usize];
-                read_file(root, self.source.index.name(row), part.place, at, into)
+                let root = &roots[payload.container as usize];
+                read_file(root, self.source.index.name(row), payload.offset_or_stamp, at, into)
             }
-            Store::Shards(_) => self.read_shard(part, part.place + at, into),
+            Store::Shards(_) => self.read_shard(payload, payload.offset_or_stamp + at, into),
         }
     }
 
-    fn read_shard(&mut self, part: &Part, place: u64, into: &mut [u8]) -> Result<(), BadReason> {
-        let container = &self.source.index.containers[part.container as usize];
-        self.open.read(part.container, container, place, into)
+    fn read_shard(
+        &mut self,
+        payload: &Payload,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let container = &self.source.index.containers[payload.container as usize];
+        self.open.read(payload.container, container, offset, into)
     }
 }
 
@@ -334,7 +339,7 @@ fn index_shards(
     let mut index = Index::default();
     let mut rows = tar::Rows::new(kind == SourceKind::WebDataset);
     let mut files = Vec::new();
-    let mut appended = Tally::default();
+    let mut appended = FileCounts::default();
     for (number, FoundFile { path, name }) in shards.iter().enumerate() {
         let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
         index.containers.push(container);
@@ -350,7 +355,7 @@ fn index_shards(
             appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }
     }
-    index.taken = appended.into_taken();
+    index.file_counts = appended.into_counts();
     let dead = rows.finish(&mut index);
     if !dead.is_empty() {
         index = index.without(&dead);

@@ -92,11 +92,11 @@ impl OpenShards {
         &mut self,
         number: u32,
         container: &Container,
-        place: u64,
+        offset: u64,
         into: &mut [u8],
     ) -> Result<(), BadReason> {
         let file = self.file(number, container)?;
-        match file.read_exact_at(into, place) {
+        match file.read_exact_at(into, offset) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(BadReason::Changed),
             Err(error) => Err(BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))),
@@ -126,9 +126,9 @@ impl OpenShards {
     }
 }
 
-fn read_at(file: &File, into: &mut [u8], place: u64) -> io::Result<usize> {
+fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     loop {
-        match file.read_at(into, place) {
+        match file.read_at(into, offset) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
         }

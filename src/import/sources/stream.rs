@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::file_counts::{FileCount, FileCounts};
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
 use super::kind::SourceKind;
 use super::spool::{is_stream, open_stream};
-use super::taken::{Taken, Tally};
 use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
 use crate::{Error, ErrorKind, Result};
@@ -22,7 +22,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct StreamSource {
     paths: std::vec::IntoIter<PathBuf>,
     members: Option<(PathBuf, Members<Stream>)>,
-    appended: Tally,
+    appended: FileCounts,
     /// Read so far from streams that have no length.
     piped_bytes: u64,
     grouped: bool,
@@ -70,7 +70,7 @@ impl StreamSource {
         Ok(StreamSource {
             paths: paths.into_iter(),
             members: None,
-            appended: Tally::default(),
+            appended: FileCounts::default(),
             piped_bytes: 0,
             grouped,
             fields_grow: fields.is_none(),
@@ -94,8 +94,8 @@ impl StreamSource {
     }
 
     /// Archives behind the first of their stream, in the streams that have ended.
-    pub fn appended(&self) -> Vec<Taken> {
-        self.appended.clone().into_taken()
+    pub fn appended(&self) -> Vec<FileCount> {
+        self.appended.clone().into_counts()
     }
 
     /// Bytes of the pipes that have ended, without their compression.

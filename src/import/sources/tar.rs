@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Part, TOO_MANY_FIELDS};
+use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 
@@ -31,9 +31,9 @@ struct Link {
 
 /// What became of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Took {
+pub enum MemberUse {
     /// Its payload is a part of the last row; it may be a class number.
-    Part {
+    Payload {
         /// Whether the payload says the row's label.
         label: bool,
     },
@@ -70,7 +70,7 @@ impl Rows {
                     return members.appended();
                 }
             };
-            if self.take(&member, container, index) == (Took::Part { label: true })
+            if self.take(&member, container, index) == (MemberUse::Payload { label: true })
                 && let Some(label) = read_label(&mut members, &member)
             {
                 index.set_last_label(label);
@@ -84,14 +84,14 @@ impl Rows {
     }
 
     /// Appends a member to `index`: as a row, as a part of the last row, or to the bad entries.
-    pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> Took {
+    pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
         match self.try_take(member, container, index) {
             Ok(took) => took,
             Err(reason) => {
                 let shard = &index.containers[container as usize].path;
                 let bad = BadEntry::new(&member.name, reason).within(shard);
                 index.bad.push(bad);
-                Took::Nothing
+                MemberUse::Nothing
             }
         }
     }
@@ -115,10 +115,10 @@ impl Rows {
         member: &Member,
         container: u32,
         index: &mut Index,
-    ) -> Result<Took, BadReason> {
+    ) -> Result<MemberUse, BadReason> {
         if member.kind == MemberKind::Folder {
             self.note_folder(&member.name);
-            return Ok(Took::Nothing);
+            return Ok(MemberUse::Nothing);
         }
         let name = clean_name(&member.name)?;
         let target = match &member.kind {
@@ -132,10 +132,10 @@ impl Rows {
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
-        let mut part = Part {
+        let mut payload = Payload {
             field: 0,
             len_bytes: member.len_bytes as u32, // within the limit just tested
-            place: member.place,
+            offset_or_stamp: member.offset,
             container,
         };
         if self.grouped {
@@ -143,28 +143,33 @@ impl Rows {
             if target.is_some() {
                 return Err(BadReason::Special("link in a shard of grouped files"));
             }
-            part.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
-            self.push_grouped(key, part, index)?;
-            return Ok(Took::Part { label: field == b"cls" });
+            payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
+            self.push_grouped(key, payload, index)?;
+            return Ok(MemberUse::Payload { label: field == b"cls" });
         }
         self.note_folder_of(&name);
         index.only_field();
         index.push(&name, None);
-        index.push_part(part);
+        index.push_payload(payload);
         if let Some(target) = target {
             self.links.push(Link { row: index.len() - 1, target });
         }
-        Ok(Took::Part { label: false })
+        Ok(MemberUse::Payload { label: false })
     }
 
-    fn push_grouped(&mut self, key: &[u8], part: Part, index: &mut Index) -> Result<(), BadReason> {
+    fn push_grouped(
+        &mut self,
+        key: &[u8],
+        payload: Payload,
+        index: &mut Index,
+    ) -> Result<(), BadReason> {
         if self.open_key.as_deref() != Some(key) {
             index.push(key, None);
             self.open_key = Some(key.to_vec());
-        } else if index.field_len_bytes(index.len() - 1, part.field).is_some() {
+        } else if index.field_len_bytes(index.len() - 1, payload.field).is_some() {
             return Err(BadReason::Twice);
         }
-        index.push_part(part);
+        index.push_payload(payload);
         Ok(())
     }
 
@@ -201,7 +206,7 @@ impl Rows {
         let mut dead = Vec::new();
         for link in &self.links {
             match follow(link, &rows, &links) {
-                Ok(row) => index.copy_plain_part(row, link.row),
+                Ok(row) => index.copy_plain_payload(row, link.row),
                 Err(reason) => {
                     index.bad.push(index.bad_row(link.row, reason));
                     dead.push(link.row);

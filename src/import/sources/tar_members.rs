@@ -46,7 +46,7 @@ pub struct Member {
     /// Length of its payload in bytes.
     pub len_bytes: u64,
     /// Byte offset of its payload in the archive.
-    pub place: u64,
+    pub offset: u64,
 }
 
 /// What a member is.
@@ -195,7 +195,7 @@ impl<I: Input> Members<I> {
         Ok(read)
     }
 
-    /// Behind an end mark: looks for the header of another archive, which comes to be in `block`.
+    /// WriteBehind an end mark: looks for the header of another archive, which comes to be in `block`.
     fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
         loop {
             self.header_at = self.position;
@@ -247,12 +247,12 @@ impl<I: Input> Members<I> {
             return Err(syntax("a length where there can be no payload"));
         }
         let len_bytes = if has_payload { len_bytes } else { 0 };
-        let place = self.position;
+        let offset = self.position;
         self.enter(len_bytes)?;
-        if self.input.len_bytes().is_some_and(|len| place + len_bytes > len) {
+        if self.input.len_bytes().is_some_and(|len| offset + len_bytes > len) {
             return Err(truncated("inside a member"));
         }
-        Ok(Member { name, kind, len_bytes, place })
+        Ok(Member { name, kind, len_bytes, offset })
     }
 
     /// Makes the next `len_bytes` bytes the present member.

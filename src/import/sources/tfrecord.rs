@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Part};
+use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload};
 use super::shard::FrontToBack;
 use super::tar_members::Input;
 use crate::checksum::crc32c;
@@ -28,7 +28,7 @@ pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Ind
     }
     let mut records = Records {
         input: FrontToBack::new(file, shard.len_bytes),
-        place: 0,
+        offset: 0,
         len_bytes: shard.len_bytes,
     };
     for number in 0.. {
@@ -36,17 +36,22 @@ pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Ind
         name.extend_from_slice(format!("/{number}").as_bytes());
         match records.next_record() {
             Ok(None) => return,
-            Ok(Some((place, len))) if len <= MAX_SAMPLE_BYTES => {
+            Ok(Some((offset, len))) if len <= MAX_SAMPLE_BYTES => {
                 index.push(&name, None);
                 let len_bytes = len as u32; // within the limit just tested
-                index.push_part(Part { field: 0, len_bytes, place, container });
+                index.push_payload(Payload {
+                    field: 0,
+                    len_bytes,
+                    offset_or_stamp: offset,
+                    container,
+                });
             }
             Ok(Some((_, len))) => {
                 let bad = BadEntry::new(&name, BadReason::TooLarge(len)).within(&shard.path);
                 index.bad.push(bad);
             }
             Err(reason) => {
-                let rest = records.place..shard.len_bytes;
+                let rest = records.offset..shard.len_bytes;
                 let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
                 return index.bad.push(bad);
             }
@@ -64,33 +69,33 @@ pub fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
 }
 
-/// Where the stored checksum of a part lies.
-pub fn crc_place(part: &Part) -> u64 {
-    part.place + u64::from(part.len_bytes)
+/// Where the stored checksum of a payload lies.
+pub fn crc_offset(payload: &Payload) -> u64 {
+    payload.offset_or_stamp + u64::from(payload.len_bytes)
 }
 
 struct Records {
     input: FrontToBack,
-    place: u64,
+    offset: u64,
     len_bytes: u64,
 }
 
 impl Records {
     /// Place and length of the next payload; `None` at the end of the shard.
     fn next_record(&mut self) -> Result<Option<(u64, u64)>, BadReason> {
-        if self.place == self.len_bytes {
+        if self.offset == self.len_bytes {
             return Ok(None);
         }
         let mut header = [0; HEADER_BYTES];
         self.fill(&mut header)?;
         let len = length(&header)?;
-        let place = self.place + HEADER_BYTES as u64;
-        let end = len.checked_add(CRC_BYTES as u64).and_then(|len| place.checked_add(len));
+        let offset = self.offset + HEADER_BYTES as u64;
+        let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
         let end = end.filter(|&end| end <= self.len_bytes);
         let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
-        self.input.skip(end - place).map_err(unreadable)?;
-        self.place = end;
-        Ok(Some((place, len)))
+        self.input.skip(end - offset).map_err(unreadable)?;
+        self.offset = end;
+        Ok(Some((offset, len)))
     }
 
     fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {

@@ -14,9 +14,9 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use super::beneath::Root;
 use super::content::{Content, is_shard_name, is_side_file};
+use super::file_counts::{FileCount, Role};
 use super::folder;
 use super::index::{BadEntry, BadReason, Index};
-use super::taken::{Role, Taken};
 use crate::Result;
 
 /// A folder and all that lies in it.
@@ -63,8 +63,8 @@ impl Tree {
             let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
             let sort = if is_known { sort } else { Sort::Another };
             let count = counts.entry(sort).or_insert_with(|| Count::new(sort, name));
-            count.taken.files += 1;
-            count.taken.bytes += len_bytes;
+            count.total.files += 1;
+            count.total.bytes += len_bytes;
             if !looks || len_bytes == 0 && !count.named_as_shards {
                 continue;
             }
@@ -89,9 +89,10 @@ impl Tree {
         if unread < looked_at {
             survey.unread = None;
         }
-        survey.taken = counts.into_values().map(|count| count.taken).collect();
-        let larger_first = |a: &Taken, b: &Taken| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
-        survey.taken.sort_unstable_by(larger_first);
+        survey.file_counts = counts.into_values().map(|count| count.total).collect();
+        let larger_first =
+            |a: &FileCount, b: &FileCount| b.bytes.cmp(&a.bytes).then(a.what.cmp(&b.what));
+        survey.file_counts.sort_unstable_by(larger_first);
         survey
     }
 
@@ -164,12 +165,12 @@ pub struct Survey {
     /// The format and a name, where all of them are of formats that are not read here.
     pub unread: Option<(&'static str, Vec<u8>)>,
     /// All files, counted by extension, each taken as a sample.
-    pub taken: Vec<Taken>,
+    pub file_counts: Vec<FileCount>,
 }
 
 /// Files of one sort.
 struct Count {
-    taken: Taken,
+    total: FileCount,
     /// Those that are not empty.
     full: u64,
     /// Whether the extension says that they are shards.
@@ -179,8 +180,8 @@ struct Count {
 impl Count {
     fn new(sort: Sort, name: &[u8]) -> Count {
         let (role, example) = (Role::Sample, name.to_vec());
-        let taken = Taken { what: sort.label(), role, files: 0, bytes: 0, example };
-        Count { taken, full: 0, named_as_shards: is_shard_name(name) }
+        let total = FileCount { what: sort.label(), role, files: 0, bytes: 0, example };
+        Count { total, full: 0, named_as_shards: is_shard_name(name) }
     }
 }
 

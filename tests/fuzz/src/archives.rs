@@ -199,7 +199,7 @@ fn import(kind: SourceKind, content: &[u8], most_bytes: u64) {
     let mut reader = source.reader();
     for row in 0..index.len() {
         assert!(!index.name(row).is_empty(), "a sample has a name");
-        for part in index.parts(row) {
+        for part in index.payloads(row) {
             // A length that the file cannot have must not be in the index.
             assert!(u64::from(part.len_bytes) <= most_bytes, "row {row}: {part:?}");
             let len = part.len_bytes as usize;

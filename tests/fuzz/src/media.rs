@@ -155,13 +155,13 @@ pub fn put_crc(bytes: &mut [u8], of: Range<usize>, at: usize) {
 
 fn superblock(bytes: &[u8]) {
     let Ok(superblock) = Superblock::parse(bytes) else { return };
-    superblock.snapshot_run();
+    superblock.snapshot_range();
     assert_eq!(Superblock::parse(&superblock.encode()), Ok(superblock), "it reads back");
 }
 
 fn chunk(bytes: &[u8]) {
     if let Ok(head) = ChunkHead::parse(bytes) {
-        let _ = (head.run(), head.end_slot(), head.len_bytes());
+        let _ = (head.cell_range(), head.end_slot(), head.len_bytes());
     }
     let Ok(header) = ChunkHeader::parse(bytes) else { return };
     assert_eq!(header.samples().count(), usize::from(header.head().num_samples));
@@ -225,5 +225,5 @@ pub fn ask(directory: &Directory) {
     let _ = (directory.list(b""), directory.lookup(b"class00/sample0001.bin"));
     directory.record();
     let _ = (directory.freed(), directory.classes(), directory.fields());
-    directory.deleted_runs();
+    directory.deleted_ranges();
 }

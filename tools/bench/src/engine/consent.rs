@@ -5,8 +5,8 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use dlfs::format::open::Copies;
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use dlfs::format::superblock_set::SuperblockCopies;
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 
@@ -66,7 +66,7 @@ fn check_blocks(
             block.fill(0);
         }
     }
-    if Copies::parse(&blocks[0], &blocks[1]).is_blank() || consents(job, name) {
+    if SuperblockCopies::parse(&blocks[0], &blocks[1]).is_blank() || consents(job, name) {
         return Ok(());
     }
     let does = if job.unlink { "unlink=1 removes" } else { "the job overwrites" };

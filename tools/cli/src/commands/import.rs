@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::format::Pack;
-use dlfs::import::sources::{BadEntry, Role, SourceKind, Taken};
+use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
 use dlfs::{Error, ErrorKind};
 
@@ -282,7 +282,7 @@ impl JsonReport {
             reason: entry.why(),
             within: within(entry),
         };
-        let taken = |taken: &Taken| JsonTaken {
+        let taken = |taken: &FileCount| JsonTaken {
             what: taken.what.clone(),
             r#as: taken.role.to_string(),
             files: taken.files,
@@ -300,7 +300,7 @@ impl JsonReport {
             chunks: report.chunks,
             chunks_found: report.chunks_found,
             image_bytes: report.image_bytes,
-            taken: report.taken.iter().map(taken).collect(),
+            taken: report.file_counts.iter().map(taken).collect(),
             bad: report.bad.iter().map(bad).collect(),
         }
     }
@@ -336,7 +336,7 @@ fn print_report(
     if report.live_samples != report.samples {
         out.line(format!("  in all     {}", text::counted(report.live_samples, "sample")))?;
     }
-    print_taken(out, &report.taken)?;
+    print_taken(out, &report.file_counts)?;
     if !report.bad.is_empty() {
         out.line(format!("  left out   {}:", text::counted(report.bad.len() as u64, "entry")))?;
         for entry in &report.bad {
@@ -348,7 +348,7 @@ fn print_report(
 }
 
 /// What the files were taken as, the sorts with the most bytes first where each file is a sample.
-fn print_taken(out: &mut Out, taken: &[Taken]) -> Result<(), Failure> {
+fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     let (shown, others) = match taken.split_at_checked(MOST_SORTS) {
         Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MOST_SORTS..]),
         _ => (taken, &[][..]),

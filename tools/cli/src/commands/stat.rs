@@ -6,7 +6,7 @@ use serde::Serialize;
 use dlfs::Error;
 use dlfs::dataset::Image;
 use dlfs::directory::Directory;
-use dlfs::format::copies::BadCopy;
+use dlfs::format::superblock_copies::BadCopy;
 use dlfs::units::SampleId;
 
 use super::cat::find;

@@ -9,9 +9,9 @@ use crate::directory::commit::reserve_current;
 use crate::format::chunk::ChunkKind;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::check_layout;
-use crate::format::open::{OpenError, Opened, judge};
 use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
+use crate::format::superblock_set::{SuperblockSet, SuperblockSetError, select_generation};
 use crate::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
@@ -32,7 +32,7 @@ pub(super) struct Current {
 }
 
 /// What an import begins with.
-pub(super) struct Begun {
+pub(super) struct ImportState {
     /// The namespaces, in the image's order.
     pub(super) media: Media,
     /// What the image holds already.
@@ -51,12 +51,12 @@ pub(super) struct Begun {
 /// # Errors
 /// `Refused`: the target holds something that the options do not allow to touch. `NotFound`: there
 /// is nothing to append to or go on with. Those of reading and of a damaged image.
-pub(super) fn begin(
+pub(super) fn prepare(
     media: Media,
     options: &ImportOptions,
     fingerprint: u64,
     samples: u64,
-) -> Result<Begun> {
+) -> Result<ImportState> {
     let mut channel = media.channel();
     match options.onto {
         Onto::Empty => {
@@ -103,7 +103,7 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
 /// Opens the generation that is committed, its names included, to write the next one.
 ///
 /// # Errors
-/// Those of [`judge`], of reading, and of a damaged snapshot. `Refused`: what would be written over may
+/// Those of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: what would be written over may
 /// be a newer generation, and `accept_older` does not allow that.
 pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
     let opened = opened(media)?;
@@ -114,7 +114,7 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
 }
 
 /// The next commit would write over a newer generation if there was one.
-fn refuse_lost_generation(opened: &Opened, media: &Media) -> Result<()> {
+fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
     let Some(lost) = opened.lost_generation() else { return Ok(()) };
     let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
     let error = copy.expect("a generation is lost with a copy").error.clone();
@@ -130,7 +130,7 @@ fn refuse_lost_generation(opened: &Opened, media: &Media) -> Result<()> {
     ))
 }
 
-fn load_current(mut opened: Opened, media: &Media) -> Result<(Media, Current)> {
+fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Current)> {
     let media = media.in_order(&opened.given);
     let lengths = |device: &Arc<dyn Device>| {
         let namespace = device.namespace();
@@ -165,7 +165,7 @@ pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
 }
 
 /// The superblocks of `media`, judged.
-pub(super) fn opened(media: &Media) -> Result<Opened> {
+pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
     let opened = judge_now(media)?.map_err(|error| match media.devices() {
         [only] => Error::from(error).target(only.namespace().address),
         _ => Error::from(error),
@@ -176,13 +176,18 @@ pub(super) fn opened(media: &Media) -> Result<Opened> {
     Ok(opened)
 }
 
-fn judge_now(media: &Media) -> Result<Result<Opened, OpenError>> {
+fn judge_now(media: &Media) -> Result<Result<SuperblockSet, SuperblockSetError>> {
     let mut channel = media.channel();
     let copies = (0..media.len()).map(|namespace| channel.superblocks(namespace));
-    Ok(judge(&copies.collect::<Result<Vec<_>>>()?))
+    Ok(select_generation(&copies.collect::<Result<Vec<_>>>()?))
 }
 
-fn fresh(media: Media, options: &ImportOptions, fingerprint: u64, samples: u64) -> Result<Begun> {
+fn fresh(
+    media: Media,
+    options: &ImportOptions,
+    fingerprint: u64,
+    samples: u64,
+) -> Result<ImportState> {
     let uuid = match options.uuid {
         Some(uuid) => uuid,
         None => {
@@ -200,7 +205,7 @@ fn fresh(media: Media, options: &ImportOptions, fingerprint: u64, samples: u64) 
         part: part(0, options, samples),
         fingerprint,
     };
-    Ok(Begun { media, current: None, journal, resumed: false, done: false })
+    Ok(ImportState { media, current: None, journal, resumed: false, done: false })
 }
 
 fn append(
@@ -209,7 +214,7 @@ fn append(
     options: &ImportOptions,
     fingerprint: u64,
     samples: u64,
-) -> Result<Begun> {
+) -> Result<ImportState> {
     let directory = &current.directory;
     let journal = Journal {
         layout: *directory.layout(),
@@ -220,7 +225,7 @@ fn append(
         part: part(directory.num_samples(), options, samples),
         fingerprint,
     };
-    Ok(Begun { media, current: Some(current), journal, resumed: false, done: false })
+    Ok(ImportState { media, current: Some(current), journal, resumed: false, done: false })
 }
 
 fn part(first: u64, options: &ImportOptions, samples: u64) -> Part {
@@ -238,7 +243,7 @@ fn resume(
     options: &ImportOptions,
     fingerprint: u64,
     samples: u64,
-) -> Result<Begun> {
+) -> Result<ImportState> {
     let Some((journal, order)) = read_journals(&media, &mut channel)? else {
         if judge_now(&media)?.is_ok() {
             return Err(nothing_to_resume());
@@ -266,7 +271,7 @@ fn resume(
     let first = journal.generation == Generation(1);
     if first && media.channel().superblocks(0)?.newest().is_none() {
         equal(PART_OF_JOURNAL, 0, journal.part.first)?;
-        return Ok(Begun { media, current: None, journal, resumed: true, done: false });
+        return Ok(ImportState { media, current: None, journal, resumed: true, done: false });
     }
     let opened = opened(&media)?;
     if !options.accept_older_generation && !is_its_own_commit(&opened, &journal, &media)? {
@@ -288,13 +293,13 @@ fn resume(
         true => at_most(PART_OF_JOURNAL, journal.part.first, ids).map(drop)?,
         false => equal(PART_OF_JOURNAL, ids, journal.part.first)?,
     }
-    Ok(Begun { media, current: Some(current), journal, resumed: true, done })
+    Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
 }
 
 /// Whether the generation that may be lost is the import's own: its commit was interrupted, or has
 /// gone bad since, and going on writes the same bytes again. No other may have been written instead,
 /// by a delete or purge that has no journal: it would have left a record.
-fn is_its_own_commit(opened: &Opened, journal: &Journal, media: &Media) -> Result<bool> {
+fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -> Result<bool> {
     if opened.lost_generation() != Some(journal.generation) {
         return Ok(false);
     }
@@ -447,7 +452,7 @@ fn give_up(channel: &mut Channel) -> Result<()> {
 
 /// Commits the generation that is open once more, with a superblock on namespace 0 that takes a blank other
 /// copy for what was given up, not for a newer generation.
-fn void_other_copy(channel: &mut Channel, opened: &Opened) -> Result<()> {
+fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> {
     let superblock = opened.superblock();
     if superblock.generation == Generation(1) {
         return Ok(()); // it has none in any case

@@ -2,7 +2,7 @@
 
 use crate::format::Fit;
 use crate::format::fill::Fill;
-use crate::format::{ChunkSpec, FormatError, Placement, Run, Space, fields};
+use crate::format::{CellRange, ChunkSpec, FormatError, Placement, Space, fields};
 use crate::import::sources::Index;
 use crate::units::Slot;
 
@@ -47,7 +47,7 @@ impl Rows<'_> {
 
 /// A chunk to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ChunkPlan {
+pub(super) struct ChunkLayout {
     /// Its number within the generation.
     pub(super) sequence: u64,
     /// Slot of its first sample.
@@ -55,14 +55,14 @@ pub(super) struct ChunkPlan {
     /// How many samples.
     pub(super) num_slots: u32,
     /// Where it lies.
-    pub(super) run: Run,
+    pub(super) cells: CellRange,
     /// Whether it is one sample that fits into no cell.
     pub(super) oversize: bool,
 }
 
 /// Plans chunk after chunk. Two planners of the same inputs plan the same.
 #[derive(Debug)]
-pub(super) struct Planner<'a> {
+pub(super) struct Chunker<'a> {
     rows: &'a Rows<'a>,
     spec: &'a ChunkSpec,
     placement: &'a Placement,
@@ -73,18 +73,18 @@ pub(super) struct Planner<'a> {
     lens: Vec<Option<u64>>,
 }
 
-impl<'a> Planner<'a> {
+impl<'a> Chunker<'a> {
     /// Plans the part of `placement` into the free cells of `space`.
     pub(super) fn new(
         rows: &'a Rows<'a>,
         spec: &'a ChunkSpec,
         placement: &'a Placement,
         space: Space,
-    ) -> Planner<'a> {
+    ) -> Chunker<'a> {
         let fields_len = spec.fields.iter().map(|name| 2 + name.len()).sum();
         let next_slot = placement.part().first;
         let lens = Vec::new();
-        Planner { rows, spec, placement, space, next_slot, sequence: 0, fields_len, lens }
+        Chunker { rows, spec, placement, space, next_slot, sequence: 0, fields_len, lens }
     }
 
     /// Chunks planned so far.
@@ -95,8 +95,8 @@ impl<'a> Planner<'a> {
     /// The next chunk; `None` when every slot has one.
     ///
     /// # Errors
-    /// `NoSpace`: there is no free run for it.
-    pub(super) fn next_chunk(&mut self) -> Result<Option<ChunkPlan>, FormatError> {
+    /// `NoSpace`: there is no free range for it.
+    pub(super) fn next_chunk(&mut self) -> Result<Option<ChunkLayout>, FormatError> {
         let part = self.placement.part();
         let (first_slot, end) = (self.next_slot, part.first + part.count);
         let mut fill = Fill::new(self.spec.layout, self.fields_len);
@@ -122,12 +122,12 @@ impl<'a> Planner<'a> {
         let cells = oversize_len.map_or(1, |len| self.spec.layout.cells_of(len));
         let sequence = self.sequence;
         self.sequence += 1;
-        let run = self.space.allocate(sequence, cells);
-        Ok(Some(ChunkPlan {
+        let range = self.space.allocate(sequence, cells);
+        Ok(Some(ChunkLayout {
             sequence,
             first_slot: Slot(first_slot),
             num_slots: (self.next_slot - first_slot) as u32,
-            run: run.ok_or_else(|| self.space.no_room(cells))?,
+            cells: range.ok_or_else(|| self.space.no_room(cells))?,
             oversize: oversize_len.is_some(),
         }))
     }

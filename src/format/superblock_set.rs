@@ -6,11 +6,11 @@ use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
 use crate::format::{FormatError, Uuid};
 use crate::units::Generation;
 
-pub use crate::format::copies::{BadCopy, Copies};
+pub use crate::format::superblock_copies::{BadCopy, SuperblockCopies};
 
 /// An image whose namespaces agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opened {
+pub struct SuperblockSet {
     /// Superblock of each namespace of the image, in the image's order.
     pub superblocks: Vec<Superblock>,
     /// For each of them, which of the given namespaces it is: they may come in any order.
@@ -21,7 +21,7 @@ pub struct Opened {
     pub bad_copies: Vec<BadCopy>,
 }
 
-impl Opened {
+impl SuperblockSet {
     /// The superblock of namespace 0, which speaks for the image.
     pub fn superblock(&self) -> &Superblock {
         &self.superblocks[0]
@@ -65,7 +65,7 @@ impl Opened {
 
 /// Why a set of namespaces is not an image. `given` counts the caller's list from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
+pub enum SuperblockSetError {
     /// No namespace was given.
     #[error("no namespace was given")]
     Nothing,
@@ -130,25 +130,28 @@ pub enum OpenError {
     },
 }
 
-impl From<OpenError> for Error {
-    fn from(error: OpenError) -> Error {
+impl From<SuperblockSetError> for Error {
+    fn from(error: SuperblockSetError) -> Error {
         let message = error.to_string();
         let kind = match &error {
-            OpenError::Blank { .. } => ErrorKind::NotFound,
-            OpenError::Nothing
-            | OpenError::OtherImage { .. }
-            | OpenError::Twice { .. }
-            | OpenError::Missing { .. } => ErrorKind::InvalidArgument,
-            OpenError::Damaged { source, .. } => Error::from(source.clone()).kind(),
-            OpenError::MixedGenerations { .. } | OpenError::Contradiction { .. } => {
-                ErrorKind::Corrupt
-            }
+            SuperblockSetError::Blank { .. } => ErrorKind::NotFound,
+            SuperblockSetError::Nothing
+            | SuperblockSetError::OtherImage { .. }
+            | SuperblockSetError::Twice { .. }
+            | SuperblockSetError::Missing { .. } => ErrorKind::InvalidArgument,
+            SuperblockSetError::Damaged { source, .. } => Error::from(source.clone()).kind(),
+            SuperblockSetError::MixedGenerations { .. }
+            | SuperblockSetError::Contradiction { .. } => ErrorKind::Corrupt,
         };
         let hint = match &error {
-            OpenError::Damaged { source: FormatError::Version { .. }, .. } => None,
-            OpenError::Damaged { .. } => Some("dlfs rebuild finds the samples by their chunks"),
-            OpenError::MixedGenerations { .. } => Some("was one namespace restored from a copy?"),
-            OpenError::Missing { .. } => Some("name all namespaces, separated by commas"),
+            SuperblockSetError::Damaged { source: FormatError::Version { .. }, .. } => None,
+            SuperblockSetError::Damaged { .. } => {
+                Some("dlfs rebuild finds the samples by their chunks")
+            }
+            SuperblockSetError::MixedGenerations { .. } => {
+                Some("was one namespace restored from a copy?")
+            }
+            SuperblockSetError::Missing { .. } => Some("name all namespaces, separated by commas"),
             _ => None,
         };
         let wrapped = Error::new(kind, message);
@@ -157,7 +160,7 @@ impl From<OpenError> for Error {
             None => wrapped,
         };
         match error {
-            OpenError::Damaged { source, .. } => wrapped.source(source),
+            SuperblockSetError::Damaged { source, .. } => wrapped.source(source),
             _ => wrapped,
         }
     }
@@ -168,12 +171,12 @@ impl From<OpenError> for Error {
 /// Namespace 0's newest valid copy says which generation is committed; all others must have it. A
 /// newer one there is an import that did not end, and does not count. Where another namespace's copy
 /// of that generation is bad, what namespace 0 says stands in for it.
-pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
+pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, SuperblockSetError> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
     let (superblocks, unfinished) = (Vec::new(), false);
-    let bad_copies = crate::format::copies::bad_copies(given, &order, zero);
-    let mut opened = Opened { superblocks, given: order, unfinished, bad_copies };
+    let bad_copies = crate::format::superblock_copies::bad_copies(given, &order, zero);
+    let mut opened = SuperblockSet { superblocks, given: order, unfinished, bad_copies };
     for &index in &opened.given {
         let newest = given[index].newest().expect("put_in_order saw a valid copy");
         let namespace = newest.namespace;
@@ -183,7 +186,7 @@ pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
             None if given[index].is_bad_at(zero.generation) => &stand_in,
             None => {
                 let (expected, found) = (zero.generation, newest.generation);
-                return Err(OpenError::MixedGenerations { namespace, expected, found });
+                return Err(SuperblockSetError::MixedGenerations { namespace, expected, found });
             }
         };
         // The snapshot is where namespace 0 says. A rebuild commits the same generation again with
@@ -193,7 +196,7 @@ pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
             && superblock.namespace == namespace
             && superblock.time_ns == zero.time_ns;
         if !same {
-            return Err(OpenError::Contradiction { namespace });
+            return Err(SuperblockSetError::Contradiction { namespace });
         }
         opened.unfinished |= newest.generation > zero.generation;
         opened.superblocks.push(*superblock);
@@ -202,36 +205,36 @@ pub fn judge(given: &[Copies]) -> Result<Opened, OpenError> {
 }
 
 /// Which of the given namespaces is which of the image: all there, none twice, all of one image.
-fn put_in_order(given: &[Copies]) -> Result<Vec<usize>, OpenError> {
+fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>, SuperblockSetError> {
     let mut newest = Vec::with_capacity(given.len());
     for (index, copies) in given.iter().enumerate() {
         match (copies.newest(), copies.why_not()) {
             (Some(superblock), _) => newest.push(superblock),
             (None, Some(error)) if !copies.is_blank() => {
-                return Err(OpenError::Damaged { given: index, source: error.clone() });
+                return Err(SuperblockSetError::Damaged { given: index, source: error.clone() });
             }
-            _ => return Err(OpenError::Blank { given: index }),
+            _ => return Err(SuperblockSetError::Blank { given: index }),
         }
     }
-    let first = newest.first().ok_or(OpenError::Nothing)?;
+    let first = newest.first().ok_or(SuperblockSetError::Nothing)?;
     let num_namespaces = first.layout.num_namespaces;
     let mut order = vec![None; usize::from(num_namespaces)];
     for (index, superblock) in newest.iter().enumerate() {
         let (expected, found) = (first.layout.uuid, superblock.layout.uuid);
         if expected != found {
-            return Err(OpenError::OtherImage { given: index, expected, found });
+            return Err(SuperblockSetError::OtherImage { given: index, expected, found });
         }
         let namespace = superblock.namespace;
         match order.get_mut(usize::from(namespace)) {
             Some(place @ None) => *place = Some(index),
             Some(Some(first)) => {
-                return Err(OpenError::Twice { namespace, first: *first, second: index });
+                return Err(SuperblockSetError::Twice { namespace, first: *first, second: index });
             }
-            None => return Err(OpenError::Contradiction { namespace }),
+            None => return Err(SuperblockSetError::Contradiction { namespace }),
         }
     }
     let find = |(namespace, place): (usize, Option<usize>)| {
-        place.ok_or(OpenError::Missing { namespace: namespace as u16, num_namespaces })
+        place.ok_or(SuperblockSetError::Missing { namespace: namespace as u16, num_namespaces })
     };
     order.into_iter().enumerate().map(find).collect()
 }

@@ -14,18 +14,18 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// The last one, when there was enough of it.
-pub(super) fn with_patience<T>(
-    patience: &Patience,
+pub(super) fn with_retry<T>(
+    retry_budget: &RetryBudget,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let mut pause = Pause::default();
+    let mut pause = Backoff::default();
     let never = AtomicBool::new(false);
     loop {
         match attempt() {
-            Err(error) if is_passing(&error) && patience.wait(&mut pause, &never) => {}
+            Err(error) if is_transient(&error) && retry_budget.wait(&mut pause, &never) => {}
             Err(error) => return Err(error),
             Ok(done) => {
-                patience.progressed();
+                retry_budget.progressed();
                 return Ok(done);
             }
         }
@@ -33,7 +33,7 @@ pub(super) fn with_patience<T>(
 }
 
 /// Whether trying again on a new connection may help.
-pub(super) fn is_passing(error: &Error) -> bool {
+pub(super) fn is_transient(error: &Error) -> bool {
     use std::error::Error as _;
     match error.kind() {
         ErrorKind::Disconnected | ErrorKind::TimedOut => true,
@@ -48,15 +48,15 @@ pub(super) fn is_passing(error: &Error) -> bool {
 
 /// How long all threads of an import together try again without getting anywhere.
 #[derive(Default)]
-pub(super) struct Patience {
+pub(super) struct RetryBudget {
     until: Mutex<Option<Instant>>,
 }
 
 /// One thread's pauses between attempts.
 #[derive(Default)]
-pub(super) struct Pause(Duration);
+pub(super) struct Backoff(Duration);
 
-impl Patience {
+impl RetryBudget {
     /// A call that began at `begun` has failed.
     pub(super) fn failed(&self, begun: Instant) {
         self.lock().get_or_insert(begun + RETRY_FOR);
@@ -73,8 +73,8 @@ impl Patience {
     }
 
     /// Waits a little longer than the last time; `false` when there was enough of it.
-    pub(super) fn wait(&self, pause: &mut Pause, stop: &AtomicBool) -> bool {
-        let next = (pause.0 * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+    pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
+        let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
         let until = *self.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
         if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
             return false;
@@ -92,5 +92,5 @@ impl Patience {
 /// How long attempts go on: less than one call may last, so that the last one ends within that too.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
 
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);

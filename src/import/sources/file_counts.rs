@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Files of one sort, and what became of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
+pub struct FileCount {
     /// What they are: `tar archive`, `file .jpg`.
     pub what: String,
     /// What they were taken as.
@@ -44,7 +44,7 @@ impl fmt::Display for Role {
     }
 }
 
-impl Taken {
+impl FileCount {
     /// What they are, in the plural where they are several: `tar archives in gzip`.
     pub fn noun(&self) -> String {
         let ends = NOUNS.iter().filter_map(|noun| Some(self.what.find(noun)? + noun.len()));
@@ -55,7 +55,7 @@ impl Taken {
     }
 }
 
-impl fmt::Display for Taken {
+impl fmt::Display for FileCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let such_as = if self.files == 1 { "" } else { "such as " };
         let example = String::from_utf8_lossy(&self.example);
@@ -66,29 +66,29 @@ impl fmt::Display for Taken {
 
 /// Counts files by what they are.
 #[derive(Debug, Default, Clone)]
-pub struct Tally(Vec<Taken>);
+pub struct FileCounts(Vec<FileCount>);
 
-impl Tally {
+impl FileCounts {
     /// Counts a file.
     pub fn add(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
         let (what, example) = (what.to_owned(), name.to_vec());
-        self.append([Taken { what, role, files: 1, bytes, example }]);
+        self.append([FileCount { what, role, files: 1, bytes, example }]);
     }
 
     /// Counts archives that lie behind the first one of the file `name`.
     pub fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
         let (what, example) = ("archive behind another".to_owned(), name.to_vec());
-        self.append([Taken { what, role: Role::Appended, files: archives, bytes, example }]);
+        self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
     }
 
     /// Adds what was counted already.
-    pub fn append(&mut self, taken: impl IntoIterator<Item = Taken>) {
-        for more in taken {
-            let same = |taken: &&mut Taken| taken.what == more.what && taken.role == more.role;
+    pub fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
+        for more in counts {
+            let same = |count: &&mut FileCount| count.what == more.what && count.role == more.role;
             match self.0.iter_mut().find(same) {
-                Some(taken) => {
-                    taken.files += more.files;
-                    taken.bytes = taken.bytes.saturating_add(more.bytes);
+                Some(count) => {
+                    count.files += more.files;
+                    count.bytes = count.bytes.saturating_add(more.bytes);
                 }
                 None => self.0.push(more),
             }
@@ -96,7 +96,7 @@ impl Tally {
     }
 
     /// All counts.
-    pub fn into_taken(self) -> Vec<Taken> {
+    pub fn into_counts(self) -> Vec<FileCount> {
         self.0
     }
 }
@@ -105,23 +105,23 @@ impl Tally {
 pub const PIPE: &str = "stream";
 
 /// Says how long pipes were, which is known at their end.
-pub fn set_piped_bytes(taken: &mut [Taken], bytes: u64) {
-    let piped = taken.iter_mut().filter(|taken| taken.what == PIPE);
-    piped.for_each(|taken| taken.bytes = bytes);
+pub fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
+    let piped = counts.iter_mut().filter(|count| count.what == PIPE);
+    piped.for_each(|count| count.bytes = bytes);
 }
 
 /// As the cause of a refusal: a line a count.
-impl fmt::Display for Tally {
+impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, taken) in self.0.iter().enumerate() {
+        for (at, count) in self.0.iter().enumerate() {
             let separator = if at == 0 { "there are " } else { "\n    and " };
-            write!(f, "{separator}{taken}")?;
+            write!(f, "{separator}{count}")?;
         }
         Ok(())
     }
 }
 
-impl std::error::Error for Tally {}
+impl std::error::Error for FileCounts {}
 
 const NOUNS: [&str; 5] = ["archive", "shard", "file", "list", "stream"];
 
@@ -131,13 +131,13 @@ mod tests {
 
     #[test]
     fn files_are_counted_by_what_they_are_and_what_became_of_them() {
-        let mut tally = Tally::default();
-        tally.add("tar archive", Role::Shard, 10, b"a.tar");
-        tally.add("tar archive in gzip", Role::Shard, 5, b"b.tgz");
-        tally.add("tar archive in gzip", Role::Shard, 5, b"c.tgz");
-        tally.add("file .md", Role::SetAside, 1, b"x.md");
-        tally.add("file .md", Role::SetAside, 1, b"y.md");
-        let text = tally.to_string();
+        let mut file_counts = FileCounts::default();
+        file_counts.add("tar archive", Role::Shard, 10, b"a.tar");
+        file_counts.add("tar archive in gzip", Role::Shard, 5, b"b.tgz");
+        file_counts.add("tar archive in gzip", Role::Shard, 5, b"c.tgz");
+        file_counts.add("file .md", Role::SetAside, 1, b"x.md");
+        file_counts.add("file .md", Role::SetAside, 1, b"y.md");
+        let text = file_counts.to_string();
         assert_eq!(
             text,
             "there are 1 tar archive, 10 bytes (a.tar)\n    \

@@ -7,35 +7,35 @@
 use std::collections::VecDeque;
 
 use crate::buf::IoBuf;
-use crate::import::media::{Channel, UnderWay};
+use crate::import::media::{Channel, PendingWrite};
 use crate::{Error, Result};
 
 /// One thread's writes under way. `T` is what the caller knows of a chunk.
-pub(super) struct Behind<T> {
+pub(super) struct WriteBehind<T> {
     channel: Channel,
-    /// Parts of the chunk that is being made.
-    open: Parts,
+    /// ChunkWrites of the chunk that is being made.
+    open: ChunkWrites,
     /// Chunks whose parts are all begun, oldest first.
-    chunks: VecDeque<(Option<T>, Parts)>,
+    chunks: VecDeque<(Option<T>, ChunkWrites)>,
     /// Length of a chunk's buffer, and how many chunks may be under way.
     buf_len: usize,
     max_chunks: usize,
     spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
     /// Bytes that the caller has read since the last turn.
-    unturned: usize,
+    unpolled_bytes: usize,
 }
 
 /// Writes of one chunk.
 #[derive(Default)]
-struct Parts {
-    under_way: Vec<(UnderWay, Home)>,
+struct ChunkWrites {
+    under_way: Vec<(PendingWrite, BufferOrigin)>,
     /// The first failure.
     failed: Option<Error>,
 }
 
 /// Where the buffer of a part belongs.
-pub(super) enum Home {
+pub(super) enum BufferOrigin {
     /// In the middle of a chunk's buffer, between these.
     Chunk(IoBuf, IoBuf),
     /// It is a piece.
@@ -44,18 +44,18 @@ pub(super) enum Home {
     None,
 }
 
-impl<T> Behind<T> {
+impl<T> WriteBehind<T> {
     /// Writes on `channel`, of chunks with buffers of `buf_len` bytes.
-    pub(super) fn new(channel: Channel, buf_len: usize) -> Behind<T> {
-        Behind {
+    pub(super) fn new(channel: Channel, buf_len: usize) -> WriteBehind<T> {
+        WriteBehind {
             channel,
-            open: Parts::default(),
+            open: ChunkWrites::default(),
             chunks: VecDeque::new(),
             buf_len,
-            max_chunks: (BYTES_UNDER_WAY / buf_len).clamp(1, MAX_CHUNKS),
+            max_chunks: (MAX_CHUNK_BYTES / buf_len).clamp(1, MAX_CHUNKS),
             spare_bufs: Vec::new(),
             spare_pieces: Vec::new(),
-            unturned: 0,
+            unpolled_bytes: 0,
         }
     }
 
@@ -76,7 +76,7 @@ impl<T> Behind<T> {
 
     /// A piece of [`PIECE_BYTES`], as soon as few enough are under way.
     pub(super) fn piece(&mut self) -> IoBuf {
-        while self.pieces_under_way() >= MAX_PIECES {
+        while self.pieces_in_flight() >= MAX_PIECES {
             self.wait_for_io();
         }
         self.spare_pieces.pop().unwrap_or_else(|| IoBuf::zeroed(PIECE_BYTES))
@@ -91,18 +91,18 @@ impl<T> Behind<T> {
         namespace: u16,
         offset: u64,
         buf: IoBuf,
-        home: Home,
+        home: BufferOrigin,
     ) -> Result<()> {
         if let Some(error) = self.open.failed.take() {
             return Err(error);
         }
         let under_way = self.channel.begin_write(namespace, offset, buf)?;
         self.open.under_way.push((under_way, home));
-        self.turn();
+        self.poll();
         Ok(())
     }
 
-    /// All parts of the chunk are begun: [`Behind::ended`] tells when it has ended.
+    /// All parts of the chunk are begun: [`WriteBehind::ended`] tells when it has ended.
     pub(super) fn close(&mut self, what: T) {
         let parts = std::mem::take(&mut self.open);
         self.chunks.push_back((Some(what), parts));
@@ -117,9 +117,9 @@ impl<T> Behind<T> {
     /// Notes that the caller has read so many bytes, and moves writes on now and then: a target that
     /// asks for data does not wait for the end of a chunk.
     pub(super) fn has_read(&mut self, bytes: usize) {
-        self.unturned += bytes;
-        if self.unturned >= TURN_EVERY_BYTES {
-            self.turn();
+        self.unpolled_bytes += bytes;
+        if self.unpolled_bytes >= POLL_EVERY_BYTES {
+            self.poll();
         }
     }
 
@@ -134,9 +134,9 @@ impl<T> Behind<T> {
     }
 
     /// Moves what is under way on without waiting; whether anything has ended.
-    pub(super) fn turn(&mut self) -> bool {
-        self.unturned = 0;
-        let moved = self.channel.turn();
+    pub(super) fn poll(&mut self) -> bool {
+        self.unpolled_bytes = 0;
+        let moved = self.channel.poll();
         if moved {
             self.reap();
         }
@@ -154,9 +154,9 @@ impl<T> Behind<T> {
     ///
     /// What a call in between has brought, or has given up with its queue pairs, has ended already.
     fn wait_for_io(&mut self) {
-        if !self.turn() && !self.reap() {
+        if !self.poll() && !self.reap() {
             self.channel.wait();
-            self.turn();
+            self.poll();
             self.reap(); // also what has lasted too long
         }
     }
@@ -172,15 +172,16 @@ impl<T> Behind<T> {
         }
     }
 
-    fn pieces_under_way(&self) -> usize {
+    fn pieces_in_flight(&self) -> usize {
         let all = self.chunks.iter().map(|(_, parts)| parts).chain([&self.open]);
-        let is_piece = |(_, home): &&(UnderWay, Home)| matches!(home, Home::Piece);
+        let is_piece =
+            |(_, home): &&(PendingWrite, BufferOrigin)| matches!(home, BufferOrigin::Piece);
         all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
     }
 
     /// Takes what has ended; whether there was any.
     fn reap(&mut self) -> bool {
-        let Behind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
+        let WriteBehind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
         let mut any = false;
         for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open]) {
             for (write, home) in std::mem::take(&mut parts.under_way) {
@@ -193,8 +194,10 @@ impl<T> Behind<T> {
                 };
                 any = true;
                 match (result, home) {
-                    (Ok(body), Home::Chunk(head, tail)) => spare_bufs.push(join(head, body, tail)),
-                    (Ok(piece), Home::Piece) if piece.len() == PIECE_BYTES => {
+                    (Ok(body), BufferOrigin::Chunk(head, tail)) => {
+                        spare_bufs.push(join(head, body, tail))
+                    }
+                    (Ok(piece), BufferOrigin::Piece) if piece.len() == PIECE_BYTES => {
                         spare_pieces.push(piece);
                     }
                     (Ok(_), _) => {}
@@ -208,7 +211,7 @@ impl<T> Behind<T> {
 }
 
 /// Nothing of an import is written once it has ended, however it ends; each write has its time limit.
-impl<T> Drop for Behind<T> {
+impl<T> Drop for WriteBehind<T> {
     fn drop(&mut self) {
         self.give_up();
         while self.chunks.iter().any(|(_, parts)| !parts.under_way.is_empty()) {
@@ -233,7 +236,7 @@ const MAX_PIECES: usize = 8;
 const MAX_CHUNKS: usize = 2;
 
 /// Bytes of them, if chunks are large; one always may.
-const BYTES_UNDER_WAY: usize = 64 << 20;
+const MAX_CHUNK_BYTES: usize = 64 << 20;
 
 /// Bytes to read between two turns: far fewer than a socket holds.
-const TURN_EVERY_BYTES: usize = 128 << 10;
+const POLL_EVERY_BYTES: usize = 128 << 10;

@@ -2,13 +2,13 @@
 
 use crate::directory::Directory;
 use crate::format::FormatError;
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotPlace};
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotLocation};
 use crate::units::ALIGN_BYTES;
 
 /// Where, on each namespace, ends what a reader of `directory` and of its snapshot reads.
-pub(super) fn used_ends(
+pub(super) fn used_lengths(
     directory: &Directory,
-    snapshot: &SnapshotPlace,
+    snapshot: &SnapshotLocation,
 ) -> Result<Vec<u64>, FormatError> {
     let layout = &directory.layout;
     let copies_end = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
@@ -17,7 +17,7 @@ pub(super) fn used_ends(
         let chunk = directory.chunk(c);
         grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
     }
-    let record = directory.record_run;
+    let record = directory.record_range;
     if let Some(more) = record.cells.checked_sub(1) {
         // A block of its last cell at least; only the record itself says how long it is.
         let last = layout.offset_of(record.cell.saturating_add(more))?;

@@ -10,8 +10,8 @@ use crate::units::Generation;
 
 /// The two superblock copies of one namespace, as they were found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copies {
-    /// Copies A and B.
+pub struct SuperblockCopies {
+    /// SuperblockCopies A and B.
     pub copies: [Result<Superblock, FormatError>; 2],
 }
 
@@ -48,11 +48,11 @@ impl std::fmt::Display for BadCopy {
     }
 }
 
-impl Copies {
+impl SuperblockCopies {
     /// Parses the blocks read at [`COPY_OFFSETS`], whatever they hold; one that lies past the end of
     /// its namespace is given as an empty one.
-    pub fn parse(a: &[u8], b: &[u8]) -> Copies {
-        Copies { copies: [parse_copy(a, 0), parse_copy(b, 1)] }
+    pub fn parse(a: &[u8], b: &[u8]) -> SuperblockCopies {
+        SuperblockCopies { copies: [parse_copy(a, 0), parse_copy(b, 1)] }
     }
 
     /// Reads both copies of a namespace of `len_bytes` by `read`, which is told the offset and whether
@@ -66,7 +66,7 @@ impl Copies {
     pub fn gather<B: Deref<Target = [u8]>, E>(
         len_bytes: u64,
         mut read: impl FnMut(u64, bool) -> Result<Result<B, String>, E>,
-    ) -> Result<Copies, E> {
+    ) -> Result<SuperblockCopies, E> {
         let mut copy = |at: usize| -> Result<_, E> {
             let offset = COPY_OFFSETS[at];
             if offset + SUPERBLOCK_BYTES as u64 > len_bytes {
@@ -83,7 +83,7 @@ impl Copies {
                 found => Ok(found),
             }
         };
-        Ok(Copies { copies: [copy(0)?, copy(1)?] })
+        Ok(SuperblockCopies { copies: [copy(0)?, copy(1)?] })
     }
 
     /// The valid copy of the newest generation.
@@ -135,13 +135,17 @@ fn is_no_superblock(error: &FormatError) -> bool {
 
 /// The copies that should hold a superblock and do not, when `zero` is what namespace 0 has committed.
 /// `order` says which of `given` is which namespace.
-pub(super) fn bad_copies(given: &[Copies], order: &[usize], zero: &Superblock) -> Vec<BadCopy> {
+pub(super) fn bad_copies(
+    given: &[SuperblockCopies],
+    order: &[usize],
+    zero: &Superblock,
+) -> Vec<BadCopy> {
     let (own, other) = (copy_index(zero.generation), 1 - copy_index(zero.generation));
     // The first generation has no other copy, nor has one that a rebuild gave a void one.
     let other_is_void =
         zero.generation == Generation(1) || zero.optional_features & OTHER_COPY_VOID != 0;
     // A commit writes the other namespaces first: one that it has not come to vouches for namespace 0.
-    let is_older = |copies: &Copies| {
+    let is_older = |copies: &SuperblockCopies| {
         copies.copies[other].as_ref().is_ok_and(|copy| copy.generation < zero.generation)
     };
     let is_vouched_for = order[1..].iter().any(|&index| is_older(&given[index]));

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
-use crate::format::{ChunkSpec, Placement, Run, Space};
-use crate::import::begin::{self, Begun, write_journals};
+use crate::format::{CellRange, ChunkSpec, Placement, Space};
+use crate::import::chunker::{Chunker, Rows};
 use crate::import::chunks::Job;
 use crate::import::commit;
+use crate::import::device::open_device;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::open::open_device;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
     no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
-use crate::import::patience::{RETRY_FOR, is_passing, with_patience};
-use crate::import::plan::{Planner, Rows};
+use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Source, SourceKind, SourceOptions, detect,
 };
@@ -88,7 +88,7 @@ pub fn import_onto(
 }
 
 /// A source that is indexed, or streams that are read as they come.
-enum Opened {
+enum OpenSource {
     Indexed(Box<Source>),
     Streams(Box<Found>),
 }
@@ -140,7 +140,11 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) -> Result<Opened> {
+fn open_source(
+    sources: &[PathBuf],
+    image: &[Address],
+    options: &ImportOptions,
+) -> Result<OpenSource> {
     let identity =
         |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let files = image.iter().filter_map(|address| match address {
@@ -155,13 +159,13 @@ fn open_source(sources: &[PathBuf], image: &[Address], options: &ImportOptions) 
     let found = detect::look(sources, &source_options)?;
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
     if in_order && found.is_streams()? {
-        return Ok(Opened::Streams(Box::new(found)));
+        return Ok(OpenSource::Streams(Box::new(found)));
     }
     let source = Source::index_found(found, &source_options)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
-    Ok(Opened::Indexed(Box::new(source)))
+    Ok(OpenSource::Indexed(Box::new(source)))
 }
 
 /// The bad entries of a source that is refused for some of them: those too that only reading finds.
@@ -170,9 +174,9 @@ fn all_bad(source: &Source) -> Vec<BadEntry> {
     if source.kind() == SourceKind::TfRecord {
         let mut reader = source.reader();
         for row in 0..source.index().len() {
-            for part in source.index().parts(row) {
-                let mut payload = vec![0; part.len_bytes as usize];
-                if let Err(reason) = reader.read(row, &part, &mut payload) {
+            for payload in source.index().payloads(row) {
+                let mut bytes = vec![0; payload.len_bytes as usize];
+                if let Err(reason) = reader.read(row, &payload, &mut bytes) {
                     bad.push(source.index().bad_row(row, reason));
                 }
             }
@@ -182,27 +186,27 @@ fn all_bad(source: &Source) -> Vec<BadEntry> {
 }
 
 fn run(
-    source: Opened,
+    source: OpenSource,
     devices: Vec<Arc<dyn Device>>,
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
-    let media = begin::in_image_order(&Media::new(devices)?)?;
+    let media = prepare::in_image_order(&Media::new(devices)?)?;
     let lease = Lease::take(&media, options.lease)?;
     let source = match source {
-        Opened::Indexed(source) => *source,
-        Opened::Streams(found) => {
+        OpenSource::Indexed(source) => *source,
+        OpenSource::Streams(found) => {
             let result = streamed::run(*found, media, &lease, options, progress);
             return lease.explain(result);
         }
     };
     let index = source.index();
-    let begun = begin::begin(media, options, index.fingerprint(), index.len())?;
-    if begun.done {
-        return Ok(report_of_done(&begun, &source));
+    let state = prepare::prepare(media, options, index.fingerprint(), index.len())?;
+    if state.done {
+        return Ok(report_of_done(&state, &source));
     }
-    let mut import = Import { source, begun, options, lease, bad: Vec::new() };
-    import.leave_out_taken_names()?;
+    let mut import = Import { source, state, options, lease, bad: Vec::new() };
+    import.leave_out_duplicate_names()?;
     let result = import.run(progress);
     import.lease.explain(result)
 }
@@ -210,7 +214,7 @@ fn run(
 /// An import under way.
 struct Import<'a> {
     source: Source,
-    begun: Begun,
+    state: ImportState,
     options: &'a ImportOptions,
     lease: Lease,
     /// Rows that turned out bad after the index was made.
@@ -228,11 +232,11 @@ struct Written {
 
 impl Import<'_> {
     fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
-        let mut used: Vec<Run> = Vec::new();
+        let mut used: Vec<CellRange> = Vec::new();
         loop {
-            self.begun.journal.part.count = self.source.index().len();
-            if self.begun.journal.part.window > 0 {
-                self.begun.journal.part.window = self.source.index().len().max(1);
+            self.state.journal.part.count = self.source.index().len();
+            if self.state.journal.part.window > 0 {
+                self.state.journal.part.window = self.source.index().len().max(1);
             }
             if self.source.index().is_empty() {
                 return Err(no_samples(self.all_bad(), self.source.kind()));
@@ -247,53 +251,55 @@ impl Import<'_> {
     /// Writes everything and commits it; or says which rows cannot be read.
     fn round(
         &self,
-        used: &mut Vec<Run>,
+        used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
     ) -> Result<Result<Written, Vec<(u64, BadEntry)>>> {
-        let (journal, current) = (&self.begun.journal, self.begun.current.as_ref());
+        let (journal, current) = (&self.state.journal, self.state.current.as_ref());
         let (rows, spec, classes) = self.shape()?;
         let placement = Placement::new(journal.part);
-        let free = begin::free_space(&self.begun.media, &journal.layout, current);
+        let free = prepare::free_space(&self.state.media, &journal.layout, current);
         let plan = dry_run(&rows, &spec, &placement, free.clone())?;
-        for namespace in 0..self.begun.media.len() {
+        for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
-            self.begun.media.grow(namespace, end)?;
+            self.state.media.grow(namespace, end)?;
         }
-        with_patience(self.begun.media.patience(), || write_journals(&self.begun.media, journal))?;
-        self.clear_what_another_round_used(used, &plan.runs)?;
-        *used = plan.runs;
+        with_retry(self.state.media.retry_budget(), || write_journals(&self.state.media, journal))?;
+        self.clear_unused_heads(used, &plan.ranges)?;
+        *used = plan.ranges;
         let mut builder = DirectoryBuilder::new(journal.layout);
         if let Some(current) = current {
             for chunk in 0..current.directory.num_chunks() {
                 builder.copy_chunk(&current.directory, chunk)?;
             }
-            builder.delete(&current.directory.deleted_runs());
+            builder.delete(&current.directory.deleted_ranges());
         }
         progress.stage(Stage::Writing, self.source.index().len(), plan.sample_bytes);
         let mut pass = Pass {
             job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
             source: &self.source,
-            media: &self.begun.media,
+            media: &self.state.media,
             lease: &self.lease,
             threads: self.threads(),
-            look: self.begun.resumed,
+            look: self.state.resumed,
             skip_chunks: 0,
         };
-        let planner = || Planner::new(&rows, &spec, &placement, free.clone());
-        let outcome = pass.run(planner(), Some(&mut builder), progress)?;
+        let chunker = || Chunker::new(&rows, &spec, &placement, free.clone());
+        let outcome = pass.run(chunker(), Some(&mut builder), progress)?;
         if !outcome.bad.is_empty() {
             return Ok(Err(outcome.bad));
         }
         builder.set_classes(classes);
         if let Some(current) = current {
-            let kept: Vec<Run> = builder.runs().collect();
+            let kept: Vec<CellRange> = builder.cell_ranges().collect();
             builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
         }
         progress.stage(Stage::Committing, 0, 0);
         let directory = builder.finish(journal.generation, journal.time_ns)?;
-        let commit = commit::prepare(&self.begun.media, directory, &mut plan.space.clone())?;
-        let Outcome { chunks, found, disturbed, durable_chunks, .. } = outcome;
-        if let Some(bad) = self.commit(&commit, &mut pass, planner, disturbed, durable_chunks)? {
+        let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
+        let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
+        if let Some(bad) =
+            self.commit(&commit, &mut pass, chunker, connection_lost, durable_chunks)?
+        {
             return Ok(Err(bad));
         }
         let samples = self.source.index().len();
@@ -305,26 +311,26 @@ impl Import<'_> {
         &self,
         commit: &Commit,
         pass: &mut Pass<'p>,
-        planner: impl Fn() -> Planner<'p>,
-        mut disturbed: bool,
+        chunker: impl Fn() -> Chunker<'p>,
+        mut connection_lost: bool,
         durable_chunks: u64,
     ) -> Result<Option<Vec<(u64, BadEntry)>>> {
-        let media = &self.begun.media;
+        let media = &self.state.media;
         let mut failing_since = None;
         // What no digest covered on its way is read back, all of it.
         let mut unread = !media.checks_writes();
         let mut looks = 0;
         loop {
-            if disturbed || unread {
+            if connection_lost || unread {
                 let skip_chunks = if unread { 0 } else { durable_chunks };
                 (pass.look, pass.skip_chunks) = (true, skip_chunks);
-                let again = pass.run(planner(), None, &mut ())?;
+                let again = pass.run(chunker(), None, &mut ())?;
                 if !again.bad.is_empty() {
                     return Ok(Some(again.bad));
                 }
                 looks += 1;
-                let is_whole = !again.disturbed && (again.found == again.chunks || !unread);
-                if !is_whole && looks < MOST_LOOKS {
+                let is_whole = !again.connection_lost && (again.found == again.chunks || !unread);
+                if !is_whole && looks < MAX_VERIFY_PASSES {
                     continue;
                 }
                 if !is_whole {
@@ -336,9 +342,9 @@ impl Import<'_> {
             let since = *failing_since.get_or_insert(begun);
             match result {
                 Ok(()) => return Ok(None),
-                Err(error) if is_passing(&error) && since.elapsed() < RETRY_FOR => {
-                    std::thread::sleep(COMMIT_AGAIN);
-                    (disturbed, unread) = (true, !media.checks_writes());
+                Err(error) if is_transient(&error) && since.elapsed() < RETRY_FOR => {
+                    std::thread::sleep(COMMIT_RETRY_DELAY);
+                    (connection_lost, unread) = (true, !media.checks_writes());
                 }
                 Err(error) => return Err(error),
             }
@@ -347,12 +353,12 @@ impl Import<'_> {
 
     /// Which field and class of the image each of the source is.
     fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
-        let (index, journal) = (self.source.index(), &self.begun.journal);
+        let (index, journal) = (self.source.index(), &self.state.journal);
         let own_fields = || match &index.fields[..] {
             [only] if only.is_empty() => Vec::new(),
             fields => fields.to_vec(),
         };
-        let directory = self.begun.current.as_ref().map(|current| &current.directory);
+        let directory = self.state.current.as_ref().map(|current| &current.directory);
         let (fields, mut classes) = match directory {
             None => (own_fields(), Vec::new()),
             Some(directory) => (directory.fields().to_vec(), directory.classes().to_vec()),
@@ -378,17 +384,17 @@ impl Import<'_> {
     }
 
     /// An earlier round had more rows: its last chunks must not look like chunks of the image.
-    fn clear_what_another_round_used(&self, before: &[Run], now: &[Run]) -> Result<()> {
+    fn clear_unused_heads(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
         if before.is_empty() {
             return Ok(());
         }
-        let cells = |run: &Run| {
-            let Run { namespace, cell, cells } = *run;
+        let cells = |range: &CellRange| {
+            let CellRange { namespace, cell, cells } = *range;
             (cell..cell + cells).map(move |cell| (namespace, cell))
         };
         let kept: HashSet<(u16, u64)> = now.iter().flat_map(cells).collect();
-        let mut channel = self.begun.media.channel();
-        let layout = &self.begun.journal.layout;
+        let mut channel = self.state.media.channel();
+        let layout = &self.state.journal.layout;
         for (namespace, cell) in before.iter().flat_map(cells).filter(|cell| !kept.contains(cell)) {
             channel.zero(namespace, layout.offset_of(cell)?, u64::from(layout.chunk_size_bytes))?;
         }
@@ -396,13 +402,13 @@ impl Import<'_> {
     }
 
     /// An append leaves out, or refuses, names that the image has.
-    fn leave_out_taken_names(&mut self) -> Result<()> {
-        let Some(current) = &self.begun.current else { return Ok(()) };
+    fn leave_out_duplicate_names(&mut self) -> Result<()> {
+        let Some(current) = &self.state.current else { return Ok(()) };
         let mut taken = Vec::new();
         for row in 0..self.source.index().len() {
             let name = self.source.index().name(row);
             if current.directory.lookup(name)?.is_some() {
-                taken.push((row, self.source.index().bad_row(row, BadReason::Taken)));
+                taken.push((row, self.source.index().bad_row(row, BadReason::NameTaken)));
             }
         }
         if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
@@ -430,7 +436,7 @@ impl Import<'_> {
             0 => (processors() * 2).clamp(2, 8),
             asked => asked,
         };
-        wanted.min(self.begun.media.max_threads())
+        wanted.min(self.state.media.max_threads())
     }
 
     fn report(&self, written: Written) -> ImportReport {
@@ -446,7 +452,7 @@ impl Import<'_> {
             chunks_found: written.found,
             image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
             bad: self.all_bad(),
-            taken: self.source.taken().to_vec(),
+            file_counts: self.source.file_counts().to_vec(),
         }
     }
 }
@@ -459,15 +465,15 @@ fn never_whole() -> Error {
 }
 
 /// How often the chunks are looked at before a commit.
-const MOST_LOOKS: u32 = 8;
+const MAX_VERIFY_PASSES: u32 = 8;
 
 /// After how long a commit that failed is tried again.
-const COMMIT_AGAIN: Duration = Duration::from_millis(20);
+const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// What a plan amounts to.
 struct DryRun {
     space: Space,
-    runs: Vec<Run>,
+    ranges: Vec<CellRange>,
     sample_bytes: u64,
 }
 
@@ -478,13 +484,13 @@ fn dry_run(
     placement: &Placement,
     free: Space,
 ) -> Result<DryRun> {
-    let mut planner = Planner::new(rows, spec, placement, free);
-    let mut runs = Vec::new();
-    while let Some(plan) = planner.next_chunk()? {
-        runs.push(plan.run);
+    let mut chunker = Chunker::new(rows, spec, placement, free);
+    let mut ranges = Vec::new();
+    while let Some(chunk) = chunker.next_chunk()? {
+        ranges.push(chunk.cells);
     }
     let sample_bytes = (0..rows.index.len()).map(|row| rows.index.payload_bytes(row)).sum();
-    Ok(DryRun { space: planner.into_space(), runs, sample_bytes })
+    Ok(DryRun { space: chunker.into_space(), ranges, sample_bytes })
 }
 
 /// For each field of the image, which of the source's it is.
@@ -508,20 +514,20 @@ fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec
     Ok(image.iter().map(number).collect())
 }
 
-fn report_of_done(begun: &Begun, source: &Source) -> ImportReport {
-    let current = begun.current.as_ref().expect("what is done is committed");
+fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
+    let current = state.current.as_ref().expect("what is done is committed");
     let index = source.index();
     ImportReport {
         uuid: current.directory.uuid(),
         generation: current.directory.generation(),
         kind: source.kind(),
-        samples: current.directory.num_samples() - begun.journal.part.first,
+        samples: current.directory.num_samples() - state.journal.part.first,
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
         live_samples: current.directory.num_live(),
         chunks: 0,
         chunks_found: u64::from(current.directory.num_chunks()),
         image_bytes: current.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum(),
         bad: index.bad.clone(),
-        taken: index.taken.clone(),
+        file_counts: index.file_counts.clone(),
     }
 }
