@@ -1,6 +1,6 @@
-//! CRC32C (Castagnoli): the one checksum of the media, of NVMe/TCP's digests and of TFRecord.
+//! CRC32C (Castagnoli): the checksum of the media format, of NVMe/TCP digests and of TFRecord.
 //!
-//! By carry-less multiplication where the processor has it, as wide as it has it. The result is
+//! Uses carry-less multiplication at the widest vector length that the processor supports. The result is
 //! the same everywhere.
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -11,12 +11,12 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// CRC32C of what `crc` was taken of, followed by `bytes`.
+/// CRC32C of `bytes` appended to data whose CRC32C is `crc`.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     // The register between two pieces is the complement of the checksum.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
-    digest.finalize() as u32 // a CRC of 32 bits, as the algorithm says
+    digest.finalize() as u32 // the algorithm has 32 bits
 }
 
 #[cfg(test)]

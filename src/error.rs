@@ -1,7 +1,7 @@
-//! The one error of the library: a kind to act on, a context to read, a source to dig in.
+//! The library's error type: a kind to act on, a context to read, and a source.
 //!
-//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, [`crate::nvme`] statuses);
-//! they become an [`Error`] where the context (which target, which sample, which file) is known.
+//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, [`crate::nvme`] statuses). They
+//! become an [`Error`] where the context (target, sample, file) is known.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,33 +15,33 @@ use crate::units::{Lba, Nsid, SampleId};
 pub enum ErrorKind {
     /// The sample, file, namespace or target does not exist.
     NotFound,
-    /// The caller asked for something that cannot be: mend the call.
+    /// The call is invalid: correct its arguments.
     InvalidArgument,
-    /// Bytes on media or wire are damaged, also after reading them again.
+    /// Bytes on media or wire are damaged, even after a second read.
     Corrupt,
     /// A newer format, a feature or a device property that this build does not know.
     Unsupported,
-    /// The connection is gone and did not come back within its time.
+    /// The connection was lost and did not recover in time.
     Disconnected,
     /// The call's deadline passed.
     TimedOut,
-    /// The target or the operating system said no.
+    /// The target or the operating system refused.
     Refused,
-    /// Somebody else is at work here, another importer for example.
+    /// Someone else is using it, for example another importer.
     Busy,
     /// The image has moved on to another generation: open it again.
     Stale,
     /// The medium is full.
     NoSpace,
-    /// Memory within the configured limits does not suffice.
+    /// The configured memory limits do not suffice.
     OutOfMemory,
     /// The source of an import is unusable or changed while it was read.
     BadSource,
-    /// The work was stopped on request and can be resumed.
+    /// The work was stopped on request; it can be resumed.
     Interrupted,
     /// An operating system error of no other kind.
     Io,
-    /// A mistake in dlfs itself: one of its threads panicked, or ended without having done its work.
+    /// A bug in dlfs: one of its threads panicked, or ended without finishing its work.
     Internal,
 }
 
@@ -81,7 +81,7 @@ impl Error {
         }))
     }
 
-    /// What a caller can act on.
+    /// The kind, for callers to act on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -132,7 +132,7 @@ impl Error {
         self
     }
 
-    /// The same for somebody else who waited for the same work; of the cause, its words.
+    /// A copy for others who waited for the same work; it keeps the cause's text only.
     pub(crate) fn to_others(&self) -> Error {
         let Inner { kind, message, nsid, lba, sample, path, target, hint, source } = &*self.0;
         Error(Box::new(Inner {
@@ -148,13 +148,13 @@ impl Error {
         }))
     }
 
-    /// Keeps the cause.
+    /// Attaches the cause.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The error, its causes one a line, and what to do: what a program prints when it gives up.
+    /// The error, its causes (one a line) and the hint: what a program prints when it fails.
     pub fn report(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);

@@ -1,9 +1,8 @@
-//! Keyed permutations of 0..N: where a sample lies, and when it is read.
+//! Keyed permutations of 0..N: they determine a sample's slot, and when it is read.
 //!
-//! A shuffle that every rank, every resume and every later release must agree on may not come from a
-//! library whose next version shuffles otherwise, and a table of N entries is memory that grows with
-//! the data set. So the shuffle is arithmetic: a [`Permutation`] answers for any one position, in
-//! either direction, from a few words of state.
+//! Every rank, every resumed run and every later release must compute the same shuffle. A library's next
+//! version may shuffle differently, and a table of N entries grows with the data set. So the shuffle is
+//! arithmetic: a [`Permutation`] maps any one position, in either direction, from a few words of state.
 //!
 //! **Frozen.** Image placement and every order are derived from the functions below; what they return
 //! for a key is part of the format. `tests/golden/permutation.txt` pins it, and a Python program
@@ -27,10 +26,10 @@
 //! `key[i]` = mix(key + (i + 1) * 0x9e3779b97f4a7c15), and a [`Key`] of a seed and words is
 //! key = mix(seed + 0x9e3779b97f4a7c15), then for each word key = mix((key XOR mix(word)) + 0x9e3779b97f4a7c15).
 //!
-//! It is no cipher: nobody who must be kept out should see its output. It is balanced (the tests below
-//! hold it against chance), and one evaluation takes tens of nanoseconds.
+//! It is not a cipher: do not use it to hide anything. It is balanced (the statistical tests below check
+//! that), and one evaluation takes tens of nanoseconds.
 
-/// What a permutation is drawn by: a seed, and words that say what it is for.
+/// The key of a permutation: a seed, and words that name its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
@@ -40,7 +39,7 @@ impl Key {
         Key(mix(seed.wrapping_add(GOLDEN_RATIO)))
     }
 
-    /// The key of `seed` for the use named by `words`, in their order.
+    /// The key of `seed` for the purpose named by `words`, in their order.
     pub const fn derive(seed: u64, words: &[u64]) -> Key {
         let mut key = Key::new(seed);
         let mut i = 0;
@@ -51,7 +50,7 @@ impl Key {
         key
     }
 
-    /// The key of this one's words and one more.
+    /// The key of this one's words and one more word.
     pub const fn with(self, word: u64) -> Key {
         Key(mix((self.0 ^ mix(word)).wrapping_add(GOLDEN_RATIO)))
     }
@@ -61,7 +60,7 @@ impl Key {
     }
 }
 
-/// A permutation of 0..`len`, drawn by a key; no table, about 200 bytes.
+/// A permutation of 0..`len`, determined by a key; no table, about 200 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
     len: u64,
@@ -70,12 +69,12 @@ pub struct Permutation {
     /// Bits of the low part, at most 32.
     low_bits: u32,
     rounds: u32,
-    /// The first `rounds` of them, zeroes behind.
+    /// The first `rounds` entries are used; the rest are zero.
     round_keys: [u64; ROUNDS_OF_FEW],
 }
 
 impl Permutation {
-    /// The permutation of 0..`len` that `key` draws. Any length; for 0 and 1 it is the identity.
+    /// The permutation of 0..`len` for `key`. Any length; for 0 and 1 it is the identity.
     pub const fn new(len: u64, key: Key) -> Permutation {
         let low_bits = (u64::BITS - len.saturating_sub(1).leading_zeros()) / 2;
         let rounds = if len < FEW { ROUNDS_OF_FEW } else { ROUNDS };
@@ -102,7 +101,7 @@ impl Permutation {
     /// The value at `index`.
     ///
     /// # Panics
-    /// If `index` is not below `len`: the caller counts positions, no foreign byte does.
+    /// If `index` is not below `len`: positions come from the caller, never from media or wire.
     #[inline]
     pub fn forward(&self, index: u64) -> u64 {
         assert!(index < self.len, "index {index} of a permutation of {}", self.len);
@@ -186,8 +185,8 @@ const fn mix(word: u64) -> u64 {
 
 const ROUNDS: usize = 8;
 
-/// Lengths below this have [`ROUNDS_OF_FEW`]. Found by counting: at 8 rounds the pairs of values of a
-/// length under 64 come unequally often, at 24 all orders of 7 values are equally likely.
+/// Lengths below this use [`ROUNDS_OF_FEW`]. With 8 rounds the pairs of values of a length below 64 are not
+/// equally likely; with 24 all orders of 7 values are.
 const FEW: u64 = 64;
 
 const ROUNDS_OF_FEW: usize = 24;

@@ -1,4 +1,4 @@
-//! A small file replaced in one step: whatever crashes, it is the old one or the new one.
+//! Replaces a small file atomically: a crash leaves the old file or the new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Write};
@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Makes `bytes` the content of the file at `path`, durably: written beside it, synced, renamed over it.
+/// Makes `bytes` the content of the file at `path`, durably: writes them to a new file beside it, syncs it
+/// and renames it.
 ///
-/// A symbolic link stays one, and the file that it names is replaced. Permissions are kept.
+/// A symbolic link is followed: the file that it names is replaced. Permissions are kept.
 ///
 /// # Errors
-/// `InvalidArgument`: what is there is no regular file, a device node for example. Those of the file
-/// system. The old file is then as it was.
+/// `InvalidArgument`: `path` is not a regular file but, for example, a device node. Those of the file
+/// system. The old file is unchanged then.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let place = resolve(path)?;
     let old = match fs::metadata(&place) {
@@ -34,19 +35,19 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
         .and_then(|()| fs::rename(&draft, &place))
         .and_then(|()| sync_folder_of(&place));
     written.map_err(|error| {
-        let _ = fs::remove_file(&draft); // what matters is why it could not be written
+        let _ = fs::remove_file(&draft); // the error to report is that of the write
         cannot_write(path, error)
     })
 }
 
-/// Follows symbolic links, also to a file that is yet to be made.
+/// Follows symbolic links, also to a file that does not exist yet.
 fn resolve(path: &Path) -> Result<PathBuf> {
     let mut place = path.to_owned();
     for _ in 0..MAX_LINKS {
         match fs::read_link(&place) {
-            // Joining an absolute path replaces the whole.
+            // Joining an absolute path replaces the whole path.
             Ok(to) => place = place.parent().unwrap_or(Path::new("")).join(to),
-            Err(_) => return Ok(place), // no link; anything else is met when the file is made
+            Err(_) => return Ok(place), // not a link; any other error recurs when the file is created
         }
     }
     Err(cannot_write(path, std::io::Error::from_raw_os_error(libc::ELOOP)))
@@ -60,7 +61,7 @@ fn create_draft(path: &Path) -> std::io::Result<(File, PathBuf)> {
         name.push(format!(".{number:08x}"));
         match OpenOptions::new().write(true).create_new(true).open(&name) {
             Ok(file) => return Ok((file, name.into())),
-            // Another thread is at it, or a process of that number died in the middle.
+            // Another thread is writing it, or a process with this number died.
             Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
                 number = number.wrapping_add(1 << 24);
             }
@@ -69,7 +70,7 @@ fn create_draft(path: &Path) -> std::io::Result<(File, PathBuf)> {
     }
 }
 
-/// Has the name that a file was given survive a crash too.
+/// Makes the directory entry of the file survive a crash.
 fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
@@ -80,7 +81,7 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::new(kind, "cannot write the file").path(path).source(error)
 }
 
-/// As many as Linux follows.
+/// The limit of Linux.
 const MAX_LINKS: usize = 40;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Samples in, chunk bytes out.
+//! Builds the bytes of a chunk from samples.
 
 use zerocopy::IntoBytes;
 
@@ -15,7 +15,7 @@ use crate::format::geometry::ImageLayout;
 use crate::format::meta::{SampleMeta, check_name};
 use crate::units::{Generation, SampleId, Slot};
 
-/// What all chunks of one part have in common.
+/// What all chunks of one part share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkSpec {
     /// The image.
@@ -26,7 +26,7 @@ pub struct ChunkSpec {
     pub part_first: u64,
     /// Seed of the part's placement.
     pub part_seed: u64,
-    /// Window of the part's placement; 0 is source order.
+    /// Shuffle window of the part's placement; 0 keeps source order.
     pub part_window: u64,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
@@ -37,28 +37,28 @@ pub struct ChunkSpec {
 pub struct FinishedChunk {
     /// Its header, for [`crate::directory::DirectoryBuilder::add_chunk`].
     pub header: ChunkHeader,
-    /// The buffer of the builder, to be split, or used again with [`ChunkBuilder::new`].
+    /// The builder's buffer, to be split, or reused with [`ChunkBuilder::new`].
     pub buf: IoBuf,
-    /// Which bytes of `buf` are the chunk: from a multiple of 4,096 on, whole blocks.
+    /// The range of `buf` that is the chunk: whole blocks, from a multiple of 4,096.
     pub range: std::ops::Range<usize>,
 }
 
 impl FinishedChunk {
-    /// The bytes to write at the chunk's place.
+    /// The bytes to write at the chunk's location.
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.range.clone()]
     }
 }
 
-/// Packs samples into a chunk, slot after slot.
+/// Packs samples into a chunk, in the order of slots.
 ///
-/// For each sample, in the order of slots: ask [`fit`](Self::fit); when it is `Here`, read the sample
-/// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that are
-/// elsewhere). When it is `NextChunk`, [`finish`](Self::finish), take a cell from
-/// [`crate::format::Space`], write, and go on with a new builder.
+/// For each sample, in the order of slots: call [`fit`](Self::fit). If it returns `Here`, read the sample
+/// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that lie
+/// elsewhere). If it returns `NextChunk`, [`finish`](Self::finish), allocate a cell from
+/// [`crate::format::Space`], write the chunk, and continue with a new builder.
 ///
-/// The data is gathered behind room for the largest header there may be, so that the header, whose
-/// length is known last, is put right before it and nothing moves.
+/// The data begins behind space for the largest possible header. The header's length is known last; it is
+/// written directly in front of the data, so nothing moves.
 #[derive(Debug)]
 pub struct ChunkBuilder {
     spec: ChunkSpec,
@@ -71,12 +71,12 @@ pub struct ChunkBuilder {
 }
 
 impl ChunkBuilder {
-    /// Bytes that the buffer of a builder has.
+    /// Length of a builder's buffer.
     pub fn buf_len_bytes(layout: &ImageLayout) -> usize {
         layout.chunk_size_bytes as usize + layout.max_header_bytes() as usize
     }
 
-    /// An empty chunk whose first sample has `first_slot`. What `buf` holds does not matter.
+    /// An empty chunk whose first sample has `first_slot`. The contents of `buf` do not matter.
     ///
     /// # Errors
     /// `OutOfRange`: the names of the fields are too long or contain NUL.
@@ -97,12 +97,12 @@ impl ChunkBuilder {
         })
     }
 
-    /// How many samples it has.
+    /// Its number of samples.
     pub fn num_samples(&self) -> u32 {
         self.fill.num_samples()
     }
 
-    /// The slot that the next sample gets.
+    /// The slot of the next sample.
     pub fn next_slot(&self) -> Slot {
         Slot(self.first_slot.0 + u64::from(self.num_samples()))
     }
@@ -121,8 +121,7 @@ impl ChunkBuilder {
         &mut self.buf[at..at + len as usize]
     }
 
-    /// Takes the `len` bytes that were put into [`space`](Self::space) as a sample; returns their
-    /// CRC32C.
+    /// Adds the `len` bytes in [`space`](Self::space) as a sample; returns their CRC32C.
     ///
     /// # Errors
     /// `OutOfRange`: the name is too long or contains NUL; nothing was added.
@@ -139,7 +138,7 @@ impl ChunkBuilder {
         Ok(crc)
     }
 
-    /// Copies `record` in as a sample if it fits; says where it belongs if not.
+    /// Copies `record` in as a sample if it fits; otherwise returns where it belongs.
     ///
     /// # Errors
     /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
@@ -155,9 +154,9 @@ impl ChunkBuilder {
         Ok(fit)
     }
 
-    /// Keeps the place of a sample whose bytes are gone: it takes its slot and nothing else.
+    /// Adds an empty entry for a sample whose bytes are gone: it occupies its slot and nothing else.
     ///
-    /// A purge uses it for deleted samples, so that ids and slots of all others stay.
+    /// A purge uses it for deleted samples, so that the ids and slots of all others stay.
     pub fn push_purged(&mut self, id: SampleId) -> Fit {
         let fit = self.fit(0, 0);
         if fit == Fit::Here {
@@ -166,7 +165,7 @@ impl ChunkBuilder {
         fit
     }
 
-    /// Completes the chunk as number `sequence` of its generation, for the cell it will lie in.
+    /// Completes the chunk as number `sequence` of its generation, for the cell where it will be written.
     ///
     /// # Panics
     /// If it has no sample.
@@ -196,12 +195,12 @@ impl ChunkBuilder {
         FinishedChunk { header, buf: self.buf, range }
     }
 
-    /// The header of a chunk of one sample that fits into no cell.
+    /// The header of a chunk that holds one sample too large for a cell.
     ///
-    /// Its range has [`ChunkHead::range`]`().cells` cells. The record goes to
-    /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096; the header itself
-    /// ([`ChunkHeader::encode_into`]) may be written last, when `crc` is known, since what is written
-    /// here depends on the length alone.
+    /// The chunk takes [`ChunkHead::cell_range`]`().cells` cells. The record goes to
+    /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096. The header
+    /// ([`ChunkHeader::encode_into`]) may be written last, when `crc` is known, since its length does not
+    /// depend on it.
     ///
     /// # Errors
     /// `OutOfRange`: a name that is too long or contains NUL, here or among the fields.
@@ -226,7 +225,7 @@ impl ChunkBuilder {
         self.fill.take(meta.name.len(), len);
     }
 
-    /// Where the data begins in the buffer.
+    /// Offset of the data in the buffer.
     fn data_at(&self) -> usize {
         self.spec.layout.max_header_bytes() as usize
     }
@@ -237,7 +236,7 @@ impl ChunkBuilder {
 pub struct ChunkLocation {
     /// Its number within the generation.
     pub sequence: u64,
-    /// Now, in ns since 1970; never less than that of the chunk before it.
+    /// Now, in ns since 1970; never less than that of the previous chunk.
     pub time_ns: u64,
     /// Index of the namespace.
     pub namespace: u16,
@@ -272,7 +271,7 @@ fn header_of(
 }
 
 impl ChunkHead {
-    /// This head with the length and checksum of `table`, and the table.
+    /// This head with the length and checksum of `table`, together with the table.
     fn with_table(mut self, table: Vec<u8>) -> ChunkHeader {
         self.header_len = (HEAD_BYTES + table.len()) as u32;
         self.table_crc = crc32c(&table);
@@ -305,8 +304,8 @@ fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
     Ok(table)
 }
 
-/// Bytes of all field names of an image: with them, an entry and a name of 4,096 bytes still fit
-/// into a quarter of the smallest chunk.
+/// Maximum bytes of all field names of an image. An entry and a name of 4,096 bytes then still fit into a
+/// quarter of the smallest chunk.
 pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
 
 #[cfg(test)]
@@ -319,7 +318,7 @@ mod tests {
         let generation = Generation(1);
         let (part_first, part_seed, part_window) = (0, 0, 0);
         let spec = ChunkSpec { layout, generation, part_first, part_seed, part_window, fields };
-        // What the buffer holds does not matter: nothing of it may reach the media.
+        // Old contents of the buffer must not reach the media.
         let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
         buf.fill(0xee);
         ChunkBuilder::new(spec, Slot(0), buf)

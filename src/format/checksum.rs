@@ -1,4 +1,4 @@
-//! CRC32C, the one checksum of the format, and the frozen hash of names.
+//! The hash of names, which is part of the format, and CRC32C.
 
 pub use crate::checksum::{crc32c, crc32c_append};
 

@@ -1,5 +1,5 @@
-//! The header of a chunk: which samples lie in it. Chunks describe themselves, so that the directory
-//! can be rebuilt from them alone.
+//! The header of a chunk, which describes its samples. Chunks are self-describing, so the directory can be
+//! rebuilt from them alone.
 //!
 //! A header is a [head](RawHead) of 128 bytes and a *table*:
 //!
@@ -7,11 +7,11 @@
 //! head | field names: u16 length, bytes, each | entries: 32 bytes each | names, one after the other
 //! ```
 //!
-//! Data begins at the next multiple of 4,096; the samples follow each other there as
-//! [`crate::format::Pack`] says, so that their offsets follow from their lengths.
+//! Data begins at the next multiple of 4,096. The samples follow each other there as
+//! [`crate::format::Pack`] says, so their offsets follow from their lengths.
 //!
-//! A chunk knows its image, generation, number and place. So a chunk that was copied elsewhere, or
-//! that an older generation left behind, is not taken for the one that should be there.
+//! A chunk records its image, generation, number and location. So a copied chunk, or one that an older
+//! generation left behind, is not mistaken for the one that should be there.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -103,16 +103,16 @@ pub(crate) struct RawEntry {
 }
 const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
 
-/// What a chunk is.
+/// The kind of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkKind {
     /// Samples.
     Samples,
-    /// What a generation is beside its chunks: see [`crate::format::record`].
+    /// The metadata of a generation: see [`crate::format::record`].
     Record,
 }
 
-/// Identity of a chunk. Sorts by the order of writing.
+/// Identity of a chunk. Sorts in the order of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
     /// The generation that wrote it.
@@ -121,12 +121,12 @@ pub struct ChunkId {
     pub sequence: u64,
 }
 
-/// The fixed part of a header, decoded: all that is needed to choose chunks for a rebuild.
+/// The fixed part of a header, decoded: enough to select chunks for a rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHead {
     /// What the whole image is like.
     pub layout: ImageLayout,
-    /// What it is.
+    /// Its kind.
     pub kind: ChunkKind,
     /// Generation and number.
     pub id: ChunkId,
@@ -150,7 +150,7 @@ pub struct ChunkHead {
     pub part_first: u64,
     /// Seed of its part.
     pub part_seed: u64,
-    /// Window of its part.
+    /// Shuffle window of its part.
     pub part_window: u64,
     /// CRC32C of the table.
     pub table_crc: u32,
@@ -160,7 +160,7 @@ impl ChunkHead {
     /// Reads a head from the first bytes of a cell; 128 of them are enough.
     ///
     /// # Errors
-    /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not looked at.
+    /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not checked.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHead, FormatError> {
         enough("chunk head", HEAD_BYTES as u64, bytes.len())?;
         let (raw, _) = RawHead::read_from_prefix(bytes).expect("128 bytes are there");
@@ -183,7 +183,7 @@ impl ChunkHead {
         padded(u64::from(self.header_len))
     }
 
-    /// Bytes to read for all of it: header and data, padded to 4,096.
+    /// Bytes to read for the whole chunk: header and data, padded to 4,096.
     pub fn len_bytes(&self) -> u64 {
         self.data_start() + padded(self.data_len)
     }
@@ -194,15 +194,15 @@ impl ChunkHead {
         CellRange { namespace: self.namespace, cell: self.cell, cells }
     }
 
-    /// Slot behind its last sample.
+    /// The slot after its last sample.
     pub fn end_slot(&self) -> Slot {
         Slot(self.first_slot.0 + u64::from(self.num_samples))
     }
 
-    /// An error unless it belongs to `layout`'s image and says that it lies where it was found.
+    /// Checks that it belongs to `layout`'s image and names the location where it was found.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` with the place: a write that went astray, or a copied chunk.
+    /// `OtherImage`, or `Mismatch` with the location: a misdirected write, or a copied chunk.
     pub fn check_location(
         &self,
         layout: &ImageLayout,
@@ -254,7 +254,7 @@ impl ChunkHead {
 }
 
 impl RawHead {
-    /// Checks what the head alone can tell, so that later arithmetic on it stays within bounds.
+    /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
     fn decode(&self) -> Result<ChunkHead, FormatError> {
         let chunk_size = self.chunk_size.get();
         let pack = Pack::from_byte(self.pack)?;
@@ -340,7 +340,7 @@ pub struct SampleEntry<'a> {
     pub len_bytes: u32,
     /// CRC32C of its record.
     pub crc32c: u32,
-    /// Whether only its place is left: it was deleted, and a purge dropped its bytes.
+    /// Whether only its slot is left: the sample was deleted, and a purge dropped its bytes.
     pub purged: bool,
 }
 
@@ -349,15 +349,15 @@ pub struct SampleEntry<'a> {
 pub struct ChunkHeader {
     head: ChunkHead,
     table: Vec<u8>,
-    /// Where the entries begin in the table.
+    /// Offset of the entries in the table.
     entries_at: usize,
 }
 
 impl ChunkHeader {
-    /// Reads a header of samples; `bytes` may go on behind it.
+    /// Reads the header of a chunk of samples; `bytes` may continue after it.
     ///
     /// # Errors
-    /// What is wrong with it; `Truncated` names the length to read when `bytes` are too few.
+    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
@@ -367,7 +367,7 @@ impl ChunkHeader {
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }
 
-    /// A header of a head and the table that goes with it, which is checked entry by entry.
+    /// A header from a head and its table; every entry is checked.
     pub(crate) fn from_parts(head: ChunkHead, table: Vec<u8>) -> Result<ChunkHeader, FormatError> {
         let mut at = 0;
         for _ in 0..head.num_fields {
@@ -398,7 +398,7 @@ impl ChunkHeader {
         })
     }
 
-    /// Its samples, in the order of their slots.
+    /// Its samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
         let names_at = self.entries_at + self.entries().len() * ENTRY_BYTES;
         let (mut names, mut slot) = (&self.table[names_at..], self.head.first_slot.0);
@@ -463,7 +463,7 @@ impl ChunkHeader {
             names += name_len;
             at = self.head.layout.pack.place(at, len) + u64::from(len);
         }
-        // After this, every name lies within the table, and the samples can be gone through.
+        // From here on every name lies within the table, so the iterator cannot fail.
         equal("length of the names of a chunk", self.table.len() as u64 - needed, names as u64)?;
         equal("data of a chunk", at, self.head.data_len)?;
         for sample in self.samples() {
@@ -474,7 +474,7 @@ impl ChunkHeader {
     }
 }
 
-/// The table behind `head`, its checksum compared.
+/// The table after `head`, its checksum verified.
 pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
     enough("chunk header", u64::from(head.header_len), bytes.len())?;
     let table = &bytes[HEAD_BYTES..head.header_len as usize];
@@ -485,14 +485,14 @@ pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8]
     Ok(table)
 }
 
-/// `bytes` rounded up to 4,096, for numbers far below 2^63.
+/// `bytes` rounded up to a multiple of 4,096, for numbers far below 2^63.
 pub(crate) fn padded(bytes: u64) -> u64 {
     bytes.next_multiple_of(4096)
 }
 
-/// Bytes of the fixed part: reading these tells the length of the rest.
+/// Length of the fixed part, which contains the length of the rest.
 pub const HEAD_BYTES: usize = 128;
-/// Bytes of one sample in the table, its name not counted.
+/// Bytes of one sample in the table, without its name.
 pub const ENTRY_BYTES: usize = 32;
 pub(crate) const FLAG_LABEL: u16 = 1;
 pub(crate) const FLAG_PURGED: u16 = 2;

@@ -1,9 +1,9 @@
-//! Reading and writing of what has no fixed width: LEB128 numbers and length-prefixed bytes.
+//! Reads and writes variable-length data: LEB128 numbers and length-prefixed bytes.
 
 use crate::format::FormatError;
 use crate::format::error::enough;
 
-/// Reads from the front of foreign bytes; never past their end.
+/// Reads from the front of untrusted bytes; never past their end.
 pub(crate) struct Cursor<'a> {
     what: &'static str,
     rest: &'a [u8],
@@ -25,7 +25,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// A LEB128 number of at most 64 bits, in its shortest form only: one meaning, one encoding.
+    /// A LEB128 number of at most 64 bits, in its shortest form only: each value has one encoding.
     #[inline]
     pub(crate) fn number(&mut self) -> Result<u64, FormatError> {
         match self.rest.split_first() {
@@ -58,15 +58,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A count of things that take at least `least` bytes each here, so that no count allocates
-    /// more than the bytes that it came with.
+    /// A count of items that take at least `least` bytes each, so that a count never allocates more than
+    /// the remaining input.
     pub(crate) fn count(&mut self, least: usize) -> Result<usize, FormatError> {
         let count = self.number()?;
         enough(self.what, count.saturating_mul(least as u64), self.rest.len())?;
         Ok(count as usize)
     }
 
-    /// Bytes behind their length.
+    /// Length-prefixed bytes.
     #[inline]
     pub(crate) fn string(&mut self) -> Result<&'a [u8], FormatError> {
         let len = self.number()?;
@@ -83,7 +83,7 @@ pub(crate) fn put_number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends `bytes` behind their length.
+/// Appends `bytes` with a length prefix.
 pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     put_number(out, bytes.len() as u64);
     out.extend_from_slice(bytes);

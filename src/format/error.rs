@@ -1,9 +1,9 @@
-//! What a decoder of this module can find wrong.
+//! What a decoder of this module can find wrong with its input.
 
 use crate::error::{Error, ErrorKind};
 use crate::format::Uuid;
 
-/// Why bytes on media were refused. `what` names the structure and field.
+/// Why bytes on media were rejected. `what` names the structure and field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Fewer bytes than the structure needs.
@@ -28,12 +28,12 @@ pub enum FormatError {
         /// The structure.
         what: &'static str,
     },
-    /// The medium does not give the bytes.
+    /// The medium cannot read the bytes.
     #[error("{what}: cannot be read: {why}")]
     Unread {
         /// The structure.
         what: &'static str,
-        /// What the engine says.
+        /// The engine's error message.
         why: String,
     },
     /// The checksum of a structure differs.
@@ -41,9 +41,9 @@ pub enum FormatError {
     Checksum {
         /// The structure.
         what: &'static str,
-        /// What is written beside the bytes.
+        /// The stored checksum.
         expected: u32,
-        /// What the bytes give.
+        /// The computed checksum.
         found: u32,
     },
     /// Written by a later release.
@@ -72,7 +72,7 @@ pub enum FormatError {
         /// The limit that it breaks.
         limit: u64,
     },
-    /// Two places that must agree do not.
+    /// Two copies of the same fact differ.
     #[error("{what}: {found}, expected {expected}")]
     Mismatch {
         /// The field.
@@ -82,15 +82,15 @@ pub enum FormatError {
         /// What was found.
         found: u64,
     },
-    /// There is no free range of cells that is long enough.
+    /// No contiguous free cell range is long enough.
     #[error("{needed_bytes} bytes are needed in one piece, and {free_bytes} are free in all")]
     NoSpace {
-        /// The piece that is needed.
+        /// Bytes needed in one piece.
         needed_bytes: u64,
-        /// What is free, in shorter pieces.
+        /// Bytes free in total, in shorter pieces.
         free_bytes: u64,
     },
-    /// What is asked for was not read: the names of a directory may be left on media.
+    /// The requested data was not loaded: names can be left on media when a directory is opened.
     #[error("{what} are not loaded")]
     NotLoaded {
         /// What is missing.
@@ -136,17 +136,17 @@ impl From<FormatError> for Error {
     }
 }
 
-/// `value` as an error when it is above `limit`.
+/// An error if `value` is above `limit`.
 pub(crate) fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, FormatError> {
     if value > limit { Err(FormatError::OutOfRange { what, value, limit }) } else { Ok(value) }
 }
 
-/// An error when two numbers that must agree do not.
+/// An error if two numbers that must agree differ.
 pub(crate) fn equal(what: &'static str, expected: u64, found: u64) -> Result<(), FormatError> {
     if expected == found { Ok(()) } else { Err(FormatError::Mismatch { what, expected, found }) }
 }
 
-/// An error when `found` bytes are fewer than `expected`.
+/// An error if `found` bytes are fewer than `expected`.
 pub(crate) fn enough(what: &'static str, expected: u64, found: usize) -> Result<(), FormatError> {
     let found = found as u64;
     if found < expected {

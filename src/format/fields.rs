@@ -1,14 +1,15 @@
-//! Records of several fields: an image, its label, its caption in one sample, read at once.
+//! Records of several fields: for example an image, its label and its caption in one sample, read at once.
 //!
-//! A record of one field is the bytes of that field. A record of more begins with a table of u32
-//! lengths, one a field, and the fields follow in the same order. The sample's CRC32C covers all.
+//! A record of one field is the bytes of that field. A record of several fields begins with a table of
+//! their lengths, one u32 each, and the fields follow in the same order. The sample's CRC32C covers all of
+//! it.
 
 use std::ops::Range;
 
 use crate::format::FormatError;
 use crate::format::error::{at_most, enough, equal};
 
-/// Bytes that a record needs for fields of these lengths; `None`: the field is absent.
+/// The length of a record with fields of these lengths; `None`: the field is absent.
 ///
 /// # Errors
 /// `OutOfRange`: the record has 4 GiB or more.
@@ -20,7 +21,7 @@ pub fn record_len(lens: &[Option<u64>]) -> Result<u32, FormatError> {
     Ok(total as u32)
 }
 
-/// The table of a record: what stands before its fields. Empty for one field.
+/// The length table at the front of a record. Empty for one field.
 pub fn table(lens: &[Option<u64>]) -> Vec<u8> {
     if lens.len() <= 1 {
         return Vec::new();
@@ -28,7 +29,7 @@ pub fn table(lens: &[Option<u64>]) -> Vec<u8> {
     lens.iter().flat_map(|len| len.map_or(ABSENT, |len| len as u32).to_le_bytes()).collect()
 }
 
-/// Writes the table of a record to the front of `record`; returns where each field goes.
+/// Writes the length table to the front of `record`; returns the range of each field.
 ///
 /// # Panics
 /// If `record` does not have [`record_len`] bytes.
@@ -46,7 +47,7 @@ pub fn put_table(lens: &[Option<u64>], record: &mut [u8]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Where the fields of `record` are; `None` for an absent one. `num_fields` 0 and 1 are the same.
+/// The ranges of the fields of `record`; `None` for an absent one. `num_fields` 0 and 1 mean the same.
 ///
 /// # Errors
 /// The table does not describe the record.
@@ -72,7 +73,7 @@ pub fn split(record: &[u8], num_fields: usize) -> Result<Vec<Option<Range<usize>
     Ok(ranges)
 }
 
-/// Where field number `field` of `record` is, which is below `num_fields`; `None`: the field is absent.
+/// The range of field number `field`, which must be below `num_fields`; `None`: the field is absent.
 ///
 /// # Errors
 /// The table does not describe the record.
@@ -103,12 +104,13 @@ pub fn find(
     Ok(found)
 }
 
-/// Bytes of the table of a record of so many fields: what a record has beside its fields.
+/// Length of the table of a record with this many fields: the overhead of a record.
 pub fn table_len(num_fields: usize) -> u64 {
     if num_fields > 1 { num_fields as u64 * 4 } else { 0 }
 }
 
-/// The length of an absent field. A present one cannot have it, since the table takes bytes too.
+/// The length value of an absent field. A present field cannot be this long, since the table takes space
+/// too.
 const ABSENT: u32 = u32::MAX;
 
 #[cfg(test)]

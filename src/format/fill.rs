@@ -1,5 +1,4 @@
-//! How full a chunk is: which samples fit is arithmetic on lengths, and can be asked before a byte is
-//! read.
+//! How full a chunk is. Which samples fit is computed from lengths, before any byte is read.
 
 use crate::format::chunk::{ENTRY_BYTES, HEAD_BYTES, padded};
 use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
@@ -9,17 +8,17 @@ use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
 pub enum Fit {
     /// In this chunk.
     Here,
-    /// In the next one: [`ChunkBuilder::finish`](crate::format::ChunkBuilder::finish) this one first.
+    /// In the next one: [`finish`](crate::format::ChunkBuilder::finish) this one first.
     NextChunk,
     /// In no chunk: finish this one if it has samples, then see
     /// [`ChunkBuilder::oversize`](crate::format::ChunkBuilder::oversize).
     Oversize,
 }
 
-/// What a chunk's samples have taken of it so far.
+/// The space that a chunk's samples occupy so far.
 ///
-/// [`crate::format::ChunkBuilder`] is filled by the same rules, so that a chunk can be planned by one
-/// thread and built by another.
+/// [`crate::format::ChunkBuilder`] follows the same rules, so one thread can plan a chunk and another can
+/// build it.
 #[derive(Debug, Clone)]
 pub struct Fill {
     layout: ImageLayout,
@@ -27,7 +26,7 @@ pub struct Fill {
     fixed: usize,
     num_samples: u32,
     names_len: usize,
-    /// End of the last sample, counted from the start of the data.
+    /// End of the last sample, relative to the start of the data.
     end: u64,
 }
 
@@ -37,17 +36,17 @@ impl Fill {
         Fill { layout, fixed: HEAD_BYTES + fields_len, num_samples: 0, names_len: 0, end: 0 }
     }
 
-    /// How many samples it has.
+    /// Its number of samples.
     pub fn num_samples(&self) -> u32 {
         self.num_samples
     }
 
-    /// End of the last sample, counted from the start of the data.
+    /// End of the last sample, relative to the start of the data.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Where a record of `len` bytes begins when it comes next, counted from the start of the data.
+    /// Where a record of `len` bytes begins if it comes next, relative to the start of the data.
     pub fn place(&self, len: u32) -> u64 {
         self.layout.pack.place(self.end, len)
     }
@@ -67,14 +66,14 @@ impl Fill {
         if fits { Fit::Here } else { Fit::NextChunk }
     }
 
-    /// Takes a sample that [`fit`](Self::fit)s here.
+    /// Adds a sample that [`fit`](Self::fit)s here.
     pub fn take(&mut self, name_len: usize, len: u32) {
         self.end = self.place(len) + u64::from(len);
         self.num_samples += 1;
         self.names_len += name_len;
     }
 
-    /// Bytes of a range that holds one sample alone: header and record, each padded.
+    /// Length of a chunk that holds one oversize sample: header and record, each padded.
     pub fn oversize_len_bytes(&self, name_len: usize, len: u32) -> u64 {
         padded((self.fixed + ENTRY_BYTES + name_len) as u64) + padded(u64::from(len))
     }

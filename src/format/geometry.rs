@@ -1,4 +1,4 @@
-//! Where things may lie: cells, ranges of cells, extents, and the limits of all of them.
+//! The geometry of an image: cells, cell ranges, extents, and their limits.
 
 use crate::format::FormatError;
 use crate::format::Uuid;
@@ -6,7 +6,7 @@ use crate::format::error::{at_most, equal};
 use crate::format::packing::Pack;
 use crate::units::Generation;
 
-/// Where a sample's bytes are, and what they must sum to.
+/// Where a sample's bytes are, and their expected checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Extent {
     /// First byte within the namespace.
@@ -19,7 +19,7 @@ pub struct Extent {
     pub namespace: u16,
 }
 
-/// Cells that belong together: a chunk, a generation record or a snapshot.
+/// Consecutive cells that hold one chunk, generation record or snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CellRange {
     /// Index of the namespace.
@@ -30,7 +30,7 @@ pub struct CellRange {
     pub cells: u64,
 }
 
-/// What holds for the whole image and never changes in its life.
+/// Properties of the whole image that never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageLayout {
     /// The image.
@@ -44,7 +44,7 @@ pub struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// A layout, if the numbers are possible.
+    /// A layout, if the numbers are valid.
     ///
     /// # Errors
     /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
@@ -62,7 +62,7 @@ impl ImageLayout {
         Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
     }
 
-    /// Byte where `cell` begins.
+    /// Offset of `cell` in bytes.
     ///
     /// # Errors
     /// `OutOfRange` when the cell does not end below 2^63 bytes.
@@ -72,23 +72,23 @@ impl ImageLayout {
         Ok(cell * size)
     }
 
-    /// Cells that `len_bytes` take.
+    /// The number of cells that `len_bytes` occupy.
     pub fn cells_of(&self, len_bytes: u64) -> u64 {
         len_bytes.div_ceil(u64::from(self.chunk_size_bytes))
     }
 
-    /// Whole cells of a namespace of `len_bytes`, cell 0 included.
+    /// Whole cells in a namespace of `len_bytes`, cell 0 included.
     pub fn capacity_cells(&self, len_bytes: u64) -> u64 {
         len_bytes.min(MAX_NAMESPACE_BYTES) / u64::from(self.chunk_size_bytes)
     }
 
-    /// The most that a chunk's header may take, a quarter of the chunk.
+    /// The maximum header size of a chunk: a quarter of the chunk.
     pub fn max_header_bytes(&self) -> u32 {
         self.chunk_size_bytes / 4
     }
 }
 
-/// An error unless `bytes` is a possible chunk size.
+/// An error unless `bytes` is a valid chunk size.
 pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
         let (what, limit) = ("chunk size", u64::from(MIN_CHUNK_BYTES));
@@ -98,7 +98,7 @@ pub fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// An error unless `found`, which `what` says of its image, is the layout `expected`.
+/// An error unless `found`, which `what` names as its image's layout, equals `expected`.
 pub(crate) fn check_layout(
     what: &'static str,
     expected: &ImageLayout,
@@ -120,7 +120,7 @@ pub(crate) fn check_layout(
         .try_for_each(|(name, (expected, found))| equal(name, expected, found))
 }
 
-/// An error unless `generation` is one that a commit can have: there is always one after it.
+/// An error unless `generation` is a valid committed one, which leaves room for a next one.
 pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatError> {
     let (what, limit) = ("generation", MAX_GENERATION);
     match generation {
@@ -133,20 +133,20 @@ pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatErro
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
 /// The largest cell.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
-/// The chunk size unless the user says otherwise: reads of 1 MiB and more already range at the speed
-/// of drive and link (seed-systems 2.1), and four of them leave room for a fair draw of samples.
+/// The default chunk size. Reads of 1 MiB and more already reach the bandwidth of drive and link; four of
+/// them give a chunk enough samples for a fair shuffle.
 pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
-/// The last generation that an image may come to.
+/// The largest generation number of an image.
 pub const MAX_GENERATION: u64 = i64::MAX as u64;
-/// Samples of one image.
+/// Maximum samples of an image.
 pub const MAX_SAMPLES: u64 = 1 << 40;
-/// Bytes of one sample.
+/// Maximum bytes of a sample.
 pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
-/// Bytes of one namespace: 2^63 - 1, so that every offset is also an `off_t`.
+/// Maximum bytes of a namespace: 2^63 - 1, so that every offset fits in an `off_t`.
 pub const MAX_NAMESPACE_BYTES: u64 = i64::MAX as u64;
-/// Bytes of one name.
+/// Maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// Samples of one chunk.
+/// Maximum samples of a chunk.
 pub const MAX_CHUNK_SAMPLES: u32 = 65_535;
 
 #[cfg(test)]

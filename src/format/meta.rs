@@ -1,30 +1,30 @@
-//! Which names and labels a sample may have.
+//! Valid names and labels of a sample.
 
 use crate::format::FormatError;
 use crate::format::error::at_most;
 use crate::format::geometry::MAX_NAME_BYTES;
 use crate::units::SampleId;
 
-/// What a chunk's table says of a sample beside its bytes.
+/// The metadata of a sample in a chunk's table, without its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleMeta<'a> {
     /// Its id.
     pub id: SampleId,
     /// Its name: up to 4,096 bytes, none of them NUL.
     pub name: &'a [u8],
-    /// Its label, if it has one: any number but `i64::MIN`, which stands for none in the directory.
+    /// Its label, if it has one: any number but `i64::MIN`, which the directory uses for "no label".
     pub label: Option<i64>,
 }
 
 impl SampleMeta<'_> {
-    /// An error unless name and label may be written.
+    /// An error unless name and label are valid.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         check_name(self.name)?;
         check_label(self.label)
     }
 }
 
-/// An error when a label is the number that stands for none.
+/// An error if a label is the reserved "no label" value.
 pub(crate) fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     if label == Some(i64::MIN) {
         let (what, value, limit) = ("label", i64::MIN as u64, i64::MAX as u64);
@@ -33,7 +33,7 @@ pub(crate) fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// An error unless `name` may name a sample.
+/// An error unless `name` is a valid sample name.
 pub fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
     if name.contains(&0) {

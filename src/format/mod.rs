@@ -1,9 +1,10 @@
-//! How bytes lie on media. Pure: bytes in, bytes out, and a [`FormatError`] with numbers in it.
+//! The layout of an image on media. Pure: bytes in, bytes out; a failure is a [`FormatError`] with numbers.
 //!
 //! # What it is
-//! An *image* is a data set, generation by generation, on 1..65,535 namespaces. Each namespace is cut
-//! into *cells* of the chunk size. Cell 0 holds the two superblock copies; every other cell is free,
-//! or part of a *range*: a chunk of samples, a generation record, or a snapshot of the directory.
+//! An *image* is a data set, generation by generation, on 1 to 65,535 namespaces. Each namespace is divided
+//! into *cells* of the chunk size. Cell 0 holds the two superblock copies. Every other cell is free, or
+//! belongs to a *cell range* that holds a chunk of samples, a generation record, or a snapshot of the
+//! directory.
 //!
 //! ```text
 //! namespace 0   | superblocks A B | chunk 0 | chunk 2 | record | snapshot .............. | free
@@ -11,62 +12,63 @@
 //! chunk         | head 128 | field names | entries | names | pad to 4,096 | samples ...... |
 //! ```
 //!
-//! Everything starts at a multiple of 4,096 bytes, whatever the block size of the namespace, so an
-//! image may be copied byte by byte. All numbers are little-endian. Every structure begins with a
-//! magic, a version, the image UUID and the generation, and has a CRC32C; reserved bytes are zero.
+//! Every structure starts at a multiple of 4,096 bytes, whatever the block size of the namespace, so an
+//! image can be copied byte by byte. All numbers are little-endian. Every structure begins with a magic
+//! number, a version, the image UUID and the generation, and has a CRC32C. Reserved bytes are zero.
 //!
 //! # What it is not
-//! It does no I/O, takes no time and draws no random number; `import` does, and `directory` turns
-//! what is described here into something to look up in.
+//! This module does no I/O, reads no clock and draws no random numbers; `import` does. `directory` builds
+//! the lookup structures from what this module decodes.
 //!
-//! # The order of writes (what `import` must do)
-//! 1. Chunks of the new generation, into cells that [`space::Space`] gives out: never a cell of the
-//!    current generation, nor one that the current generation freed. So the current and the previous
-//!    generation stay readable, byte for byte, while the next one is written.
+//! # The order of writes (`import` must keep it)
+//! 1. Chunks of the new generation, into cells that [`space::Space`] allocates: never a cell that the
+//!    current generation uses or that it freed. So the current and the previous generation stay readable,
+//!    byte for byte, while the next one is written.
 //! 2. The generation record and the snapshot ([`crate::directory::commit`] builds both).
 //! 3. Flush on every namespace.
 //! 4. Superblock copy (generation mod 2) on namespaces 1.., Flush on each of them.
 //! 5. The same copy on namespace 0, Flush. *This write commits.*
 //!
-//! All that differs between two superblocks lies in one sector of 512 bytes, so a write of one is not torn.
-//! `tests/power.rs` checks what every power loss during all this leaves.
+//! Two superblocks differ in only one sector of 512 bytes, so a superblock write cannot be torn.
+//! `tests/power.rs` checks what a power loss leaves at every point of this sequence.
 //!
-//! Opening takes namespace 0's newest valid copy and wants that generation on all others; a newer
-//! copy there is an import that did not commit. [`superblock_set`] judges this, purely.
+//! Opening takes the newest valid copy on namespace 0 and requires that generation on all other namespaces.
+//! A newer copy there belongs to an import that did not commit. [`superblock_set`] decides this.
 //!
 //! # When a superblock copy is bad
-//! A copy that cannot be read or does not check is read once more, from the device. It counts as bad
-//! when it stays so, and also when nothing but zeroes lies there, unless the generation that opened is
-//! the first one or says itself that the other copy is void ([`superblock::OTHER_COPY_VOID`]).
-//! Generation g lies in copy g mod 2, so with g open, namespace 0's other copy held g - 1 or g + 1:
+//! A copy that cannot be read, or whose checksum is wrong, is read once more from the device. If it is
+//! still wrong, it is bad. A copy of zeroes is bad too, unless the opened generation is the first one or
+//! declares the other copy void ([`superblock::OTHER_COPY_VOID`]). Generation g lies in copy g mod 2, so
+//! with g open, the other copy of namespace 0 held g - 1 or g + 1:
 //!
-//! | it held | because | what is right |
+//! | it held | because | correct generation |
 //! |---|---|---|
-//! | g - 1 | it went bad since | g; nothing is lost |
-//! | half of g + 1 | the medium tore a sector, or an earlier release wrote | g, or g + 1 |
-//! | g + 1 | it went bad since | g + 1 |
+//! | g - 1 | it was damaged later | g; nothing is lost |
+//! | half of g + 1 | the medium tore a sector, or an earlier release wrote it | g, or g + 1 |
+//! | g + 1 | it was damaged later | g + 1 |
 //!
-//! The bytes do not tell which, but for one case: another namespace whose copy is still that of g - 1
-//! vouches for the first, since a commit writes namespace 0 last. And the journal does not tell the
-//! second from the third. So readers open g and warn, `verify` reports damage, and who would commit
-//! another g + 1 is refused, unless told to accept that. Both ways out end with g + 1 wherever it ever
-//! was complete, since all of a generation is flushed before the first superblock is written (step 3):
+//! The bytes do not tell these cases apart, with one exception: if another namespace still has the copy of
+//! g - 1, the first case holds, since a commit writes namespace 0 last. The journal does not distinguish
+//! the second case from the third. So readers open g and warn, `verify` reports damage, and a commit of
+//! another g + 1 is refused unless the user accepts the loss. Both repairs end with g + 1 if it was ever
+//! complete, since all of a generation is flushed before its first superblock is written (step 3):
 //!
-//! - a rebuild takes g + 1 if its record is there and as whole as g; otherwise it commits g again,
-//!   makes the other copy blank, and sets the void bit. Either way both copies are good afterwards.
-//! - `import --resume` goes on where the journal is that of g + 1 and no record of another g + 1 (of a
-//!   delete or purge, which have no journal) lies on the media: it writes the same bytes again.
+//! - A rebuild takes g + 1 if its record exists and it is as complete as g. Otherwise it commits g again,
+//!   erases the other copy, and sets the void bit. Either way both copies are good afterwards.
+//! - `import --resume` continues if the journal is that of g + 1 and the media hold no other record of that
+//!   generation (from a delete or purge, which have no journal): it writes the same bytes again.
 //!
-//! On the other namespaces, a bad copy of g is stood in for by what namespace 0 says.
+//! On other namespaces, the superblock of namespace 0 replaces a bad copy of g.
 //!
-//! A power loss alone leaves no such copy. An import that gives up an image makes the other copies blank
-//! before those of g, and sets the void bit before that.
+//! A power loss alone leaves no such copy. An import that discards an image erases the other copies before
+//! those of g, and sets the void bit before that.
 //!
-//! # What is believed
-//! Superblock, snapshot and chunks have checksums, and any program can make those right. So what is
-//! said twice is compared before it is used: layout, generation, time, lengths and counts of snapshot
-//! and superblock; the end of everything that a directory reads with the length in use, and that with
-//! the namespace. No memory or file grows by a number from media that the namespace does not bear out.
+//! # Untrusted media
+//! Superblock, snapshot and chunks have checksums, but any program can write a valid checksum. So every
+//! fact that is stored twice is compared before it is used: layout, generation, time, lengths and counts of
+//! snapshot and superblock; the end of everything that a directory reads against the length in use, and
+//! that against the namespace. A number from media never sizes memory or a file beyond what the namespace
+//! can hold.
 //!
 //! Read [`geometry`] first, then [`superblock`], [`chunk`], [`builder`].
 

@@ -1,26 +1,26 @@
-//! Where the next sample of a chunk begins.
+//! The offset of the next sample in a chunk.
 
 use crate::format::FormatError;
 use crate::units::ALIGN_BYTES;
 
-/// How samples follow each other in a chunk. Part of the format: the directory keeps lengths only,
-/// and finds offsets by laying the samples out again.
+/// How samples follow each other in a chunk. Part of the format: the directory stores lengths only, and
+/// computes offsets by laying the samples out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pack {
-    /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8
-    /// of its length in padding: a read of one sample then moves one block less.
+    /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8 of its
+    /// length in padding. A read of one sample then transfers one block less.
     #[default]
     Aligned,
-    /// Each sample begins where the one before it ends.
+    /// Each sample begins where the previous one ends.
     Tight,
-    /// Each sample begins at a multiple of 4,096. Never on media: so lie the files of a folder that is
+    /// Each sample begins at a multiple of 4,096. Never on media: this is the layout of a folder that is
     /// read without an import.
     Paged,
 }
 
 impl Pack {
-    /// Where a sample of `len` bytes begins when the one before it ended at `at`, both counted from
-    /// the start of the chunk's data, which lies at a multiple of 4,096.
+    /// Where a sample of `len` bytes begins when the previous one ended at `at`, both relative to the start
+    /// of the chunk's data, which is a multiple of 4,096.
     #[inline]
     pub fn place(self, at: u64, len: u32) -> u64 {
         match self {
@@ -42,7 +42,7 @@ impl Pack {
         match self {
             Pack::Aligned => 0,
             Pack::Tight => 1,
-            Pack::Paged => 2, // which no reader takes
+            Pack::Paged => 2, // rejected by every reader
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which sample lies where: `slot = P(id)`, part by part.
+//! The map from sample ids to slots: `slot = P(id)`, part by part.
 
 use crate::format::FormatError;
 use crate::format::error::at_most;
@@ -6,11 +6,13 @@ use crate::format::geometry::MAX_SAMPLES;
 use crate::permutation::{Key, Permutation};
 use crate::units::{SampleId, Slot};
 
-/// What one import or append wrote: a range of ids, and equally of slots, in an order of its own.
+/// What one import or append wrote: a range of ids, which is also its range of slots, in an order of its
+/// own.
 ///
-/// `window` says how ids map to slots. 0: in source order. Otherwise the part is cut into windows of
-/// that many samples, the last one shorter, and each window is shuffled by a keyed permutation. A
-/// source whose length is known has one window; a stream is shuffled window by window as it comes.
+/// `window`, the shuffle window, says how ids map to slots. 0 keeps source order. Otherwise the part is
+/// divided into windows of that many samples, the last one shorter, and a keyed permutation shuffles each
+/// window. A source whose length is known has one window; a stream is shuffled window by window as it
+/// arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// First id, and first slot.
@@ -19,12 +21,12 @@ pub struct Part {
     pub count: u64,
     /// Seed of the shuffle.
     pub seed: u64,
-    /// Samples of a window; 0 for source order.
+    /// Samples that are shuffled together; 0 keeps source order.
     pub window: u64,
 }
 
 impl Part {
-    /// An error when its range leaves the ids that there may be.
+    /// An error if its range exceeds the valid ids.
     pub fn check(&self) -> Result<(), FormatError> {
         at_most("first id of a part", self.first, MAX_SAMPLES)?;
         at_most("samples of a part", self.count, MAX_SAMPLES - self.first)?;
@@ -32,16 +34,16 @@ impl Part {
     }
 }
 
-/// A [`Part`] with its permutation at hand: turns ids into slots and back, in tens of nanoseconds.
+/// A [`Part`] with its permutation: maps ids to slots and back, in tens of nanoseconds.
 #[derive(Debug, Clone)]
 pub struct Placement {
     part: Part,
-    /// The permutation of the one window there is, when there is one.
+    /// The permutation, if the part has a single window.
     whole: Option<Permutation>,
 }
 
 impl Placement {
-    /// The placement of `part`, whose range [`Part::check`] allows.
+    /// The placement of `part`, which must pass [`Part::check`].
     pub fn new(part: Part) -> Placement {
         let one_window = part.window != 0 && part.window >= part.count;
         let whole = one_window.then(|| permutation(part.seed, 0, part.count));
@@ -53,13 +55,13 @@ impl Placement {
         &self.part
     }
 
-    /// Whether the part has this id (and, the ranges being the same, this slot).
+    /// Whether the part has this id. Its slots are the same range.
     #[inline]
     pub fn contains(&self, id: u64) -> bool {
         id.wrapping_sub(self.part.first) < self.part.count
     }
 
-    /// Where the sample with `id` lies.
+    /// The slot of the sample with `id`.
     ///
     /// # Panics
     /// If the part does not have it.
@@ -68,7 +70,7 @@ impl Placement {
         Slot(self.map(id.0, Permutation::forward))
     }
 
-    /// Which sample lies at `slot`: what an import reads next when it writes slot after slot.
+    /// The sample at `slot`: the one to read next when slots are written in order.
     ///
     /// # Panics
     /// If the part does not have it.
@@ -95,12 +97,12 @@ impl Placement {
     }
 }
 
-/// The permutation of window `index`. Part of the format.
+/// The permutation of shuffle window `index`. Part of the format.
 fn permutation(seed: u64, index: u64, len: u64) -> Permutation {
     Permutation::new(len, Key::derive(seed, &[PLACEMENT, index]))
 }
 
-/// The use that placement keys are derived for: "place" in ASCII.
+/// The purpose from which placement keys are derived: "place" in ASCII.
 const PLACEMENT: u64 = 0x70_6c61_6365;
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
-//! The generation record: what a generation is beside its chunks.
+//! The generation record: the metadata of a generation that its chunks do not hold.
 //!
-//! Chunk headers name samples, but not which of them were deleted later, what classes are called, or
-//! which cells the generation freed. Each generation writes these facts once more outside of the
-//! snapshot, as a chunk of its own kind, so that losing the snapshot loses nothing. Deletions are
-//! marked here and not in the headers of their chunks, since writing over a header would touch what
-//! the previous generation still reads, and could tear it.
+//! Chunk headers name samples, but not which of them were deleted later, the class names, or the cells that
+//! the generation freed. Each generation also writes these facts outside the snapshot, as a chunk of its
+//! own kind, so that losing the snapshot loses nothing. Deletions are recorded here and not in chunk
+//! headers: overwriting a header would change what the previous generation still reads, and could tear it.
 //!
-//! The record is a chunk [head](crate::format::chunk::RawHead) of kind 2 whose table is, in LEB128
-//! numbers and strings behind their length:
+//! The record is a chunk [head](crate::format::chunk::RawHead) of kind 2. Its table consists of LEB128
+//! numbers and length-prefixed strings:
 //!
 //! ```text
 //! chunks | parts: count, (first, count, seed, window, started)* | fields: count, string*
@@ -24,7 +23,7 @@ use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
 use crate::units::{Generation, Slot};
 
-/// What a generation is beside its chunks.
+/// The metadata of a generation that its chunks do not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationRecord {
     /// The image.
@@ -33,26 +32,26 @@ pub struct GenerationRecord {
     pub generation: Generation,
     /// When it was written, in ns since 1970.
     pub time_ns: u64,
-    /// How many chunks the generation has, those of earlier ones that it keeps included.
+    /// Number of chunks of the generation, including those kept from earlier ones.
     pub num_chunks: u64,
     /// Its parts, in the order of ids, without gaps.
     pub parts: Vec<Part>,
-    /// For each part, the time of its oldest chunk. A chunk that is older was left behind by an
-    /// import of the same generation that was given up, and must not be taken for one of these.
+    /// For each part, the time of its oldest chunk. An older chunk was left behind by a discarded import of
+    /// the same generation, and must not be used.
     pub started_ns: Vec<u64>,
     /// Names of the fields; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes; a label is an index into it. Empty where labels are numbers.
     pub classes: Vec<Vec<u8>>,
-    /// Deleted ids, as ranges of (first, length), ascending.
+    /// Deleted ids, as ascending ranges of (first, length).
     pub deleted: Vec<(u64, u64)>,
-    /// Cells that the previous generation read and this one does not.
+    /// Cells that the previous generation reads and this one does not.
     pub freed: Vec<CellRange>,
 }
 
 impl GenerationRecord {
-    /// The bytes to write at its place, padded to a multiple of 4,096. Their number does not depend
-    /// on the place.
+    /// The bytes to write at its location, padded to a multiple of 4,096. Their length does not depend on
+    /// the location.
     pub fn encode(&self, namespace: u16, cell: u64) -> Vec<u8> {
         let mut out = vec![0; HEAD_BYTES];
         self.put_table(&mut out);
@@ -82,7 +81,7 @@ impl GenerationRecord {
     /// Reads a record and its head.
     ///
     /// # Errors
-    /// What is wrong with it; `Truncated` names the length to read when `bytes` are too few.
+    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
     pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Record {
@@ -134,7 +133,7 @@ pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part], started_ns: &[u64]) {
     }
 }
 
-/// Parts that follow each other without a gap, from id 0 on, and when each was started.
+/// Reads parts that are contiguous from id 0 on, and the start time of each.
 pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<(Vec<Part>, Vec<u64>), FormatError> {
     let (mut parts, mut started_ns, mut end) = (Vec::new(), Vec::new(), 0);
     for _ in 0..cursor.count(5)? {
@@ -196,7 +195,7 @@ fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError>
     Ok(ranges)
 }
 
-/// A record comes after all chunks of its generation.
+/// The record is written after all chunks of its generation.
 const RECORD_SEQUENCE: u64 = u64::MAX;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The head of a directory snapshot: which columns lie in it, and where.
+//! The head of a directory snapshot: its sections and their locations.
 //!
-//! A snapshot is this head and the columns that memory holds, each at a multiple of 4,096 with its
-//! own CRC32C: loading it is reading and checking. Names lie at its end, so that a reader that needs
-//! none reads up to [`SnapshotHead::core_len`].
+//! A snapshot is this head and the columns as they lie in memory, each at a multiple of 4,096 with its own
+//! CRC32C: loading means reading and verifying. Names come last, so a reader without need for names reads
+//! only up to [`SnapshotHead::core_len`].
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -83,7 +83,7 @@ struct RawSection {
 }
 const _: () = assert!(size_of::<RawSection>() == 32);
 
-/// Kinds of sections, in the order in which they lie. `directory` describes what is in them.
+/// Kinds of sections, in the order in which they lie. `directory` describes their contents.
 pub mod kind {
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
     pub const FACTS: u16 = 1;
@@ -113,7 +113,7 @@ pub mod kind {
     pub const NAME_ORDER: u16 = 13;
 }
 
-/// Where one section lies.
+/// The location of one section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
     /// What it holds.
@@ -124,7 +124,7 @@ pub struct Section {
     pub len: u64,
     /// CRC32C of them.
     pub crc32c: u32,
-    /// A number that the kind explains.
+    /// A number whose meaning depends on the kind.
     pub param: u64,
 }
 
@@ -147,8 +147,8 @@ pub struct SnapshotHead {
     pub sections: Vec<Section>,
 }
 
-/// The CRC32C that an encoded head ends with, by which a superblock knows the snapshot. (A CRC of the
-/// whole head would be the same for all heads, as of all bytes that end with their own CRC.)
+/// The CRC32C at the end of an encoded head, which the superblock stores to identify the snapshot. (A CRC
+/// of the whole head, its own CRC included, would be the same constant for all heads.)
 pub fn head_crc32c(head: &[u8; SNAPSHOT_HEAD_BYTES]) -> u32 {
     let (_, crc) = head.split_last_chunk().expect("4,096 bytes end with 4");
     u32::from_le_bytes(*crc)
@@ -158,7 +158,7 @@ impl SnapshotHead {
     /// The first 4,096 bytes of the snapshot.
     ///
     /// # Panics
-    /// With more than 64 sections: we make them.
+    /// With more than 64 sections, which would be a bug of the caller.
     pub fn encode(&self) -> [u8; SNAPSHOT_HEAD_BYTES] {
         let mut sections = [RawSection::new_zeroed(); MAX_SECTIONS];
         for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
@@ -217,10 +217,10 @@ impl SnapshotHead {
         raw.decode()
     }
 
-    /// An error unless it is the head of the snapshot that `superblock` names.
+    /// Checks that it is the head of the snapshot that `superblock` names.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` of what both say.
+    /// `OtherImage`, or `Mismatch` of a fact that both store.
     pub fn check_committed(&self, superblock: &Superblock) -> Result<(), FormatError> {
         check_layout("snapshot", &superblock.layout, &self.layout)?;
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
@@ -234,7 +234,7 @@ impl SnapshotHead {
         self.sections.iter().find(|section| section.kind == kind)
     }
 
-    /// Bytes from the start of the snapshot up to the names: all that reading by id needs.
+    /// Bytes from the start of the snapshot up to the names: enough to read by id.
     pub fn core_len(&self) -> u64 {
         let names = self.section(kind::NAME_BLOCKS);
         names.map_or(self.len_bytes, |section| section.offset)
@@ -267,7 +267,7 @@ impl RawSnapshotHead {
         })
     }
 
-    /// Sections that follow each other: ascending kinds, no overlap, none past the end.
+    /// The section table: ascending kinds, no overlap, none past the end.
     fn decode_sections(&self, len_bytes: u64) -> Result<Vec<Section>, FormatError> {
         let count = u64::from(self.num_sections.get());
         at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;

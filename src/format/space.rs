@@ -1,16 +1,15 @@
-//! Which cells are free for the generation being written.
+//! Allocates cells for the generation being written.
 //!
-//! Cells that the current generation reads must stay, and so must those that it freed: they are what
-//! the previous generation reads, and a reader still on that one must find its bytes, or at worst a
-//! newer superblock, never half of something else. So space freed in generation g is written again
-//! from g + 2 at the earliest.
+//! The cells that the current generation reads must not be overwritten, nor those that it freed: the
+//! previous generation reads them, and a reader of that one must find its bytes, or at worst a newer
+//! superblock, never a mixture. So a cell freed in generation g is reused in g + 2 at the earliest.
 
 use std::collections::BTreeMap;
 
 use crate::format::{CellRange, FormatError, ImageLayout};
 
-/// Free and used cells of all namespaces of an image. What it gives out depends on what was put in
-/// and asked for and on nothing else, so that a resumed import goes on where it would have.
+/// Free and used cells of all namespaces of an image. Allocation is deterministic: it depends only on the
+/// reservations and requests so far, so a resumed import gets the same cells.
 #[derive(Debug, Clone)]
 pub struct Space {
     namespaces: Vec<Cells>,
@@ -20,15 +19,15 @@ pub struct Space {
 #[derive(Debug, Clone, Default)]
 struct Cells {
     capacity: u64,
-    /// Used cells as start and end, never touching each other; cell 0 is the superblocks'.
+    /// Used cells as start and end; neighbours are merged. Cell 0 holds the superblocks.
     used: BTreeMap<u64, u64>,
-    /// No cell below this one is free.
+    /// No cell below this one is free. Speeds up the search.
     full_below: u64,
 }
 
 impl Space {
-    /// All cells free but cell 0 of each namespace. `len_bytes` has the length of each one;
-    /// `u64::MAX` for a file that may grow.
+    /// All cells are free but cell 0 of each namespace. `len_bytes` has the length of each namespace;
+    /// `u64::MAX` for a file that can grow.
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
             let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };
@@ -41,17 +40,17 @@ impl Space {
         }
     }
 
-    /// Marks `range` as used: whatever the current generation reads, and whatever it freed.
+    /// Marks `range` as used: whatever the current generation reads or freed.
     pub fn reserve(&mut self, range: CellRange) {
         if let Some(cells) = self.namespaces.get_mut(usize::from(range.namespace)) {
             cells.take(range.cell, range.cells);
         }
     }
 
-    /// Takes `cells` cells in one range, on `preferred` (modulo the number of namespaces) if there is
-    /// room, otherwise on the next namespace that has some. `None`: there is no such range.
+    /// Allocates `cells` consecutive cells, on namespace `preferred` (modulo their number) if it has room,
+    /// otherwise on the next one that has. `None`: no namespace has room.
     ///
-    /// Chunk number `n` of a generation prefers namespace `n`: this is striping.
+    /// Chunk number `n` of a generation prefers namespace `n`: this stripes chunks over the namespaces.
     pub fn allocate(&mut self, preferred: u64, cells: u64) -> Option<CellRange> {
         let count = self.namespaces.len() as u64;
         for step in 0..count {
@@ -65,13 +64,13 @@ impl Space {
         None
     }
 
-    /// Cells of all namespaces that are free.
+    /// Free cells of all namespaces together.
     pub fn free_cells(&self) -> u64 {
         let free = |cells: &Cells| cells.capacity.saturating_sub(cells.used_cells());
         self.namespaces.iter().map(free).fold(0, u64::saturating_add)
     }
 
-    /// Why there is no range of `cells` cells.
+    /// The error for a failed allocation of `cells` cells.
     pub fn no_room(&self, cells: u64) -> FormatError {
         FormatError::NoSpace {
             needed_bytes: cells.saturating_mul(self.cell_len_bytes),
@@ -79,7 +78,7 @@ impl Space {
         }
     }
 
-    /// End of the last used cell of a namespace, in cells: how long a file must be.
+    /// End of the last used cell of a namespace, in cells: the minimum length of a file.
     pub fn end_cell(&self, namespace: u16) -> u64 {
         let cells = self.namespaces.get(usize::from(namespace));
         cells.and_then(|cells| cells.used.values().next_back().copied()).unwrap_or(0)
@@ -107,7 +106,7 @@ impl Cells {
         (end <= self.capacity).then_some(at)
     }
 
-    /// Marks cells as used, merging with neighbours and with what was marked already.
+    /// Marks cells as used, and merges them with adjacent or overlapping ranges.
     fn take(&mut self, cell: u64, cells: u64) {
         if cells == 0 {
             return;
@@ -124,14 +123,14 @@ impl Cells {
             end = end.max(next_end);
         }
         self.used.insert(start, end);
-        // The merged range may begin below the mark, where `find` would no longer look for it.
+        // The merged range may begin below the mark, where `find` would no longer look.
         if start <= self.full_below {
             self.full_below = self.full_below.max(end);
         }
     }
 }
 
-/// The ranges of `old` that are not in `new`, joined where they touch: what a generation frees.
+/// The ranges of `old` that are not in `new`, merged where adjacent: what a generation frees.
 pub fn freed(
     old: impl IntoIterator<Item = CellRange>,
     new: impl IntoIterator<Item = CellRange>,

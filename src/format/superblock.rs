@@ -11,13 +11,13 @@ use crate::units::Generation;
 
 /// A superblock copy as it lies on media: one block of 4,096 bytes.
 ///
-/// Magic, version and checksum stay where they are in every future version, so that a later image is
-/// told from a damaged one.
+/// Magic, version and checksum keep their offsets in every future version, so that a later image is
+/// distinguished from a damaged one.
 ///
-/// All that differs between two superblocks lies in the first 512 bytes, the smallest unit that a medium
-/// writes whole: `balance` is chosen so that the checksum is 0. So power that goes during the write of a
-/// copy leaves the copy before or this one, and never half of each. (Superblocks of earlier releases have
-/// a `balance` of 0 and another checksum; they read the same.)
+/// Two superblocks differ only in the first 512 bytes, the smallest unit that a medium writes atomically:
+/// `balance` is chosen so that the checksum is 0. So a power loss during the write of a copy leaves the old
+/// copy or the new one, never half of each. (Superblocks of earlier releases have a `balance` of 0 and
+/// another checksum; they are read the same way.)
 ///
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
@@ -83,7 +83,7 @@ const _: () = assert!(std::mem::offset_of!(RawSuperblock, balance) == BALANCE_OF
 /// A superblock, decoded and checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// What the whole image is like.
+    /// Properties of the whole image.
     pub layout: ImageLayout,
     /// Index of the namespace it lies on.
     pub namespace: u16,
@@ -91,21 +91,21 @@ pub struct Superblock {
     pub generation: Generation,
     /// When, in ns since 1970.
     pub time_ns: u64,
-    /// Features that a reader may ignore; kept as found.
+    /// Features that a reader may ignore; stored as found.
     pub optional_features: u64,
     /// Seed of the newest part's placement.
     pub placement_seed: u64,
-    /// Bytes of this namespace that the generation may read: a shorter one has been cut off.
+    /// Bytes of this namespace that the generation may read: a shorter namespace was truncated.
     pub used_len_bytes: u64,
     /// Where the snapshot of the directory lies.
     pub snapshot: SnapshotLocation,
     /// Ids given out, deleted samples included.
     pub num_samples: u64,
-    /// Samples there are.
+    /// Live samples.
     pub num_live: u64,
 }
 
-/// Where the snapshot of a directory lies, and how it is recognised.
+/// Where the snapshot of a directory lies, and how to identify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotLocation {
     /// Index of the namespace.
@@ -114,8 +114,8 @@ pub struct SnapshotLocation {
     pub offset_bytes: u64,
     /// Length.
     pub len_bytes: u64,
-    /// CRC32C of its first 4,092 bytes, which its head ends with and which covers the checksums of
-    /// all else: a snapshot with another one is not the one that was committed.
+    /// CRC32C of its first 4,092 bytes, with which its head ends. It covers the checksums of all sections,
+    /// so a snapshot with another value is not the committed one.
     pub head_crc32c: u32,
 }
 
@@ -157,7 +157,7 @@ impl Superblock {
     /// Reads one copy from the first 4,096 of `bytes`.
     ///
     /// # Errors
-    /// `Magic`: no superblock lies here. `Version`, `RequiredFeatures`: a later release wrote it.
+    /// `Magic`: there is no superblock here. `Version`, `RequiredFeatures`: a later release wrote it.
     /// Otherwise it is damaged.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
         if !bytes.starts_with(&MAGIC) {
@@ -180,7 +180,7 @@ impl Superblock {
         raw.decode()
     }
 
-    /// Cells of the snapshot's range, if it begins where a cell does.
+    /// The cells of the snapshot, if it begins at the start of a cell.
     pub fn snapshot_range(&self) -> crate::format::CellRange {
         let cell = self.snapshot.offset_bytes / u64::from(self.layout.chunk_size_bytes);
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
@@ -226,42 +226,41 @@ impl RawSuperblock {
     }
 }
 
-/// Where the copy of `generation` lies: A for even ones, B for odd ones.
+/// Offset of the copy of `generation`: A for even ones, B for odd ones.
 pub fn copy_offset(generation: Generation) -> u64 {
     COPY_OFFSETS[copy_index(generation)]
 }
 
-/// Which copy is that of `generation`: 0 for A, 1 for B.
+/// Index of the copy of `generation`: 0 for A, 1 for B.
 pub(crate) fn copy_index(generation: Generation) -> usize {
     (generation.0 % 2) as usize
 }
 
-/// Optional feature, set by a rebuild or an `import --force` that makes the other copy blank: a blank one
-/// held no newer generation. The next commit leaves it away.
+/// Optional feature, set by a rebuild or an `import --force` that erases the other copy: the erased copy
+/// held no newer generation. The next commit clears it.
 pub const OTHER_COPY_VOID: u64 = 1;
 
-/// Offsets of copies A and B. B lies away from A, so that one bad or torn large block does not take
-/// both, and within the smallest cell.
+/// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
+/// both, and lies within the smallest cell.
 pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// Bytes of one copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Offset of `balance`, in the first 512 bytes.
 const BALANCE_OFFSET: usize = 504;
-/// What the register of a CRC32C must hold, `balance` included in its first four bytes, so that it ends
-/// as 0 when only zeroes follow.
+/// The CRC32C register after `balance`, from which the zeroes up to the checksum lead to a checksum of 0.
 const BALANCED: u32 = register_before(SUPERBLOCK_BYTES - 4 - BALANCE_OFFSET);
 const MAGIC: [u8; 8] = *b"DLFSIMG\0";
 const VERSION: u16 = 1;
 /// Required features that this build knows: none so far.
 const REQUIRED_FEATURES: u64 = 0;
 
-/// The register of a CRC32C from which so many bytes of zeroes lead to a checksum of 0.
+/// The CRC32C register from which this many zero bytes lead to a checksum of 0.
 const fn register_before(zeroes: usize) -> u32 {
     const POLYNOMIAL: u32 = 0x82f6_3b78; // reflected
     let mut register = u32::MAX; // the checksum is its complement
     let mut bits = zeroes * 8;
     while bits > 0 {
-        // Backwards: the polynomial was added if, and only if, its highest bit is there.
+        // Run the CRC backwards: the polynomial was added if and only if its highest bit is set.
         let was_added = register >> 31 == 1;
         register = if was_added { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
         bits -= 1;

@@ -1,5 +1,5 @@
-//! The two superblock copies of a namespace, as they are found: which may be used, and what a bad one
-//! may mean. Pure: the caller reads the blocks.
+//! The two superblock copies of a namespace: which is usable, and what a bad one can mean. Pure: the caller
+//! reads the blocks.
 
 use std::ops::Deref;
 
@@ -8,7 +8,7 @@ use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES,
 use crate::format::superblock::{Superblock, copy_index};
 use crate::units::Generation;
 
-/// The two superblock copies of one namespace, as they were found.
+/// The two superblock copies of one namespace, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuperblockCopies {
     /// SuperblockCopies A and B.
@@ -22,14 +22,14 @@ pub struct BadCopy {
     pub namespace: u16,
     /// Where the copy lies.
     pub offset_bytes: u64,
-    /// What is wrong with it.
+    /// Why it is bad.
     pub error: FormatError,
-    /// Whether it may have held a newer generation than the one that was opened.
+    /// Whether it may have held a newer generation than the opened one.
     pub may_be_newer: bool,
 }
 
 impl BadCopy {
-    /// What a reader of generation `opened` should know and do about it.
+    /// What a user who reads generation `opened` should know about it, and what to do.
     pub fn advice(&self, opened: Generation) -> String {
         match self.may_be_newer {
             true => format!(
@@ -49,17 +49,17 @@ impl std::fmt::Display for BadCopy {
 }
 
 impl SuperblockCopies {
-    /// Parses the blocks read at [`COPY_OFFSETS`], whatever they hold; one that lies past the end of
-    /// its namespace is given as an empty one.
+    /// Parses the blocks read at [`COPY_OFFSETS`], whatever they contain. A block past the end of its
+    /// namespace is passed as an empty slice.
     pub fn parse(a: &[u8], b: &[u8]) -> SuperblockCopies {
         SuperblockCopies { copies: [parse_copy(a, 0), parse_copy(b, 1)] }
     }
 
-    /// Reads both copies of a namespace of `len_bytes` by `read`, which is told the offset and whether
-    /// it is asked for the second time. A copy that cannot be read or does not check is read once more,
-    /// and counts as bad when it stays so.
+    /// Reads both copies of a namespace of `len_bytes` through `read`, which gets the offset and whether
+    /// this is the second attempt. A copy that cannot be read or decoded is read once more; if that fails
+    /// too, it is bad.
     ///
-    /// `read` gives the block; or why this block alone cannot be read.
+    /// `read` returns the block, or why this block alone cannot be read.
     ///
     /// # Errors
     /// Those of `read`: the namespace as a whole cannot be read.
@@ -96,18 +96,18 @@ impl SuperblockCopies {
         self.copies.iter().flatten().find(|copy| copy.generation == generation)
     }
 
-    /// Whether the copy that `generation` is written to was written and is no superblock now.
+    /// Whether the slot for the copy of `generation` was written and holds no valid superblock now.
     pub fn is_bad_at(&self, generation: Generation) -> bool {
         let copy = &self.copies[copy_index(generation)];
         copy.as_ref().is_err_and(|error| !matches!(error, FormatError::Blank { .. }))
     }
 
-    /// Whether nothing was ever imported here: neither copy has a superblock's magic.
+    /// Whether nothing was ever imported here: neither copy has the superblock magic.
     pub fn is_blank(&self) -> bool {
         self.copies.iter().all(|copy| copy.as_ref().is_err_and(is_no_superblock))
     }
 
-    /// Why there is no valid copy: what a copy with the magic suffers from, if one has it.
+    /// Why there is no valid copy: the error of a copy that has the magic, if there is one.
     pub fn why_not(&self) -> Option<&FormatError> {
         let mut errors = self.copies.iter().filter_map(|copy| copy.as_ref().err());
         let of_an_image = errors.clone().find(|error| !is_no_superblock(error));
@@ -120,7 +120,7 @@ fn parse_copy(bytes: &[u8], at: usize) -> Result<Superblock, FormatError> {
         return Err(FormatError::Blank { what: SUPERBLOCK });
     }
     let superblock = Superblock::parse(bytes)?;
-    // A copy of the other parity was written astray: the next commit would not replace it.
+    // A copy with the wrong parity is a misdirected write: the next commit would not replace it.
     if copy_index(superblock.generation) != at {
         let (what, found) = ("place of a superblock copy", COPY_OFFSETS[at]);
         let expected = copy_offset(superblock.generation);
@@ -133,18 +133,19 @@ fn is_no_superblock(error: &FormatError) -> bool {
     matches!(error, FormatError::Magic { .. } | FormatError::Blank { .. })
 }
 
-/// The copies that should hold a superblock and do not, when `zero` is what namespace 0 has committed.
-/// `order` says which of `given` is which namespace.
+/// The copies that should hold a superblock and do not, given the committed superblock `zero` of namespace
+/// 0. `order` maps the image's namespaces to indexes of `given`.
 pub(super) fn bad_copies(
     given: &[SuperblockCopies],
     order: &[usize],
     zero: &Superblock,
 ) -> Vec<BadCopy> {
     let (own, other) = (copy_index(zero.generation), 1 - copy_index(zero.generation));
-    // The first generation has no other copy, nor has one that a rebuild gave a void one.
+    // The first generation has no other copy; a rebuild may have declared the other copy void.
     let other_is_void =
         zero.generation == Generation(1) || zero.optional_features & OTHER_COPY_VOID != 0;
-    // A commit writes the other namespaces first: one that it has not come to vouches for namespace 0.
+    // A commit writes the other namespaces first, so an older copy on one of them proves that namespace 0
+    // did not commit.
     let is_older = |copies: &SuperblockCopies| {
         copies.copies[other].as_ref().is_ok_and(|copy| copy.generation < zero.generation)
     };

@@ -1,5 +1,5 @@
-//! Which generation the superblocks of a set of namespaces amount to, and in which order they are
-//! written. Pure: the caller reads and writes the blocks.
+//! Which generation the superblocks of a set of namespaces commit, and in which order a commit writes them.
+//! Pure: the caller reads and writes the blocks.
 
 use crate::error::{Error, ErrorKind};
 use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
@@ -8,34 +8,34 @@ use crate::units::Generation;
 
 pub use crate::format::superblock_copies::{BadCopy, SuperblockCopies};
 
-/// An image whose namespaces agree.
+/// The superblocks of an image whose namespaces agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuperblockSet {
     /// Superblock of each namespace of the image, in the image's order.
     pub superblocks: Vec<Superblock>,
-    /// For each of them, which of the given namespaces it is: they may come in any order.
+    /// For each of them, its index in the caller's list: namespaces may be given in any order.
     pub given: Vec<usize>,
-    /// Whether some namespace has a newer copy: an import began to commit and did not end.
+    /// Whether some namespace has a newer copy: an import began to commit and did not finish.
     pub unfinished: bool,
-    /// Copies that should hold a superblock and do not, also after they were read again.
+    /// Copies that should hold a superblock and do not, even after a second read.
     pub bad_copies: Vec<BadCopy>,
 }
 
 impl SuperblockSet {
-    /// The superblock of namespace 0, which speaks for the image.
+    /// The superblock of namespace 0, which is authoritative for the image.
     pub fn superblock(&self) -> &Superblock {
         &self.superblocks[0]
     }
 
-    /// Whether what namespace 0 says stands in for this one's own superblock, whose copy is bad.
+    /// Whether the superblock of namespace 0 replaces this namespace's own, whose copy is bad.
     pub fn stands_in(&self, namespace: u16) -> bool {
         let offset_bytes = copy_offset(self.superblock().generation);
         let is_own = |copy: &BadCopy| copy.offset_bytes == offset_bytes;
         self.bad_copies.iter().any(|copy| copy.namespace == namespace && is_own(copy))
     }
 
-    /// An error when one of the namespaces, given by length and address, is shorter than the image
-    /// says: a read past its end would tell later, and a write would grow it over what is missing.
+    /// Checks that each namespace, given by length and address, is as long as the image says. Otherwise a
+    /// read past its end would fail later, and a write would extend it and hide what is missing.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -55,21 +55,22 @@ impl SuperblockSet {
         Ok(())
     }
 
-    /// The generation that may have been committed after the one that was opened: namespace 0's copy
-    /// of it is bad. A commit that the power ended leaves the same bytes, so nobody can tell.
+    /// The generation that may have been committed after the one that was opened: its copy on namespace 0
+    /// is bad. A commit cut off by a power loss leaves the same bytes, so the two cases cannot be
+    /// distinguished.
     pub fn lost_generation(&self) -> Option<Generation> {
         let is_lost = self.bad_copies.iter().any(|copy| copy.may_be_newer);
         is_lost.then(|| self.superblock().generation.next())
     }
 }
 
-/// Why a set of namespaces is not an image. `given` counts the caller's list from 0.
+/// Why a set of namespaces is not an image. `given` is an index into the caller's list, from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockSetError {
     /// No namespace was given.
     #[error("no namespace was given")]
     Nothing,
-    /// Neither copy of a namespace has a superblock's magic.
+    /// Neither copy of a namespace has the superblock magic.
     #[error("namespace {given} of the list holds no dlfs image")]
     Blank {
         /// Which.
@@ -94,7 +95,7 @@ pub enum SuperblockSetError {
         /// The image of this one.
         found: Uuid,
     },
-    /// The same namespace of the image is there twice.
+    /// The same namespace of the image was given twice.
     #[error("namespaces {first} and {second} of the list are both namespace {namespace} of it")]
     Twice {
         /// Index in the image.
@@ -104,7 +105,7 @@ pub enum SuperblockSetError {
         /// The other.
         second: usize,
     },
-    /// A namespace of the image is not in the list.
+    /// A namespace of the image was not given.
     #[error("the image has {num_namespaces} namespaces; namespace {namespace} was not given")]
     Missing {
         /// Index in the image.
@@ -119,10 +120,10 @@ pub enum SuperblockSetError {
         namespace: u16,
         /// What namespace 0 says.
         expected: Generation,
-        /// The newest one here.
+        /// The newest generation on this namespace.
         found: Generation,
     },
-    /// The copies of one generation do not describe the same image.
+    /// The superblocks of one generation describe different images.
     #[error("the superblocks of namespaces 0 and {namespace} of the image contradict each other")]
     Contradiction {
         /// Index in the image.
@@ -166,11 +167,12 @@ impl From<SuperblockSetError> for Error {
     }
 }
 
-/// Judges the superblocks of the namespaces that a user gave as one image, in any order.
+/// Selects the committed generation from the superblocks of the namespaces that a user gave as one image,
+/// in any order.
 ///
-/// Namespace 0's newest valid copy says which generation is committed; all others must have it. A
-/// newer one there is an import that did not end, and does not count. Where another namespace's copy
-/// of that generation is bad, what namespace 0 says stands in for it.
+/// Namespace 0's newest valid copy determines the committed generation; all others must have it. A newer
+/// copy on another namespace belongs to an import that did not finish, and is ignored. Where another
+/// namespace's copy of the generation is bad, the superblock of namespace 0 replaces it.
 pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, SuperblockSetError> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
@@ -189,8 +191,8 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
                 return Err(SuperblockSetError::MixedGenerations { namespace, expected, found });
             }
         };
-        // The snapshot is where namespace 0 says. A rebuild commits the same generation again with
-        // another one, namespace 0 last: until then the others are ahead.
+        // The snapshot is where namespace 0 says. A rebuild commits the same generation again with another
+        // snapshot, and writes namespace 0 last: until then the other namespaces are ahead.
         let same = superblock.layout == zero.layout
             && newest.layout == zero.layout
             && superblock.namespace == namespace
@@ -204,7 +206,7 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet, Su
     Ok(opened)
 }
 
-/// Which of the given namespaces is which of the image: all there, none twice, all of one image.
+/// Maps the given namespaces to their indexes in the image: all present, none twice, all of one image.
 fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>, SuperblockSetError> {
     let mut newest = Vec::with_capacity(given.len());
     for (index, copies) in given.iter().enumerate() {
@@ -239,7 +241,7 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>, SuperblockSetE
     order.into_iter().enumerate().map(find).collect()
 }
 
-/// The refusal of a saved snapshot that is not of the generation that was `opened`.
+/// The error for a saved snapshot of a generation other than the `opened` one.
 pub(crate) fn saved_at_another_generation(saved: Generation, opened: Generation) -> Error {
     let stale = |text| Error::new(ErrorKind::Stale, text);
     if saved > opened {
@@ -253,7 +255,7 @@ pub(crate) fn saved_at_another_generation(saved: Generation, opened: Generation)
     stale(text).hint("save it again: dlfs snapshot save")
 }
 
-/// One step of a commit, to be done and awaited in order.
+/// One step of a commit. The caller completes each step before the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitStep {
     /// Flush this namespace.
@@ -272,9 +274,9 @@ pub enum CommitStep {
     },
 }
 
-/// The steps that commit a generation whose chunks, record and snapshot are written but not yet
-/// flushed. `superblocks` has one for each namespace, in the image's order. The generation is
-/// committed by the last write, and durable with the last step.
+/// The steps that commit a generation whose chunks, record and snapshot are written but not yet flushed.
+/// `superblocks` has one entry for each namespace, in the image's order. The last write commits the
+/// generation; the last step makes it durable.
 pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
     let flush = |superblock: &Superblock| CommitStep::Flush { namespace: superblock.namespace };
     let write = |superblock: &Superblock| CommitStep::Write {

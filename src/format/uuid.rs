@@ -3,20 +3,20 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The identity of an image: 16 bytes that its importer drew, the same in every structure of it.
+/// The identity of an image: 16 random bytes, the same in every structure of the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A version 4 UUID of 16 random bytes, which the caller draws.
+    /// A version 4 UUID from 16 random bytes of the caller.
     pub fn from_random_bytes(mut bytes: [u8; 16]) -> Uuid {
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
         bytes[8] = (bytes[8] & 0x3f) | 0x80;
         Uuid(bytes)
     }
 
-    /// Seed of everything that is hashed for this image, so that names chosen to collide in one
-    /// image do not collide in another.
+    /// Seed of every hash for this image, so that names chosen to collide in one image do not collide in
+    /// another.
     pub fn hash_seed(&self) -> u64 {
         let (low, _) = self.0.split_first_chunk().expect("16 bytes begin with 8");
         u64::from_le_bytes(*low)

@@ -1,4 +1,4 @@
-//! The numbers of this library, each with a type of its own, so that one is never taken for another.
+//! The numbers of this library, each with its own type, so that they cannot be mixed up.
 //!
 //! Values are 1-based and in the unit of their name; the wire's 0-based forms stay in `nvme` and `tcp`.
 
@@ -33,11 +33,11 @@ number! {
     Nsid(u32)
 }
 number! {
-    /// Rank of a sample in its source: what users see, and what ImageFolder's index means.
+    /// A sample's rank in its source, the id that users see; ImageFolder's index.
     SampleId(u64)
 }
 number! {
-    /// Rank of a sample on the media: `slot = P(id)` for the generation's keyed permutation P.
+    /// A sample's rank on media: `slot = P(id)` with the keyed permutation P of its part.
     Slot(u64)
 }
 number! {
@@ -46,7 +46,7 @@ number! {
 }
 
 impl Generation {
-    /// The one after it. What is read from media leaves room for one: `format` sees to that.
+    /// The next one. `format` checks that a generation read from media leaves room for it.
     pub fn next(self) -> Generation {
         Generation(self.0 + 1)
     }
@@ -59,7 +59,7 @@ number! {
 /// Everything on media begins at a multiple of this many bytes, whatever the block size.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// `value` rounded up to a multiple of `align`, a power of two; `None` when that leaves `u64`.
+/// `value` rounded up to a multiple of `align`, a power of two; `None` if that overflows `u64`.
 pub const fn round_up(value: u64, align: u64) -> Option<u64> {
     match value.checked_add(align - 1) {
         Some(sum) => Some(sum & !(align - 1)),
