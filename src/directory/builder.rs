@@ -1,4 +1,4 @@
-//! Chunk headers in, a directory out: for an import as it writes them, for a rebuild as it finds them.
+//! Builds a directory from chunk headers: for an import as it writes them, for a rebuild as it finds them.
 
 use zerocopy::IntoBytes;
 
@@ -14,14 +14,13 @@ use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{CellRange, ChunkHeader, FormatError, ImageLayout, Part, Placement};
 use crate::units::{Generation, SampleId, Slot};
 
-/// Gathers the chunks of a generation in the order of their slots.
+/// Collects the chunks of a generation in the order of their slots.
 ///
-/// An import gives it each header as the chunk is finished; an append or a purge first copies the
-/// chunks that stay from the directory before ([`copy_chunk`](Self::copy_chunk)); a rebuild gives it
-/// the headers that it read. All roads lead through the same columns, so that what is rebuilt is byte
-/// for byte what was imported.
+/// An import adds each header as its chunk is finished; an append or a purge first copies the chunks to
+/// keep from the previous directory ([`copy_chunk`](Self::copy_chunk)); a rebuild adds the headers that it
+/// read. All of them fill the same columns, so a rebuilt directory equals the imported one byte for byte.
 ///
-/// Memory: about 60 bytes a sample and twice its name while it builds.
+/// Memory while building: about 60 bytes a sample plus twice its name.
 #[derive(Debug)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -32,7 +31,7 @@ pub struct DirectoryBuilder {
     checkpoints: Vec<Checkpoint>,
     lengths: Vec<u8>,
     checksums: Vec<u8>,
-    /// By slot, as are the four behind it.
+    /// By slot, like the four fields after it.
     ids: Vec<u64>,
     labels: Vec<i64>,
     name_ends: Vec<u64>,
@@ -45,7 +44,7 @@ pub struct DirectoryBuilder {
     freed: Vec<CellRange>,
 }
 
-/// One sample on its way into the columns.
+/// A sample to be added to the columns.
 struct NewSample<'a> {
     id: u64,
     len: u32,
@@ -79,12 +78,12 @@ impl DirectoryBuilder {
         }
     }
 
-    /// The slot that the next chunk begins with; also how many samples there are so far.
+    /// The first slot of the next chunk; also the number of samples so far.
     pub fn next_slot(&self) -> Slot {
         Slot(self.ids.len() as u64)
     }
 
-    /// Adds the chunk of a header, which must begin with the next slot.
+    /// Adds the chunk of a header, which must start at the next slot.
     ///
     /// # Errors
     /// The header belongs to another image, does not come next, or contradicts its part.
@@ -124,7 +123,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds chunk `c` of the directory of the generation before, as it is.
+    /// Adds chunk `c` of the previous generation's directory unchanged.
     ///
     /// # Errors
     /// It does not come next, or the names of that directory are not loaded.
@@ -156,11 +155,11 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Takes `count` slots whose chunks are lost: their samples are deleted, and nothing else moves.
-    /// `part` says how ids of the part lie; its count does not matter.
+    /// Adds `count` slots whose chunks are lost: their samples count as deleted, and all others keep their
+    /// slots. `part` says how the part's ids map to slots; its count is ignored.
     ///
     /// # Errors
-    /// The part does not go on here, or there would be too many samples.
+    /// The part does not continue here, or there would be too many samples.
     pub fn add_lost(&mut self, part: Part, count: u64) -> Result<(), FormatError> {
         self.grow_part(part, count, u64::MAX)?;
         for _ in 0..count {
@@ -182,7 +181,7 @@ impl DirectoryBuilder {
                     namespace: 0.into(),
                 });
             }
-            // Which id it was is known at the end only, when the part's length is.
+            // The id follows from the part's length, which is known only at the end.
             let (id, name) = (UNKNOWN, &b""[..]);
             let new = NewSample { id, len: 0, crc: 0, label: None, name, deleted: true };
             self.push(&mut Walk::new(self.layout.pack), new);
@@ -190,8 +189,8 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds files that lie one behind the other from the begin of `cell` on, each at a multiple of
-    /// 4,096, with name, length and label: the chunk of a folder, which has no header.
+    /// Adds files that follow each other from the start of `cell`, each at a multiple of 4,096, with name,
+    /// length and label: the pseudo-chunk of a folder, which has no header.
     ///
     /// # Errors
     /// There would be too many samples.
@@ -221,7 +220,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// As [`DirectoryBuilder::finish`], for files whose checksums are learned when they are read.
+    /// As [`DirectoryBuilder::finish`], for files whose checksums are computed at their first read.
     ///
     /// # Errors
     /// As [`DirectoryBuilder::finish`].
@@ -236,12 +235,12 @@ impl DirectoryBuilder {
         self.deleted.extend_from_slice(ranges);
     }
 
-    /// Names the classes: labels are indexes into them.
+    /// Sets the class names: labels are indexes into them.
     pub fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
         self.classes = classes;
     }
 
-    /// Names the cells that this generation frees: see [`crate::format::space::freed`].
+    /// Sets the cells that this generation frees: see [`crate::format::space::freed`].
     pub fn set_freed(&mut self, freed: Vec<CellRange>) {
         self.freed = freed;
     }
@@ -252,10 +251,10 @@ impl DirectoryBuilder {
         there.map(|chunk| chunk.cell_range(&self.layout))
     }
 
-    /// The directory of `generation`. Its record has no place yet: [`super::commit`] gives it one.
+    /// Builds the directory of `generation`. Its record has no location yet: [`super::commit`] assigns one.
     ///
     /// # Errors
-    /// A sample is not where its part's placement puts it, or a deleted id was not given out.
+    /// A sample is not at the slot that its part's placement gives, or a deleted id was never assigned.
     pub fn finish(
         mut self,
         generation: Generation,
@@ -275,7 +274,7 @@ impl DirectoryBuilder {
             deleted_slots.set(slot as u64);
             deleted_ids.set(self.ids[slot]);
         }
-        // One after the other, and what each was made of is dropped: memory peaks with the names.
+        // One column after the other, dropping its input: memory peaks with the names.
         let tree = self.build_tree();
         drop((std::mem::take(&mut self.ids), std::mem::take(&mut self.is_deleted)));
         let slots_by_id = || placements.iter().flat_map(slots_by_id);
@@ -314,7 +313,7 @@ impl DirectoryBuilder {
         Ok(directory)
     }
 
-    /// Begins or goes on with a part.
+    /// Begins or continues a part.
     fn grow_part(&mut self, part: Part, count: u64, time_ns: u64) -> Result<(), FormatError> {
         let next = self.next_slot().0;
         at_most("number of samples", next.saturating_add(count), MAX_SAMPLES)?;
@@ -335,7 +334,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Fields are those of the first chunk; a later one with others is refused.
+    /// The first chunk determines the fields; a later chunk with others is an error.
     fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
         if self.chunks.is_empty() {
             self.fields = header.fields().map(<[u8]>::to_vec).collect();
@@ -370,7 +369,7 @@ impl DirectoryBuilder {
         &self.name_text[start as usize..self.name_ends[slot] as usize]
     }
 
-    /// Compares each id with the one that the placement has there; lost ones get theirs.
+    /// Compares each id with the one that the placement gives; lost slots get theirs.
     fn check_ids(&mut self, placements: &[Placement]) -> Result<(), FormatError> {
         for placement in placements {
             let part = placement.part();
@@ -386,7 +385,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// The tree of all that has a name, deleted samples included: deleting keeps the tree.
+    /// The tree of all named samples, deleted ones included: a delete keeps the tree.
     fn build_tree(&self) -> Tree {
         let seed = self.layout.uuid.hash_seed();
         let named = (0..self.ids.len()).filter(|slot| !self.name(*slot).is_empty());
@@ -408,5 +407,5 @@ fn slot_of(placements: &[Placement], id: u64) -> usize {
 
 /// The id of a lost slot until the length of its part is known.
 const UNKNOWN: u64 = u64::MAX;
-/// Slots of one chunk that stands for lost ones.
+/// Slots per chunk that stands for lost ones.
 const LOST_CHUNK_SLOTS: u64 = 65_535;

@@ -1,4 +1,4 @@
-//! Memory that columns are windows of.
+//! Shared memory for columns.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::buf::{IoBuf, SharedBuf};
 
-/// Shared, immutable bytes: a window of a buffer that was read from media or made in memory.
+/// Shared, immutable bytes: a slice of a buffer that was read from media or built in memory.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<Owner>,
@@ -20,14 +20,14 @@ enum Owner {
 }
 
 impl Bytes {
-    /// The window `range` of this one; `None` when it has not that many bytes.
+    /// The subslice `range`; `None` if it exceeds the bytes.
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         self.get(range.clone())?;
         let start = self.range.start;
         Some(Bytes { owner: self.owner.clone(), range: start + range.start..start + range.end })
     }
 
-    /// The bytes as whole items, which need no alignment; what is left over at the end is not seen.
+    /// The bytes as items, which need no alignment; a partial item at the end is ignored.
     #[inline]
     pub(crate) fn items<T: FromBytes + Immutable + KnownLayout>(&self) -> &[T] {
         let bytes: &[u8] = self;

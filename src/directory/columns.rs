@@ -1,7 +1,7 @@
-//! The columns by slot: where each sample lies.
+//! The columns by slot: the location of each sample.
 //!
-//! Offsets are not kept. A chunk's samples are laid out again from their lengths, as the chunk's
-//! builder laid them out, beginning at the nearest checkpoint before the sample.
+//! Offsets are not stored. They follow from the lengths, by laying a chunk's samples out again as the chunk
+//! builder did, from the nearest checkpoint before the sample.
 
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub(crate) struct RawChunk {
 }
 const _: () = assert!(size_of::<RawChunk>() == 40);
 
-/// Where every 32nd slot lies.
+/// The location of every 32nd slot.
 ///
 /// | bytes | field   | meaning                                             |
 /// |-------|---------|-----------------------------------------------------|
@@ -53,7 +53,7 @@ pub(crate) struct Checkpoint {
 }
 const _: () = assert!(size_of::<Checkpoint>() == 8);
 
-/// Where a chunk lies, and what is in it.
+/// The location of a chunk, and its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkInfo {
     /// Index of the namespace.
@@ -62,7 +62,7 @@ pub struct ChunkInfo {
     pub offset_bytes: u64,
     /// Bytes of header and samples, a multiple of 4,096. 0: the chunk is lost and has no live sample.
     pub len_bytes: u64,
-    /// Bytes of its header, padding included: the samples begin behind them.
+    /// Bytes of its header, padding included: the samples begin after it.
     pub header_bytes: u64,
     /// Slot of its first sample.
     pub first_slot: Slot,
@@ -116,10 +116,10 @@ impl Columns {
         }
     }
 
-    /// The extents at `slots`, appended to `out`; `None` for a slot past the end.
+    /// Appends the extents at `slots` to `out`; `None` for a slot past the end.
     ///
-    /// Looks at what is far apart in memory for all of them first: these loads wait for nothing, so
-    /// they overlap, and the second pass finds everything in the cache.
+    /// First touches the scattered memory of all of them: these loads are independent, so they overlap, and
+    /// the second pass hits the cache.
     pub(crate) fn extents(
         &self,
         slots: &[Slot],
@@ -133,7 +133,7 @@ impl Columns {
         out.extend(slots.iter().map(|slot| {
             let at = slot.0 as usize;
             let (len, crc32c) = (lengths.get(at)?.get(), checksums[at].get());
-            // Not yet the offset, but what leads to it.
+            // Not the offset yet: the checkpoint from which the second pass computes it.
             let offset_bytes = u64::from(checkpoints[at / STRIDE].at.get());
             Some(Extent { offset_bytes, len_bytes: len, crc32c, namespace: 0 })
         }));
@@ -150,8 +150,8 @@ impl Columns {
         self.find(slot, self.lengths.items(), Pack::Tight).0 as u32
     }
 
-    /// The chunk of `slot`, and where the slot begins in the chunk's data: from the checkpoint
-    /// before it, sample by sample.
+    /// The chunk of `slot`, and its offset in the chunk's data, computed sample by sample from the
+    /// checkpoint before it.
     #[inline]
     fn find(&self, slot: Slot, lengths: &[U32], pack: Pack) -> (usize, u64) {
         let slot = slot.0 as usize;
@@ -216,8 +216,8 @@ impl Columns {
         self.chunks.len() as u64
     }
 
-    /// Lays all samples out once: an error unless every chunk lies within the image, every sample
-    /// within its chunk, and the checkpoints say the same.
+    /// Lays all samples out once. An error unless every chunk lies within the image, every sample within
+    /// its chunk, and the checkpoints match.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
         equal("length of the checksums", self.lengths.len() as u64, self.checksums.len() as u64)?;
@@ -243,11 +243,11 @@ impl Columns {
         self.check_empty_samples()
     }
 
-    /// A sample without bytes is read without a look at its checksum, so that is looked at here.
+    /// An empty sample is read without verifying its checksum, so it is verified here.
     fn check_empty_samples(&self) -> Result<(), FormatError> {
         let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
         let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
-        // Without a branch a sample.
+        // Branch-free per sample.
         let any = lengths.iter().zip(checksums).fold(false, |any, pair| any | wrong(pair));
         match lengths.iter().zip(checksums).find(|&pair| any && wrong(pair)) {
             Some((_, crc)) => equal("checksum of an empty sample", 0, u64::from(crc.get())),
@@ -256,8 +256,8 @@ impl Columns {
     }
 }
 
-/// Lays out the samples of chunk `index`; returns the bytes that they take. An error when one of the
-/// checkpoints among its slots says otherwise.
+/// Lays out the samples of chunk `index`; returns the length of its data. An error if a checkpoint among
+/// its slots differs.
 fn lay_out(
     index: usize,
     slots: Range<usize>,
@@ -282,7 +282,7 @@ fn lay_out(
     Ok(walk.end)
 }
 
-/// Lays samples out, one after the other.
+/// Lays samples out one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Walk {
     pack: Pack,
@@ -300,7 +300,7 @@ impl Walk {
         self.pack.place(self.end, len)
     }
 
-    /// Where the next sample, of `len` bytes, begins; the one after it comes next.
+    /// Where the next sample, of `len` bytes, begins; advances past it.
     #[inline]
     pub(crate) fn step(&mut self, len: u32) -> u64 {
         let at = self.peek(len);
@@ -329,7 +329,7 @@ impl RawChunk {
         CellRange { namespace: self.namespace.get(), cell: self.cell.get(), cells }
     }
 
-    /// An error unless `num_slots` samples that take `data_len` bytes lie within it, and it within
+    /// An error unless `num_slots` samples of `data_len` bytes lie within the chunk, and the chunk within
     /// the image.
     fn check(
         &self,
@@ -346,7 +346,7 @@ impl RawChunk {
         }
         let end = self.data_start() + data_len;
         at_most("end of a chunk's samples", end, pages * PAGE)?;
-        // One sample may be as long as it is; no chunk is longer than that for nothing.
+        // Only a chunk of one sample may be longer than a cell.
         let limit = u64::from(layout.chunk_size_bytes);
         let limit = if num_slots > 1 { limit } else { limit.max(end.next_multiple_of(PAGE)) };
         at_most("length of a chunk", pages * PAGE, limit)?;
@@ -356,8 +356,8 @@ impl RawChunk {
     }
 }
 
-/// Whether samples that begin at `at` follow each other without padding because all are of one
-/// length in whole blocks: no search is needed then, and no branch a sample to find that out.
+/// Whether the samples from `at` on all have the same length in whole blocks, so that there is no padding:
+/// offsets then need no search, and no branch per sample.
 #[inline]
 fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
     let Some(first) = lengths.first() else { return false };

@@ -1,14 +1,14 @@
-//! What an import, append, delete or purge writes when its chunks are written.
+//! What an import, append, delete or purge writes after its chunks.
 //!
 //! ```text
 //! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
 //! write commit.record at commit.record_range
-//! write commit.snapshot, window by window, at commit.snapshot_range
+//! write commit.snapshot, piece by piece, at commit.snapshot_range
 //! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
 //! ```
 //!
-//! `space` has reserved what the generation before reads ([`reserve_current`]), so nothing of it is
-//! written over. Before the last step the old generation is what a reader opens; after it, the new one.
+//! `space` has reserved what the previous generation reads ([`reserve_current`]), so none of it is
+//! overwritten. Before the last step a reader opens the previous generation; after it, the new one.
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
@@ -16,30 +16,30 @@ use crate::format::superblock::SnapshotLocation;
 use crate::format::superblock_set::{CommitStep, commit_steps};
 use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock};
 
-/// A generation ready to be written.
+/// A generation ready to write.
 #[derive(Debug)]
 pub struct Commit {
-    /// The directory, with the place of its record: the one to open when all is written.
+    /// The directory, with the location of its record: the one to open after the commit.
     pub directory: Directory,
     /// Bytes of the generation record.
     pub record: Vec<u8>,
-    /// Where they go.
+    /// Its cells.
     pub record_range: CellRange,
     /// The snapshot.
     pub snapshot: SnapshotWriter,
-    /// Where it goes.
+    /// Its cells.
     pub snapshot_range: CellRange,
     /// One for each namespace, in the image's order.
     pub superblocks: Vec<Superblock>,
 }
 
 impl Commit {
-    /// Gives record and snapshot their cells and makes the superblocks. A record that has its place,
-    /// because a rebuild found it there, keeps it.
+    /// Allocates cells for record and snapshot, and builds the superblocks. A record that a rebuild found
+    /// keeps its cells.
     ///
     /// # Errors
-    /// `NoSpace`: nothing is lost, there is no room for them. `NotLoaded`: the directory was opened
-    /// without its names. What is wrong with the directory: it would not open.
+    /// `NoSpace`: record and snapshot do not fit; nothing is lost. `NotLoaded`: the directory was opened
+    /// without its names. Otherwise what is wrong with the directory: it could not be opened again.
     pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
         directory.check()?;
         let layout = directory.layout;
@@ -78,15 +78,15 @@ impl Commit {
         Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })
     }
 
-    /// What to do when record and snapshot are written, in this order: see [`commit_steps`].
+    /// The steps after record and snapshot are written, in order: see [`commit_steps`].
     pub fn steps(&self) -> Vec<CommitStep> {
         commit_steps(&self.superblocks)
     }
 }
 
-/// Reserves what must not be written while the generation after `directory`'s is made: all cells that
-/// it reads, and those that it freed. `superblock` is the one it was opened by. Where a namespace has so
-/// many `cells` in all, as far as they are given, what was freed behind its end is not kept.
+/// Reserves what must not be overwritten while the generation after `directory`'s is written: all cells
+/// that it reads, and those that it freed. `superblock` is the one it was opened with. `cells` is the
+/// number of cells of each namespace, where given; freed cells past that end are ignored.
 pub fn reserve_current(
     space: &mut Space,
     directory: &Directory,
@@ -104,7 +104,7 @@ pub fn reserve_current(
     }
 }
 
-/// The cells that the generation after `directory`'s frees if it keeps the chunks in `kept`: for
+/// The cells that the next generation frees if it keeps the chunks in `kept`: for
 /// [`crate::directory::DirectoryBuilder::set_freed`] and [`Directory::set_freed`].
 pub fn freed_by_next(
     directory: &Directory,
@@ -115,19 +115,19 @@ pub fn freed_by_next(
 }
 
 impl Directory {
-    /// Names the cells that this generation frees: after [`with_deleted`](Self::with_deleted), the
-    /// record and snapshot of the generation before.
+    /// Sets the cells that this generation frees. After [`with_deleted`](Self::with_deleted) these are the
+    /// record and snapshot of the previous generation.
     pub fn set_freed(&mut self, freed: Vec<CellRange>) {
         std::sync::Arc::make_mut(&mut self.facts).freed = freed;
     }
 
-    /// Says where the generation record lies: a rebuild found it there.
+    /// Sets the location of the generation record, where a rebuild found it.
     pub fn set_record_range(&mut self, range: CellRange) {
         self.record_range = range;
     }
 }
 
-/// Record and snapshot prefer namespace 0, which is read first in any case.
+/// Record and snapshot prefer namespace 0, which a reader reads first anyway.
 fn allocate(space: &mut Space, cells: u64) -> Result<CellRange, FormatError> {
     space.allocate(0, cells).ok_or_else(|| space.no_room(cells))
 }

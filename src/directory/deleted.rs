@@ -1,4 +1,4 @@
-//! Which ids, or slots, are deleted: a bitmap with ranks, and nothing at all while none is.
+//! The set of deleted ids or slots: a bitmap with ranks; takes no memory while it is empty.
 
 use zerocopy::little_endian::U64;
 
@@ -6,21 +6,21 @@ use crate::directory::Bytes;
 use crate::format::FormatError;
 use crate::format::error::{at_most, equal};
 
-/// A set of numbers; counts and finds what is not in it.
+/// A set of numbers; counts and finds the numbers that are not in it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeletedSet {
     /// One bit a number, in little-endian words; `None` for the empty set.
     bits: Option<Bytes>,
-    /// How many are in the set before each block of words.
+    /// The number of members before each block of words.
     ranks: std::sync::Arc<Vec<u64>>,
     count: u64,
 }
 
 impl DeletedSet {
-    /// The set of a bitmap over `len` numbers.
+    /// The set from a bitmap over `len` numbers.
     ///
     /// # Errors
-    /// The bitmap is not as long as that, or has bits behind its end.
+    /// The bitmap has another length, or bits set past its end.
     pub(crate) fn from_bits(bits: Bytes, len: u64) -> Result<DeletedSet, FormatError> {
         equal("length of a deletion bitmap", len.div_ceil(64) * 8, bits.len() as u64)?;
         if let (Some(last), tail @ 1..) = (bits.items::<U64>().last(), len % 64) {
@@ -76,7 +76,7 @@ impl DeletedSet {
 
     fn select_in(&self, bits: &Bytes, rank: u64) -> u64 {
         let live_before = |block: usize| (block * BLOCK_WORDS * 64) as u64 - self.ranks[block];
-        // The last block that begins with at most `rank` live numbers before it.
+        // The last block with at most `rank` live numbers before it.
         let (mut low, mut high) = (0, self.ranks.len());
         while high - low > 1 {
             let middle = low.midpoint(high);
@@ -128,7 +128,7 @@ impl DeletedSet {
     }
 }
 
-/// A set being made.
+/// A set under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct Bits {
     words: Vec<u8>,
@@ -139,7 +139,7 @@ impl Bits {
         Bits { words: vec![0; (len.div_ceil(64) * 8) as usize] }
     }
 
-    /// Puts `number`, which is below the length, into the set.
+    /// Adds `number`, which must be below the length.
     pub(crate) fn set(&mut self, number: u64) {
         self.words[(number / 8) as usize] |= 1 << (number % 8);
     }
@@ -150,7 +150,7 @@ impl Bits {
 }
 
 impl DeletedSet {
-    /// This set as one to add to; it has to be told how long it is when it is empty.
+    /// This set as one to add to; `len` is needed when it is empty.
     pub(crate) fn to_bits(&self, len: u64) -> Bits {
         match &self.bits {
             Some(bits) => Bits { words: bits.to_vec() },
@@ -159,7 +159,7 @@ impl DeletedSet {
     }
 }
 
-/// Words between two ranks.
+/// Words per rank.
 const BLOCK_WORDS: usize = 8;
 
 #[cfg(test)]

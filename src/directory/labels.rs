@@ -1,10 +1,10 @@
-//! The label column: one number a sample, read without I/O.
+//! The label column: one number per sample, read without I/O.
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
 use crate::format::error::equal;
 
-/// Labels of all samples, by id, each as wide as the widest needs.
+/// Labels of all samples, by id, in the width that the widest label needs.
 #[derive(Debug, Clone)]
 pub struct Labels {
     bytes: Bytes,
@@ -12,7 +12,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The column of `labels`, which are in the order of ids and span `range`.
+    /// Builds the column from `labels`, which are in the order of ids and within `range`.
     pub(crate) fn build(labels: impl Iterator<Item = i64>, range: LabelRange) -> Option<Labels> {
         let (least, most) = (range.0?, range.1?);
         let fits = |width: &usize| least > absent(*width) && most <= max(*width);
@@ -25,10 +25,10 @@ impl Labels {
         Some(Labels { bytes: bytes.into(), width })
     }
 
-    /// The column of `bytes` with `width` bytes a label, for `num_samples` samples.
+    /// The column from `bytes`, with `width` bytes a label, for `num_samples` samples.
     ///
     /// # Errors
-    /// There is no such width, or the length is another.
+    /// The width is invalid, or the length does not match.
     pub(crate) fn from_bytes(
         bytes: Bytes,
         width: u64,
@@ -46,7 +46,7 @@ impl Labels {
         Ok(Labels { bytes, width })
     }
 
-    /// The label of `id`, deleted or not; `None` when it has none.
+    /// The label of `id`, deleted or not; `None` if it has none.
     #[inline]
     pub fn get(&self, id: u64) -> Option<i64> {
         let at = usize::try_from(id).ok()?.checked_mul(self.width)?;
@@ -62,7 +62,7 @@ impl Labels {
         self.width
     }
 
-    /// The column itself: little-endian two's complement, by id; the least value means no label.
+    /// The column: little-endian two's complement, by id; the smallest value means "no label".
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -76,12 +76,12 @@ impl Labels {
     }
 }
 
-/// The least and the greatest label, if there is any.
+/// The smallest and the largest label, if there is any.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LabelRange(Option<i64>, Option<i64>);
 
 impl LabelRange {
-    /// Takes a label, or [`NO_LABEL`].
+    /// Extends the range by a label, or ignores [`NO_LABEL`].
     pub(crate) fn take(&mut self, label: i64) {
         if label != NO_LABEL {
             self.0 = Some(self.0.map_or(label, |least| least.min(label)));
@@ -90,10 +90,10 @@ impl LabelRange {
     }
 }
 
-/// What stands for a sample without a label while the column is built.
+/// The value for "no label" while the column is built.
 pub(crate) const NO_LABEL: i64 = i64::MIN;
 
-/// The value of no label: the least there is. `i64::MIN` itself can therefore not be a label.
+/// The value for "no label": the smallest. So `i64::MIN` is not a valid label.
 fn absent(width: usize) -> i64 {
     i64::MIN >> (64 - width * 8)
 }

@@ -1,4 +1,4 @@
-//! Checksums that nobody has written down: learned when a sample is read for the first time.
+//! Checksums computed at the first read, for samples whose checksum is stored nowhere.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use crate::units::SampleId;
 
 /// The checksums of a folder's files, as far as they have been read. Shared by all readers.
 ///
-/// The first reader of a sample says what its checksum is; whoever reads it after that is held to it.
+/// The first read of a sample stores its checksum; later reads must match it.
 #[derive(Debug)]
 pub struct Learned {
     checksums: Vec<AtomicU32>,
@@ -15,7 +15,7 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Of `num_samples` samples, none read yet: 4.1 bytes each.
+    /// For `num_samples` samples, none read yet: 4.1 bytes each.
     pub fn new(num_samples: u64) -> Learned {
         Learned {
             checksums: (0..num_samples).map(|_| AtomicU32::new(0)).collect(),
@@ -23,15 +23,15 @@ impl Learned {
         }
     }
 
-    /// Whether `found` is the checksum of `sample`; it becomes that where there is none yet.
+    /// Whether `found` is the checksum of `sample`; stores it if none is known.
     pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
         let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
         let (word, bit) = (&self.known[(sample.0 / 64) as usize], 1 << (sample.0 % 64));
         if word.load(Ordering::Acquire) & bit != 0 {
             return checksum.load(Ordering::Relaxed) == found;
         }
-        // Zero stands for "nobody yet", so that of several first readers one wins; a checksum that is
-        // zero is learned as such by everybody.
+        // Zero stands for "unknown", so one of several first readers wins; all of them store a checksum of
+        // zero alike.
         let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
         word.fetch_or(bit, Ordering::Release);
         before.is_ok() || before == Err(found)
@@ -44,7 +44,7 @@ impl Learned {
         is_known.then(|| self.checksums[sample.0 as usize].load(Ordering::Relaxed))
     }
 
-    /// How many are known.
+    /// Number of known checksums.
     pub fn count(&self) -> u64 {
         self.known.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }

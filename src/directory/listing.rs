@@ -1,10 +1,10 @@
-//! What lies in a folder: names between two ranks, subfolders skipped as a whole.
+//! Lists folders: names between two ranks; subfolders are skipped as a whole.
 
 use crate::directory::Directory;
 use crate::format::FormatError;
 use crate::units::SampleId;
 
-/// One thing that lies directly in a folder.
+/// A direct child of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Its name within the folder.
@@ -13,18 +13,18 @@ pub struct Entry {
     pub kind: EntryKind,
 }
 
-/// What an [`Entry`] is.
+/// The kind of an [`Entry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// A folder with at least one live sample somewhere in it.
+    /// A folder with at least one live sample below it.
     Folder,
     /// A sample.
     Sample(SampleId),
 }
 
 impl Directory {
-    /// Calls `visit` with all that lies directly in `folder`, in the order of names, until it returns
-    /// false. Costs a search for each entry, however many samples lie deeper.
+    /// Calls `visit` with each direct child of `folder`, in the order of names, until it returns false.
+    /// Costs one search per entry, however many samples are in subfolders.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -48,7 +48,7 @@ impl Directory {
             let slash = within.iter().position(|byte| *byte == b'/');
             let next = match slash {
                 None => rank + 1,
-                // Names behind the folder's begin with what is greater than its slash.
+                // Names after the folder's start with something greater than its slash.
                 Some(at) => {
                     let past = [&name[..prefix.len() + at], b"\x01"].concat();
                     names.lower_bound(rank + 1, &past)?
@@ -69,8 +69,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Calls `visit` with the id and name of every live sample in `folder` and below it, in the order
-    /// of names, until it returns false.
+    /// Calls `visit` with the id and name of every live sample below `folder`, in the order of names, until
+    /// it returns false.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.

@@ -1,12 +1,12 @@
-//! The directory: which samples there are, what they are called, and where they lie. All in memory,
-//! so that finding a sample sends no message and makes no system call. Pure.
+//! The directory: the samples of an image, their names and their locations, all in memory, so that finding
+//! a sample costs no message and no system call. Pure.
 //!
 //! # What it is
-//! Columns, and one search tree. A sample has an *id*, its rank in the source; users see ids. It lies
-//! at a *slot*, its rank on media, and slot = P(id) is arithmetic (see [`crate::format::Placement`]).
-//! So the columns by slot (length, checksum) are all that an extent needs: offsets follow from the
-//! lengths, from a checkpoint every 32 slots on. Names lead to ids through a static search tree of
-//! fingerprints; a lookup always compares the name.
+//! Columns and one search tree. A sample has an *id*, its rank in the source, which users see. It lies at a
+//! *slot*, its rank on media; slot = P(id) is arithmetic (see [`crate::format::Placement`]). So an extent
+//! needs only the columns by slot (length, checksum): offsets follow from the lengths, starting at a
+//! checkpoint every 32 slots. Names map to ids through a static search tree of fingerprints; a lookup
+//! always compares the name.
 //!
 //! | part        | bytes a sample                     | of                                           |
 //! |-------------|------------------------------------|----------------------------------------------|
@@ -17,21 +17,21 @@
 //! | chunk table | 40 / samples a chunk: 0.63 from 64 | place and identity of each chunk             |
 //! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
 //!
-//! That is at most 17.3 of the 20 bytes that the design allows. Names and labels cost extra.
+//! That is at most 17.3 of the 20 bytes that the design allows. Names and labels are extra.
 //!
-//! The columns are the bytes of the snapshot on media: loading is reading and checking. Names lie at
-//! its end and may stay there until something asks for them ([`Directory::attach_names`]).
+//! The columns are the bytes of the snapshot on media: loading means reading and verifying. Names come last
+//! and may stay on media until they are needed ([`Directory::attach_names`]).
 //!
 //! # What it is not
-//! It is not mutable: a new generation makes a new one, which shares the columns that stay. It does no
-//! I/O and knows no reader.
+//! It is immutable: a new generation has a new directory, which shares the unchanged columns. It does no
+//! I/O and does not know readers.
 //!
 //! # Invariants
-//! Every extent lies within its chunk and every chunk within its namespace's cells, whatever the
-//! snapshot said: [`Directory::from_snapshot`] lays all samples out once and refuses what does not fit.
+//! Every extent lies within its chunk and every chunk within its namespace's cells, whatever the snapshot
+//! says: [`Directory::from_snapshot`] lays all samples out once and rejects what does not fit.
 //!
-//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`; `commit.rs`
-//! says what an import writes at its end, `rebuild.rs` how the directory comes back without a snapshot.
+//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs`
+//! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot.
 
 mod builder;
 mod bytes;
@@ -82,16 +82,16 @@ pub struct Directory {
     deleted_ids: DeletedSet,
     deleted_slots: DeletedSet,
     labels: Option<Labels>,
-    /// The checksums, where they are not written down anywhere.
+    /// Checksums computed at first read, if none are on media.
     learned: Option<Arc<Learned>>,
     names: OnceLock<Names>,
-    /// Where the names lie in the snapshot, while they are not loaded.
+    /// The sections of the names in the snapshot, while they are not loaded.
     names_on_media: Vec<crate::format::snapshot::Section>,
-    /// What the head of the snapshot ends with, if it was read from one.
+    /// The CRC32C at the end of the snapshot's head, if it was read from one.
     head_crc32c: Option<u32>,
 }
 
-/// What is said once for the whole image.
+/// Metadata of the whole image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Facts {
     /// Time of the oldest chunk of each part.
@@ -107,7 +107,7 @@ impl Directory {
         self.layout.uuid
     }
 
-    /// What the whole image is like.
+    /// Properties of the whole image.
     pub fn layout(&self) -> &ImageLayout {
         &self.layout
     }
@@ -122,17 +122,17 @@ impl Directory {
         self.time_ns
     }
 
-    /// Ids given out, deleted samples included: ids are below this.
+    /// Ids assigned so far, deleted samples included: all ids are below this.
     pub fn num_samples(&self) -> u64 {
         self.columns.num_slots()
     }
 
-    /// Samples there are.
+    /// Number of live samples.
     pub fn num_live(&self) -> u64 {
         self.num_samples() - self.deleted_ids.count()
     }
 
-    /// The live sample with `rank` others before it, in the order of ids.
+    /// The live sample with `rank` live samples before it, in the order of ids.
     ///
     /// # Panics
     /// If `rank` is not below [`num_live`](Self::num_live).
@@ -141,19 +141,19 @@ impl Directory {
         SampleId(self.deleted_ids.select_live(rank, self.num_samples()))
     }
 
-    /// How many live samples have a smaller id: the inverse of [`id_of_live`](Self::id_of_live).
+    /// The number of live samples with a smaller id: the inverse of [`id_of_live`](Self::id_of_live).
     pub fn rank_of(&self, id: SampleId) -> u64 {
         let id = id.0.min(self.num_samples());
         id - self.deleted_ids.before(id)
     }
 
-    /// Whether there is a sample with this id: it was given out and is not deleted.
+    /// Whether this id was assigned and is not deleted.
     #[inline]
     pub fn is_live(&self, id: SampleId) -> bool {
         id.0 < self.num_samples() && !self.deleted_ids.contains(id.0)
     }
 
-    /// Where the sample lies; `None` when there is none with this id. At most 31 steps.
+    /// The extent of the sample; `None` if there is none with this id. At most 31 steps.
     #[inline]
     pub fn extent(&self, id: SampleId) -> Option<Extent> {
         if !self.is_live(id) {
@@ -162,10 +162,10 @@ impl Directory {
         Some(self.columns.extent(self.slot_of(id)?, &self.layout))
     }
 
-    /// Where each of `ids` lies, appended to `out` in their order; `None` where there is none with
-    /// this id. `slots` is scratch.
+    /// Appends the extents of `ids` to `out`, in their order; `None` if there is no sample with this id.
+    /// `slots` is scratch memory.
     ///
-    /// As [`extent`](Self::extent) for each, but so that the memory of many is on its way at a time.
+    /// Equals [`extent`](Self::extent) for each, but overlaps the memory accesses of many ids.
     pub fn extents(&self, ids: &[SampleId], slots: &mut Vec<Slot>, out: &mut Vec<Option<Extent>>) {
         slots.clear();
         let there = |&id: &SampleId| if self.is_live(id) { self.slot_of(id) } else { None };
@@ -173,7 +173,7 @@ impl Directory {
         self.columns.extents(slots, &self.layout, out);
     }
 
-    /// Length of the sample in bytes; `None` when there is none with this id.
+    /// Length of the sample in bytes; `None` if there is none with this id.
     #[inline]
     pub fn len_bytes(&self, id: SampleId) -> Option<u32> {
         if !self.is_live(id) {
@@ -182,25 +182,25 @@ impl Directory {
         Some(self.columns.len_bytes(self.slot_of(id)?))
     }
 
-    /// Where the id lies on media; `None` when it was not given out.
+    /// The slot of the id; `None` if it was not assigned.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Option<Slot> {
         Some(self.placements[self.part_of(id.0)?].slot_of(id))
     }
 
-    /// Which id lies at `slot`; `None` when there is no such slot.
+    /// The id at `slot`; `None` if there is no such slot.
     #[inline]
     pub fn id_at(&self, slot: Slot) -> Option<SampleId> {
         // Ids and slots of a part are the same range.
         Some(self.placements[self.part_of(slot.0)?].id_at(slot))
     }
 
-    /// How many chunks there are. A chunk's index counts them in the order of slots.
+    /// Number of chunks. A chunk's index counts them in the order of slots.
     pub fn num_chunks(&self) -> u32 {
         self.columns.num_chunks()
     }
 
-    /// Where chunk `c` lies, and what is in it.
+    /// The location of chunk `c`, and its slots.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -208,12 +208,12 @@ impl Directory {
         self.columns.chunk(c, &self.layout)
     }
 
-    /// The chunk that the id lies in; `None` when it was not given out.
+    /// The chunk of the id; `None` if the id was not assigned.
     pub fn chunk_of(&self, id: SampleId) -> Option<u32> {
         Some(self.columns.chunk_of(self.slot_of(id)?))
     }
 
-    /// Live samples of chunk `c`.
+    /// Number of live samples in chunk `c`.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -236,7 +236,7 @@ impl Directory {
         self.id_at(Slot(slot)).expect("a slot below the end is of a part")
     }
 
-    /// The live samples of chunk `c` with their extents, in the order of slots; no search for each.
+    /// The live samples of chunk `c` with their extents, in the order of slots, without a search for each.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -244,7 +244,7 @@ impl Directory {
         ChunkSamples::new(self, c)
     }
 
-    /// The live sample called `name`; the newest one where several are.
+    /// The live sample called `name`; the newest one if there are several.
     ///
     /// Compares the name itself, never only its fingerprint.
     ///
@@ -262,8 +262,8 @@ impl Directory {
         Ok(found)
     }
 
-    /// Name of the sample, also of a deleted one; `None` when its id was not given out, or when its
-    /// name went with a purge.
+    /// Name of the sample, deleted or not; `None` if its id was not assigned, or if a purge dropped its
+    /// name.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -272,7 +272,7 @@ impl Directory {
         Ok(self.name_into(id, &mut name)?.then_some(name))
     }
 
-    /// As [`name`](Self::name), into a buffer that is used again; false when there is none.
+    /// As [`name`](Self::name), into a reused buffer; false if there is none.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -286,8 +286,8 @@ impl Directory {
         Ok(!name.is_empty() || self.is_live(id))
     }
 
-    /// What lies directly in `folder`: subfolders and samples, in the order of names. The folder of
-    /// everything is empty; others are written with or without a slash at their end.
+    /// The direct children of `folder`, subfolders and samples, in the order of names. The root folder is
+    /// the empty name; others may end with a slash.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -300,7 +300,7 @@ impl Directory {
         Ok(entries)
     }
 
-    /// Label of the sample; `None` when it has none, or there is no sample with this id. No I/O.
+    /// Label of the sample; `None` if it has none, or if there is no sample with this id. No I/O.
     #[inline]
     pub fn label(&self, id: SampleId) -> Option<i64> {
         if !self.is_live(id) {
@@ -314,7 +314,7 @@ impl Directory {
         self.labels.as_ref()
     }
 
-    /// The checksums that are learned at first read; `None` where all of them are on media.
+    /// The checksums computed at first read; `None` if all of them are on media.
     pub fn learned(&self) -> Option<&Arc<Learned>> {
         self.learned.as_ref()
     }
@@ -329,37 +329,37 @@ impl Directory {
         &self.facts.fields
     }
 
-    /// Its parts, in the order of ids: what each import or append wrote.
+    /// Its parts, in the order of ids: one per import or append.
     pub fn parts(&self) -> impl Iterator<Item = &Part> {
         self.placements.iter().map(Placement::part)
     }
 
-    /// Deleted ids in ascending ranges of (first, length).
+    /// Deleted ids as ascending ranges of (first, length).
     pub fn deleted_ranges(&self) -> Vec<(u64, u64)> {
         self.deleted_ids.ranges()
     }
 
-    /// The cells that this generation reads, its snapshot not counted (the superblock names that).
+    /// The cells that this generation reads, except its snapshot (the superblock has that).
     pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
         let record = (self.record_range.cells > 0).then_some(self.record_range);
         self.columns.cell_ranges(&self.layout).chain(record)
     }
 
-    /// The cells that the generation before this one reads and this one does not.
+    /// The cells that the previous generation reads and this one does not.
     pub fn freed(&self) -> &[CellRange] {
         &self.facts.freed
     }
 
-    /// Whether the names are in memory.
+    /// Whether the names are loaded.
     pub fn has_names(&self) -> bool {
         self.names.get().is_some()
     }
 
     /// This directory with `ids` deleted, as the next `generation`. Shares the columns with this one.
-    /// Ids that were deleted already stay so.
+    /// Already deleted ids stay deleted.
     ///
     /// # Errors
-    /// `OutOfRange`: an id was not given out.
+    /// `OutOfRange`: an id was not assigned.
     pub fn with_deleted(
         &self,
         ids: &[SampleId],
@@ -391,7 +391,7 @@ impl Directory {
         })
     }
 
-    /// The facts that the chunks do not carry, to be written as the generation record.
+    /// The metadata that chunks do not hold, for the generation record.
     pub fn record(&self) -> GenerationRecord {
         GenerationRecord {
             layout: self.layout,
@@ -407,7 +407,7 @@ impl Directory {
         }
     }
 
-    /// Memory by part, in bytes.
+    /// Memory by purpose, in bytes.
     pub fn memory_bytes(&self) -> Memory {
         let (names, name_order) = self.names.get().map_or((0, 0), Names::memory_bytes);
         Memory {
@@ -423,12 +423,13 @@ impl Directory {
         }
     }
 
-    /// Height of the lookup tree: nodes that a lookup visits. At most `ceil(log32(samples))`, and 1.
+    /// Height of the lookup tree: nodes that a lookup visits. At most `ceil(log32(samples))`, and at least
+    /// 1.
     pub fn tree_height(&self) -> u32 {
         self.tree.height()
     }
 
-    /// Index of the part that has this id, and equally this slot.
+    /// Index of the part that contains this id or slot.
     #[inline]
     fn part_of(&self, id: u64) -> Option<usize> {
         let index = match self.placements.len() {
@@ -442,7 +443,7 @@ impl Directory {
         self.names.get().ok_or(FormatError::NotLoaded { what: "names" })
     }
 
-    /// Identity of chunk `c` as its header must have it.
+    /// Identity that the header of chunk `c` must have.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -451,10 +452,10 @@ impl Directory {
     }
 }
 
-/// Stands for a sample that there is not: a data set has at most 2^40.
+/// A slot that never exists: a data set has at most 2^40 samples.
 const NO_SLOT: Slot = Slot(u64::MAX);
 
-/// Bytes of memory that a directory takes, by part.
+/// Memory of a directory in bytes, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
     /// Length and checksum columns: 8 bytes a sample.
@@ -476,13 +477,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// All of it beside names and labels: what the design allows 20 bytes a sample for.
+    /// Total without names and labels, for which the design allows 20 bytes a sample.
     pub fn core(&self) -> u64 {
         let Memory { lengths_and_checksums, checkpoints, chunks, tree, deletions, .. } = *self;
         lengths_and_checksums + checkpoints + chunks + tree + deletions
     }
 
-    /// All of it.
+    /// Total.
     pub fn total(&self) -> u64 {
         self.core() + self.labels + self.names + self.name_order
     }

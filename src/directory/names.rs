@@ -1,7 +1,7 @@
-//! The names: front-coded in blocks of 16, by id, and their order where ids are not in it.
+//! The names: front-coded in blocks of 16, by id, and the ids in the order of names if that differs.
 //!
-//! Each block begins with a whole name; each of the others is what it shares with the name before it
-//! and the rest. `NAME_BLOCKS` has the place of each block as a u64, and one more for the end.
+//! Each block begins with a whole name; each further name is stored as the length of the prefix it shares
+//! with the previous one, and the rest. `NAME_BLOCKS` has the offset of each block as a u64, and the end.
 
 use std::cmp::Ordering;
 
@@ -14,14 +14,14 @@ use crate::format::cursor::{Cursor, put_number, put_string};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_NAME_BYTES;
 
-/// All names of a directory. Decoding is defensive: what a snapshot says is never trusted further
-/// than its bytes reach.
+/// All names of a directory. Decoding is defensive: it checks every length from the snapshot against the
+/// bytes that exist.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
-    /// Place of each block in `text`, u64 each, and the end.
+    /// Offset of each block in `text`, u64 each, and the end.
     pub(crate) blocks: Bytes,
     pub(crate) text: Bytes,
-    /// Ids in the order of names; `None` where that is the order of ids.
+    /// Ids in the order of names; `None` if that is the order of ids.
     pub(crate) order: Option<Bytes>,
     num_samples: u64,
 }
@@ -49,7 +49,7 @@ impl Names {
         Names { blocks: blocks.into(), text: text.into(), order, num_samples }
     }
 
-    /// The names of columns from media.
+    /// The names from columns on media.
     ///
     /// # Errors
     /// A length is wrong.
@@ -92,14 +92,14 @@ impl Names {
         Ok(())
     }
 
-    /// Whether `id` is called `name`. Nothing is copied; a damaged block holds no name.
+    /// Whether the name of `id` is `name`. Copies nothing; a damaged block matches no name.
     pub(crate) fn is(&self, id: u64, name: &[u8]) -> bool {
         self.matches(id, name).unwrap_or(false)
     }
 
     fn matches(&self, id: u64, name: &[u8]) -> Result<bool, FormatError> {
         let mut block = self.block(id)?;
-        // How much of `name` the current one begins with, and how long the current one is.
+        // The length of the common prefix of `name` and the current one, and the current one's length.
         let (mut same, mut len) = (0, 0);
         for _ in 0..=id % BLOCK {
             let (shared, rest) = block.next()?;
@@ -127,11 +127,11 @@ impl Names {
         let at = rank as usize * width;
         let mut id = [0; 8];
         id[..width].copy_from_slice(&order[at..at + width]);
-        // An order from media may name an id that is not; it then names the last one.
+        // An invalid id in an order from media is taken as the last id.
         u64::from_le_bytes(id).min(self.num_samples - 1)
     }
 
-    /// The first rank at or after `from` whose name is not before `name`.
+    /// The first rank at or after `from` whose name is not less than `name`.
     pub(crate) fn lower_bound(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
         let (mut low, mut high) = (from, self.num_samples);
         let mut found = Vec::new();
@@ -152,14 +152,14 @@ impl Names {
         self.num_samples
     }
 
-    /// Bytes of the names and of their order.
+    /// Bytes of the names, and of their order.
     pub(crate) fn memory_bytes(&self) -> (u64, u64) {
         let order = self.order.as_ref().map_or(0, |order| order.len());
         ((self.blocks.len() + self.text.len()) as u64, order as u64)
     }
 }
 
-/// One block, read name by name.
+/// A block, decoded name by name.
 struct Block<'a> {
     rest: Cursor<'a>,
     first: bool,
@@ -177,22 +177,22 @@ impl<'a> Block<'a> {
 
 fn order_of<'a>(names: impl Iterator<Item = &'a [u8]>, num_samples: u64) -> Bytes {
     let mut order: Vec<(&[u8], u64)> = names.zip(0..).collect();
-    // A stable sort takes the ranges that appended folders are in order of.
+    // A stable sort exploits the sorted runs of appended folders.
     order.sort_by(|a, b| compare(a.0, b.0));
     let width = id_width(num_samples);
     let ids = order.iter().flat_map(|(_, id)| id.to_le_bytes().into_iter().take(width));
     ids.collect::<Vec<u8>>().into()
 }
 
-/// The order of names: byte by byte, but a slash before all else, so that what is in a folder
-/// follows the folder's name directly, and class folders are in the order of their names.
+/// The order of names: bytewise, but a slash sorts first, so that a folder's contents directly follow its
+/// name, and class folders are in the order of their names.
 pub(crate) fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let same = common(a, b);
     let next = |name: &[u8]| name.get(same).map(|byte| if *byte == b'/' { 0 } else { *byte });
     next(a).cmp(&next(b))
 }
 
-/// How many bytes `a` and `b` have in common at their front.
+/// The length of the common prefix of `a` and `b`.
 #[inline]
 fn common(a: &[u8], b: &[u8]) -> usize {
     let len = a.len().min(b.len());
@@ -208,7 +208,7 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     same + a[same..len].iter().zip(&b[same..len]).take_while(|(a, b)| a == b).count()
 }
 
-/// Names of a block.
+/// Names per block.
 const BLOCK: u64 = 16;
 
 #[cfg(test)]

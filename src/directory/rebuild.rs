@@ -1,20 +1,20 @@
-//! The directory without its snapshot: which of the chunks that lie on media make up a generation.
+//! Selects the chunks on media that make up a generation, to rebuild a directory without its snapshot.
 //!
-//! Every cell may hold the head of a chunk: one of the generation wanted, one that a later generation
-//! replaced, one of an import that never committed. [`plan`] chooses, from heads alone; the caller
-//! then reads the chosen headers in the plan's order and gives them to a
+//! Every cell may hold the head of a chunk: one of the wanted generation, one that a later generation
+//! replaced, or one of an import that never committed. [`select_chunks`] chooses from heads alone; the
+//! caller then reads the chosen headers in the order of the selection and adds them to a
 //! [`DirectoryBuilder`](crate::directory::DirectoryBuilder).
 //!
 //! ```text
 //! heads   = ChunkHead::parse of the first 128 bytes of each cell, check_location, by namespace and cell
 //! record  = GenerationRecord at newest_record(&heads, committed generation if a superblock tells it)
-//! plan    = plan(base, &heads, record, most_slots)
+//! selection = select_chunks(base, &heads, record, most_slots)
 //! for step in selection.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
 //! builder.set_classes(record.classes), delete(&record.deleted), set_freed(record.freed)
-//! directory = builder.finish(record.generation, record.time_ns); set_record_range(record's range)
+//! directory = builder.finish(record.generation, record.time_ns); set_record_range(its cells)
 //! ```
 //!
-//! With a `base`, an older directory, only heads of later generations (or times) need to be read.
+//! With a `base`, an older directory, only heads of later generations (or times) must be read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,14 +26,14 @@ use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{ChunkHead, FormatError, GenerationRecord, Part};
 use crate::units::Generation;
 
-/// What a rebuild does, in the order of slots.
+/// The chunks of a rebuild, in the order of slots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChunkSelection {
     /// The steps.
     pub steps: Vec<Step>,
     /// Samples whose chunk was not found.
     pub lost_samples: u64,
-    /// Heads that are not part of the generation: replaced, or never committed.
+    /// Heads that do not belong to the generation: replaced, or never committed.
     pub unused_heads: u64,
 }
 
@@ -44,22 +44,22 @@ pub enum Step {
     Base(u32),
     /// Read the header of this head: an index into the heads given.
     Head(usize),
-    /// Nothing was found for these slots.
+    /// No chunk was found for these slots.
     Lost {
-        /// The part they belong to; its count does not matter.
+        /// The part they belong to; its count is ignored.
         part: Part,
         /// How many.
         count: u64,
     },
 }
 
-/// Chooses the chunks of a generation: the record's, or the newest there is without a record.
+/// Selects the chunks of a generation: the record's, or the newest one without a record.
 ///
-/// `most_slots` bounds the slots that there can be, so that a head with a slot far away does not make
-/// a directory larger than the image: cells of the image times the samples of a chunk.
+/// `most_slots` limits the number of slots to cells of the image times samples of a chunk, so that a head
+/// with a huge slot cannot make the directory larger than the image.
 ///
 /// # Errors
-/// `OutOfRange`: the heads name more slots than that.
+/// `OutOfRange`: the heads name more slots.
 pub fn select_chunks(
     base: Option<&Directory>,
     heads: &[ChunkHead],
@@ -67,8 +67,8 @@ pub fn select_chunks(
     most_slots: u64,
 ) -> Result<ChunkSelection, FormatError> {
     let mut candidates = candidates(base, heads, record);
-    // Newest first: a chunk that a purge wrote replaces those whose slots it has; and where an
-    // import was begun again, its chunks replace what the first attempt left.
+    // Newest first: a chunk from a purge replaces those with the same slots; if an import was started anew,
+    // its chunks replace those of the first attempt.
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.order));
     let mut chosen: BTreeMap<u64, Candidate> = BTreeMap::new();
     for candidate in candidates {
@@ -92,18 +92,18 @@ pub fn select_chunks(
     Ok(selection)
 }
 
-/// The newest generation record among `heads`, of `committed` if that is known. Without it, a record
-/// that was written and not committed counts: all chunks of its generation had been written before.
+/// The newest generation record among `heads`, or that of `committed` if given. Otherwise a record of a
+/// generation that did not commit counts too: all chunks of its generation were written before it.
 pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Option<&ChunkHead> {
     let records = heads.iter().filter(|head| {
         head.kind == ChunkKind::Record && committed.is_none_or(|known| known == head.id.generation)
     });
-    // Two records of one generation: the import was given up once and begun again.
+    // Two records of one generation: the import was discarded once and started anew.
     records.max_by_key(|head| (head.id.generation, head.time_ns))
 }
 
 impl ChunkSelection {
-    /// The chunks of one part, and gaps between them.
+    /// The chunks of one part, and the gaps between them.
     fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
         let (mut next, end) = (part.first, part.first + part.count);
         for candidate in chosen.range(part.first..end).map(|(_, candidate)| candidate) {
@@ -126,7 +126,7 @@ impl ChunkSelection {
     }
 }
 
-/// A chunk that may be part of the generation.
+/// A chunk that may belong to the generation.
 #[derive(Debug, Clone)]
 struct Candidate {
     /// Generation, time and number: the order of writing.
@@ -159,7 +159,7 @@ fn candidates(
         let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
         let part = base.placements[index].part();
         Candidate {
-            // No time is kept for it: of one generation, a head on media comes first.
+            // The base has no time for it: within a generation, a head on media has priority.
             order: (id.generation.0, 0, id.sequence),
             slots: info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots),
             part: (part.first, part.seed, part.window),
@@ -169,17 +169,17 @@ fn candidates(
     of_heads.chain(of_base).collect()
 }
 
-/// Whether a chunk may be of the record's generation: no later generation wrote it, and it is not
-/// what an import that was given up left behind before the part was written as it is now.
+/// Whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from
+/// a discarded import that preceded the part as it is now.
 fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
     let part = record.parts.binary_search_by_key(&head.part_first, |part| part.first);
     let started_ns = part.ok().map(|index| record.started_ns[index]);
     head.id.generation <= record.generation && started_ns.is_some_and(|time| head.time_ns >= time)
 }
 
-/// Without a record: parts as the chunks name them, each up to the first id of the next one, and the
-/// last one up to its last chunk, or to the end of its window if it has one only: ids of a window are
-/// where they are because of its length.
+/// The parts without a record: as the chunks name them, each up to the first id of the next one. The last
+/// part ends with its last chunk, or with its shuffle window if it has only one: the window's length
+/// determines where its ids are.
 fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for candidate in chosen.values() {
@@ -189,7 +189,7 @@ fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
             if let Some(last) = parts.last_mut() {
                 last.count = first - last.first;
             } else if first > 0 {
-                // Whatever lay before the first part that was found is lost, in source order.
+                // The slots before the first part found are lost; they are taken as in source order.
                 parts.push(Part { first: 0, count: first, seed: 0, window: 0 });
             }
             parts.push(Part { first, count: 0, seed, window });

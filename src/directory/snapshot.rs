@@ -1,4 +1,4 @@
-//! A directory as the bytes of its snapshot, and back.
+//! Encodes a directory as a snapshot, and decodes it.
 
 use std::sync::OnceLock;
 
@@ -22,11 +22,11 @@ use crate::format::{FormatError, Part, Placement, Superblock};
 use crate::units::SampleId;
 
 impl Directory {
-    /// A directory of the bytes of its snapshot: all of them, or as many as
-    /// [`SnapshotHead::core_len`] says, and then the names stay on media.
+    /// Decodes a directory from the bytes of its snapshot: all of them, or the first
+    /// [`SnapshotHead::core_len`], in which case the names stay on media.
     ///
-    /// Nothing is copied: the columns are windows of `bytes`. Every byte is checked against its
-    /// CRC32C, and every sample is laid out once to see that it lies within its chunk.
+    /// Copies nothing: the columns are slices of `bytes`. Verifies every CRC32C, and lays every sample out
+    /// once to check that it lies within its chunk.
     ///
     /// # Errors
     /// What is wrong with the snapshot.
@@ -87,9 +87,8 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Takes the names of a directory that was opened without them: the bytes of its snapshot from
-    /// [`SnapshotHead::core_len`] to the end. Does nothing when it has them.
-    ///
+    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot from
+    /// [`SnapshotHead::core_len`] to the end. Does nothing if they are loaded.
     /// # Errors
     /// What is wrong with them.
     pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
@@ -114,12 +113,12 @@ impl Directory {
         };
         let (blocks, text) = (source.column(kind::NAME_BLOCKS)?, source.column(kind::NAMES)?);
         let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
-        // Another thread may have been faster, with the same bytes.
+        // Another thread may have attached the same bytes first.
         let _ = self.names.set(names);
         Ok(())
     }
 
-    /// The snapshot of this directory, to be written piece by piece.
+    /// The snapshot of this directory, to be written in pieces.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -162,11 +161,11 @@ impl Directory {
         Ok(bytes)
     }
 
-    /// Whether this is the directory that `superblock` commits: a snapshot that was saved to a file
-    /// is stale when the image has moved on.
+    /// Checks that this is the directory that `superblock` commits: a snapshot saved to a file becomes
+    /// stale when the image gets a new generation.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` of what both say.
+    /// `OtherImage`, or `Mismatch` of a fact that both store.
     pub fn check_current(&self, superblock: &Superblock) -> Result<(), FormatError> {
         check_layout("snapshot", &superblock.layout, &self.layout)?;
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
@@ -178,12 +177,12 @@ impl Directory {
         equal("live samples of the snapshot", superblock.num_live, self.num_live())
     }
 
-    /// Whether this is the directory of the image that was opened, and all that it reads lies within
-    /// what the superblocks say is in use. A superblock that another stands in for learns from the
-    /// directory how much that is.
+    /// Checks that this is the directory of the opened image, and that everything it reads lies within the
+    /// length in use by the superblocks. A superblock that was replaced by namespace 0's gets that length
+    /// from the directory.
     ///
     /// # Errors
-    /// Those of [`Directory::check_current`]; `OutOfRange`: something lies behind the image.
+    /// Those of [`Directory::check_current`]; `OutOfRange`: something lies past the length in use.
     pub fn check_opened(&self, opened: &mut SuperblockSet) -> Result<(), FormatError> {
         self.check_current(opened.superblock())?;
         let ends = used_lengths(self, &opened.superblock().snapshot)?;
@@ -191,7 +190,7 @@ impl Directory {
             let stands_in = opened.stands_in(namespace);
             let snapshot = opened.superblock().snapshot;
             let superblock = &mut opened.superblocks[usize::from(namespace)];
-            // One that a rebuild wrote, and did not come to commit, tells of another snapshot.
+            // A rebuild that did not commit leaves superblocks that name another snapshot.
             if stands_in || superblock.snapshot != snapshot {
                 superblock.used_len_bytes = end;
             }
@@ -200,11 +199,11 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether its parts agree with each other: what opens has passed this, and what is committed is
-    /// to open. Lays out every sample, and asks for the slot of every deleted one.
+    /// Checks that its parts are consistent. Everything that was opened has passed this, and so must
+    /// everything that is committed. Lays out every sample, and looks up the slot of every deleted one.
     ///
     /// # Errors
-    /// Which of them contradict each other.
+    /// Which parts contradict each other.
     pub(super) fn check(&self) -> Result<(), FormatError> {
         let end = self.parts().last().map_or(0, |part| part.first + part.count);
         equal("samples of all parts", self.num_samples(), end)?;
@@ -214,7 +213,7 @@ impl Directory {
         self.check_lost()
     }
 
-    /// A chunk is of one part, as whoever copies it relies on: each part begins with a chunk.
+    /// Each part begins with a chunk, so a chunk has one part, which copying relies on.
     fn check_parts(&self) -> Result<(), FormatError> {
         let table = self.columns.table();
         self.parts().try_for_each(|part| {
@@ -224,8 +223,8 @@ impl Directory {
         })
     }
 
-    /// The slots of the deleted ids are the deleted slots. Of as many ids and slots it is enough that
-    /// no id has a slot that is not among them.
+    /// Checks that the slots of the deleted ids are the deleted slots. The counts are equal, so it suffices
+    /// that no deleted id has a live slot.
     fn check_deleted(&self) -> Result<(), FormatError> {
         equal("deleted slots", self.deleted_ids.count(), self.deleted_slots.count())?;
         let ids = self.deleted_ids.ranges().into_iter().flat_map(|(first, len)| first..first + len);
@@ -237,7 +236,7 @@ impl Directory {
         equal("deleted ids whose slot is not deleted", 0, elsewhere as u64)
     }
 
-    /// Samples of a lost chunk are deleted: they would be read as empty ones.
+    /// Samples of a lost chunk must be deleted; otherwise they would be read as empty.
     fn check_lost(&self) -> Result<(), FormatError> {
         let lost = (0..).zip(self.columns.table()).filter(|(_, chunk)| chunk.is_lost());
         let live: u64 = lost.map(|(c, _)| u64::from(self.live_in_chunk(c))).sum();
@@ -255,11 +254,11 @@ impl Directory {
     }
 }
 
-/// A snapshot as bytes that are copied only when they are asked for.
+/// A snapshot whose bytes are copied only on request.
 #[derive(Debug)]
 pub struct SnapshotWriter {
     head: [u8; SNAPSHOT_HEAD_BYTES],
-    /// Where each piece begins, in ascending order; between them are zeroes.
+    /// The offset of each piece, ascending; zeroes lie between them.
     pieces: Vec<(u64, Bytes)>,
     len: u64,
 }
@@ -286,17 +285,17 @@ impl SnapshotWriter {
         SnapshotWriter { head: head.encode(), pieces, len }
     }
 
-    /// Bytes of the whole snapshot, a multiple of 4,096.
+    /// Length of the whole snapshot, a multiple of 4,096.
     pub fn len_bytes(&self) -> u64 {
         self.len
     }
 
-    /// The CRC32C that the head ends with, by which a superblock knows the snapshot.
+    /// The CRC32C at the end of the head, which the superblock stores to identify the snapshot.
     pub fn head_crc32c(&self) -> u32 {
         head_crc32c(&self.head)
     }
 
-    /// Copies the bytes from `offset` on into `out`; zeroes behind the end.
+    /// Copies the bytes from `offset` on into `out`; zeroes past the end.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) {
         out.fill(0);
         copy_overlap(offset, out, 0, &self.head);
@@ -308,7 +307,7 @@ impl SnapshotWriter {
     }
 }
 
-/// Copies what `piece`, which lies at `at`, has of the window `out`, which lies at `offset`.
+/// Copies the overlap of `piece`, which lies at `at`, and `out`, which lies at `offset`.
 fn copy_overlap(offset: u64, out: &mut [u8], at: u64, piece: &[u8]) {
     let (start, end) = (offset.max(at), (offset + out.len() as u64).min(at + piece.len() as u64));
     if start < end {
@@ -317,7 +316,7 @@ fn copy_overlap(offset: u64, out: &mut [u8], at: u64, piece: &[u8]) {
     }
 }
 
-/// The sections of a snapshot, or of a part of one that begins at `base`.
+/// The sections of a snapshot, or of the part of one that begins at `base`.
 struct Source<'a> {
     head: &'a SnapshotHead,
     bytes: &'a Bytes,
@@ -335,7 +334,7 @@ impl Source<'_> {
         self.bytes_of(self.need(kind)?)
     }
 
-    /// The bytes of a section, their checksum compared.
+    /// The bytes of a section, its checksum verified.
     fn bytes_of(&self, section: &Section) -> Result<Bytes, FormatError> {
         let start = section.offset.saturating_sub(self.base);
         let end = start.saturating_add(section.len);
@@ -409,7 +408,7 @@ mod tests {
         assert_eq!(refused, FormatError::Mismatch { what, expected, found });
     }
 
-    /// As many ids as slots, but not the same samples: a delete would make these counts differ.
+    /// As many ids as slots, but of other samples. (A delete would change the counts.)
     #[test]
     fn deleted_slots_that_are_not_those_of_the_deleted_ids_are_refused() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();

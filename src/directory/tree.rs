@@ -1,10 +1,10 @@
-//! The lookup tree: fingerprint of a name to the ids that may have it.
+//! The lookup tree: maps the fingerprint of a name to the ids that may have it.
 //!
-//! A static search tree (a B+ tree without pointers): the keys in order, in nodes of 32, and above
-//! each level the last key of each of its nodes, up to a root of one node. It is built once, so nodes
-//! are full, children are found by arithmetic, and the height is at most ceil(log32(entries)): 4 for a
-//! million samples, 5 for 20 million, 8 for 2^40. DLFS kept a balanced binary (AVL) tree of 16-byte
-//! entries beside its links; this has the same kind of bound in a quarter of the steps, at 8.13 bytes.
+//! A static search tree (a B+ tree without pointers): the sorted keys in nodes of 32, and above each level
+//! the last key of each of its nodes, up to a root of one node. It is built once, so nodes are full,
+//! children are found by arithmetic, and the height is at most ceil(log32(entries)): 4 for a million
+//! samples, 5 for 20 million, 8 for 2^40. The DLFS paper uses a balanced binary (AVL) tree of 16-byte
+//! entries plus links; this tree has the same kind of bound with a quarter of the steps, at 8.13 bytes.
 
 use zerocopy::little_endian::U32;
 
@@ -13,7 +13,7 @@ use crate::format::FormatError;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
 
-/// Sorted keys under a search tree, and the id of each.
+/// Sorted keys in a search tree, and the id of each.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
     /// All levels, root first; the leaves are the sorted keys. Whole nodes, padded with `u32::MAX`.
@@ -26,7 +26,7 @@ pub(crate) struct Tree {
     len: u64,
 }
 
-/// A key of the tree before it is built, 12 bytes; sorts by key, then id.
+/// A key before the tree is built, 12 bytes; sorts by key, then id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TreeEntry {
     key: u32,
@@ -68,7 +68,7 @@ impl Tree {
             .expect("built with the lengths that are checked")
     }
 
-    /// The tree of columns from media.
+    /// The tree from columns on media.
     ///
     /// # Errors
     /// A length is wrong, or the keys are not in order.
@@ -96,12 +96,12 @@ impl Tree {
         Ok(tree)
     }
 
-    /// An error unless the leaves ascend and each inner key is the last one of its child.
+    /// An error unless the leaves ascend and each inner key equals the last key of its child.
     fn check_order(&self) -> Result<(), FormatError> {
         let keys = self.keys.items::<U32>();
         for (index, &start) in self.levels.iter().enumerate() {
             let level = &keys[start..self.levels.get(index + 1).map_or(keys.len(), |next| *next)];
-            // Counted to the end, without a way out in between: so it ranges at the speed of memory.
+            // Counts to the end without an early exit, so that it runs at memory bandwidth.
             let pairs = level.iter().zip(&level[1..]);
             let falls: u64 = pairs.map(|(a, b)| u64::from(a.get() > b.get())).sum();
             equal("keys of the lookup tree out of order", 0, falls)?;
@@ -166,14 +166,14 @@ impl Tree {
     }
 }
 
-/// Keys in whole nodes, padded with the largest key, which is below nothing that is looked for.
+/// Keys in whole nodes, padded with the largest key, which is not less than any key searched.
 fn whole_nodes(keys: impl Iterator<Item = u32>) -> Vec<U32> {
     let mut level: Vec<U32> = keys.map(U32::new).collect();
     level.resize(level.len().max(1).next_multiple_of(FANOUT), U32::new(u32::MAX));
     level
 }
 
-/// Keys of each level of a tree of `len` entries, root first.
+/// Keys per level of a tree of `len` entries, root first.
 fn level_sizes(len: u64) -> Vec<u64> {
     let mut sizes = vec![len.max(1).next_multiple_of(FANOUT as u64)];
     while sizes[0] > FANOUT as u64 {
@@ -183,12 +183,12 @@ fn level_sizes(len: u64) -> Vec<u64> {
     sizes
 }
 
-/// Bytes of an id in columns of an image with `num_samples`.
+/// Bytes per id in columns of an image with `num_samples`.
 pub(crate) fn id_width(num_samples: u64) -> usize {
     if num_samples <= 1 << 32 { 4 } else { 5 }
 }
 
-/// Keys of a node: two cache lines, compared all at once.
+/// Keys per node: two cache lines, compared at once.
 const FANOUT: usize = 32;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Where, on each namespace, the bytes end that belong to a generation.
+//! How many bytes of each namespace belong to a generation.
 
 use crate::directory::Directory;
 use crate::format::FormatError;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotLocation};
 use crate::units::ALIGN_BYTES;
 
-/// Where, on each namespace, ends what a reader of `directory` and of its snapshot reads.
+/// The end, on each namespace, of what a reader of `directory` and its snapshot reads.
 pub(super) fn used_lengths(
     directory: &Directory,
     snapshot: &SnapshotLocation,
@@ -19,7 +19,7 @@ pub(super) fn used_lengths(
     }
     let record = directory.record_range;
     if let Some(more) = record.cells.checked_sub(1) {
-        // A block of its last cell at least; only the record itself says how long it is.
+        // At least one block of its last cell; only the record itself has its exact length.
         let last = layout.offset_of(record.cell.saturating_add(more))?;
         grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
     }
@@ -28,7 +28,7 @@ pub(super) fn used_lengths(
     Ok(ends)
 }
 
-/// `end` is read too, on `namespace`.
+/// Extends the used length of `namespace` to `end`.
 pub(super) fn grow(ends: &mut [u64], namespace: u16, end: u64) {
     let known = &mut ends[usize::from(namespace)];
     *known = end.max(*known);
