@@ -1,4 +1,4 @@
-//! Which rows of a source go into which chunk, and where that lies: arithmetic on lengths.
+//! Divides the rows of a source among chunks and assigns their cells: arithmetic on lengths.
 
 use crate::format::Fit;
 use crate::format::fill::Fill;
@@ -6,19 +6,19 @@ use crate::format::{CellRange, ChunkSpec, FormatError, Placement, Space, fields}
 use crate::import::sources::Index;
 use crate::units::Slot;
 
-/// A source on its way into an image: which field, label and id each row gets.
+/// The rows of a source with their field, label and id in the image.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
-    /// What is imported.
+    /// The source's index.
     pub(super) index: &'a Index,
-    /// For each field of the image, which field of the source it is.
+    /// For each field of the image, the corresponding field of the source.
     pub(super) source_fields: Vec<Option<u16>>,
-    /// For each class of the source, its number in the image; empty where labels are numbers.
+    /// For each class of the source, its number in the image; empty if labels are numbers.
     pub(super) class_numbers: Vec<i64>,
 }
 
 impl Rows<'_> {
-    /// Lengths of a row's fields, in the order of the image's.
+    /// Lengths of a row's fields, in the image's order.
     pub(super) fn field_lens(&self, row: u64, lens: &mut Vec<Option<u64>>) {
         lens.clear();
         let len = |field: &Option<u16>| {
@@ -45,22 +45,22 @@ impl Rows<'_> {
     }
 }
 
-/// A chunk to be written.
+/// A chunk to be written: its slots and its cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkLayout {
     /// Its number within the generation.
     pub(super) sequence: u64,
     /// Slot of its first sample.
     pub(super) first_slot: Slot,
-    /// How many samples.
+    /// Its number of samples.
     pub(super) num_slots: u32,
     /// Where it lies.
     pub(super) cells: CellRange,
-    /// Whether it is one sample that fits into no cell.
+    /// Whether it is one sample too large for a cell.
     pub(super) oversize: bool,
 }
 
-/// Plans chunk after chunk. Two planners of the same inputs plan the same.
+/// Lays out one chunk after the other. Deterministic: equal inputs give equal chunks.
 #[derive(Debug)]
 pub(super) struct Chunker<'a> {
     rows: &'a Rows<'a>,
@@ -74,7 +74,7 @@ pub(super) struct Chunker<'a> {
 }
 
 impl<'a> Chunker<'a> {
-    /// Plans the part of `placement` into the free cells of `space`.
+    /// Lays out the part of `placement` in the free cells of `space`.
     pub(super) fn new(
         rows: &'a Rows<'a>,
         spec: &'a ChunkSpec,
@@ -87,7 +87,7 @@ impl<'a> Chunker<'a> {
         Chunker { rows, spec, placement, space, next_slot, sequence: 0, fields_len, lens }
     }
 
-    /// Chunks planned so far.
+    /// Number of chunks so far.
     pub(super) fn planned(&self) -> u64 {
         self.sequence
     }
@@ -95,7 +95,7 @@ impl<'a> Chunker<'a> {
     /// The next chunk; `None` when every slot has one.
     ///
     /// # Errors
-    /// `NoSpace`: there is no free range for it.
+    /// `NoSpace`: there is no free cell range for it.
     pub(super) fn next_chunk(&mut self) -> Result<Option<ChunkLayout>, FormatError> {
         let part = self.placement.part();
         let (first_slot, end) = (self.next_slot, part.first + part.count);
@@ -132,7 +132,7 @@ impl<'a> Chunker<'a> {
         }))
     }
 
-    /// What is left of the space.
+    /// The remaining free space.
     pub(super) fn into_space(self) -> Space {
         self.space
     }

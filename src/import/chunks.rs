@@ -1,4 +1,4 @@
-//! One chunk: built from the source and written, or found in place.
+//! Builds one chunk from the source and writes it, or finds it already written.
 
 use crate::Result;
 use crate::buf::IoBuf;
@@ -8,23 +8,23 @@ use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta,
 use crate::import::chunker::{ChunkLayout, Rows};
 use crate::import::media::Channel;
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
-use crate::import::write_behind::{BufferOrigin, PIECE_BYTES, WriteBehind};
+use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, Slot};
 
-/// What all chunks of an import have in common.
+/// What all chunks of an import share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
     /// The source.
     pub(super) rows: &'a Rows<'a>,
     /// Layout, generation and part.
     pub(super) spec: &'a ChunkSpec,
-    /// Which row lies at which slot.
+    /// The map from slots to rows.
     pub(super) placement: &'a Placement,
-    /// The time that every chunk says.
+    /// The time stamp of every chunk.
     pub(super) time_ns: u64,
 }
 
-/// One thread's tools to make chunks with. `T` is what the thread knows of a chunk under way.
+/// Builds and writes chunks for one thread. `T` is the thread's data about a chunk in flight.
 pub(super) struct ChunkWriter<'a, T> {
     job: Job<'a>,
     reader: SourceReader<'a>,
@@ -32,14 +32,14 @@ pub(super) struct ChunkWriter<'a, T> {
     lens: Vec<Option<u64>>,
 }
 
-/// What became of a chunk.
+/// The result of starting a chunk.
 #[derive(Debug)]
 pub(super) enum Started {
-    /// It lies on the media already.
+    /// It is on the media already.
     Found(ChunkHeader),
-    /// All of it is on its way: [`WriteBehind::close`] it.
+    /// All its writes are submitted: [`WriteBehind::close`] it.
     Writing(ChunkHeader),
-    /// These rows cannot be imported; what was written of it is of no use.
+    /// These rows cannot be imported; what was written of the chunk is useless.
     Bad(Vec<(u64, BadEntry)>),
 }
 
@@ -54,15 +54,16 @@ impl<'a, T> ChunkWriter<'a, T> {
         ChunkWriter { job, reader, writes, lens: Vec::new() }
     }
 
-    /// Its writes under way.
+    /// Its writes in flight.
     pub(super) fn writes(&mut self) -> &mut WriteBehind<T> {
         &mut self.writes
     }
 
-    /// Reads `plan`'s chunk and begins to write it, unless, with `look`, it is there already.
+    /// Reads the chunk's rows and submits its writes, unless `look` is set and the chunk is on the media
+    /// already.
     ///
     /// # Errors
-    /// It could not be written, or read back: [`WriteBehind::give_up`] what was begun.
+    /// It could not be written, or read back: call [`WriteBehind::give_up`].
     pub(super) fn start(&mut self, chunk: &ChunkLayout, look: bool) -> Result<Started> {
         if look && let Some(header) = self.find(chunk)? {
             return Ok(Started::Found(header));
@@ -73,7 +74,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         }
     }
 
-    /// Reads the rows of a chunk that is not to be written any more, for their faults.
+    /// Reads the rows of a chunk that will not be written, to report their errors.
     pub(super) fn check(&mut self, chunk: &ChunkLayout) -> Vec<(u64, BadEntry)> {
         let (mut bad, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
         for slot in slots(chunk) {
@@ -96,7 +97,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             let len = self.job.rows.record_len(row, &mut self.lens)?;
             if let Err(reason) = self.read_record(row, builder.space(len)) {
                 bad.push((row, self.bad_entry(row, reason)));
-                // Its place is kept, so that the others are read where they would be.
+                // Keeps its space, so that the other rows are read at their usual offsets.
                 builder.space(len).fill(0);
             }
             builder.add(&self.meta(slot, row), len)?;
@@ -112,11 +113,11 @@ impl<'a, T> ChunkWriter<'a, T> {
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         let offset = self.job.spec.layout.offset_of(chunk.cells.cell)?;
-        self.writes.write(chunk.cells.namespace, offset, body, BufferOrigin::Chunk(buf, tail))?;
+        self.writes.write(chunk.cells.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
         Ok(Started::Writing(header))
     }
 
-    /// A sample of several cells: its bytes go out as they come in, its header last.
+    /// Builds a chunk of one oversize sample: its data is written as it is read, its header last.
     fn start_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
         let (job, slot) = (self.job, chunk.first_slot);
         let row = self.row_at(slot);
@@ -140,11 +141,11 @@ impl<'a, T> ChunkWriter<'a, T> {
         let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, place)?;
         let mut block = IoBuf::zeroed(header.head().data_start() as usize);
         header.encode_into(&mut block);
-        self.writes.write(chunk.cells.namespace, start, block, BufferOrigin::None)?;
+        self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
         Ok(Started::Writing(header))
     }
 
-    /// The header of the chunk as it should be, if it lies where it should, whole.
+    /// The header of the chunk, if the whole chunk is on the media as expected.
     fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
         let layout = &self.job.spec.layout;
         let (namespace, start) = (chunk.cells.namespace, layout.offset_of(chunk.cells.cell)?);
@@ -166,7 +167,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         Ok(sound.then_some(header))
     }
 
-    /// Whether a header says what the source and the plan say.
+    /// Whether a header matches the source and the layout.
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
         let (head, job, place) = (header.head(), self.job, self.place(chunk));
         let same_place = head.check_location(&job.spec.layout, place.namespace, place.cell).is_ok();
@@ -217,7 +218,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         Ok(crc == sample.crc32c)
     }
 
-    /// Reads a row's record: the table of its fields where there are several, and their bytes.
+    /// Reads a row's record: the length table if there are several fields, then their payloads.
     fn read_record(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
         let ranges = match self.lens.len() {
             0 | 1 => return self.read_payloads(row, into),
@@ -266,7 +267,7 @@ impl<'a, T> ChunkWriter<'a, T> {
     }
 }
 
-/// Hands out the fields of a row, one behind the other, in pieces.
+/// Reads the payloads of a row, in field order, in pieces.
 fn read_in_pieces(
     rows: &Rows<'_>,
     reader: &mut SourceReader<'_>,
@@ -281,7 +282,7 @@ fn read_in_pieces(
     Ok(())
 }
 
-/// Room for bytes that are only read for their faults.
+/// A sink for bytes that are only read to detect errors.
 struct Discard<'a>(&'a mut [u8]);
 
 impl PieceSink for Discard<'_> {
@@ -294,7 +295,7 @@ impl PieceSink for Discard<'_> {
     }
 }
 
-/// Bytes on their way to a run of blocks, any number at a time.
+/// Writes consecutive blocks from bytes that arrive in any quantity.
 struct BlockStream<'a, T> {
     writes: &'a mut WriteBehind<T>,
     namespace: u16,
@@ -337,7 +338,7 @@ impl<'a, T> BlockStream<'a, T> {
         Ok(())
     }
 
-    /// Writes what is left, padded with zeroes; returns the checksum of all.
+    /// Writes the rest, padded with zeroes; returns the checksum of all bytes.
     fn finish(mut self) -> Result<u32> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
@@ -351,14 +352,14 @@ impl<'a, T> BlockStream<'a, T> {
     fn write(&mut self) -> Result<()> {
         let piece = self.piece.take().expect("filled before it is written");
         let len = piece.len() as u64;
-        self.writes.write(self.namespace, self.offset, piece, BufferOrigin::Piece)?;
+        self.writes.write(self.namespace, self.offset, piece, ReturnTo::Piece)?;
         self.offset += len;
         self.filled = 0;
         Ok(())
     }
 }
 
-/// Whether every sample of a chunk has its checksum, and whatever lies between them is zero.
+/// Whether every sample of a chunk matches its checksum and all padding is zero.
 fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     let mut at = header.head().header_len as usize;
     let is_zero = |range: std::ops::Range<usize>| {

@@ -1,5 +1,5 @@
-//! Writing a generation's record, snapshot and superblocks, in the order that makes it whole or
-//! leaves the one before.
+//! Writes a generation's record, snapshot and superblocks, in the order that leaves either the new
+//! generation or the previous one after a crash.
 
 use crate::buf::IoBuf;
 use crate::directory::Directory;
@@ -10,10 +10,10 @@ use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::{Error, Result};
 
-/// Gives `directory`'s record and snapshot their places, and the namespaces the length they need.
+/// Allocates cells for `directory`'s record and snapshot, and extends the namespaces as needed.
 ///
 /// # Errors
-/// `NoSpace`: there is no room for them.
+/// `NoSpace`: they do not fit.
 pub(super) fn prepare(media: &Media, directory: Directory, space: &mut Space) -> Result<Commit> {
     let commit = Commit::prepare(directory, space)?;
     for superblock in &commit.superblocks {
@@ -22,17 +22,16 @@ pub(super) fn prepare(media: &Media, directory: Directory, space: &mut Space) ->
     Ok(commit)
 }
 
-/// Writes a generation whose chunks are written: record, snapshot, and what commits them.
+/// Commits a generation whose chunks are written: writes record, snapshot and superblocks.
 ///
 /// # Errors
-/// Those of writing. The generation before is what a reader opens then. Every write says the same as
-/// before when it is done again, so doing all of it again is right; but after `Disconnected` what was
-/// not flushed, chunks too, has to be looked at first.
+/// Those of writing. A reader then opens the previous generation. Every write is idempotent, so the caller
+/// may retry all of it. But after `Disconnected` it must first check what was not flushed, chunks included.
 pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()> {
     lease.check()?;
     let mut channel = media.channel();
     let layout = *commit.directory.layout();
-    // A record says that all chunks of its generation are there: a rebuild believes it.
+    // A rebuild relies on this: a record implies that all chunks of its generation are durable.
     (0..media.len()).try_for_each(|namespace| channel.flush(namespace))?;
     write_range(
         &mut channel,
@@ -60,7 +59,7 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     Ok(())
 }
 
-/// Writes `len` bytes, a multiple of 4,096, from the start of a range on, piece by piece.
+/// Writes `len` bytes, a multiple of 4,096, from the start of a cell range, piece by piece.
 fn write_range(
     channel: &mut Channel,
     layout: &ImageLayout,

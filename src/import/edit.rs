@@ -1,8 +1,8 @@
-//! Deleting samples, and giving back the room that they took.
+//! Deletes samples, and frees the space of deleted ones.
 //!
-//! A delete writes a record and a snapshot and touches no chunk. A purge writes the chunks that have
-//! deleted samples again, without them, into free cells; ids and slots of all others stay. Both make
-//! a generation like an import does, and the one before stays whole until the commit.
+//! A delete writes a record and a snapshot and changes no chunk. A purge rewrites the chunks that have
+//! deleted samples, without them, into free cells; ids and slots of all other samples stay. Both create a
+//! generation as an import does, and the previous one stays intact until the commit.
 
 use std::sync::Arc;
 
@@ -27,29 +27,29 @@ use crate::qpair::{ConnectOptions, Device};
 use crate::units::{Generation, Lba, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
 
-/// What a delete or purge did.
+/// The result of a delete or purge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EditReport {
     /// The image.
     pub uuid: Uuid,
-    /// Its generation now.
+    /// Its generation after the edit.
     pub generation: Generation,
-    /// Samples deleted, or samples whose bytes were dropped.
+    /// Samples that were deleted, or whose bytes were dropped.
     pub samples: u64,
-    /// Samples there are now.
+    /// Live samples after the edit.
     pub live_samples: u64,
-    /// Chunks that were written.
+    /// Chunks written.
     pub chunks: u64,
-    /// Bytes that may be written again two generations from now.
+    /// Bytes that can be reused two generations later.
     pub freed_bytes: u64,
 }
 
 /// Deletes the samples called `names`, as a new generation.
 ///
 /// # Errors
-/// `NotFound`: some names are not in the image; all of them are in the message, and nothing is
-/// deleted. `Busy`: an import is at work. `Refused`: a newer generation than the one that opens may
-/// have been committed, and the options do not accept that. Those of opening and writing.
+/// `NotFound`: some names are not in the image; the message lists them, and nothing is deleted. `Busy`: an
+/// import is running. `Refused`: a newer generation than the opened one may have been committed, and the
+/// options do not accept its loss. Errors of opening and writing.
 pub fn delete(
     image: &[Address],
     names: &[Vec<u8>],
@@ -96,12 +96,12 @@ fn delete_with(
     edit.lease.explain(result)
 }
 
-/// Writes chunks that have deleted samples again, without them, as a new generation. Does nothing
-/// when there are none.
+/// Rewrites the chunks that have deleted samples, without those samples, as a new generation. Does nothing
+/// if there are none.
 ///
 /// # Errors
-/// `Corrupt`: a sample that is to be kept is damaged; it is named, and nothing is changed. `NoSpace`:
-/// there is no room for the new chunks beside the old ones. Those of [`delete`].
+/// `Corrupt`: a sample to be kept is damaged; the error names it, and nothing is changed. `NoSpace`: the
+/// new chunks do not fit beside the old ones. Those of [`delete`].
 pub fn purge(
     image: &[Address],
     options: &EditOptions,
@@ -134,7 +134,7 @@ fn open_all(image: &[Address], connect: &ConnectOptions) -> Result<Vec<Arc<dyn D
     image.iter().map(|address| open_device(address, image, &connect)).collect()
 }
 
-/// A change of an image under way.
+/// An edit of an image in progress.
 struct Edit {
     media: Media,
     lease: Lease,
@@ -223,7 +223,7 @@ impl Edit {
     }
 }
 
-/// Deleted samples of a chunk whose bytes are still there.
+/// Deleted samples of a chunk whose bytes are still on media.
 fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
     let info = directory.chunk(chunk);
     if directory.live_in_chunk(chunk) == info.num_slots {
@@ -233,20 +233,20 @@ fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
     let mut dead = 0;
     for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
         let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
-        // A name that is gone went with the bytes.
+        // A purge dropped the name together with the bytes.
         dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
     }
     Ok(dead)
 }
 
-/// Chunks being written again.
+/// Rewrites chunks.
 struct Purge<'a> {
     edit: &'a Edit,
     progress: &'a mut dyn Progress,
     channel: Channel,
     space: Space,
     builder: DirectoryBuilder,
-    /// The chunk being filled, and the buffer when there is none.
+    /// The chunk being filled, and its part. `buf` holds the buffer while there is none.
     open: Option<(ChunkBuilder, Part)>,
     buf: IoBuf,
     sequence: u64,
@@ -269,7 +269,7 @@ impl<'a> Purge<'a> {
         }
     }
 
-    /// Puts what lives of a chunk into new ones, its dead slots as empty places.
+    /// Copies the live samples of a chunk into new chunks; dead slots become empty entries.
     fn rewrite(&mut self, chunk: u32) -> Result<()> {
         let old = &*self.edit.current.directory;
         let info = old.chunk(chunk);
@@ -335,7 +335,7 @@ impl<'a> Purge<'a> {
             match fit {
                 Fit::Here => return Ok(()),
                 Fit::NextChunk => self.finish_chunk()?,
-                // An oversize sample lies alone: its chunk has no hole.
+                // An oversize sample has a chunk of its own, which is dropped whole.
                 Fit::Oversize => {
                     let message = "a sample among others does not fit into a chunk";
                     return Err(Error::new(ErrorKind::Corrupt, message));
@@ -344,7 +344,7 @@ impl<'a> Purge<'a> {
         }
     }
 
-    /// Sees to it that the chunk being filled goes on with `slot`.
+    /// Ensures that the chunk being filled continues with `slot`.
     fn open_chunk(&mut self, slot: Slot) -> Result<()> {
         let part = *self.part_of(slot);
         if self.open.as_ref().is_some_and(|(_, open)| *open != part) {

@@ -1,4 +1,4 @@
-//! An import from its first look at the source to its commit.
+//! An import, from opening the source to the commit.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -32,16 +32,16 @@ use crate::qpair::{ConnectOptions, Device};
 use crate::units::ALIGN_BYTES;
 use crate::{Error, ErrorKind, Result};
 
-/// Imports what `sources` name onto the image at `image`.
+/// Imports `sources` onto the image at `image`.
 ///
-/// A path that does not exist is created, and files grow as they need to. When the import fails for a
-/// fault of its source, files that it created are removed again; whatever else stops it,
-/// [`Onto::Resume`](crate::import::Onto::Resume) goes on.
+/// A path that does not exist is created, and files grow as needed. If the import fails because of its
+/// source, files that it created are removed again; after any other failure,
+/// [`Onto::Resume`](crate::import::Onto::Resume) continues.
 ///
 /// # Errors
-/// `BadSource`: entries that cannot be imported, all of them named in the cause; nothing is
-/// committed. `Refused`: the image holds something that the options do not allow to touch. `Busy`:
-/// another import is at work. `NoSpace`, `Disconnected`, `Interrupted`: go on with `Onto::Resume`.
+/// `BadSource`: entries that cannot be imported, all listed in the cause; nothing is committed. `Refused`:
+/// the image holds data that the options do not allow to overwrite. `Busy`: another import is running.
+/// `NoSpace`, `Disconnected`, `Interrupted`: resume with `Onto::Resume`.
 pub fn import(
     sources: &[PathBuf],
     image: &[Address],
@@ -65,14 +65,14 @@ pub fn import(
     let result = run(source, devices, options, progress);
     if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::BadSource) {
         for path in created {
-            // Whoever sees it left behind can delete it as well.
+            // If this fails, the user sees the file and can delete it.
             let _ = std::fs::remove_file(path);
         }
     }
     result
 }
 
-/// Imports onto namespaces that are open already: see [`import`].
+/// Imports onto open namespaces: see [`import`].
 ///
 /// # Errors
 /// As [`import`].
@@ -87,14 +87,14 @@ pub fn import_onto(
     run(source, devices.to_vec(), options, progress)
 }
 
-/// A source that is indexed, or streams that are read as they come.
+/// An indexed source, or streams that are imported as they are read.
 enum OpenSource {
     Indexed(Box<Source>),
     Streams(Box<Found>),
 }
 
-/// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
-/// has any, so a file that ends in the middle of a block holds something else.
+/// Refuses a file that ends within a block: a namespace consists of whole blocks, so the last bytes would
+/// be overwritten unseen. No image ends like that, so the file holds something else.
 fn refuse_half_block(address: &Address) -> Result<()> {
     let Address::Path(path) = address else { return Ok(()) };
     let half = |found: &std::fs::Metadata| {
@@ -108,7 +108,7 @@ fn refuse_half_block(address: &Address) -> Result<()> {
     Ok(())
 }
 
-/// Opens a namespace for an import: a file is created where there is none, and then named.
+/// Opens a namespace for an import: creates the file if it does not exist, and then returns its path.
 fn open_for_writing(
     address: &Address,
     image: &[Address],
@@ -116,8 +116,8 @@ fn open_for_writing(
     may_create: bool,
 ) -> Result<(Arc<dyn Device>, Option<PathBuf>)> {
     if let Address::Path(path) = address {
-        // Each thread waits for its own writes, and what goes into the page cache is copied there
-        // and then: a ring would only hand it to yet another thread.
+        // Each thread waits for its own writes, and a write to the page cache is a copy that completes at
+        // once: io_uring would only hand it to another thread.
         let calls = match is_block_device(path) {
             true => FileCalls::Auto,
             false => FileCalls::Pread,
@@ -168,7 +168,7 @@ fn open_source(
     Ok(OpenSource::Indexed(Box::new(source)))
 }
 
-/// The bad entries of a source that is refused for some of them: those too that only reading finds.
+/// All bad entries of a source that is refused, including those that only reading the payloads reveals.
 fn all_bad(source: &Source) -> Vec<BadEntry> {
     let mut bad = source.index().bad.clone();
     if source.kind() == SourceKind::TfRecord {
@@ -211,17 +211,17 @@ fn run(
     import.lease.explain(result)
 }
 
-/// An import under way.
+/// An import in progress.
 struct Import<'a> {
     source: Source,
     state: ImportState,
     options: &'a ImportOptions,
     lease: Lease,
-    /// Rows that turned out bad after the index was made.
+    /// Rows that turned out to be bad after indexing.
     bad: Vec<BadEntry>,
 }
 
-/// What one round over the source wrote, ready to be committed.
+/// What one round over the source wrote, ready to commit.
 struct Written {
     commit: Commit,
     chunks: u64,
@@ -248,7 +248,7 @@ impl Import<'_> {
         }
     }
 
-    /// Writes everything and commits it; or says which rows cannot be read.
+    /// Writes everything and commits it; or returns the rows that cannot be read.
     fn round(
         &self,
         used: &mut Vec<CellRange>,
@@ -306,7 +306,7 @@ impl Import<'_> {
         Ok(Ok(Written { commit, chunks, found, samples, sample_bytes: plan.sample_bytes }))
     }
 
-    /// Commits; after a lost connection, looks first at every chunk that may have been lost with it.
+    /// Commits. After a lost connection it first verifies every chunk that may have been lost.
     fn commit<'p>(
         &self,
         commit: &Commit,
@@ -317,7 +317,7 @@ impl Import<'_> {
     ) -> Result<Option<Vec<(u64, BadEntry)>>> {
         let media = &self.state.media;
         let mut failing_since = None;
-        // What no digest covered on its way is read back, all of it.
+        // Without digests, everything written is read back.
         let mut unread = !media.checks_writes();
         let mut looks = 0;
         loop {
@@ -351,7 +351,7 @@ impl Import<'_> {
         }
     }
 
-    /// Which field and class of the image each of the source is.
+    /// Maps fields and classes of the source to those of the image.
     fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
         let (index, journal) = (self.source.index(), &self.state.journal);
         let own_fields = || match &index.fields[..] {
@@ -383,7 +383,8 @@ impl Import<'_> {
         Ok((Rows { index, source_fields, class_numbers }, spec, classes))
     }
 
-    /// An earlier round had more rows: its last chunks must not look like chunks of the image.
+    /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of
+    /// the image.
     fn clear_unused_heads(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
         if before.is_empty() {
             return Ok(());
@@ -401,7 +402,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// An append leaves out, or refuses, names that the image has.
+    /// Leaves out or refuses rows of an append whose names the image already has.
     fn leave_out_duplicate_names(&mut self) -> Result<()> {
         let Some(current) = &self.state.current else { return Ok(()) };
         let mut taken = Vec::new();
@@ -414,7 +415,7 @@ impl Import<'_> {
         if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
     }
 
-    /// Goes on without some rows, if that is wanted.
+    /// Continues without some rows, if the options allow it.
     fn leave_out(&mut self, bad: Vec<(u64, BadEntry)>) -> Result<()> {
         let (rows, entries): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
         self.bad.extend(entries);
@@ -430,7 +431,7 @@ impl Import<'_> {
     }
 
     fn threads(&self) -> usize {
-        // More than there are processors, since some of them wait for the source's disk.
+        // More than the number of processors, since some threads wait for the source's disk.
         let processors = || std::thread::available_parallelism().map_or(2, usize::from);
         let wanted = match self.options.reader_threads {
             0 => (processors() * 2).clamp(2, 8),
@@ -457,27 +458,27 @@ impl Import<'_> {
     }
 }
 
-/// What is written comes to lie there damaged, again and again.
+/// The error when writes are repeatedly read back damaged.
 fn never_whole() -> Error {
     let message = "what was written could not be read back as it was written";
     Error::new(ErrorKind::Disconnected, message)
-        .hint("mend the network or its target, then go on with dlfs import --resume")
+        .hint("mend the network or its target, then resume with dlfs import --resume")
 }
 
-/// How often the chunks are looked at before a commit.
+/// How often chunks are verified before a commit.
 const MAX_VERIFY_PASSES: u32 = 8;
 
-/// After how long a commit that failed is tried again.
+/// Delay before a failed commit is retried.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// What a plan amounts to.
+/// The result of laying out all chunks.
 struct DryRun {
     space: Space,
     ranges: Vec<CellRange>,
     sample_bytes: u64,
 }
 
-/// Plans everything without writing anything.
+/// Lays out all chunks without writing.
 fn dry_run(
     rows: &Rows<'_>,
     spec: &ChunkSpec,
@@ -493,7 +494,7 @@ fn dry_run(
     Ok(DryRun { space: chunker.into_space(), ranges, sample_bytes })
 }
 
-/// For each field of the image, which of the source's it is.
+/// For each field of the image, the source's field of that name.
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
     let foreign = own.iter().find(|field| !image.contains(field));
     if foreign.is_some() || image.is_empty() != own.is_empty() {

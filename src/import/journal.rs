@@ -1,10 +1,10 @@
-//! The journal: what an import must know again when it goes on after a kill, a power cut or a full
-//! disk. Pure: bytes in, bytes out.
+//! The journal: what an import needs in order to resume after a kill, a power loss or a full disk. Pure:
+//! bytes in, bytes out.
 //!
-//! It lies in cell 0 of each namespace, between the superblock copies, and is written and flushed
-//! before anything else. From then on the import is a function of it and of the source: the same
-//! journal and the same source give the same bytes, however often the work stops in between. It stays
-//! when the import has ended; a generation that is committed makes it history.
+//! It lies in cell 0 of each namespace, between the superblock copies, and is written and flushed before
+//! anything else. From then on the import is a function of the journal and the source: the same inputs give
+//! the same bytes, however often the work is interrupted. The journal stays after the import; once its
+//! generation is committed, it is obsolete.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -101,7 +101,7 @@ impl Journal {
     /// Reads a journal from the first 4,096 of `bytes`.
     ///
     /// # Errors
-    /// `Magic`: none lies here. Otherwise it is damaged, or a later release wrote it.
+    /// `Magic`: there is no journal here. Otherwise it is damaged, or a later release wrote it.
     pub fn parse(bytes: &[u8]) -> Result<Journal, FormatError> {
         let what = "journal of an import";
         let Ok((raw, _)) = RawJournal::read_from_prefix(bytes) else {
@@ -139,13 +139,13 @@ impl Journal {
         })
     }
 
-    /// Whether `other` was written by the same import on another namespace.
+    /// Whether the same import wrote `other` on another namespace.
     pub fn is_of_the_same_import(&self, other: &Journal) -> bool {
         Journal { namespace: other.namespace, ..*self } == *other
     }
 }
 
-/// Where the journal lies on every namespace: in cell 0, away from both superblock copies.
+/// Offset of the journal on every namespace: in cell 0, away from both superblock copies.
 pub const JOURNAL_OFFSET: u64 = 16 << 10;
 
 /// Bytes of a journal.

@@ -1,20 +1,20 @@
-//! Who may write an image: one importer at a time.
+//! The lease: the right to write an image, which one importer has at a time.
 //!
-//! A file is locked by the engine that opened it. A remote namespace has no lock that all targets
-//! know, so the importer keeps a *lease* in cell 0 of namespace 0: a block with a number of its own
-//! and a counter that it raises while it lives.
+//! The engine locks a file that it opens. Remote namespaces have no lock that all targets support, so the
+//! importer keeps a *lease* in cell 0 of namespace 0: a block with a random owner number and a counter that
+//! the importer increments while it runs.
 //!
-//! Two rules keep the writes of two importers apart, whatever is stopped or held in between:
+//! Two rules keep the writes of two importers apart, whatever is suspended or delayed in between:
 //!
-//! - A write is sent only while the counter was raised within half a lease: every write asks a
-//!   [`Fence`], wherever it may have waited. An importer that was held up for longer looks at the block
-//!   first: if it is still its own it may go on, else it ends.
-//! - Whoever finds the block of somebody else waits until it has not changed for half a lease and for as
-//!   long as its holder's writes may be late: what was sent in time and then held by the network ends
-//!   with its holder's controller. The block says how long that is.
+//! - A write is sent only within half a lease after the last renewal: every write asks a [`Fence`],
+//!   wherever it was queued. An importer that was suspended for longer reads the block first: if the block
+//!   is still its own it continues, else it ends.
+//! - Whoever finds another importer's block waits until it has not changed for half a lease, plus the time
+//!   that its holder's writes may be delayed: a write that was sent in time and delayed by the network ends
+//!   with its holder's controller. The block states that time.
 //!
-//! Of several that take it at once, the one whose block came last has it: each looks again after the
-//! time that all have to send theirs.
+//! If several importers claim the lease at once, the last block written wins: each reads the block again
+//! after the time that all have to send theirs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ use crate::import::retry::{Backoff, RetryBudget, is_transient};
 use crate::qpair::Fence;
 use crate::{Error, ErrorKind, Result};
 
-/// The right to write an image, until it is dropped.
+/// The right to write an image; dropping it releases the lease.
 pub(super) struct Lease {
     lost: Arc<AtomicBool>,
     keeper: Option<(Sender<()>, JoinHandle<Holder>)>,
@@ -37,10 +37,10 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Takes the lease of an image: its media can be written from now on.
+    /// Takes the lease of an image: its media may be written from now on.
     ///
     /// # Errors
-    /// `Busy`: another importer is at work.
+    /// `Busy`: another importer is running.
     pub(super) fn take(media: &Media, limit: Duration) -> Result<Lease> {
         let lost = Arc::new(AtomicBool::new(false));
         let media = media.clone();
@@ -64,7 +64,7 @@ impl Lease {
         Ok(Lease { lost, keeper: Some((stop, keeper)), media })
     }
 
-    /// An error when another importer has taken the image: nothing may be written any more.
+    /// An error if another importer has taken the image: nothing may be written any more.
     ///
     /// # Errors
     /// `Busy`.
@@ -80,10 +80,10 @@ impl Lease {
         }
     }
 
-    /// The result of what was written: a failure because the lease is lost says so.
+    /// Replaces the error of a write that failed because the lease was lost.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
-            // The keeper may be about to find out why nothing could be written any more.
+            // The renewing thread may be about to find out why writes fail.
             let until = Instant::now() + LOST_LEASE_TIMEOUT;
             let is_fenced = self.keeper.is_some() && !self.media.fence().is_open();
             while is_fenced && self.check().is_ok() && Instant::now() < until {
@@ -101,11 +101,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some((stop, keeper)) = self.keeper.take() {
             drop(stop);
-            // It panics never, and if it did, the lease would run out by itself.
+            // The thread reports panics as errors; if it did panic, the lease would expire by itself.
             if let Ok(mut holder) = keeper.join()
                 && !self.lost.load(Ordering::Acquire)
             {
-                // A lease that is not given back runs out by itself.
+                // A lease that is not released expires by itself.
                 let _ = holder.give_back();
             }
         }
@@ -113,16 +113,16 @@ impl Drop for Lease {
     }
 }
 
-/// What keeps the block.
+/// Renews the block.
 struct Holder {
     media: Media,
     channel: Channel,
-    /// What the writes of the block itself ask.
+    /// The fence for writes of the block itself.
     fence: Arc<Fence>,
     limit: Duration,
     owner: u64,
     count: u64,
-    /// Until when all writes may be sent.
+    /// Until when writes may be sent.
     until: Duration,
 }
 
@@ -140,7 +140,7 @@ impl Holder {
         })
     }
 
-    /// Waits while the block may be that of a living importer; the block, if its holder is dead.
+    /// Waits while the block may belong to a running importer; returns the block of a dead one.
     fn wait_for_dead_holder(&mut self) -> Result<Option<Block>> {
         let Some(first) = read(&mut self.channel)? else { return Ok(None) };
         let wait = first.wait.unwrap_or_else(|| self.wait());
@@ -161,7 +161,7 @@ impl Holder {
         }
     }
 
-    /// Claims it again where sending the block took too long, or a connection broke.
+    /// Claims again if sending the block took too long, or a connection broke.
     fn claim_with_retry(&mut self, before: Option<Block>) -> Result<bool> {
         let (mut pause, never) = (Backoff::default(), AtomicBool::new(false));
         let retry_budget = RetryBudget::default();
@@ -173,7 +173,7 @@ impl Holder {
         }
     }
 
-    /// Puts a block of our own in the place of `before`; whether it stayed, so that the media are ours.
+    /// Replaces `before` by our own block; returns whether it stayed, which makes the media ours.
     fn claim(&mut self, before: Option<Block>) -> Result<bool> {
         let begun = Fence::now();
         let found = read(&mut self.channel)?;
@@ -184,16 +184,16 @@ impl Holder {
         self.fence.open_until(begun + self.settle_time());
         self.put(self.wait())?;
         let took = Fence::now() - begun;
-        // Another that saw the same has sent its block by then. One that was late itself may have
-        // overwritten the block of an importer which trusted it already: that must notice, and its
-        // writes be past.
+        // By then, anyone else who saw the same block has sent theirs. If we were late ourselves, we may
+        // have overwritten the block of an importer that already trusted it: that importer must notice, and
+        // its delayed writes must have ended.
         let settle = if took < self.settle_time() { self.settle_time() } else { self.wait() };
         std::thread::sleep(settle);
         self.until = Fence::now() + self.limit / 2;
         self.raise()
     }
 
-    /// Raises the counter, so that all may write for a while; whether the block was ours.
+    /// Increments the counter, which allows writes for a while; returns whether the block was still ours.
     fn raise(&mut self) -> Result<bool> {
         let begun = Fence::now();
         self.fence.open_until(self.until);
@@ -206,7 +206,7 @@ impl Holder {
         Ok(true)
     }
 
-    /// Raises the counter until it is told to stop, or finds the block of somebody else.
+    /// Renews the lease until told to stop, or until the block belongs to someone else.
     fn keep(mut self, stop: &Receiver<()>, lost: &AtomicBool) -> Holder {
         loop {
             match stop.recv_timeout(self.limit / 8) {
@@ -217,7 +217,7 @@ impl Holder {
                 true => self.raise(),
                 false => self.claim_again(),
             };
-            // What failed may do better in the next turn; nothing is written meanwhile.
+            // A failed renewal may succeed next time; meanwhile the fence allows no writes.
             if let Ok(false) = kept {
                 self.media.fence().close();
                 lost.store(true, Ordering::Release);
@@ -226,7 +226,7 @@ impl Holder {
         }
     }
 
-    /// The time to write has passed: another may be about to take the image, or have taken it.
+    /// The time for writes has expired: another importer may have taken the image, or may be about to.
     fn claim_again(&mut self) -> Result<bool> {
         match read(&mut self.channel)? {
             Some(block) if block.owner == self.owner => self.claim(Some(block)),
@@ -234,7 +234,7 @@ impl Holder {
         }
     }
 
-    /// Leaves the image to whoever comes next: at once, unless writes of ours may still be on their way.
+    /// Releases the lease: at once, unless our own writes may still be in transit.
     fn give_back(&mut self) -> Result<()> {
         self.fence.open_until(self.until);
         if read(&mut self.channel)?.is_none_or(|block| block.owner != self.owner) {
@@ -252,12 +252,12 @@ impl Holder {
         self.channel.write_bytes(0, LEASE_OFFSET, &block.encode())
     }
 
-    /// How long the block must not have changed before another may be put in its place.
+    /// How long a block must stay unchanged before another may replace it.
     fn wait(&self) -> Duration {
         (self.limit / 2).saturating_add(self.media.late_writes()).max(self.limit)
     }
 
-    /// How long the sending of a block may take that is to replace another.
+    /// The maximum time for sending a block that replaces another.
     fn settle_time(&self) -> Duration {
         (self.limit / 32).max(MIN_SETTLE_TIME)
     }
@@ -268,7 +268,7 @@ fn busy(media: &Media) -> Error {
         .target(media.devices()[0].namespace().address)
 }
 
-/// The lease as it lies on media.
+/// The lease on media.
 ///
 /// | bytes  | field      | meaning                                                   |
 /// |--------|------------|-----------------------------------------------------------|
@@ -302,7 +302,7 @@ impl Block {
         bytes
     }
 
-    /// The block, if one lies there.
+    /// The block, if there is a valid one.
     fn parse(bytes: &[u8]) -> Option<Block> {
         let eight = |at: usize| bytes[at..at + 8].try_into().expect("eight bytes were cut out");
         let number = |at: usize| u64::from_le_bytes(eight(at));
@@ -324,19 +324,19 @@ fn draw_owner() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Where the lease lies on namespace 0: in cell 0, behind the journal.
+/// Offset of the lease on namespace 0: in cell 0, after the journal.
 pub(super) const LEASE_OFFSET: u64 = 24 << 10;
 
 const BLOCK_BYTES: usize = 4096;
 const MAGIC: &[u8; 8] = b"DLFSLEAS";
 
-/// What a short lease leaves for the sending of a block.
+/// The minimum time to send a block, for short leases.
 const MIN_SETTLE_TIME: Duration = Duration::from_millis(100);
 
-/// How long an import that failed waits for the keeper to say whether the lease is lost.
+/// How long a failed import waits for the renewing thread to report a lost lease.
 const LOST_LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest that a dead importer is waited for, whatever its block says.
+/// The maximum wait for a dead importer, whatever its block says.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

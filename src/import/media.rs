@@ -1,5 +1,5 @@
-//! The namespaces of an image as an import sees them: written by several threads, each through queue
-//! pairs of its own, and flushed together.
+//! The namespaces of an image as an import uses them: several threads write, each through its own queue
+//! pairs, and a flush covers all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,31 +19,31 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone)]
 pub(super) struct Media {
     devices: Arc<[Arc<dyn Device>]>,
-    /// Closed until there is a lease: see `lease.rs`.
+    /// Closed until the lease is held: see `lease.rs`.
     fence: Arc<Fence>,
-    /// When a write last failed whose bytes may still be on their way, in ns of [`Fence::now`].
+    /// When a write last failed that may still be in transit, in ns of [`Fence::now`].
     lost_write_ns: Arc<AtomicU64>,
     retry_budget: Arc<RetryBudget>,
 }
 
-/// One thread's way to all namespaces.
+/// One thread's connection to all namespaces.
 ///
-/// Its queue pairs are given up together when a call on one of them fails: what was under way then may
-/// or may not have been written, and a late write may still be. That does no harm, since an import
-/// writes any place with the same bytes again; but it must look before it believes.
+/// A failed call abandons all its queue pairs together: writes in flight then may or may not have been
+/// done, and may still arrive late. That is harmless, since an import always writes the same bytes to the
+/// same location; but it must check what is on the media before it relies on it.
 pub(super) struct Channel {
     media: Media,
     fence: Arc<Fence>,
     calls: Option<Calls>,
-    /// What the queue pairs share.
+    /// State that the queue pairs share.
     scope: PairScope,
-    /// Which of the calls' queue pairs is that of a namespace, once it is used.
+    /// The index of each namespace's queue pair, once there is one.
     pairs: Vec<Option<usize>>,
-    /// How often the queue pairs were given up.
+    /// How often the queue pairs were abandoned.
     resets: u32,
 }
 
-/// A write that was begun on a [`Channel`].
+/// A write in flight on a [`Channel`].
 #[derive(Debug)]
 pub(super) struct PendingWrite {
     ticket: Ticket,
@@ -52,10 +52,10 @@ pub(super) struct PendingWrite {
 }
 
 impl Media {
-    /// Of `devices`, in this order.
+    /// The namespaces `devices`, in this order.
     ///
     /// # Errors
-    /// `InvalidArgument`: none, too many, or one that refuses writes.
+    /// `InvalidArgument`: none, too many, or one is read-only.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
         let media = Media::for_reading(devices)?;
         for device in media.devices() {
@@ -69,7 +69,7 @@ impl Media {
         Ok(media)
     }
 
-    /// Of `devices`, which need not take writes.
+    /// The namespaces `devices`, which may be read-only.
     ///
     /// # Errors
     /// `InvalidArgument`: none, or too many.
@@ -94,20 +94,20 @@ impl Media {
         })
     }
 
-    /// How many threads may write side by side: each has a queue pair of its own on every namespace
-    /// that gives out enough of them.
+    /// The maximum number of writing threads: each has its own queue pair on every namespace that provides
+    /// enough of them.
     pub(super) fn max_threads(&self) -> usize {
         let most = self.devices.iter().map(|device| device.capabilities().max_queue_pairs).min();
         most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
     }
 
-    /// The same namespaces in another order: `order[i]` says which of these is number `i`.
+    /// The same namespaces in another order: `order[i]` is the present index of number `i`.
     pub(super) fn in_order(&self, order: &[usize]) -> Media {
         let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
         Media { devices, ..self.clone() }
     }
 
-    /// How many namespaces.
+    /// Number of namespaces.
     pub(super) fn len(&self) -> u16 {
         self.devices.len() as u16 // `new` allows no more
     }
@@ -117,7 +117,7 @@ impl Media {
         &self.devices
     }
 
-    /// What each namespace may come to hold, in bytes.
+    /// Maximum length of each namespace in bytes.
     pub(super) fn capacities(&self) -> Vec<u64> {
         let capacity = |device: &Arc<dyn Device>| match device.capabilities().can_grow {
             true => MAX_NAMESPACE_BYTES,
@@ -129,39 +129,39 @@ impl Media {
     /// Makes a namespace at least `len_bytes` long.
     ///
     /// # Errors
-    /// `NoSpace`: it does not become that long.
+    /// `NoSpace`: it cannot become that long.
     pub(super) fn grow(&self, namespace: u16, len_bytes: u64) -> Result<()> {
         self.devices[usize::from(namespace)].grow(len_bytes)
     }
 
-    /// A way to all namespaces for one thread. Queue pairs are made when they are first used.
+    /// A channel to all namespaces for one thread. Queue pairs are opened at first use.
     pub(super) fn channel(&self) -> Channel {
         self.fenced_channel(&self.fence)
     }
 
-    /// A way whose writes ask a fence of their own.
+    /// A channel whose writes ask `fence` instead of the common one.
     pub(super) fn fenced_channel(&self, fence: &Arc<Fence>) -> Channel {
         let pairs = vec![None; self.devices.len()];
         let (media, fence, scope) = (self.clone(), Arc::clone(fence), PairScope::new());
         Channel { media, fence, calls: None, scope, pairs, resets: 0 }
     }
 
-    /// How long what fails is tried again.
+    /// How long failed calls are retried.
     pub(super) fn retry_budget(&self) -> &RetryBudget {
         &self.retry_budget
     }
 
-    /// Whether writes that succeeded are known to lie where and as they should; else read them back.
+    /// Whether a successful write proves that the bytes arrived intact; otherwise they must be read back.
     pub(super) fn checks_writes(&self) -> bool {
         self.devices.iter().all(|device| device.capabilities().checks_writes)
     }
 
-    /// What all other writes ask.
+    /// The common fence of all other writes.
     pub(super) fn fence(&self) -> &Arc<Fence> {
         &self.fence
     }
 
-    /// How long after it was sent a write may still come to one of the namespaces.
+    /// How long after sending a write may still reach one of the namespaces.
     pub(super) fn late_writes(&self) -> Duration {
         self.devices
             .iter()
@@ -170,7 +170,7 @@ impl Media {
             .unwrap_or_default()
     }
 
-    /// How long writes that have failed may still come.
+    /// How long failed writes may still arrive.
     pub(super) fn lost_writes_for(&self) -> Duration {
         match self.lost_write_ns.load(Ordering::Acquire) {
             0 => Duration::ZERO,
@@ -180,7 +180,7 @@ impl Media {
 }
 
 impl Channel {
-    /// Reads whole or part blocks.
+    /// Reads whole or partial blocks.
     ///
     /// # Errors
     /// Those of [`Calls::read`].
@@ -188,11 +188,11 @@ impl Channel {
         self.call(namespace, |calls, pair| calls.read(pair, offset, len))
     }
 
-    /// Writes whole blocks and gives the buffer back; where that alone does not say so, reads back
-    /// whether they lie there.
+    /// Writes whole blocks and returns the buffer. Reads them back if success alone does not prove that
+    /// they arrived intact.
     ///
     /// # Errors
-    /// Those of [`Calls::write`]; `Disconnected`: something else lies there.
+    /// Those of [`Calls::write`]; `Disconnected`: other bytes were read back.
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
         let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
         let device = &self.media.devices[usize::from(namespace)];
@@ -216,10 +216,10 @@ impl Channel {
         self.write(namespace, offset, buf).map(drop)
     }
 
-    /// Begins to write whole blocks, at least one.
+    /// Submits a write of whole blocks, at least one.
     ///
     /// # Errors
-    /// Those of [`Calls::begin_write`], or there is no queue pair to be had.
+    /// Those of [`Calls::begin_write`], or no queue pair is available.
     pub(super) fn begin_write(
         &mut self,
         namespace: u16,
@@ -230,22 +230,22 @@ impl Channel {
         Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
     }
 
-    /// Moves what is under way on, without waiting; whether anything has ended.
+    /// Polls without blocking; returns whether any write has ended.
     pub(super) fn poll(&mut self) -> bool {
         self.calls.as_mut().is_some_and(Calls::turn)
     }
 
-    /// Waits until a turn may bring something.
+    /// Blocks until a poll may make progress.
     pub(super) fn wait(&mut self) {
         if let Some(calls) = &mut self.calls {
             calls.wait();
         }
     }
 
-    /// The end of a write, with its buffer; the write itself while it is under way.
+    /// The result of a write, with its buffer; or the write itself while it is in flight.
     ///
     /// # Errors
-    /// As [`Channel::write`]. `Disconnected` also when its queue pair was given up.
+    /// As [`Channel::write`]. `Disconnected` also if its queue pair was abandoned.
     pub(super) fn take(
         &mut self,
         write: PendingWrite,
@@ -259,16 +259,16 @@ impl Channel {
         Ok(self.give_up_if_failed(begun, result))
     }
 
-    /// Makes what was written on a namespace durable, by whichever thread.
+    /// Makes all writes to a namespace durable, whichever thread did them.
     ///
     /// # Errors
-    /// Those of [`Calls::flush`]. Nothing may be taken for durable then.
+    /// Those of [`Calls::flush`]. Then nothing counts as durable.
     pub(super) fn flush(&mut self, namespace: u16) -> Result<()> {
         self.call(namespace, |calls, pair| calls.flush(pair))
     }
 
-    /// The superblock copies of a namespace, a bad one read twice; blank where it is too short to have
-    /// them.
+    /// The superblock copies of a namespace; bad ones are read twice. Blank if the namespace is too short
+    /// to have them.
     ///
     /// # Errors
     /// The namespace cannot be read.
@@ -279,8 +279,8 @@ impl Channel {
         })
     }
 
-    /// Reads whole or part blocks, for the second time from the device itself; or says why these
-    /// alone cannot be read.
+    /// Reads whole or partial blocks, bypassing caches the second time; or returns why these blocks cannot
+    /// be read.
     ///
     /// # Errors
     /// The namespace cannot be read.
@@ -315,7 +315,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The namespaces behind it.
+    /// The namespaces.
     pub(super) fn media(&self) -> &Media {
         &self.media
     }
@@ -365,18 +365,18 @@ impl Channel {
     }
 }
 
-/// Queue pairs on a namespace beside those of the threads that write: the lease's, and that of the
-/// thread which gathers and commits.
+/// Queue pairs on a namespace that are not for writing threads: the lease's, and that of the thread that
+/// collects and commits.
 const RESERVED_PAIRS: usize = 2;
 
-/// With fewer queue pairs than this all threads share one.
+/// With fewer queue pairs than this, all threads share one.
 const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
 
-/// How long one call may last.
+/// The deadline of one call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a call is given when those that failed have used up the time.
+/// The deadline of a call when earlier failures have used up the time.
 const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// Zeroes of one write.
+/// Zeroes per write.
 const ZERO_BYTES: u64 = 1 << 20;

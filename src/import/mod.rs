@@ -1,22 +1,22 @@
 //! Sources, chunks and commits: everything that writes an image.
 //!
 //! # What it is
-//! [`import`] indexes a source, decides what lies where, and lets several threads read samples and
-//! write chunks side by side; then it commits. What it writes is a function of a [`journal`], which it
-//! writes first, and of the source: so an import that was killed, ran out of space or lost its target
-//! goes on where it stopped and ends with the same bytes.
+//! [`import`] indexes a source, lays out the chunks, and lets several threads read samples and write chunks
+//! in parallel; then it commits. What it writes is a function of the source and of a [`journal`], which it
+//! writes first. So an import that was killed, ran out of space or lost its target can be resumed and ends
+//! with the same bytes.
 //!
 //! # What it is not
-//! It reads no samples back for users (`reader` does), decides nothing about formats (`format` does),
-//! and keeps no state outside of the image.
+//! It does not read samples for users (`reader` does), does not define formats (`format` does), and keeps
+//! no state outside the image.
 //!
 //! # Invariants
-//! - Until the last write of a commit, a reader opens the generation before, whole.
-//! - No cell that this generation or the one before reads is written to.
-//! - Nothing is committed that was not read whole and unchanged from the source.
-//! - One importer at a time writes an image: see `lease.rs`.
+//! - Until the last write of a commit, a reader opens the previous generation, complete.
+//! - It never writes to a cell that this generation or the previous one reads.
+//! - It commits only what it read completely and unchanged from the source.
+//! - Only one importer at a time writes an image: see `lease.rs`.
 //!
-//! Read `run.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `begin.rs` judges what a target holds.
+//! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
 
 mod chunker;
 mod chunks;
@@ -52,7 +52,7 @@ pub use sources::{BadEntry, BadReason};
 
 use crate::Result;
 
-/// Fills `bytes` with random numbers of the operating system.
+/// Fills `bytes` with random numbers from the operating system.
 fn draw(bytes: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {

@@ -1,4 +1,4 @@
-//! What an import is asked to do, how it reports on the way, and what it hands back.
+//! Options, progress and report of an import.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use crate::import::sources::{BadEntry, FileCount, SourceKind};
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
-/// Options of an import; the defaults are those of the command line.
+/// Options of an import. The defaults are those of the command line.
 #[derive(Debug, Clone)]
 pub struct ImportOptions {
-    /// What the sources are.
+    /// The kind of the sources.
     pub from: SourceKind,
-    /// What becomes of what the image holds.
+    /// What to do with what the image holds.
     pub onto: Onto,
-    /// In which order samples lie on the media.
+    /// The order of samples on media.
     pub placement: PlacementOrder,
     /// Seed of the shuffled placement.
     pub seed: u64,
@@ -27,22 +27,21 @@ pub struct ImportOptions {
     pub chunk_size_bytes: u32,
     /// How samples are packed.
     pub pack: Pack,
-    /// What to do about entries that cannot be imported.
+    /// What to do with entries that cannot be imported.
     pub on_error: OnError,
-    /// Where pipes and compressed archives are copied to before they are imported.
+    /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
-    /// Threads that read the source; 0: as many as suit this machine.
+    /// Threads that read the source; 0: chosen for this machine.
     pub reader_threads: usize,
-    /// UUID of a new image; `None`: a random one. With `time_ns` set too, the same source gives the
-    /// same bytes.
+    /// UUID of a new image; `None`: a random one. With `time_ns` set too, the same source gives the same
+    /// bytes.
     pub uuid: Option<Uuid>,
-    /// The time that the image says it was written at, in ns since 1970; `None`: now.
+    /// The time stamp of the image, in ns since 1970; `None`: now.
     pub time_ns: Option<u64>,
-    /// How long a namespace without a lock of its own stays reserved after its importer's last sign
-    /// of life.
+    /// How long a namespace without its own lock stays reserved after the importer's last renewal.
     pub lease: Duration,
-    /// Whether to add to the older generation, and give up a newer one, where a superblock copy is
-    /// bad that may have committed it; otherwise that is refused.
+    /// Whether to append to the older generation, and discard a newer one, if a bad superblock copy may
+    /// have committed a newer one. Otherwise the import is refused.
     pub accept_older_generation: bool,
 }
 
@@ -53,55 +52,55 @@ pub struct EditOptions {
     pub accept_older_generation: bool,
 }
 
-/// What an import does about what the image already holds.
+/// What an import does with what the image already holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Onto {
-    /// It must hold nothing: a new file, or zeroes.
+    /// The image must be empty: a new file, or zeroes.
     #[default]
     Empty,
-    /// Its samples stay; the new ones come after them, as a new generation.
+    /// Keeps its samples; the new ones follow them, as a new generation.
     Append,
-    /// Goes on with an import that did not end, with the options that it began with.
+    /// Resumes an interrupted import, with the options that it started with.
     Resume,
-    /// Whatever it holds is given up.
+    /// Discards whatever it holds.
     Force,
 }
 
-/// In which order samples lie on the media.
+/// The order of samples on media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlacementOrder {
-    /// Shuffled by the seed, so that each chunk is a fair draw of the data set.
+    /// Shuffled by the seed, so that each chunk is a random sample of the data set.
     #[default]
     Shuffled,
-    /// As the source has them.
+    /// In the order of the source.
     Source,
 }
 
-/// What to do about entries that cannot be imported.
+/// What to do with entries that cannot be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
-    /// Name them all and import nothing.
+    /// Report them all and import nothing.
     #[default]
     Stop,
     /// Import the rest and report them.
     Skip,
 }
 
-/// Told how an import goes, on the thread that imports.
+/// Receives the progress of an import, on the thread that imports.
 pub trait Progress {
-    /// A new stage begins, of so many samples and bytes where that is known.
+    /// A new stage begins; `samples` and `bytes` are its totals, where known.
     fn stage(&mut self, stage: Stage, samples: u64, bytes: u64);
 
-    /// So many more samples and bytes of the stage are done.
+    /// This many more samples and bytes of the stage are done.
     fn advance(&mut self, samples: u64, bytes: u64);
 
-    /// Asked now and then: whether to stop. What is done stays done for a later `Resume`.
+    /// Called periodically: whether to stop. What is done is kept for a later `Resume`.
     fn stop(&mut self) -> bool {
         false
     }
 }
 
-/// No report.
+/// No progress reports.
 impl Progress for () {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}
     fn advance(&mut self, _: u64, _: u64) {}
@@ -111,22 +110,22 @@ impl Progress for () {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Finding out what the source holds.
+    /// Indexing the source.
     Indexing,
     /// Reading samples and writing chunks.
     Writing,
-    /// Writing the directory and making all of it durable.
+    /// Writing the directory and making everything durable.
     Committing,
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportReport {
     /// The image.
     pub uuid: Uuid,
     /// The generation that was committed.
     pub generation: Generation,
-    /// What the source was.
+    /// The kind of the source.
     pub kind: SourceKind,
     /// Samples that this import added.
     pub samples: u64,
@@ -134,15 +133,15 @@ pub struct ImportReport {
     pub sample_bytes: u64,
     /// Samples of the image now.
     pub live_samples: u64,
-    /// Chunks that it has written, and those that a resumed import found in place.
+    /// Chunks written, and those that a resumed import found on the media.
     pub chunks: u64,
-    /// Chunks that a resumed import found in place.
+    /// Chunks that a resumed import found on the media.
     pub chunks_found: u64,
-    /// Bytes of the image on all namespaces that are in use now.
+    /// Bytes of the image in use, on all namespaces.
     pub image_bytes: u64,
-    /// Entries that were left out, with `OnError::Skip`.
+    /// Entries that were skipped, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
-    /// What every file of the source was taken as.
+    /// How every file of the source was treated.
     pub file_counts: Vec<FileCount>,
 }
 
@@ -194,7 +193,7 @@ fn unknown(text: &str, known: &str) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("{text:?} is neither {known}"))
 }
 
-/// All entries that keep an import from being made, one a line.
+/// All entries that prevent an import, one a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadEntries(pub Vec<BadEntry>);
 
@@ -211,7 +210,7 @@ impl fmt::Display for BadEntries {
 impl std::error::Error for BadEntries {}
 
 impl BadEntries {
-    /// The refusal that names all of them.
+    /// The error that lists all of them.
     pub fn into_error(self) -> Error {
         let count = self.0.len();
         Error::new(
@@ -223,7 +222,7 @@ impl BadEntries {
     }
 }
 
-/// The refusal of a source of which nothing is left to import.
+/// The error for a source without any importable sample.
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind) -> Error {
     match bad.is_empty() {
         true => Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}")),

@@ -1,12 +1,11 @@
-//! One pass over a source: several threads make chunks side by side, one gathers their headers.
+//! One pass over a source: several threads build chunks in parallel, one collects their headers.
 //!
-//! Threads take plans in order from one chunker, and each reads, packs and writes its chunk on its
-//! own, so that reading the source and writing the media overlap and no thread waits for another. The
-//! gathering thread puts the headers into the directory in the order of slots, flushes now and then,
-//! and reports.
+//! Threads take chunk layouts in order from one chunker. Each reads, packs and writes its chunk on its own,
+//! so reading the source overlaps writing the media, and no thread waits for another. The collecting thread
+//! adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
 //!
-//! When a row turns out bad, the pass goes on reading, for the names of all bad rows, but writes
-//! nothing more: its chunks would not be those of the import.
+//! When a row turns out to be bad, the pass reads on to report all bad rows but writes nothing more: the
+//! remaining rows would form other chunks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +25,7 @@ use crate::import::sources::{BadEntry, Source};
 use crate::import::worker::{Event, Shared, Worker};
 use crate::{Error, ErrorKind, Result};
 
-/// What a pass works on.
+/// The inputs of a pass.
 pub(super) struct Pass<'a> {
     /// Source, layout and placement.
     pub(super) job: Job<'a>,
@@ -36,34 +35,34 @@ pub(super) struct Pass<'a> {
     pub(super) media: &'a Media,
     /// The right to write.
     pub(super) lease: &'a Lease,
-    /// Threads that read and write.
+    /// Number of threads.
     pub(super) threads: usize,
-    /// Whether chunks may be in place already.
+    /// Whether chunks may be on the media already.
     pub(super) look: bool,
-    /// Chunks below this number are in place and done with.
+    /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// Chunks on the media.
     pub(super) chunks: u64,
-    /// Those of them that were found there.
+    /// Those of them that were found on the media.
     pub(super) found: u64,
-    /// Rows that cannot be imported, sorted; the chunks are of no use when there are any.
+    /// Rows that cannot be imported, sorted; if there are any, the chunks are useless.
     pub(super) bad: Vec<(u64, BadEntry)>,
-    /// Whether a connection was lost: what was written and not flushed then may be lost too.
+    /// Whether a connection was lost: writes that were not flushed then may be lost too.
     pub(super) connection_lost: bool,
     /// Chunks below this number were flushed before that.
     pub(super) durable_chunks: u64,
 }
 
 impl<'a> Pass<'a> {
-    /// Makes every chunk that `chunker` plans and adds it to `builder`, if it is to be added.
+    /// Builds every chunk of `chunker` and adds it to `builder`, if one is given.
     ///
     /// # Errors
-    /// The first failure of a thread; `Interrupted` when `progress` says so.
+    /// The first failure of a thread; `Interrupted` if `progress` asks to stop.
     pub(super) fn run(
         &self,
         chunker: Chunker<'a>,
@@ -83,8 +82,8 @@ impl<'a> Pass<'a> {
             connection_lost: AtomicBool::new(false),
         };
         std::thread::scope(|scope| {
-            // However this ends, by a thread that cannot be made or a caller that panics: no thread
-            // goes on with the rest of the import.
+            // However this function ends, even if a thread cannot be started or the caller panics, no
+            // thread continues.
             let _stop = StopAtEnd(&shared.stop);
             let (send, events) = unbounded();
             for _ in 0..self.threads.max(1) {
@@ -116,7 +115,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Tells the threads of a pass to end when its gatherer has.
+/// Stops the threads of a pass when the collector has ended.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -125,7 +124,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Puts headers in order and keeps the books.
+/// Puts headers in order and counts.
 struct Collector<'a, 'b> {
     pass: &'a Pass<'a>,
     builder: Option<&'b mut DirectoryBuilder>,
@@ -167,9 +166,8 @@ impl<'a, 'b> Collector<'a, 'b> {
         }
         if self.progress.stop() && !shared.stop.load(Ordering::Relaxed) {
             let message = "the import was stopped";
-            return Err(
-                Error::new(ErrorKind::Interrupted, message).hint("go on with dlfs import --resume")
-            );
+            return Err(Error::new(ErrorKind::Interrupted, message)
+                .hint("resume with dlfs import --resume"));
         }
         Ok(())
     }
@@ -190,7 +188,7 @@ impl<'a, 'b> Collector<'a, 'b> {
         Ok(())
     }
 
-    /// So that the medium has work while the source is read, and little is left at the end.
+    /// Keeps the medium busy while the source is read, and leaves little to flush at the end.
     fn flush_periodically(&mut self, shared: &Shared<'_>) -> Result<()> {
         if self.unflushed_bytes < FLUSH_EVERY_BYTES {
             return Ok(());

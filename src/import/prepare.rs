@@ -1,5 +1,5 @@
-//! What the namespaces hold before anything is written, and whether that may be added to, gone on
-//! with, or given up.
+//! Inspects the namespaces before anything is written, and decides whether to append, resume, or discard
+//! what they hold.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ use crate::qpair::Device;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
-/// The generation that is committed now.
+/// The committed generation.
 #[derive(Debug, Clone)]
 pub(super) struct Current {
     /// Its directory, names included.
@@ -31,26 +31,26 @@ pub(super) struct Current {
     pub(super) superblocks: Vec<Superblock>,
 }
 
-/// What an import begins with.
+/// What an import starts from.
 pub(super) struct ImportState {
     /// The namespaces, in the image's order.
     pub(super) media: Media,
-    /// What the image holds already.
+    /// The committed generation of the image, if there is one.
     pub(super) current: Option<Current>,
-    /// The import: what it writes follows from this and the source.
+    /// The journal. It and the source determine everything that the import writes.
     pub(super) journal: Journal,
-    /// Whether some of it may be there already.
+    /// Whether some of the import may be on the media already.
     pub(super) resumed: bool,
-    /// Whether all of it is there already, and committed.
+    /// Whether all of it is on the media and committed.
     pub(super) done: bool,
 }
 
-/// Looks at what the namespaces hold and decides, as `options` say, what the import is. Writes
-/// nothing but, for `Onto::Force`, what gives up old superblocks.
+/// Inspects the namespaces and decides, as `options` say, what to import onto. Writes nothing, unless
+/// `Onto::Force` discards old superblocks.
 ///
 /// # Errors
-/// `Refused`: the target holds something that the options do not allow to touch. `NotFound`: there
-/// is nothing to append to or go on with. Those of reading and of a damaged image.
+/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is
+/// nothing to append to or to resume. Errors of reading, and of a damaged image.
 pub(super) fn prepare(
     media: Media,
     options: &ImportOptions,
@@ -75,7 +75,7 @@ pub(super) fn prepare(
     }
 }
 
-/// Writes the journal everywhere: from here on the import can be gone on with.
+/// Writes the journal to all namespaces: from here on the import can be resumed.
 pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
     let mut channel = media.channel();
     for namespace in (0..media.len()).rev() {
@@ -86,7 +86,8 @@ pub(super) fn write_journals(media: &Media, journal: &Journal) -> Result<()> {
     Ok(())
 }
 
-/// The namespaces in the order of the image that they hold or begin to hold, if they do.
+/// Orders the namespaces as the image that they hold, or whose import was interrupted, has them; without
+/// one, leaves their order.
 ///
 /// # Errors
 /// They could not be read.
@@ -100,11 +101,11 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
     }
 }
 
-/// Opens the generation that is committed, its names included, to write the next one.
+/// Opens the committed generation, names included, in order to write the next one.
 ///
 /// # Errors
-/// Those of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: what would be written over may
-/// be a newer generation, and `accept_older` does not allow that.
+/// Those of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: the next commit could
+/// overwrite a newer generation, and `accept_older` does not allow that.
 pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
     let opened = opened(media)?;
     if !accept_older {
@@ -113,7 +114,7 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
     load_current(opened, media)
 }
 
-/// The next commit would write over a newer generation if there was one.
+/// Refuses a commit that could overwrite a newer generation.
 fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
     let Some(lost) = opened.lost_generation() else { return Ok(()) };
     let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
@@ -142,12 +143,12 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
-    // A superblock that another stands in for has learned its length only now.
+    // A superblock that was replaced by namespace 0's got its length only now.
     opened.check_lengths(media.devices().iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }
 
-/// Cells that the generation after `current` may use.
+/// The cells that the generation after `current` may use.
 pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
     let mut space = Space::new(layout, &media.capacities());
     if let Some(current) = current {
@@ -158,13 +159,13 @@ pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&C
     space
 }
 
-/// Now, in ns since 1970, or the time that the caller wants written.
+/// The current time in ns since 1970, or the time that the caller asked for.
 pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     wanted.unwrap_or_else(|| u64::try_from(now()).unwrap_or(u64::MAX))
 }
 
-/// The superblocks of `media`, judged.
+/// The committed superblocks of `media`.
 pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
     let opened = judge_now(media)?.map_err(|error| match media.devices() {
         [only] => Error::from(error).target(only.namespace().address),
@@ -220,7 +221,7 @@ fn append(
         layout: *directory.layout(),
         namespace: 0,
         generation: Generation(directory.generation().0 + 1),
-        // Times of an image never go back, whatever the clock does.
+        // Times in an image never decrease, even if the clock does.
         time_ns: time_ns(options.time_ns).max(directory.time_ns()),
         part: part(directory.num_samples(), options, samples),
         fingerprint,
@@ -248,12 +249,12 @@ fn resume(
         if judge_now(&media)?.is_ok() {
             return Err(nothing_to_resume());
         }
-        // It stopped before its first write, or that write was torn: nothing is lost by beginning.
+        // It stopped before its first write, or that write was torn: starting anew loses nothing.
         must_be_empty(&media, &mut channel, true)?;
         return fresh(media, options, fingerprint, samples);
     };
     if journal.fingerprint != fingerprint {
-        // The journal of an import that ended says nothing of one that stopped before it had its own.
+        // The journal of a completed import does not describe one that stopped before it wrote its own.
         if is_history(&media, &journal)? {
             return Err(nothing_to_resume().hint("begin it again, with the options that it had"));
         }
@@ -283,7 +284,7 @@ fn resume(
     }
     check_layout("journal of an import", current.directory.layout(), &journal.layout)?;
     let found = current.directory.generation();
-    // A delete or purge may have come in between and taken the generation's number.
+    // Meanwhile a delete or purge may have used the generation's number.
     let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;
     if !done && found.0 + 1 != journal.generation.0 {
         return Err(nothing_to_resume());
@@ -296,9 +297,9 @@ fn resume(
     Ok(ImportState { media, current: Some(current), journal, resumed: true, done })
 }
 
-/// Whether the generation that may be lost is the import's own: its commit was interrupted, or has
-/// gone bad since, and going on writes the same bytes again. No other may have been written instead,
-/// by a delete or purge that has no journal: it would have left a record.
+/// Whether the generation that may be lost is the import's own: its commit was interrupted, or its copy was
+/// damaged later, and resuming writes the same bytes again. No delete or purge, which have no journal, may
+/// have written that generation instead: it would have left a record.
 fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -> Result<bool> {
     if opened.lost_generation() != Some(journal.generation) {
         return Ok(false);
@@ -312,7 +313,7 @@ fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -
     Ok(!found.heads.iter().any(is_foreign))
 }
 
-/// Whether what `journal` began is committed, or was given up for something later.
+/// Whether the import of `journal` is committed, or was discarded for a later one.
 fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
     Ok(judge_now(media)?.is_ok_and(|opened| {
         let superblock = opened.superblock();
@@ -323,11 +324,11 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
 const PART_OF_JOURNAL: &str = "first id of an import's part in its journal";
 
 fn nothing_to_resume() -> Error {
-    Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with")
+    Error::new(ErrorKind::NotFound, "there is no unfinished import to resume")
 }
 
-/// The journal that all namespaces agree on, and their order. `None`: an import did not come as far
-/// as to have written it everywhere, so it has written nothing else.
+/// The journal that all namespaces agree on, and their order. `None`: the import stopped before its journal
+/// was everywhere, so it has written nothing else.
 fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
@@ -362,8 +363,8 @@ fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal
     Ok(Some((Journal { namespace: 0, ..first }, order)))
 }
 
-/// Refuses whatever may be somebody's data. A large namespace is looked at in many places, and whole
-/// where other formats have their marks: at both ends.
+/// Refuses to overwrite possible user data. A large namespace is sampled in many places, and read whole at
+/// both ends, where other formats have their signatures.
 fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
     for namespace in 0..media.len() {
         let device = media.devices()[usize::from(namespace)].namespace();
@@ -380,7 +381,7 @@ fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> 
             if at == 0 {
                 blank(&mut bytes, LEASE_OFFSET); // ours
                 if !ignore_journal && has_journal(&bytes) {
-                    let hint = "go on with --resume, or give it up with --force";
+                    let hint = "continue it with --resume, or give it up with --force";
                     return refused("an unfinished import", hint);
                 }
                 if ignore_journal {
@@ -405,7 +406,7 @@ fn has_journal(bytes: &[u8]) -> bool {
     bytes.get(JOURNAL_OFFSET as usize..).is_some_and(|bytes| Journal::parse(bytes).is_ok())
 }
 
-/// Offsets and lengths to look at: both ends whole, and a block every now and then between them.
+/// Offsets and lengths to read: both ends whole, and single blocks between them.
 fn probes(len: u64) -> Vec<(u64, usize)> {
     let end = END_BYTES.min(len);
     if len <= 2 * END_BYTES {
@@ -424,9 +425,9 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
     probes
 }
 
-/// Gives up whatever lies there: from now on it holds no image. The generation that is committed goes
-/// last: were it gone before the one before it, power that is lost in between would leave that one.
-/// Until then it can be used like any other image.
+/// Erases the superblocks, so that the namespaces hold no image. The committed generation goes last: if it
+/// went first, a power loss in between would make the previous generation current. Until then the image
+/// stays usable.
 fn give_up(channel: &mut Channel) -> Result<()> {
     let opened = judge_now(channel.media())?.ok();
     if let Some(opened) = &opened {
@@ -450,16 +451,16 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     Ok(())
 }
 
-/// Commits the generation that is open once more, with a superblock on namespace 0 that takes a blank other
-/// copy for what was given up, not for a newer generation.
+/// Commits the open generation again, with a superblock on namespace 0 that declares the other copy void:
+/// the other copy is then known to have been erased, not to have held a newer generation.
 fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> {
     let superblock = opened.superblock();
     if superblock.generation == Generation(1) {
-        return Ok(()); // it has none in any case
+        return Ok(()); // the first generation has no other copy
     }
     let optional_features = superblock.optional_features | OTHER_COPY_VOID;
     let voided = Superblock { optional_features, ..*superblock };
-    let zero = opened.given[0] as u16; // there are no more namespaces than that
+    let zero = opened.given[0] as u16; // at most 65,535 namespaces
     channel.write_bytes(zero, copy_offset(voided.generation), &voided.encode())?;
     channel.flush(zero)
 }
@@ -486,7 +487,7 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
         Ok(directory)
     };
     match read() {
-        // It may have been damaged on its way.
+        // The damage may be in the transfer: read once more.
         Err(error) if error.kind() == ErrorKind::Corrupt => read(),
         result => result,
     }

@@ -1,4 +1,4 @@
-//! Whether chunks that were written lie there as they were meant: for a network that no digest covers.
+//! Verifies written chunks by reading them back, for networks without digests.
 
 use crate::directory::{ChunkInfo, Directory};
 use crate::format::ChunkHeader;
@@ -6,10 +6,10 @@ use crate::format::checksum::crc32c_append;
 use crate::import::media::Channel;
 use crate::{Error, ErrorKind, Result};
 
-/// Reads the chunks of `directory` from `first` on and compares them with it.
+/// Reads the chunks of `directory` from number `first` on and compares them with it.
 ///
 /// # Errors
-/// `Disconnected`: one is not what it should be; its import can be gone on with. Those of reading.
+/// `Disconnected`: a chunk differs; the import can be resumed. Those of reading.
 pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
     for number in first..directory.num_chunks() {
         let chunk = directory.chunk(number);
@@ -18,7 +18,7 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
             let message = format!("chunk {number} reads back as something else than was written");
             return Err(Error::new(ErrorKind::Disconnected, message)
                 .target(device.namespace().address)
-                .hint("go on with dlfs import --resume"));
+                .hint("resume with dlfs import --resume"));
         }
     }
     Ok(())

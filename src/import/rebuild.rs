@@ -1,8 +1,8 @@
-//! The directory made anew from chunk headers, when its snapshot or the superblocks are lost.
+//! Rebuilds the directory from chunk headers, when its snapshot or the superblocks are lost.
 //!
-//! Every cell may hold the head of a chunk; one block of each is read. Which chunks make up a
-//! generation is decided by [`crate::directory::rebuild`]; their headers are read whole, and the
-//! directory is committed again as the generation that it was, so that whoever trains from it goes on.
+//! Every cell may hold the head of a chunk, so one block of each cell is read.
+//! [`crate::directory::rebuild`] selects the chunks that make up a generation; their headers are read
+//! whole, and the directory is committed again as the same generation, so that training runs continue.
 
 use std::sync::Arc;
 
@@ -30,46 +30,46 @@ use crate::qpair::{ConnectOptions, Device};
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
-/// What a rebuild found.
+/// The result of a rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RebuildReport {
     /// The image.
     pub uuid: Uuid,
     /// The generation that was rebuilt.
     pub generation: Generation,
-    /// Samples there are.
+    /// Live samples.
     pub live_samples: u64,
     /// Samples whose chunk was not found.
     pub lost_samples: u64,
     /// Chunk headers that were read.
     pub chunks: u64,
-    /// Chunk heads that are not part of the generation: replaced, or never committed.
+    /// Chunk heads that do not belong to the generation: replaced, or never committed.
     pub unused_chunks: u64,
     /// Cells whose first block cannot be read: a chunk that begins there is lost.
     pub unreadable_cells: u64,
-    /// Superblock copies that were bad before, and are not any more.
+    /// Superblock copies that were bad and are repaired.
     pub mended_copies: u64,
-    /// Whether the generation's record or snapshot said which samples are deleted and what classes are
-    /// called. Without either, samples that were deleted are back, and classes have no names.
+    /// Whether the generation's record or snapshot was found, which has the deletions and class names.
+    /// Without either, deleted samples are live again, and classes have no names.
     pub deletions_known: bool,
 }
 
-/// Makes the directory of `image` anew from its chunk headers and commits it.
+/// Rebuilds the directory of `image` from its chunk headers and commits it.
 ///
-/// It becomes the generation that the superblocks say is committed. Where a bad copy may have committed
-/// a newer one, and the record of that one is there, it becomes that: everything of a generation is
-/// durable before its superblock is written, so a commit that was interrupted is brought to its end.
+/// The result is the generation that the superblocks commit. If a bad copy may have committed a newer
+/// generation, and the record of that one exists, the result is the newer one: everything of a generation
+/// is durable before its superblock is written, so this completes an interrupted commit.
 ///
-/// Where the record of a committed generation is damaged, its snapshot says the same, if that is whole;
-/// with neither, samples that were deleted come back.
+/// If the record of a committed generation is damaged, its snapshot has the same facts, if it is intact;
+/// without either, deleted samples become live again.
 ///
-/// With `since`, only chunks of later generations are looked for; the rest comes from the directory of
-/// that generation, which must still be readable.
+/// With `since`, only chunks of later generations are searched; the rest comes from the directory of that
+/// generation, which must still be readable.
 ///
 /// # Errors
-/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one whole
-/// image, or the directory of generation `since` is not there. `Corrupt`: with `since`, what is committed
-/// after it has no record any more. `Busy`: an import is at work.
+/// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one complete image,
+/// or the directory of generation `since` does not exist. `Corrupt`: with `since`, the record of the
+/// committed generation is missing. `Busy`: an import is running.
 pub fn rebuild(
     image: &[Address],
     since: Option<Generation>,
@@ -107,16 +107,16 @@ pub fn rebuild_on(
     progress.stage(Stage::Committing, 0, 0);
     let result = with_retry(media.retry_budget(), || {
         let mut space = Space::new(&layout, &media.capacities());
-        // Whatever is known to lie somewhere stays where it is, older generations included.
+        // Every known chunk stays where it is, those of older generations included.
         heads.iter().for_each(|head| space.reserve(head.cell_range()));
         unreadable.iter().for_each(|range| space.reserve(*range));
-        // So does a snapshot that a superblock names: until the commit it is what there is.
+        // So does a snapshot that a superblock names: it is current until the commit.
         let superblocks = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
         superblocks.for_each(|superblock| space.reserve(superblock.snapshot_range()));
         let mut commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
         let bad = void_bad_copies(&copies, &mut commit.superblocks);
         commit::write(&media, &lease, &commit)?;
-        // Last, since what was there may be all that there is.
+        // Last, since the old copies may be the only ones until here.
         let mut channel = media.channel();
         for &(namespace, offset) in &bad {
             lease.check()?;
@@ -148,8 +148,8 @@ pub fn rebuild_on(
     })
 }
 
-/// Says in the superblocks that are to be written that the other copy is void, where one is bad; gives
-/// namespace and offset of those that are to be made blank then.
+/// Sets the void bit in the superblocks to be written, if one of the other copies is bad; returns namespace
+/// and offset of the copies to erase then.
 fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) -> Vec<(u16, u64)> {
     let generation = superblocks[0].generation;
     let other = 1 - copy_index(generation);
@@ -166,18 +166,18 @@ fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) 
         .collect()
 }
 
-/// What heads and records amount to.
+/// What heads and records yield.
 struct Found {
     directory: Directory,
     selection: ChunkSelection,
     headers_read: u64,
-    /// Whether the generation's own record said what is part of it.
+    /// Whether the generation's own record listed its contents.
     has_record: bool,
-    /// Whether anything said what the chunks do not: see [`RebuildReport::deletions_known`].
+    /// Whether a record or snapshot was found: see [`RebuildReport::deletions_known`].
     deletions_known: bool,
 }
 
-/// Which image it is, and which of the namespaces given is which of it.
+/// Identifies the image, and the index in it of each given namespace.
 fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     let copies = superblocks(media)?;
     if let Ok(opened) = select_generation(&copies) {
@@ -217,7 +217,7 @@ fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
     (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
 }
 
-/// The layout that the first chunk of a namespace names: cells may be as small as the smallest.
+/// The layout in the first chunk of a namespace, searched at the smallest cell size.
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let device = media.devices()[usize::from(namespace)].namespace();
@@ -234,8 +234,8 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     Err(Error::new(ErrorKind::NotFound, "no chunk of an image lies here").target(device.address))
 }
 
-/// What the superblocks say: the one that commits, and a generation that may have been after its own.
-/// Without any superblock, nobody knows.
+/// The superblock that commits, and the generation that may have been committed after it. Without any valid
+/// superblock, both are unknown.
 fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generation>) {
     match select_generation(copies) {
         Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
@@ -247,7 +247,7 @@ fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generat
     }
 }
 
-/// What its own record says of the generation that is committed: its snapshot says the same.
+/// The facts of the committed generation's record, taken from its snapshot, which has the same.
 fn record_of_snapshot(
     media: &Media,
     layout: &ImageLayout,
@@ -273,8 +273,8 @@ fn base_of(
     prepare::read_directory(media, superblock).map_err(|error| missing().source(error))
 }
 
-/// The generation that a bad superblock copy may have committed, if its record is there and no more of
-/// it is lost than of the one before; otherwise that one.
+/// The generation that a bad superblock copy may have committed, if its record exists and it has lost no
+/// more samples than the one before; otherwise the one before.
 fn assemble_newest(
     media: &Media,
     layout: &ImageLayout,
@@ -306,8 +306,8 @@ fn assemble_newest(
     }
 }
 
-/// Makes the generation that is committed, if that is known, or else the newest whose record is whole, or
-/// else the newest. `superblock` is the one that commits it.
+/// Assembles the committed generation, if it is known; else the newest one with an intact record; else the
+/// newest one. `superblock` is the one that commits it.
 fn assemble(
     media: &Media,
     layout: &ImageLayout,
@@ -318,11 +318,11 @@ fn assemble(
     if heads.is_empty() && base.is_none() {
         return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
     }
-    // Each slot that there ever was has its entry in the header of some chunk.
+    // Each slot that was ever assigned has an entry in the header of some chunk.
     let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
     let most_slots = lens.fold(0, u64::saturating_add) / ENTRY_BYTES as u64;
     let since = base.map_or(Generation(0), Directory::generation);
-    // What a generation that was not committed left behind is no part of any.
+    // Chunks of a generation that was not committed belong to none.
     let until = committed.unwrap_or(Generation(u64::MAX));
     let wanted = |head: &&ChunkHead| (since < head.id.generation) && head.id.generation <= until;
     let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
@@ -335,14 +335,14 @@ fn assemble(
             None => None,
         };
         if let (Some(head), None) = (&head, &record) {
-            // Damaged: the next one.
+            // Damaged: try the next one.
             records.retain(|other| other != head);
             continue;
         }
         let record = record
             .or_else(|| record_of_snapshot(media, layout, superblock?))
             .or_else(|| base.map(Directory::record));
-        // The base's own record would take the image back to the base.
+        // The base's own record would restore the base.
         if let (Some(record), Some(committed)) = (&record, committed)
             && record.generation < committed
         {
@@ -355,7 +355,7 @@ fn assemble(
         carry_out(channel, &selection, &usable, base, &mut builder)?;
         let (generation, time_ns) = match (&record, superblock) {
             (Some(record), _) => (record.generation, record.time_ns),
-            // Never less than is committed: the newer superblock would be opened still.
+            // Never less than the committed one: the newer superblock would still be opened.
             (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
             (None, None) => {
                 usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
@@ -379,9 +379,9 @@ fn assemble(
     }
 }
 
-/// A plan all of whose headers read whole: a damaged one is as good as none. So is a chunk whose
-/// samples are damaged while another one has the same: an edit that was interrupted, and that one of the
-/// same generation followed, may have left it half written.
+/// A selection in which every header is readable: a damaged header is treated as missing. So is a chunk
+/// with damaged samples if another chunk has the same slots: an interrupted edit, followed by another edit
+/// of the same generation, may have left it half written.
 fn usable_selection(
     channel: &mut Channel,
     base: Option<&Directory>,
@@ -411,7 +411,7 @@ fn usable_selection(
     }
 }
 
-/// Whether another chunk has slots that this one has.
+/// Whether another chunk has slots in common with this one.
 fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
     heads.iter().any(|other| {
         other != this
@@ -421,7 +421,7 @@ fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
     })
 }
 
-/// Whether every sample of a chunk has its checksum.
+/// Whether every sample of a chunk matches its checksum.
 fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     let head = header.head();
     let start = head.layout.offset_of(head.cell)?;
@@ -479,7 +479,7 @@ fn read_record(
     Ok(record.map(|(_, record)| record).filter(|record| record.layout == *layout))
 }
 
-/// Head and table of a chunk or record; `None` where they go past the end.
+/// Head and table of a chunk or record; `None` if they exceed the namespace.
 fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
     let at = head.layout.offset_of(head.cell)?;
     let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);

@@ -1,4 +1,4 @@
-//! How long a target that went away is waited for.
+//! Retries with back-off: how long an import waits for a target that is gone.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -10,10 +10,10 @@ use crate::qpair::IoError;
 use crate::units::deadline;
 use crate::{Error, ErrorKind, Result};
 
-/// Does `attempt` again while what it meets may pass; it must be right to do again.
+/// Retries `attempt` while its errors are transient; it must be idempotent.
 ///
 /// # Errors
-/// The last one, when there was enough of it.
+/// The last one, when the retry budget is spent.
 pub(super) fn with_retry<T>(
     retry_budget: &RetryBudget,
     mut attempt: impl FnMut() -> Result<T>,
@@ -32,12 +32,12 @@ pub(super) fn with_retry<T>(
     }
 }
 
-/// Whether trying again on a new connection may help.
+/// Whether a retry on a new connection may help.
 pub(super) fn is_transient(error: &Error) -> bool {
     use std::error::Error as _;
     match error.kind() {
         ErrorKind::Disconnected | ErrorKind::TimedOut => true,
-        // Data that were damaged on their way, which the target has refused.
+        // The target rejected data that were damaged in transit.
         ErrorKind::Refused => matches!(
             error.source().and_then(|source| source.downcast_ref()),
             Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
@@ -46,33 +46,33 @@ pub(super) fn is_transient(error: &Error) -> bool {
     }
 }
 
-/// How long all threads of an import together try again without getting anywhere.
+/// How long all threads of an import together retry without progress.
 #[derive(Default)]
 pub(super) struct RetryBudget {
     until: Mutex<Option<Instant>>,
 }
 
-/// One thread's pauses between attempts.
+/// One thread's delay between attempts.
 #[derive(Default)]
 pub(super) struct Backoff(Duration);
 
 impl RetryBudget {
-    /// A call that began at `begun` has failed.
+    /// Records that a call that began at `begun` has failed.
     pub(super) fn failed(&self, begun: Instant) {
         self.lock().get_or_insert(begun + RETRY_FOR);
     }
 
-    /// Something has come through: the next failure is a new one.
+    /// Records progress: the next failure starts a new budget.
     pub(super) fn progressed(&self) {
         *self.lock() = None;
     }
 
-    /// Until when calls may last, if something has failed: with those that went before, `limit`.
+    /// The deadline of calls after a failure: together with the earlier attempts, `limit`.
     pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
         self.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
     }
 
-    /// Waits a little longer than the last time; `false` when there was enough of it.
+    /// Sleeps a little longer than last time; `false` when the budget is spent.
     pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
         let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
         let until = *self.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
@@ -89,7 +89,7 @@ impl RetryBudget {
     }
 }
 
-/// How long attempts go on: less than one call may last, so that the last one ends within that too.
+/// The retry budget: less than the deadline of one call, so that the last attempt ends within that too.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(10);

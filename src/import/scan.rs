@@ -1,4 +1,5 @@
-//! A look at every place where a chunk may begin: for a rebuild, and for what an import has left.
+//! Scans the first block of every cell for chunk heads: for a rebuild, and to find what an interrupted
+//! import left.
 
 use std::sync::Arc;
 
@@ -9,9 +10,9 @@ use crate::import::media::{Channel, Media};
 use crate::import::options::Progress;
 use crate::qpair::Device;
 
-/// What lies where chunks may begin.
+/// What a scan found.
 pub(super) struct Scan {
-    /// The heads of all cells that have one which belongs there.
+    /// The valid heads of all cells.
     pub(super) heads: Vec<ChunkHead>,
     /// Cells whose first block cannot be read.
     pub(super) unreadable: Vec<CellRange>,
@@ -50,7 +51,8 @@ pub(super) fn scan(
     Ok(Scan { heads, unreadable })
 }
 
-/// Reads, once more from the device where these bytes cannot be had; or says why not.
+/// Reads a block, a second time from the device if the first attempt is bad; or returns why it cannot be
+/// read.
 pub(super) fn read_twice(
     channel: &mut Channel,
     namespace: u16,
@@ -66,9 +68,9 @@ pub(super) fn read_twice(
 /// The cells of each namespace.
 pub(super) fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
-    // The last cell of a file may be cut off behind what is used of it.
+    // The last cell of a file may be truncated after its used part.
     media.devices().iter().map(capacity).map(|cells| cells + 1).collect()
 }
 
-/// What a chunk is known by lies in its first block.
+/// The head of a chunk lies in its first block.
 pub(super) const BLOCK_BYTES: usize = 4096;

@@ -1,4 +1,4 @@
-//! A snapshot of the directory in a file, to open an image without reading it from the target.
+//! Saves a snapshot of the directory to a file, to open an image without reading it from the target.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::replace_file::replace_file;
 use crate::units::Generation;
 use crate::{Error, Result};
 
-/// A snapshot that was saved, or found to be current.
+/// A snapshot that was saved, or verified as current.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotReport {
     /// The generation that it describes.
     pub generation: Generation,
-    /// Samples there are in it.
+    /// Live samples in it.
     pub live_samples: u64,
     /// Its length in bytes.
     pub len_bytes: u64,
 }
 
-/// Writes the directory of `image` to `file`, whole or not at all.
+/// Writes the directory of `image` to `file`, atomically.
 ///
 /// # Errors
 /// Those of opening the image; those of the file.
@@ -42,11 +42,11 @@ pub fn snapshot_save(
     Ok(report(&directory, bytes.len()))
 }
 
-/// Looks whether `file` is a snapshot of what `image` is now.
+/// Verifies that `file` is a snapshot of the current state of `image`.
 ///
 /// # Errors
-/// `Stale`: the image has moved on, or back. `InvalidArgument`: it is of another image. `Corrupt`: it
-/// is damaged. Those of opening the image.
+/// `Stale`: the image has another generation now. `InvalidArgument`: the snapshot is of another image.
+/// `Corrupt`: it is damaged. Errors of opening the image.
 pub fn snapshot_check(
     image: &[Address],
     file: &Path,

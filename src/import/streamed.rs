@@ -1,8 +1,7 @@
-//! An import of a stream: read once, in its own order, written as it comes.
+//! Imports a stream: it is read once, in its own order, and written as it arrives.
 //!
-//! Where an indexed import decides every chunk before it begins, this one finds out as it goes. It is
-//! resumed by reading the stream again: a chunk that lies where it should, with the bytes that it
-//! should have, is not written again.
+//! An indexed import lays out every chunk before it begins; this one does so as it reads. It is resumed by
+//! reading the stream again: a chunk that is on the media with the expected bytes is not written again.
 
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
@@ -21,7 +20,7 @@ use crate::import::retry::with_retry;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::stream::{StreamSample, StreamSource};
 use crate::import::sources::{BadEntry, BadReason, FileCount, Found};
-use crate::import::write_behind::{BufferOrigin, PIECE_BYTES, WriteBehind};
+use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
 
@@ -35,7 +34,7 @@ pub(super) fn run(
 ) -> Result<ImportReport> {
     let state = prepare::prepare(media, options, NO_FINGERPRINT, 0)?;
     if state.done {
-        return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to go on with"));
+        return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
@@ -72,7 +71,7 @@ pub(super) fn run(
     writer.finish(kind, bad, file_counts)
 }
 
-/// Chunks being written.
+/// Writes chunks.
 struct Writer<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
@@ -87,7 +86,7 @@ struct Writer<'a> {
     sample_bytes: u64,
     record: Vec<u8>,
     bad: Vec<BadEntry>,
-    /// The import is refused already; the rest of the stream is read for the names of bad entries.
+    /// The import has failed already; the rest of the stream is read only to list bad entries.
     only_names_matter: bool,
     stop: bool,
 }
@@ -152,9 +151,8 @@ impl<'a> Writer<'a> {
         self.progress.advance(1, u64::from(len));
         if self.progress.stop() {
             let message = "the import was stopped";
-            return Err(
-                Error::new(ErrorKind::Interrupted, message).hint("go on with dlfs import --resume")
-            );
+            return Err(Error::new(ErrorKind::Interrupted, message)
+                .hint("resume with dlfs import --resume"));
         }
         Ok(())
     }
@@ -173,7 +171,7 @@ impl<'a> Writer<'a> {
         len: u32,
     ) -> Result<()> {
         loop {
-            // Slots are ids here: the stream's order is that of the media.
+            // Slots are ids here: samples lie on media in the order of the stream.
             let slot = self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot);
             let meta = SampleMeta { id: SampleId(slot.0), name: &sample.name, label: sample.label };
             if self.open.is_none() {
@@ -216,7 +214,7 @@ impl<'a> Writer<'a> {
         let FinishedChunk { mut buf, range, .. } = finished;
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
-        self.writes.write(place.namespace, offset, body, BufferOrigin::Chunk(buf, tail))?;
+        self.writes.write(place.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
         self.close()
     }
 
@@ -248,7 +246,7 @@ impl<'a> Writer<'a> {
         self.close()
     }
 
-    /// Cells for the next chunk, on a namespace that is long enough for them.
+    /// Allocates cells for the next chunk, on a namespace that is long enough.
     fn next_place(&mut self, cells: u64) -> Result<ChunkLocation> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
@@ -260,8 +258,8 @@ impl<'a> Writer<'a> {
         Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
     }
 
-    /// Sees to it that `bytes`, at most a piece, come to lie `at` bytes into the chunk at `place`, with
-    /// zeroes behind them to the end of a block.
+    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `place`, zero-padded to the
+    /// end of a block.
     fn put(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
         let offset = self.begin_put(place, at)?;
         let mut piece = self.writes.piece();
@@ -272,16 +270,16 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         piece.truncate(whole);
-        self.writes.write(place.namespace, offset, piece, BufferOrigin::Piece)
+        self.writes.write(place.namespace, offset, piece, ReturnTo::Piece)
     }
 
-    /// Where to write, if it is still ours to write.
+    /// The offset to write to, if the lease is still held.
     fn begin_put(&self, place: ChunkLocation, at: u64) -> Result<u64> {
         self.lease.check()?;
         Ok(self.state.journal.layout.offset_of(place.cell)? + at)
     }
 
-    /// Whether an import that is gone on with finds `bytes` where they belong.
+    /// Whether a resumed import finds `bytes` already in place.
     fn is_there(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
         if !self.state.resumed {
             return Ok(false);
@@ -293,8 +291,8 @@ impl<'a> Writer<'a> {
         Ok(same)
     }
 
-    /// All of a chunk is on its way. A lost connection ends the import: what may be lost with it cannot
-    /// be had from the stream a second time. Going on with it reads the stream again and compares.
+    /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
+    /// the stream again. Resuming reads the stream again and compares.
     fn close(&mut self) -> Result<()> {
         self.writes.close(());
         self.take_ended()?;
@@ -312,7 +310,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Waits for all that is under way.
+    /// Waits for all writes in flight.
     fn drain(&mut self) -> Result<()> {
         self.take_ended()?;
         while !self.writes.is_idle() {
@@ -351,7 +349,7 @@ impl<'a> Writer<'a> {
         let journal = &self.state.journal;
         let directory = self.builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
-            // The stream cannot be read again, so what is damaged is told and not mended.
+            // The stream cannot be read again, so damage is reported and not repaired.
             let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
             check_chunks(self.writes.channel(), &directory, kept)?;
         }
@@ -377,7 +375,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Puts the record of a sample together: the table of its fields where there are several, and they.
+/// Assembles the record of a sample: the length table if there are several fields, and the fields.
 fn put_record(sample: &StreamSample, lens: &[Option<u64>], into: &mut [u8]) {
     let fields = sample.fields.iter().flatten();
     let mut at = 0;
@@ -387,5 +385,5 @@ fn put_record(sample: &StreamSample, lens: &[Option<u64>], into: &mut [u8]) {
     }
 }
 
-/// Nothing is known of a stream before it is read.
+/// A stream has no fingerprint before it is read.
 const NO_FINGERPRINT: u64 = 0;

@@ -1,4 +1,4 @@
-//! One thread of a pass: it takes plans, reads their rows, and has their chunks written behind it.
+//! One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks behind.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::import::sources::{BadEntry, Source};
 use crate::threads::caught;
 use crate::{Error, Result};
 
-/// What threads tell the gatherer.
+/// What threads send to the collector.
 pub(super) enum Event {
     Made {
         chunk: ChunkLayout,
@@ -25,11 +25,11 @@ pub(super) enum Event {
     },
     Bad(Vec<(u64, BadEntry)>),
     Failed(Error),
-    /// The thread has made all that it took.
+    /// The thread has completed all its chunks.
     Ended,
 }
 
-/// What all threads share.
+/// State that all threads share.
 pub(super) struct Shared<'a> {
     /// Source, layout and placement.
     pub(super) job: Job<'a>,
@@ -37,25 +37,25 @@ pub(super) struct Shared<'a> {
     pub(super) media: &'a Media,
     /// The right to write.
     pub(super) lease: &'a Lease,
-    /// Whether chunks may be in place already.
+    /// Whether chunks may be on the media already.
     pub(super) look: bool,
-    /// Chunks below this number are in place and done with.
+    /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
     pub(super) chunker: Mutex<Chunker<'a>>,
-    /// No more plans: a thread failed, or the caller wants to stop.
+    /// Take no more chunks: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
-    /// Only read, for the names of bad rows.
+    /// Only read, in order to list bad rows.
     pub(super) only_check: AtomicBool,
     /// A connection was lost.
     pub(super) connection_lost: AtomicBool,
 }
 
-/// A chunk that is to be made.
+/// A chunk to build.
 pub(super) struct Task {
     chunk: ChunkLayout,
-    /// Whether it may be in place already.
+    /// Whether it may be on the media already.
     look: bool,
-    /// Since it has failed: how long the last pause was.
+    /// After a failure: the last retry delay.
     pause: Option<Backoff>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Worker<'p, 'a> {
     shared: &'p Shared<'a>,
     events: Sender<Event>,
     writer: ChunkWriter<'a, (Task, ChunkHeader)>,
-    /// What has failed and may do better.
+    /// Chunks to retry.
     again: VecDeque<Task>,
 }
 
@@ -75,21 +75,21 @@ impl<'p, 'a> Worker<'p, 'a> {
         Worker { shared, events, writer, again: VecDeque::new() }
     }
 
-    /// Makes chunks until there are no more plans, or it is told to stop.
+    /// Builds chunks until there are no more, or it is told to stop.
     pub(super) fn run(mut self) {
         let made = caught(WHO, || self.make_all()).and_then(|made| made);
         let events = self.events.clone();
         if made.is_err() {
-            // The others need not begin what is of no use.
+            // The other threads need not start useless work.
             self.shared.stop.store(true, Ordering::Relaxed);
         }
-        // Waits for what is under way, so it may panic as well.
+        // Waits for writes in flight, so it may panic as well.
         let dropped = caught(WHO, || drop(self));
         let last = match made.and(dropped) {
             Ok(()) => Event::Ended,
             Err(error) => Event::Failed(error),
         };
-        // The gatherer takes events until all threads have ended.
+        // The collector receives events until all threads have ended.
         let _ = events.send(last);
     }
 
@@ -122,7 +122,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             return Ok(Some(task));
         }
         loop {
-            // The lock is held for the arithmetic alone.
+            // Held for the arithmetic only.
             let chunk = self.shared.chunker.lock().next_chunk()?;
             match chunk {
                 Some(chunk) if chunk.sequence < self.shared.skip_chunks => {}
@@ -160,8 +160,8 @@ impl<'p, 'a> Worker<'p, 'a> {
         Ok(())
     }
 
-    /// The connection is gone and the write may or may not have come through: look, on a new one, and
-    /// write again what is not there.
+    /// The connection is lost, and the write may or may not have been done: read on a new connection, and
+    /// write again what is missing.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
         if !is_transient(&error) || !self.shared.media.retry_budget().wait(pause, &self.shared.stop)
@@ -175,7 +175,7 @@ impl<'p, 'a> Worker<'p, 'a> {
     }
 
     fn tell(&self, event: Event) {
-        // The gatherer takes events until all threads have ended.
+        // The collector receives events until all threads have ended.
         let _ = self.events.send(event);
     }
 }

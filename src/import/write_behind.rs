@@ -1,8 +1,7 @@
-//! Writes behind the thread that makes chunks: some are under way while it reads on.
+//! Write-behind: chunks are written while the thread that builds them reads on.
 //!
-//! A chunk is written in parts, in any order: none is to be believed before its import flushes, and
-//! whoever finds one after a crash looks at its checksums. Memory is bounded: a few chunks, and for
-//! samples that fit into no chunk a few pieces.
+//! A chunk is written in several writes, in any order. None counts before the import flushes; after a
+//! crash, checksums decide. Memory is bounded: a few chunks, and a few pieces of oversize samples.
 
 use std::collections::VecDeque;
 
@@ -10,42 +9,42 @@ use crate::buf::IoBuf;
 use crate::import::media::{Channel, PendingWrite};
 use crate::{Error, Result};
 
-/// One thread's writes under way. `T` is what the caller knows of a chunk.
+/// One thread's writes in flight. `T` is the caller's data about a chunk.
 pub(super) struct WriteBehind<T> {
     channel: Channel,
-    /// ChunkWrites of the chunk that is being made.
+    /// Writes of the chunk that is being built.
     open: ChunkWrites,
-    /// Chunks whose parts are all begun, oldest first.
+    /// Chunks whose writes have all been submitted, oldest first.
     chunks: VecDeque<(Option<T>, ChunkWrites)>,
-    /// Length of a chunk's buffer, and how many chunks may be under way.
+    /// Length of a chunk's buffer, and the maximum number of chunks in flight.
     buf_len: usize,
     max_chunks: usize,
     spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
-    /// Bytes that the caller has read since the last turn.
+    /// Bytes that the caller has read since the last poll.
     unpolled_bytes: usize,
 }
 
 /// Writes of one chunk.
 #[derive(Default)]
 struct ChunkWrites {
-    under_way: Vec<(PendingWrite, BufferOrigin)>,
+    under_way: Vec<(PendingWrite, ReturnTo)>,
     /// The first failure.
     failed: Option<Error>,
 }
 
-/// Where the buffer of a part belongs.
-pub(super) enum BufferOrigin {
-    /// In the middle of a chunk's buffer, between these.
+/// Where the buffer of a write returns to.
+pub(super) enum ReturnTo {
+    /// The middle of a chunk's buffer, between these two.
     Chunk(IoBuf, IoBuf),
-    /// It is a piece.
+    /// A piece.
     Piece,
-    /// Nowhere.
+    /// It is dropped.
     None,
 }
 
 impl<T> WriteBehind<T> {
-    /// Writes on `channel`, of chunks with buffers of `buf_len` bytes.
+    /// Writes on `channel`; chunks have buffers of `buf_len` bytes.
     pub(super) fn new(channel: Channel, buf_len: usize) -> WriteBehind<T> {
         WriteBehind {
             channel,
@@ -59,22 +58,22 @@ impl<T> WriteBehind<T> {
         }
     }
 
-    /// The way to the namespaces, for calls that wait.
+    /// The channel to the namespaces, for calls that block.
     pub(super) fn channel(&mut self) -> &mut Channel {
         &mut self.channel
     }
 
-    /// A buffer for a chunk; what it holds does not matter.
+    /// A buffer for a chunk, with undefined contents.
     pub(super) fn chunk_buf(&mut self) -> IoBuf {
         self.spare_bufs.pop().unwrap_or_else(|| IoBuf::zeroed(self.buf_len))
     }
 
-    /// Takes a chunk's buffer back that was not written.
+    /// Returns a chunk's buffer that was not written.
     pub(super) fn give_back(&mut self, buf: IoBuf) {
         self.spare_bufs.push(buf);
     }
 
-    /// A piece of [`PIECE_BYTES`], as soon as few enough are under way.
+    /// A piece of [`PIECE_BYTES`]; blocks while too many are in flight.
     pub(super) fn piece(&mut self) -> IoBuf {
         while self.pieces_in_flight() >= MAX_PIECES {
             self.wait_for_io();
@@ -82,16 +81,16 @@ impl<T> WriteBehind<T> {
         self.spare_pieces.pop().unwrap_or_else(|| IoBuf::zeroed(PIECE_BYTES))
     }
 
-    /// Begins to write a part of the chunk that is being made.
+    /// Submits a write of the chunk that is being built.
     ///
     /// # Errors
-    /// It could not be begun, or an earlier part has failed already.
+    /// The write could not be submitted, or an earlier one has failed.
     pub(super) fn write(
         &mut self,
         namespace: u16,
         offset: u64,
         buf: IoBuf,
-        home: BufferOrigin,
+        home: ReturnTo,
     ) -> Result<()> {
         if let Some(error) = self.open.failed.take() {
             return Err(error);
@@ -102,20 +101,20 @@ impl<T> WriteBehind<T> {
         Ok(())
     }
 
-    /// All parts of the chunk are begun: [`WriteBehind::ended`] tells when it has ended.
+    /// All writes of the chunk are submitted: [`WriteBehind::ended`] returns its result.
     pub(super) fn close(&mut self, what: T) {
         let parts = std::mem::take(&mut self.open);
         self.chunks.push_back((Some(what), parts));
     }
 
-    /// The chunk that is being made is not to be: what was written of it is of no use.
+    /// Abandons the chunk that is being built: what was written of it is useless.
     pub(super) fn give_up(&mut self) {
         let parts = std::mem::take(&mut self.open);
         self.chunks.push_back((None, parts));
     }
 
-    /// Notes that the caller has read so many bytes, and moves writes on now and then: a target that
-    /// asks for data does not wait for the end of a chunk.
+    /// Notes that the caller has read this many bytes, and polls now and then, so that a target that waits
+    /// for data (R2T) does not wait until the chunk is complete.
     pub(super) fn has_read(&mut self, bytes: usize) {
         self.unpolled_bytes += bytes;
         if self.unpolled_bytes >= POLL_EVERY_BYTES {
@@ -123,17 +122,17 @@ impl<T> WriteBehind<T> {
         }
     }
 
-    /// Whether no further chunk may be begun before one has ended.
+    /// Whether a chunk must complete before another may be started.
     pub(super) fn is_full(&self) -> bool {
         self.chunks.len() >= self.max_chunks
     }
 
-    /// Whether nothing is under way.
+    /// Whether no write is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.chunks.is_empty()
     }
 
-    /// Moves what is under way on without waiting; whether anything has ended.
+    /// Polls without blocking; returns whether any write has ended.
     pub(super) fn poll(&mut self) -> bool {
         self.unpolled_bytes = 0;
         let moved = self.channel.poll();
@@ -143,25 +142,25 @@ impl<T> WriteBehind<T> {
         moved
     }
 
-    /// Waits until a chunk may have ended; not at all while one has that was not taken.
+    /// Blocks until a chunk may have completed; returns at once if one has and was not taken.
     pub(super) fn wait(&mut self) {
         if self.chunks.iter().all(|(_, parts)| !parts.under_way.is_empty()) {
             self.wait_for_io();
         }
     }
 
-    /// Waits until a turn brings something; there must be something under way.
+    /// Blocks until a poll makes progress; something must be in flight.
     ///
-    /// What a call in between has brought, or has given up with its queue pairs, has ended already.
+    /// A blocking call in between may have completed or abandoned writes already.
     fn wait_for_io(&mut self) {
         if !self.poll() && !self.reap() {
             self.channel.wait();
             self.poll();
-            self.reap(); // also what has lasted too long
+            self.reap(); // also writes that timed out
         }
     }
 
-    /// A chunk that has ended, and how.
+    /// A completed chunk with its result.
     pub(super) fn ended(&mut self) -> Option<(T, Result<()>)> {
         loop {
             let at = self.chunks.iter().position(|(_, parts)| parts.under_way.is_empty())?;
@@ -174,12 +173,11 @@ impl<T> WriteBehind<T> {
 
     fn pieces_in_flight(&self) -> usize {
         let all = self.chunks.iter().map(|(_, parts)| parts).chain([&self.open]);
-        let is_piece =
-            |(_, home): &&(PendingWrite, BufferOrigin)| matches!(home, BufferOrigin::Piece);
+        let is_piece = |(_, home): &&(PendingWrite, ReturnTo)| matches!(home, ReturnTo::Piece);
         all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
     }
 
-    /// Takes what has ended; whether there was any.
+    /// Takes completed writes; returns whether there were any.
     fn reap(&mut self) -> bool {
         let WriteBehind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
         let mut any = false;
@@ -194,10 +192,10 @@ impl<T> WriteBehind<T> {
                 };
                 any = true;
                 match (result, home) {
-                    (Ok(body), BufferOrigin::Chunk(head, tail)) => {
+                    (Ok(body), ReturnTo::Chunk(head, tail)) => {
                         spare_bufs.push(join(head, body, tail))
                     }
-                    (Ok(piece), BufferOrigin::Piece) if piece.len() == PIECE_BYTES => {
+                    (Ok(piece), ReturnTo::Piece) if piece.len() == PIECE_BYTES => {
                         spare_pieces.push(piece);
                     }
                     (Ok(_), _) => {}
@@ -210,7 +208,7 @@ impl<T> WriteBehind<T> {
     }
 }
 
-/// Nothing of an import is written once it has ended, however it ends; each write has its time limit.
+/// An import writes nothing after it has ended, however it ended; each write has a timeout.
 impl<T> Drop for WriteBehind<T> {
     fn drop(&mut self) {
         self.give_up();
@@ -226,17 +224,17 @@ fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
     head
 }
 
-/// Bytes of a sample that fits into no chunk which are in memory together.
+/// Bytes of an oversize sample that are in memory at a time.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Pieces of such samples under way, of each thread.
+/// Maximum pieces in flight per thread.
 const MAX_PIECES: usize = 8;
 
-/// Chunks under way, of each thread: one that the target takes while another is on its way to it.
+/// Maximum chunks in flight per thread: one that the target stores while the next is transferred.
 const MAX_CHUNKS: usize = 2;
 
-/// Bytes of them, if chunks are large; one always may.
+/// Maximum bytes of them, for large chunks; one chunk is always allowed.
 const MAX_CHUNK_BYTES: usize = 64 << 20;
 
-/// Bytes to read between two turns: far fewer than a socket holds.
+/// Bytes to read between two polls: far fewer than a socket buffer holds.
 const POLL_EVERY_BYTES: usize = 128 << 10;

@@ -1,8 +1,7 @@
-//! Opening what lies beneath a folder, and nothing else.
+//! Opens files beneath a folder and nowhere else, like `openat2` with `RESOLVE_BENEATH`.
 //!
-//! No path is handed to the kernel as a whole when it is longer than the kernel takes, and no link is
-//! followed that was not looked at first: the descriptor that comes back lies in the folder, whatever
-//! somebody renames meanwhile.
+//! A path longer than the kernel's limit is opened in steps. A link is inspected before it is followed, so
+//! the returned descriptor lies in the folder even if someone renames files meanwhile.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +14,7 @@ use rustix::io::Errno;
 use super::index::BadReason;
 use crate::{Error, Result};
 
-/// A folder, held open, and the only way into it.
+/// An open folder; all access below it goes through this type.
 #[derive(Debug)]
 pub struct Root {
     fd: OwnedFd,
@@ -23,16 +22,16 @@ pub struct Root {
     canonical: PathBuf,
 }
 
-/// Why something beneath a root did not open.
+/// Why opening something beneath a root failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
-    /// A component is a link: [`Root::resolve`] may know where it leads.
+    /// A component is a link: [`Root::resolve`] may find its target.
     Link,
     Os(Errno),
 }
 
 impl Root {
-    /// Holds the folder at `path`; the path itself may lead over links.
+    /// Opens the folder at `path`; links in the path itself are followed.
     ///
     /// # Errors
     /// `NotFound`, `Refused` or `Io` naming the path.
@@ -49,9 +48,9 @@ impl Root {
         &self.path
     }
 
-    /// Opens the file at `relative` for reading, over links that stay in the folder.
+    /// Opens the file at `relative` for reading; follows links that stay in the folder.
     pub fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
-        // A FIFO that took the file's place must not hold the import; a file does not care.
+        // A FIFO that replaced the file must not block the import; files ignore O_NONBLOCK.
         self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
     }
 
@@ -60,16 +59,16 @@ impl Root {
         self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
-    /// What `relative` is once its links are followed.
+    /// The status of `relative` after following its links.
     pub fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
         let fd = self.open_beneath(relative, OFlags::PATH)?;
         fs::fstat(fd).map_err(unreadable)
     }
 
-    /// The path beneath the root that `relative` means when every link in it is followed.
+    /// The path beneath the root that `relative` leads to after following every link.
     ///
     /// # Errors
-    /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: anything else.
+    /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: any other error.
     pub fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
         let mut real: Vec<u8> = Vec::new();
         let mut left: VecDeque<Vec<u8>> = components(relative).map(<[u8]>::to_vec).collect();
@@ -124,7 +123,7 @@ impl Root {
             match fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
                 Ok(fd) => return Ok(fd),
                 Err(Errno::LOOP) => return Err(Refusal::Link),
-                // Old kernels do not have the call, and some sandboxes forbid it.
+                // Old kernels lack the call, and some sandboxes forbid it.
                 Err(Errno::NOSYS | Errno::PERM) => {}
                 Err(errno) => return Err(Refusal::Os(errno)),
             }
@@ -151,7 +150,7 @@ impl Root {
         fs::openat(&self.fd, c".", flags, Mode::empty()).map_err(Refusal::Os)
     }
 
-    /// What the link `name` in the folder `real` says; `None` when it is no link.
+    /// The target of the link `name` in the folder `real`; `None` if it is not a link.
     fn link_at(&self, real: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, BadReason> {
         let folder = match self.open_strict(real, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(fd) => fd,
@@ -167,7 +166,7 @@ impl Root {
         }
     }
 
-    /// An absolute path as one beneath the root, its links followed.
+    /// Converts an absolute path to one beneath the root, links followed.
     fn beneath(&self, target: &[u8]) -> Result<Vec<u8>, BadReason> {
         let target = Path::new(std::ffi::OsStr::from_bytes(target));
         let real = target.canonicalize().map_err(|error| match error.raw_os_error() {
@@ -188,7 +187,7 @@ fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Refusal> {
     }
 }
 
-/// `O_PATH | O_NOFOLLOW` opens a link itself, where every other open refuses it.
+/// Rejects links: `O_PATH | O_NOFOLLOW` opens a link itself, where other flags fail.
 fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Refusal> {
     if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
         return Ok(fd);
@@ -229,7 +228,7 @@ fn unreadable(errno: Errno) -> BadReason {
     BadReason::Unreadable(errno.raw_os_error())
 }
 
-/// As many links as Linux follows in one path.
+/// The link limit of Linux for one path.
 const MAX_LINKS: u32 = 40;
 
 /// `PATH_MAX` without its NUL.

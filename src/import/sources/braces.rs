@@ -1,6 +1,6 @@
-//! Names with braces, which stand for many: `train-{000..123}.tar`, `{a,b}.tar`.
+//! Brace expansion of names: `train-{000..123}.tar`, `{a,b}.tar`.
 
-/// What a name with `{000..123}` or `{a,b}` stands for, in order; `None` without a pair of braces.
+/// The expansion of a name with `{000..123}` or `{a,b}`, in order; `None` without a pair of braces.
 pub(super) fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
     let open = name.iter().position(|&byte| byte == b'{')?;
     let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
@@ -16,7 +16,7 @@ pub(super) fn braces(name: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(names.collect())
 }
 
-/// `000..010`: numbers as wide as the first one is written.
+/// `000..010`: numbers zero-padded to the width of the first one.
 fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (first, last) = std::str::from_utf8(inside).ok()?.split_once("..")?;
     let width = first.len();
@@ -27,7 +27,7 @@ fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some((first..=last).map(|number| format!("{number:0width$}").into_bytes()).collect())
 }
 
-/// More shards than any data set has, few enough for their names to fit memory.
+/// More shards than any data set has, yet few enough that their names fit in memory.
 const MAX_RANGE: u32 = 1_000_000;
 
 #[cfg(test)]

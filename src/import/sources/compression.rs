@@ -1,4 +1,4 @@
-//! Compressed files: what they are compressed with, and their bytes without it.
+//! Detects and decompresses compressed files.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -9,21 +9,21 @@ use flate2::read::MultiGzDecoder;
 
 use crate::{Error, ErrorKind};
 
-/// A compression that is undone here.
+/// A compression that is supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// RFC 1952, any number of members one behind the other.
+    /// RFC 1952, any number of concatenated members.
     Gzip,
-    /// RFC 8878, any number of frames one behind the other, windows of at most 128 MiB.
+    /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB.
     Zstd,
 }
 
 impl Compression {
-    /// What a file is compressed with that begins with `head`; four bytes of it are enough.
+    /// The compression of a file that begins with `head`; four bytes suffice.
     pub fn of(head: &[u8]) -> Option<Compression> {
         match head {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
-            // A frame, or a frame to be skipped, as parallel compressors begin with.
+            // A frame, or a skippable frame, with which parallel compressors begin.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
                 Some(Compression::Zstd)
             }
@@ -31,7 +31,7 @@ impl Compression {
         }
     }
 
-    /// The program that is named after it.
+    /// The name of its program.
     pub fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
@@ -39,10 +39,10 @@ impl Compression {
         }
     }
 
-    /// The bytes of `from` without the compression.
+    /// Decompresses `from`.
     ///
     /// # Errors
-    /// There is no memory for the decoder.
+    /// Out of memory for the decoder.
     pub fn undo<'a>(self, from: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         Ok(match self {
@@ -52,7 +52,7 @@ impl Compression {
     }
 }
 
-/// The program that undoes a compression which is not undone here.
+/// The program for a compression that is not supported.
 pub fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
@@ -62,7 +62,7 @@ pub fn foreign(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// What the file is compressed with.
+/// The compression of a file.
 ///
 /// # Errors
 /// It cannot be read.
@@ -72,10 +72,10 @@ pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
     Ok(Compression::of(&head[..len]))
 }
 
-/// Fills `into` as far as there are bytes; returns how many there were.
+/// Reads until `into` is full or the input ends; returns the number of bytes.
 ///
 /// # Errors
-/// They cannot be read; what came before is lost.
+/// Reading failed; bytes read before are lost.
 pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
@@ -89,12 +89,12 @@ pub fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Reads a file from a place of its own, so that nobody else's is moved.
+/// Reads a file at its own offset, so that the file's shared offset does not change.
 #[derive(Debug)]
 pub struct FileAt<'a> {
     /// The file.
     pub file: &'a File,
-    /// Where the next bytes come from.
+    /// Offset of the next bytes.
     pub offset: u64,
 }
 
@@ -108,7 +108,7 @@ impl Read for FileAt<'_> {
 
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// The error for a source at `path` that only `program` unpacks.
+/// The error for a source at `path` that only `program` decompresses.
 pub(super) fn packed(path: &Path, program: &str) -> Error {
     let message = format!("the source is compressed with {program}, which is not read here");
     Error::new(ErrorKind::BadSource, message)

@@ -1,4 +1,4 @@
-//! What one file holds, judged by its bytes; by its name only where they do not say.
+//! Detects what a file holds, from its bytes; from its name only if the bytes do not tell.
 
 use std::fs::File;
 use std::io;
@@ -15,9 +15,9 @@ pub enum Content {
     Tar(Option<Compression>),
     /// TFRecords.
     TfRecord(Option<Compression>),
-    /// Shards by its name, compressed by a program that is not undone here.
+    /// A shard by its name, in a compression that is not supported.
     Packed(&'static str),
-    /// Many samples in a format that is not read here, called this.
+    /// Many samples in the named format, which is not supported.
     Unread(&'static str),
     /// Nothing.
     Empty,
@@ -26,8 +26,8 @@ pub enum Content {
 }
 
 impl Content {
-    /// Judges `file`, which is called `name`. Reads 4 KiB, of a compressed one as much as it takes to
-    /// have 4 KiB without the compression.
+    /// Classifies `file`, which is called `name`. Reads 4 KiB, or of a compressed file enough for 4 KiB of
+    /// decompressed data.
     ///
     /// # Errors
     /// It cannot be read.
@@ -40,7 +40,7 @@ impl Content {
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
             let from = compression.undo(FileAt { file, offset: 0 })?;
-            // Broken: then its name says what it is, and reading it what is wrong.
+            // Broken: its name tells what it should be, and reading it will report the error.
             let len = read_some(&mut { from }, &mut inner).unwrap_or(0);
             return Ok(match shard(&inner[..len], Some(compression)) {
                 Some(shard) => shard,
@@ -65,12 +65,12 @@ impl Content {
         })
     }
 
-    /// Whether it holds samples that can be imported one by one, now or once it is unpacked.
+    /// Whether it holds samples that can be imported one by one, possibly after decompression.
     pub fn is_shard(self) -> bool {
         matches!(self, Content::Tar(_) | Content::TfRecord(_) | Content::Packed(_))
     }
 
-    /// What to call it.
+    /// Its name for messages.
     pub fn label(self) -> &'static str {
         match self {
             Content::Tar(None) => "tar archive",
@@ -94,7 +94,8 @@ fn shard(head: &[u8], compression: Option<Compression>) -> Option<Content> {
     tfrecord::looks_like(head).then_some(Content::TfRecord(compression))
 }
 
-/// What a name says of a file whose bytes do not: it is damaged, empty, or begins with an end mark.
+/// The content that a name suggests if the bytes do not tell: the file is damaged, empty, or begins with an
+/// end mark.
 fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
@@ -107,13 +108,13 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
     (numbered || ends(TFRECORD_ENDS, plain)).then_some(Content::TfRecord)
 }
 
-/// Whether its name says that a file holds shards, whatever its bytes say.
+/// Whether the name is that of a shard, regardless of the content.
 pub fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
     claim(&name).is_some() || position(&name, b"-of-").is_some()
 }
 
-/// Whether a file of this name goes with shards, and is none: what describes, lists or signs them.
+/// Whether a file of this name accompanies shards: it describes, lists or signs them.
 pub fn is_side_file(name: &[u8]) -> bool {
     let hidden = name.split(|&byte| byte == b'/').any(|part| part.starts_with(b"."));
     let base = base(name).to_ascii_lowercase();
@@ -127,7 +128,7 @@ pub fn is_side_file(name: &[u8]) -> bool {
         || base.ends_with(b"classes.txt")
 }
 
-/// Lines of text, each a JSON object; a file of one such line only where its name says so.
+/// Whether these are lines of JSON objects; a file with a single such line counts only if its name says so.
 fn is_json_lines(head: &[u8], name: &[u8]) -> bool {
     let mut lines = head.split(|&byte| byte == b'\n');
     let first = lines.next().unwrap_or_default().trim_ascii();
@@ -137,7 +138,7 @@ fn is_json_lines(head: &[u8], name: &[u8]) -> bool {
     let named = [&b".jsonl"[..], b".ndjson", b".jsonlines"].iter().any(|end| name.ends_with(end));
     let second = lines.next().map(<[u8]>::trim_ascii);
     match second {
-        // The first line is longer than what was read, or the only one.
+        // The first line is longer than the head, or the only one.
         None => named,
         Some(second) => {
             let whole = serde_json::from_slice::<IgnoredAny>(first).is_ok();

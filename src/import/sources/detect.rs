@@ -1,9 +1,9 @@
-//! What the paths of an import stand for: folders of samples, shards, lists or streams.
+//! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are judged by their bytes ([`content`](super::content), [`tree`](super::tree)). Where they are
-//! not all of one sort this stops and counts what is there, unless the caller named a kind: then what
-//! is of another is set aside. Only files that describe shards are set aside unasked. Whatever is
-//! decided is in [`Found::file_counts`].
+//! Files are classified by their bytes ([`content`](super::content), [`tree`](super::tree)). If they are of
+//! several kinds, detection fails with a count of each, unless the caller named a kind: then files of other
+//! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
+//! reports every decision.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,18 +23,18 @@ use super::tree::{Judged, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
 
-/// What a source is and what it is made of.
+/// The kind of a source, and its files.
 #[derive(Debug)]
 pub struct Found {
     /// Never [`SourceKind::Auto`].
     pub kind: SourceKind,
-    /// Shards or lists, in their order; none where the source is folders of samples.
+    /// Shards or lists, in order; empty if the source is folders of samples.
     pub files: Vec<FoundFile>,
     /// Folders of samples, indexed.
     pub folders: Option<(Index, Vec<Root>)>,
-    /// What every file was taken as.
+    /// How every file was treated.
     pub file_counts: Vec<FileCount>,
-    /// What lies beside shards and is no file.
+    /// Entries beside shards that are not files.
     pub bad: Vec<BadEntry>,
 }
 
@@ -43,15 +43,15 @@ pub struct Found {
 pub struct FoundFile {
     /// How to open it; `-` is standard input.
     pub path: PathBuf,
-    /// What its records are named after: its path beneath the folder that was given, or its file name.
+    /// Prefix of its records' names: its path beneath the given folder, or its file name.
     pub name: Vec<u8>,
 }
 
-/// Expands `paths` and says what they are.
+/// Expands `paths` and detects their kind.
 ///
 /// # Errors
-/// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: it is of no kind known,
-/// or there are several kinds; the cause counts them.
+/// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
+/// there are several kinds; the cause counts them.
 pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
     let mut given = Given::default();
     for path in paths {
@@ -78,7 +78,7 @@ pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
     }
 }
 
-/// What the paths name, before anything was opened.
+/// The expanded paths, before any file is opened.
 #[derive(Default)]
 struct Given {
     folders: Vec<PathBuf>,
@@ -111,7 +111,7 @@ impl Given {
     }
 }
 
-/// Why nothing is imported from a path that leads nowhere.
+/// The error for a path that does not exist.
 fn absent(path: &Path) -> Error {
     let bytes = path.as_os_str().as_bytes();
     let scheme = bytes.windows(3).position(|at| at == b"://").map(|end| &bytes[..end]);
@@ -126,15 +126,15 @@ fn absent(path: &Path) -> Error {
     }
 }
 
-/// All that is known of the files when a kind is to be found for them.
+/// What is known of the files when their kind is decided.
 #[derive(Default)]
 struct Judgement {
     file_counts: FileCounts,
     shards: Vec<(FoundFile, Content)>,
     bad: Vec<BadEntry>,
-    /// A file that is neither a shard nor goes with shards.
+    /// A file that is neither a shard nor a side file.
     other: Option<(PathBuf, Content)>,
-    /// A shard that lies in a folder beneath the one that was given.
+    /// A shard in a subfolder of the given folder.
     nested: Option<Vec<u8>>,
 }
 
@@ -167,7 +167,7 @@ impl Judgement {
         }
     }
 
-    /// Takes the shards for `kind`, which is not [`SourceKind::Auto`].
+    /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
     fn found(self, kind: SourceKind) -> Found {
         let files = self.shards.into_iter().map(|(file, _)| file).collect();
         Found {
@@ -186,7 +186,7 @@ impl Judgement {
 
 fn auto(given: Given, options: &SourceOptions) -> Result<Found> {
     if given.files.iter().any(|file| spool::is_stream(file)) {
-        // Nothing can be looked at twice; archives of one file a sample are the common case.
+        // A stream cannot be read twice; tar archives with one file per sample are most common.
         return shards_of(SourceKind::Tar, given, options);
     }
     let trees = given.trees(options)?;
@@ -249,7 +249,7 @@ impl Judgement {
     }
 }
 
-/// Shards of the kind that the caller named; what else lies in folders is set aside.
+/// Shards of the kind that the caller named; other files in folders are set aside.
 fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<Found> {
     let mut judgement = Judgement::default();
     for path in &given.files {
@@ -260,8 +260,8 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
             continue;
         }
         let (content, len_bytes) = content_of(path)?;
-        // A file that the caller names is what the caller says it is, and what is wrong with it will
-        // be told; but a pattern of the shell's matches what describes the shards as well.
+        // A file named by the caller is what the caller says, and errors in it will be reported. But a
+        // shell pattern also matches files that describe shards.
         let is_one = content.is_shard() || given.files.len() == 1 || !is_side_file(&file.name);
         match content {
             Content::Packed(_) => judgement.file(file, len_bytes, content),
@@ -309,7 +309,7 @@ fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> R
     let mut trees = trees;
     let folders = match trees.len() {
         1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
-        // They share their classes, so they are listed again, together.
+        // They share their classes, so they are indexed again, together.
         _ => {
             let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
             Some(folder::index(&paths, &options.exclude)?)
@@ -332,7 +332,7 @@ fn lists(paths: Vec<PathBuf>) -> Found {
     Found { kind: SourceKind::List, files, folders: None, file_counts, bad: Vec::new() }
 }
 
-/// A folder whose files all hold many samples of a format that is not read here is no folder of samples.
+/// Rejects a folder in which every file holds many samples in an unsupported format.
 fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
@@ -348,7 +348,7 @@ fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a file that is no list either, as what it is.
+/// Rejects a file that is not a list either, with an error that says what it is.
 fn unless_no_list(path: &Path) -> Result<()> {
     let (content, _) = content_of(path)?;
     let bad = |message: String| Error::new(ErrorKind::BadSource, message).path(path);
@@ -403,7 +403,7 @@ fn given_file(path: &Path) -> FoundFile {
     FoundFile { path: path.to_path_buf(), name }
 }
 
-/// Whether the archive looks like WebDataset's.
+/// Whether the archive looks like a WebDataset shard.
 fn looks_grouped(path: &Path) -> Result<bool> {
     let name = |error: io::Error| Error::from(error).path(path);
     let (file, container) = shard::open(path)?;
@@ -416,7 +416,7 @@ fn looks_grouped(path: &Path) -> Result<bool> {
     })
 }
 
-/// The kind of a shard, where plain and grouped archives are one; `Auto` for everything else.
+/// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
 fn kind_of(content: Content) -> SourceKind {
     match content {
         Content::Tar(_) => SourceKind::Tar,

@@ -1,34 +1,34 @@
-//! What the files of a source were taken as: how many of what, with how many bytes.
+//! Counts the files of a source by what they are and how the import treated them.
 
 use std::fmt;
 
-/// Files of one sort, and what became of them.
+/// Files of one sort, and how the import treated them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCount {
     /// What they are: `tar archive`, `file .jpg`.
     pub what: String,
-    /// What they were taken as.
+    /// How they were treated.
     pub role: Role,
-    /// How many.
+    /// Number of files.
     pub files: u64,
-    /// Bytes of all of them, as they lie in the source.
+    /// Their total size in the source.
     pub bytes: u64,
-    /// One of them.
+    /// The name of one of them.
     pub example: Vec<u8>,
 }
 
-/// What files were taken as.
+/// How files were treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Each is one sample, as it is.
     Sample,
     /// Each holds samples.
     Shard,
-    /// An archive behind another one in the same file, its samples taken as well.
+    /// An archive after another one in the same file; its samples are imported as well.
     Appended,
-    /// Each names samples.
+    /// Each lists samples.
     List,
-    /// Nothing of them was imported.
+    /// Not imported.
     SetAside,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Role {
 }
 
 impl FileCount {
-    /// What they are, in the plural where they are several: `tar archives in gzip`.
+    /// Their description, in the plural if there are several: `tar archives in gzip`.
     pub fn noun(&self) -> String {
         let ends = NOUNS.iter().filter_map(|noun| Some(self.what.find(noun)? + noun.len()));
         match ends.min() {
@@ -75,13 +75,13 @@ impl FileCounts {
         self.append([FileCount { what, role, files: 1, bytes, example }]);
     }
 
-    /// Counts archives that lie behind the first one of the file `name`.
+    /// Counts archives that follow the first one of the file `name`.
     pub fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
         let (what, example) = ("archive behind another".to_owned(), name.to_vec());
         self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
     }
 
-    /// Adds what was counted already.
+    /// Adds counts.
     pub fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
         for more in counts {
             let same = |count: &&mut FileCount| count.what == more.what && count.role == more.role;
@@ -101,16 +101,16 @@ impl FileCounts {
     }
 }
 
-/// What pipes are counted as.
+/// The description of pipes.
 pub const PIPE: &str = "stream";
 
-/// Says how long pipes were, which is known at their end.
+/// Sets the length of pipes, which is known at their end.
 pub fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
     let piped = counts.iter_mut().filter(|count| count.what == PIPE);
     piped.for_each(|count| count.bytes = bytes);
 }
 
-/// As the cause of a refusal: a line a count.
+/// As the cause of an error: one count per line.
 impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, count) in self.0.iter().enumerate() {

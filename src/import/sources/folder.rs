@@ -1,8 +1,8 @@
-//! A folder tree: every file a sample, its class the folder at the top.
+//! Folder trees: every file is a sample, and its class is the top-level folder.
 //!
-//! Ids are those of torchvision's ImageFolder: classes in order of their names, within a class folder
-//! by folder in order of their paths, within a folder by name. Files outside class folders have no
-//! label and come last, so that they shift no id.
+//! Ids equal those of torchvision's ImageFolder: classes sorted by name, within a class the folders sorted
+//! by path, within a folder the files sorted by name. Files outside class folders have no label and come
+//! last, so they shift no id.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,11 +18,11 @@ use super::index::{
 use super::stamp;
 use crate::Result;
 
-/// Indexes the folders `paths` as one source, leaving out the files `exclude` (device, inode): the
-/// image itself may lie in the folder that it is made from.
+/// Indexes the folders `paths` as one source, without the files `exclude` (device, inode): the image may
+/// lie in the folder that it is made from.
 ///
 /// # Errors
-/// A folder of `paths` does not open. What lies in them and cannot be imported is in `bad`.
+/// A folder of `paths` does not open. Entries that cannot be imported are in `bad`.
 pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Root>)> {
     let roots = paths.iter().map(|path| Root::open(path)).collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
@@ -46,7 +46,8 @@ pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Ro
     Ok((index, roots))
 }
 
-/// Of several folders, a name does not say which one it is in.
+/// Adds the folder to bad entries if there are several folders, since a name does not say which one it is
+/// in.
 fn name_the_root(root: &Root, roots: usize, bad: &mut [BadEntry]) {
     if roots > 1 {
         bad.iter_mut().for_each(|bad| bad.within = Some(root.path().to_path_buf()));
@@ -68,14 +69,14 @@ struct Walk<'a> {
     index: &'a mut Index,
 }
 
-/// A folder to be listed.
+/// A folder to list.
 #[derive(Clone)]
 struct Folder {
-    /// Beneath the root, as names of samples begin.
+    /// Beneath the root, as a prefix of sample names.
     path: Vec<u8>,
-    /// Beneath the root, links followed.
+    /// Beneath the root, with links followed.
     real: Vec<u8>,
-    /// The links that led here: following one of them again would never end.
+    /// The links followed to get here: following one of them again would never end.
     over: Option<Rc<Jump>>,
 }
 
@@ -85,7 +86,7 @@ struct Jump {
     over: Option<Rc<Jump>>,
 }
 
-/// What a folder holds. Names lie one behind the other: a folder may have millions of them.
+/// The contents of a folder. Names are concatenated in one buffer: a folder may have millions of them.
 #[derive(Default)]
 struct Listing {
     text: Vec<u8>,
@@ -99,7 +100,7 @@ struct File {
     stamp: u64,
 }
 
-/// Where a name lies in a text.
+/// The location of a name in the buffer.
 #[derive(Clone, Copy)]
 struct Name {
     start: usize,
@@ -107,7 +108,7 @@ struct Name {
 }
 
 impl Name {
-    /// Puts `name` behind `text`.
+    /// Appends `name` to `text`.
     fn push(name: &[u8], text: &mut Vec<u8>) -> Name {
         let start = text.len();
         text.extend_from_slice(name);
@@ -137,7 +138,7 @@ impl Walk<'_> {
         self.emit(b"", &top.text, top.files, None);
     }
 
-    /// Everything beneath a class folder, as `sorted(os.walk(folder))` orders it.
+    /// Everything beneath a class folder, in the order of `sorted(os.walk(folder))`.
     fn class(&mut self, folder: Folder, label: i64) {
         let mut left = vec![folder];
         let mut listed = Vec::new();
@@ -182,7 +183,7 @@ impl Walk<'_> {
                 return listing;
             }
         };
-        // Inodes lie on the disk in this order, and names do not.
+        // Inodes lie on disk in this order, unlike names.
         found.sort_unstable_by_key(|&(ino, _)| ino);
         for (_, name) in found {
             self.look(&fd, folder, name.of(&text), &mut listing);
@@ -193,7 +194,7 @@ impl Walk<'_> {
     fn look(&mut self, fd: &OwnedFd, folder: &Folder, name: &[u8], listing: &mut Listing) {
         let stat = match fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
-            // It was there a moment ago.
+            // It was listed a moment ago.
             Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
             Err(errno) => return self.bad(join(&folder.path, name), unreadable(errno)),
         };
@@ -222,7 +223,7 @@ impl Walk<'_> {
         if self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
             return;
         }
-        // Asking costs a system call, so it is left out where everybody may read.
+        // The check costs a system call, so it is skipped if everyone may read.
         let open_to_all = stat.st_mode & 0o444 == 0o444;
         if !open_to_all
             && let Err(errno) = fs::accessat(at, name, Access::READ_OK, AtFlags::EACCESS)
@@ -245,7 +246,7 @@ impl Walk<'_> {
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                // Its readability is asked for where the file itself lies.
+                // Checks that the link's target can be read.
                 if let Err(reason) = self.root.open_file(&real) {
                     return self.bad(path, reason);
                 }
@@ -273,7 +274,7 @@ impl Folder {
     }
 }
 
-/// The jump from `folder` over a link to the folder `real`; `None` where that would lead in a circle.
+/// The step from `folder` over a link to the folder `real`; `None` if it would make a cycle.
 fn jump(folder: &Folder, real: &[u8]) -> Option<Rc<Jump>> {
     let mut at = folder.over.as_ref();
     let depth = at.map_or(1, |jump| jump.depth + 1);
@@ -295,7 +296,7 @@ fn lies_in(inner: &[u8], outer: &[u8]) -> bool {
         || inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// Names and inodes of what a folder holds, and the text that the names are in.
+/// Names and inodes of a folder's entries, and the buffer with the names.
 type Names = (Vec<u8>, Vec<(u64, Name)>);
 
 /// Lists a folder, without `.` and `..`.
@@ -337,7 +338,7 @@ fn unreadable(errno: Errno) -> BadReason {
     BadReason::Unreadable(errno.raw_os_error())
 }
 
-/// Links to folders on one path: each may multiply what is found.
+/// Maximum links to folders in one path: each may multiply the number of files.
 const MAX_JUMPS: u32 = 8;
 
 const LIST_BUFFER_BYTES: usize = 64 * 1024;

@@ -1,7 +1,7 @@
-//! What a source holds: one row a sample, in id order, in flat columns.
+//! The index of a source: one row per sample, in id order, in flat columns.
 //!
-//! A column costs what its numbers cost: nothing is allocated per sample, and columns that a kind of
-//! source does not need stay empty.
+//! Columns are compact: nothing is allocated per sample, and columns that a kind of source does not need
+//! stay empty.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,20 +16,20 @@ use crate::format::builder::MAX_FIELD_NAMES_BYTES;
 /// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Files or folders that rows point into: shards, or the roots of folder trees.
+    /// Files or folders that hold the payloads: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
-    /// What every file of the source was taken as.
+    /// How every file of the source was treated.
     pub file_counts: Vec<FileCount>,
     /// Names of the fields. One field without a name, where a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
-    /// Names of the classes that labels count; empty where labels are numbers of the source.
+    /// Names of the classes, which labels index; empty if labels are numbers of the source.
     pub classes: Vec<Vec<u8>>,
     /// Every entry that cannot be imported, in the order found.
     pub bad: Vec<BadEntry>,
     names: Names,
     /// Empty while no row has a label.
     labels: Vec<i64>,
-    /// Where the payloads of row `i` begin; empty while every row has exactly one payload of field 0.
+    /// Index of the first payload of row `i`; empty while every row has exactly one payload of field 0.
     payload_starts: Vec<u64>,
     payload_fields: Vec<u16>,
     payload_lens: Vec<u32>,
@@ -38,7 +38,7 @@ pub struct Index {
     payload_containers: Vec<u32>,
 }
 
-/// A file or folder that rows point into.
+/// A file or folder that holds payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
     /// How to open it again.
@@ -49,7 +49,7 @@ pub struct Container {
     pub len_bytes: u64,
 }
 
-/// The bytes of one field of one row.
+/// The payload of one field of one row: where a source holds its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Payload {
     /// Which field of [`Index::fields`].
@@ -58,7 +58,7 @@ pub struct Payload {
     pub len_bytes: u32,
     /// Byte offset in the container; for a file of a folder, its stamp.
     pub offset_or_stamp: u64,
-    /// Which container.
+    /// Index of its container.
     pub container: u32,
 }
 
@@ -69,9 +69,9 @@ pub struct BadEntry {
     pub name: Vec<u8>,
     /// What is wrong with it.
     pub reason: BadReason,
-    /// The shard or list that it is of; the folder, where there are several.
+    /// The shard or list that contains it; the folder, if there are several.
     pub within: Option<PathBuf>,
-    /// Where the rest of a shard cannot be read: from which byte to which, as far as the end is known.
+    /// If the rest of a shard cannot be read: its byte range, as far as the end is known.
     pub rest: Option<Range<u64>>,
 }
 
@@ -82,22 +82,22 @@ pub enum BadReason {
     /// The operating system refused to open or read it.
     #[error("unreadable: {}", std::io::Error::from_raw_os_error(*.0))]
     Unreadable(i32),
-    /// Not a file: a FIFO, a socket, a device.
+    /// Not a regular file: a FIFO, a socket, a device.
     #[error("is a {0}")]
     Special(&'static str),
-    /// A link to nothing.
+    /// A dangling link.
     #[error("is a link to nothing")]
     Dangling,
-    /// A link that leads back to itself, or to a folder that it lies in.
+    /// A link to itself, or to a folder that it lies in.
     #[error("is a link that leads back to itself")]
     Cyclic,
-    /// A link to something outside the source.
+    /// A link out of the source.
     #[error("is a link out of the source")]
     LeavesSource,
-    /// It is not any more what it was when it was indexed.
+    /// It changed since it was indexed.
     #[error("changed while it was imported")]
     Changed,
-    /// Over the limit of 4 GiB - 1 bytes a sample.
+    /// It exceeds the limit of 4 GiB - 1 bytes per sample.
     #[error("holds {0} bytes, more than the limit of 4 GiB - 1")]
     TooLarge(u64),
     /// Its name cannot be stored.
@@ -106,23 +106,23 @@ pub enum BadReason {
     /// Another entry has the same name.
     #[error("name appears twice")]
     Twice,
-    /// The image that is appended to has it.
+    /// The image that is appended to has a sample of this name.
     #[error("the image has a sample of this name")]
     NameTaken,
-    /// The archive or shard ends inside it, or without its end mark.
+    /// The archive or shard ends within it, or without its end mark.
     #[error("ends early: {0}")]
     Truncated(&'static str),
-    /// A checksum of the source's format differs.
+    /// A checksum of the source's format does not match.
     #[error("{what} CRC is {found:#010x}, its bytes give {expected:#010x}")]
     BadCrc {
         /// Which checksum.
         what: &'static str,
-        /// What the bytes give.
+        /// The computed checksum.
         expected: u32,
-        /// What is stored.
+        /// The stored checksum.
         found: u32,
     },
-    /// The archive's or list's own syntax is broken here.
+    /// The archive or list has invalid syntax here.
     #[error("{0}")]
     Syntax(&'static str),
 }
@@ -142,7 +142,7 @@ impl BadEntry {
         BadEntry { name: name.to_vec(), reason, within: None, rest: None }
     }
 
-    /// What is wrong with it, and what is lost with it.
+    /// What is wrong with it, and what is lost because of it.
     pub fn why(&self) -> String {
         let reason = &self.reason;
         match &self.rest {
@@ -154,19 +154,19 @@ impl BadEntry {
         }
     }
 
-    /// Names the shard, list or folder that it is of.
+    /// Names the shard, list or folder that contains it.
     pub fn within(self, path: &Path) -> BadEntry {
         BadEntry { within: Some(path.to_path_buf()), ..self }
     }
 
-    /// Says what of the shard is not read.
+    /// Sets the byte range of the shard that is not read.
     pub fn rest(self, rest: Range<u64>) -> BadEntry {
         BadEntry { rest: Some(rest), ..self }
     }
 }
 
 impl Index {
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> u64 {
         self.names.len() as u64
     }
@@ -181,17 +181,17 @@ impl Index {
         self.names.at(row as usize)
     }
 
-    /// The label of a row; `None` where it has none.
+    /// The label of a row; `None` if it has none.
     pub fn label(&self, row: u64) -> Option<i64> {
         self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
     }
 
-    /// The payloads of a row, in the order in which the source holds them.
+    /// The payloads of a row, in the order of the source.
     pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
         self.payload_range(row).map(|payload| self.payload_at(payload))
     }
 
-    /// The length of a row's payload in `field`; `None` where it has none.
+    /// The length of a row's payload for `field`; `None` if it has none.
     pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
         if self.payload_starts.is_empty() {
             return (field == 0).then(|| self.payload_lens[row as usize]);
@@ -201,12 +201,12 @@ impl Index {
             .map(|payload| self.payload_lens[payload])
     }
 
-    /// Payload bytes of a row: the lengths of its payloads together.
+    /// Total length of a row's payloads.
     pub fn payload_bytes(&self, row: u64) -> u64 {
         self.payload_lens[self.payload_range(row)].iter().map(|&len| u64::from(len)).sum()
     }
 
-    /// Appends a row; its payloads follow with [`Index::push_payload`].
+    /// Appends a row; [`Index::push_payload`] then adds its payloads.
     pub fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
@@ -242,7 +242,7 @@ impl Index {
         self.payload_offsets.push(payload.offset_or_stamp);
     }
 
-    /// Gives the last row its label.
+    /// Sets the label of the last row.
     pub fn set_last_label(&mut self, label: i64) {
         let rows = self.names.len();
         assert!(rows > 0, "a label belongs to a row");
@@ -250,13 +250,13 @@ impl Index {
         self.labels[rows - 1] = label;
     }
 
-    /// Gives every row the label that its name and the classes say.
+    /// Sets every row's label from its name and the classes.
     pub fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
         let labels = (0..self.len()).map(|row| label(self.name(row), &self.classes));
         self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
     }
 
-    /// Gives row `to` the bytes of row `from`, in a source where every row has one payload.
+    /// Gives row `to` the payload of row `from`, in a source with one payload per row.
     pub fn copy_plain_payload(&mut self, from: u64, to: u64) {
         assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
         let (from, to) = (from as usize, to as usize);
@@ -267,7 +267,7 @@ impl Index {
         }
     }
 
-    /// The number of the field called `name`, made when it is new; `None` beyond the limit.
+    /// The number of the field called `name`, added if it is new; `None` beyond the limit.
     pub fn field(&mut self, name: &[u8]) -> Option<u16> {
         if let Some(at) = self.fields.iter().position(|field| field == name) {
             return u16::try_from(at).ok();
@@ -279,7 +279,7 @@ impl Index {
         u16::try_from(self.fields.len() - 1).ok()
     }
 
-    /// A number for the field that every row of a plain source has.
+    /// The number of the single field of a plain source.
     pub fn only_field(&mut self) -> u16 {
         if self.fields.is_empty() {
             self.fields.push(Vec::new());
@@ -287,7 +287,7 @@ impl Index {
         0
     }
 
-    /// The same source without the rows of `drop`, which is sorted; ids close the gaps.
+    /// The same source without the rows of `drop`, which is sorted; ids are renumbered without gaps.
     pub fn without(&self, drop: &[u64]) -> Index {
         let mut kept = Index {
             containers: self.containers.clone(),
@@ -306,23 +306,23 @@ impl Index {
         kept
     }
 
-    /// The entry that says why a row cannot be imported.
+    /// The entry for a row that cannot be imported.
     pub fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
         let bad = BadEntry::new(self.name(row), reason);
         let payload = self.payload_range(row).next();
         let container =
             payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
-        // A name beneath the only folder says where it is.
+        // In a single folder, the name alone says where it is.
         match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
             Some(container) => bad.within(&container.path),
             None => bad,
         }
     }
 
-    /// Rows whose name an earlier row has too, sorted.
+    /// Rows with a name that an earlier row has, sorted.
     pub fn rows_with_a_taken_name(&self) -> Vec<u64> {
         let mut order: Vec<u64> = (0..self.len()).collect();
-        // Ids break ties, so that the first row of a name is the one that keeps it.
+        // Ties are broken by id, so that the first row with a name keeps it.
         order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
         let mut taken: Vec<u64> = order
             .windows(2)
@@ -333,7 +333,8 @@ impl Index {
         taken
     }
 
-    /// A hash of everything that decides the bytes of the image: an import resumes only onto the same.
+    /// A hash of everything that determines the bytes of the image: an import resumes only with the same
+    /// source.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for name in self.fields.iter().chain(&self.classes) {
@@ -374,7 +375,8 @@ impl Index {
         }
     }
 
-    /// From one payload a row to any number: the rows so far have one each, but the last may have none.
+    /// Adds the payload columns: the rows so far have one payload each, except the last, which may have
+    /// none.
     fn begin_payload_columns(&mut self) {
         let rows = self.names.len() as u64;
         let payloads = self.payload_lens.len() as u64;
@@ -383,17 +385,17 @@ impl Index {
     }
 }
 
-/// Whether `name` can be a field beside `fields`: an image has limits for their number and names.
+/// Whether `name` can be added to `fields`: an image limits their number and the length of their names.
 pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
     let bytes: usize = fields.iter().map(|field| 2 + field.len()).sum();
     fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
 }
 
-/// Why a member of a field that does not fit is refused.
+/// Why a member of a field beyond the limit is rejected.
 pub(super) const TOO_MANY_FIELDS: BadReason =
     BadReason::Syntax("is of one field too many: an image has 256, and 8 KiB for their names");
 
-/// Names one behind the other.
+/// Concatenated names.
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
@@ -416,16 +418,16 @@ impl Names {
     }
 }
 
-/// What the label column holds for a row without a label: ImageFolder's classes count from 0.
+/// The label column's value for a row without a label: ImageFolder's classes count from 0.
 pub const NO_LABEL: i64 = -1;
 
-/// The most bytes of a name.
+/// Maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 4096;
 
-/// The most bytes of a sample.
+/// Maximum bytes of a sample.
 pub const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
 
-/// The most fields of a sample: more than any data set has, and a bound for damaged archives.
+/// Maximum fields of a sample: more than any data set has, and a limit for damaged archives.
 const MAX_FIELDS: usize = 256;
 
 #[cfg(test)]

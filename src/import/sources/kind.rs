@@ -8,14 +8,14 @@ use crate::{Error, ErrorKind, Result};
 /// Kinds of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SourceKind {
-    /// Look at the first bytes.
+    /// Detect it from the first bytes.
     #[default]
     Auto,
-    /// A folder tree, its top folders the classes.
+    /// A folder tree; its top folders are the classes.
     Folder,
-    /// A plain tar archive: every file a sample.
+    /// A plain tar archive: every file is a sample.
     Tar,
-    /// Tar shards whose files are grouped by key into samples.
+    /// Tar shards in which files with the same key form a sample.
     WebDataset,
     /// TFRecord shards.
     TfRecord,

@@ -1,4 +1,4 @@
-//! A list file: one sample a line, `path` or `path<TAB>label`, paths beneath the list's folder.
+//! List files: one sample per line, `path` or `path<TAB>label`, relative to the list's folder.
 
 use std::path::{Path, PathBuf};
 
@@ -36,18 +36,18 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
     Ok((index, roots))
 }
 
-/// What a text is.
+/// What a text file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judged {
     /// A list: one of its first lines names a file.
     List,
-    /// Text, whose first lines name no files. The first one.
+    /// Text whose first lines name no files; holds the first line.
     NoFiles(Vec<u8>),
-    /// No text, or one whose first line cannot be a list's.
+    /// Not text, or a first line that no list has.
     NoText,
 }
 
-/// Judges the file at `path`, which begins with `head`.
+/// Classifies the file at `path`, which begins with `head`.
 ///
 /// # Errors
 /// Its folder does not open.
@@ -58,7 +58,7 @@ pub fn judge(head: &[u8], path: &Path) -> Result<Judged> {
     let root = Root::open(folder_of(path))?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);
-        // What is there and no file is a bad line of a list.
+        // Anything that exists but is not a file is a bad line of a list.
         name.is_ok_and(|name| root.stat(&name).is_ok())
     };
     if lines(head).take(LINES_LOOKED_AT).any(is_there) {
@@ -118,7 +118,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
-    // The last TAB: a path may hold one.
+    // The last TAB: a path may contain one.
     match line.iter().rposition(|&byte| byte == b'\t') {
         Some(tab) => (&line[..tab], Some(&line[tab + 1..])),
         None => (line, None),
@@ -129,7 +129,7 @@ fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
-/// Enough to meet a file among some that are gone.
+/// Enough lines to find an existing file even if some are missing.
 const LINES_LOOKED_AT: usize = 64;
 const MAX_LINE_SHOWN: usize = 80;
 

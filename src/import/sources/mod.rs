@@ -1,17 +1,17 @@
-//! Where samples come from: folder trees, lists, tar archives and WebDataset shards, TFRecord shards.
+//! Sources of samples: folder trees, lists, tar archives, WebDataset shards, TFRecord shards.
 //!
-//! A source is read twice. Indexing finds every sample's name, length, label and place, and every
-//! entry that cannot be imported; it reads no payload. Then payloads are read in the order of
-//! placement, by several threads, each with a [`SourceReader`] of its own. What is read must be what
-//! was indexed: a file or shard that changed meanwhile is a bad entry, never a torn sample.
+//! A source is read twice. Indexing finds every sample's name, length, label and location, and every entry
+//! that cannot be imported; it reads no payloads. Then several threads read the payloads in the order of
+//! placement, each with its own [`SourceReader`]. What is read must match the index: a file or shard that
+//! changed meanwhile is a bad entry, never a torn sample.
 //!
-//! A source that can be read only once (a pipe, a compressed archive) is copied into a file first
-//! ([`spool`]), or goes through [`stream`] in the order in which it comes.
+//! A source that can be read only once (a pipe, a compressed archive) is first copied to a file
+//! ([`spool`]), or imported by [`stream`] in its own order.
 //!
-//! What the paths are is judged by the bytes of their files ([`detect`], [`content`], [`tree`]), and
-//! what each was taken as is counted ([`file_counts`]).
+//! The kind of a source is detected from the bytes of its files ([`detect`], [`content`], [`tree`]), and
+//! [`file_counts`] reports how each was treated.
 //!
-//! Read [`index`] for what is kept, [`folder`] and [`tar_members`] for how it is found.
+//! Read [`index`] for what is stored, [`folder`] and [`tar_members`] for how it is found.
 
 pub mod beneath;
 mod braces;
@@ -52,7 +52,7 @@ use self::shard::OpenShards;
 use crate::checksum::{crc32c, crc32c_append};
 use crate::{Error, ErrorKind, Result};
 
-/// An indexed source, to be read by any number of threads.
+/// An indexed source; any number of threads can read it.
 #[derive(Debug)]
 pub struct Source {
     kind: SourceKind,
@@ -62,28 +62,28 @@ pub struct Source {
 
 #[derive(Debug)]
 enum Store {
-    /// Files beneath folders: payloads' containers are the roots.
+    /// Files beneath folders: the containers are the roots.
     Folders(Vec<Root>),
-    /// Shards: their files stay open only where they have no name (spooled ones).
+    /// Shards: a file stays open only if it has no name (spooled ones).
     Shards(Vec<Option<Arc<File>>>),
 }
 
-/// How a source is opened.
+/// Options for opening a source.
 #[derive(Debug, Clone, Default)]
 pub struct SourceOptions {
-    /// What the paths are; [`SourceKind::Auto`] looks.
+    /// The kind of the paths; [`SourceKind::Auto`] detects it.
     pub kind: SourceKind,
-    /// Where compressed archives and pipes are copied to; `None`: they are refused.
+    /// Where to copy compressed archives and pipes; `None`: they are refused.
     pub spool: Option<PathBuf>,
-    /// Files to leave out, as (device, inode): the image itself.
+    /// Files to ignore, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
 }
 
 impl Found {
-    /// Whether this is read as it comes: pipes, or compressed archives.
+    /// Whether this is imported as it is read: pipes, or compressed archives.
     ///
     /// # Errors
-    /// A path does not open. `InvalidArgument`: some are streams and some are not.
+    /// A path does not open. `InvalidArgument`: only some are streams.
     pub fn is_streams(&self) -> Result<bool> {
         if self.kind == SourceKind::List {
             return Ok(false);
@@ -109,17 +109,17 @@ impl Found {
 }
 
 impl Source {
-    /// Finds and indexes what `paths` name.
+    /// Detects and indexes `paths`.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: a path does not open. `BadSource`: it is no source, or an empty one.
-    /// `InvalidArgument`: paths of different kinds. Entries that cannot be imported are no error:
-    /// they are in [`Index::bad`].
+    /// `NotFound`, `Refused`: a path does not open. `BadSource`: it is not a source, or is empty.
+    /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
+    /// error: they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
         Source::index_found(detect::look(paths, options)?, options)
     }
 
-    /// Indexes what was found.
+    /// Indexes detected files.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -146,22 +146,22 @@ impl Source {
         Ok(Source { kind, index, store })
     }
 
-    /// What the source's files were taken as.
+    /// How the source's files were treated.
     pub fn file_counts(&self) -> &[FileCount] {
         &self.index.file_counts
     }
 
-    /// What the source is, once looked at.
+    /// The kind of the source; never `Auto`.
     pub fn kind(&self) -> SourceKind {
         self.kind
     }
 
-    /// What the source holds.
+    /// The index.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Leaves out the rows `drop` (sorted), which became unreadable; ids close the gaps.
+    /// Drops the rows `drop` (sorted), which became unreadable; ids are renumbered without gaps.
     pub fn drop_rows(&mut self, drop: &[u64]) {
         self.index = self.index.without(drop);
     }
@@ -188,7 +188,7 @@ pub struct SourceReader<'a> {
 }
 
 impl SourceReader<'_> {
-    /// Reads a part of `row` into `into`, which is as long as the payload.
+    /// Reads a payload of `row` into `into`, which has its length.
     ///
     /// # Errors
     /// Why the entry cannot be imported; `into` may be overwritten then.
@@ -204,12 +204,12 @@ impl SourceReader<'_> {
 }
 
 impl SourceReader<'_> {
-    /// Reads a part of `row` into what `sink` has room for, piece after piece: for samples that are too
-    /// large to be held whole.
+    /// Reads a payload of `row` in pieces into the space that `sink` provides: for samples too large to be
+    /// held in memory.
     ///
     /// # Errors
-    /// Why the entry cannot be imported, which may turn out after pieces were filled; or what `sink`
-    /// returned.
+    /// Why the entry cannot be imported, which may be found after some pieces were filled; or the error of
+    /// `sink`.
     pub fn read_in_pieces(
         &mut self,
         row: u64,
@@ -268,27 +268,27 @@ impl SourceReader<'_> {
     }
 }
 
-/// Takes bytes in pieces.
+/// Receives bytes in pieces.
 pub trait PieceSink {
-    /// Where the next bytes go: at least one byte.
+    /// The space for the next bytes: at least one byte.
     ///
     /// # Errors
-    /// There is no room, nor will there be.
+    /// There is no space.
     fn space(&mut self) -> Result<&mut [u8]>;
 
-    /// The first `len` bytes of [`space`](Self::space) are filled.
+    /// Takes the first `len` bytes of [`space`](Self::space), which are filled.
     ///
     /// # Errors
     /// They could not be passed on.
     fn filled(&mut self, len: usize) -> Result<()>;
 }
 
-/// Why a part was not handed out in pieces.
+/// Why reading a payload in pieces failed.
 #[derive(Debug)]
 pub enum PieceError {
     /// The entry cannot be imported.
     Bad(BadReason),
-    /// Whoever took the pieces failed.
+    /// The sink failed.
     Sink(Error),
 }
 
@@ -298,7 +298,7 @@ impl From<BadReason> for PieceError {
     }
 }
 
-/// A number that changes when a file is changed or replaced.
+/// A number that changes when a file is modified or replaced.
 pub fn stamp(stat: &Stat) -> u64 {
     let mut hash = Xxh3::new();
     let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime as u64, stat.st_mtime_nsec];
@@ -321,7 +321,7 @@ fn read_file(
         }
         Err(error) => return Err(unreadable(&error)),
     }
-    // After the read, so that a change during it is seen too.
+    // After the read, in order to detect a change during it.
     let stat =
         rustix::fs::fstat(&file).map_err(|errno| BadReason::Unreadable(errno.raw_os_error()))?;
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
@@ -363,7 +363,7 @@ fn index_shards(
     Ok((index, Store::Shards(files)))
 }
 
-/// Bytes of the shards that came through pipes, without their compression.
+/// Decompressed bytes of the shards that came through pipes.
 fn piped_bytes(index: &Index) -> u64 {
     let piped = index.containers.iter().filter(|shard| spool::is_stream(&shard.path));
     piped.map(|shard| shard.len_bytes).sum()

@@ -1,4 +1,4 @@
-//! Shard files: opened, read front to back with a small buffer, and read again at computed places.
+//! Shard files: opened, read sequentially with a small buffer, and read again at known offsets.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,10 @@ use super::stamp;
 use super::tar_members::Input;
 use crate::{Error, ErrorKind, Result};
 
-/// Opens the shard at `path`, a plain file.
+/// Opens the shard at `path`, a regular file.
 ///
 /// # Errors
-/// It does not open, or it is no file.
+/// It does not open, or is not a file.
 pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
     let name = |error: rustix::io::Errno| Error::from(io::Error::from(error)).path(path);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -30,20 +30,20 @@ pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
     Ok((Arc::new(File::from(fd)), container))
 }
 
-/// A shard read from front to back.
+/// Reads a shard sequentially.
 #[derive(Debug)]
 pub struct FrontToBack {
     file: Arc<File>,
     len_bytes: u64,
-    /// Where in the file the next refill reads.
+    /// File offset of the next refill.
     next: u64,
     buffer: Vec<u8>,
-    /// What of the buffer is read and not yet handed out.
+    /// The part of the buffer that is filled and not yet returned.
     ready: std::ops::Range<usize>,
 }
 
 impl FrontToBack {
-    /// From the first byte of `file`, which is `len_bytes` long.
+    /// Starts at the first byte of `file`, which is `len_bytes` long.
     pub fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
         FrontToBack { file, len_bytes, next: 0, buffer: vec![0; BUFFER_BYTES], ready: 0..0 }
     }
@@ -52,7 +52,7 @@ impl FrontToBack {
 impl Input for FrontToBack {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.ready.is_empty() {
-            // What was appended since it was opened is not part of the source.
+            // Bytes appended after opening are not part of the source.
             let left = self.len_bytes.saturating_sub(self.next).min(BUFFER_BYTES as u64) as usize;
             let read = read_at(&self.file, &mut self.buffer[..left], self.next)?;
             self.next += read as u64;
@@ -76,7 +76,7 @@ impl Input for FrontToBack {
     }
 }
 
-/// The shards that one thread has open, a few of any number.
+/// The open shards of one thread, limited in number.
 #[derive(Debug, Default)]
 pub struct OpenShards {
     open: Vec<(u32, Arc<File>)>,
@@ -85,9 +85,9 @@ pub struct OpenShards {
 
 impl OpenShards {
     /// Fills `into` from `place` of the shard `number`.
-    ///
+    /// Fills `into` from `offset` of the shard `number`.
     /// # Errors
-    /// `Changed`: the shard is not what was indexed. `Unreadable`: it does not open or read.
+    /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
     pub fn read(
         &mut self,
         number: u32,
@@ -103,7 +103,7 @@ impl OpenShards {
         }
     }
 
-    /// Takes a file that has no name any more as shard `number`.
+    /// Uses `file`, which has no name any more, as shard `number`.
     pub fn keep(&mut self, number: u32, file: Arc<File>) {
         self.open.push((number, file));
     }
@@ -137,5 +137,5 @@ fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
 
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Few enough for several threads under the usual limit of 1,024 descriptors.
+/// Low enough for several threads under the usual limit of 1,024 descriptors.
 const MAX_OPEN: usize = 64;

@@ -1,7 +1,7 @@
-//! Sources that can be read only from front to back, copied into a file first.
+//! Spooling: copies sources that can be read only sequentially to a file.
 //!
-//! The copy has no name: it is gone when the import ends, however it ends. Its stamp is a hash of its
-//! bytes, so that an import from a pipe resumes when the same bytes come through the pipe again.
+//! The copy is an unnamed file: it disappears when the import ends, however it ends. Its stamp is a hash of
+//! its bytes, so an import from a pipe can resume if the pipe delivers the same bytes again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use super::index::Container;
 use super::shard;
 use crate::{Error, ErrorKind, Result};
 
-/// Whether `path` can be read only once and from front to back.
+/// Whether `path` can be read only once and sequentially.
 pub fn is_stream(path: &Path) -> bool {
     path == Path::new("-")
         || std::fs::metadata(path).is_ok_and(|found| {
@@ -26,12 +26,12 @@ pub fn is_stream(path: &Path) -> bool {
         })
 }
 
-/// Opens the shard at `path`, by way of a copy in `spool` if it is a stream or compressed; says
-/// whether it is such a copy.
+/// Opens the shard at `path`; copies it to `spool` first if it is a stream or compressed. Returns whether
+/// it was copied.
 ///
 /// # Errors
-/// It does not open. `BadSource`: it is a stream and there is no place to copy it to, or its
-/// compression is broken. `NoSpace`: the spool is full.
+/// It does not open. `BadSource`: it is a stream and there is no spool, or its compression is broken.
+/// `NoSpace`: the spool is full.
 pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Container, bool)> {
     let name = |error: io::Error| Error::from(error).path(path);
     if !is_stream(path) {
@@ -69,7 +69,7 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
     Ok((Arc::new(copy), container, true))
 }
 
-/// The bytes of `path` (`-`: standard input) from front to back, decompressed.
+/// Reads `path` (`-`: standard input) sequentially, decompressed.
 ///
 /// # Errors
 /// It does not open.
@@ -99,9 +99,9 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
     }
 }
 
-/// Lets a pipe hold more, so that its two ends wait for each other less often.
+/// Enlarges a pipe's buffer, so that its two ends wait for each other less often.
 fn widen(pipe: &impl AsFd) {
-    // It may be no pipe, or this user may have no more: then it stays as it is.
+    // Best effort: it may not be a pipe, or the user's limit may be reached.
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
@@ -113,7 +113,7 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         Err(error) => return Err(error),
     }
-    // Some file systems want a name first.
+    // Some file systems do not support O_TMPFILE.
     for attempt in 0..100 {
         let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
         match options.clone().create_new(true).open(&path) {
@@ -127,7 +127,7 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
 
 const COPY_BYTES: usize = 256 * 1024;
 
-/// What a pipe may hold unless its user is privileged.
+/// The kernel's limit for a pipe of an unprivileged user.
 const PIPE_BYTES: usize = 1 << 20;
-/// What compressions are known by.
+/// Enough bytes to detect a compression.
 const HEAD_BYTES: u64 = 6;

@@ -1,7 +1,7 @@
-//! Samples of a pipe or compressed archive, in the order in which they come.
+//! Reads samples from a pipe or compressed archive, in the order in which they arrive.
 //!
-//! Nothing is known of a stream before it is read, so its fields are those of its first sample, and a
-//! plain archive's samples have no labels: how its folders number would be known only at its end.
+//! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples
+//! of a plain archive have no labels: the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -18,43 +18,43 @@ use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
 use crate::{Error, ErrorKind, Result};
 
-/// Samples of streams, one after the other.
+/// Reads the samples of streams, one after the other.
 pub struct StreamSource {
     paths: std::vec::IntoIter<PathBuf>,
     members: Option<(PathBuf, Members<Stream>)>,
     appended: FileCounts,
-    /// Read so far from streams that have no length.
+    /// Bytes read so far from streams of unknown length.
     piped_bytes: u64,
     grouped: bool,
     fields: Option<Vec<Vec<u8>>>,
-    /// While the first sample is gathered: its fields are those of all.
+    /// While the first sample is assembled: it determines the fields of all.
     fields_grow: bool,
-    /// The group being gathered.
+    /// The group of members that is being assembled.
     open: Option<StreamSample>,
-    /// Fingerprints of the names so far: a stream is not read twice to compare them.
+    /// Fingerprints of the names so far: a stream cannot be read again to compare them.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
-    /// Memory of samples to use again.
+    /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
 }
 
-/// A sample, whole.
+/// A complete sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSample {
     /// Its name.
     pub name: Vec<u8>,
-    /// Its label, where it has one.
+    /// Its label, if it has one.
     pub label: Option<i64>,
     /// Its fields, in the order of [`StreamSource::fields`].
     pub fields: Vec<Option<Vec<u8>>>,
 }
 
 impl StreamSource {
-    /// The streams at `paths` (`-`: standard input), which hold what `kind` says. `fields`: what the
-    /// image has already; its samples have those and no others.
+    /// The streams at `paths` (`-`: standard input), whose content is `kind`. `fields`: those of the image;
+    /// the samples must have these and no others.
     ///
     /// # Errors
-    /// `BadSource`: of this kind no stream can be read without a spool.
+    /// `BadSource`: a stream of this kind needs a spool.
     pub fn new(
         paths: Vec<PathBuf>,
         kind: SourceKind,
@@ -82,28 +82,28 @@ impl StreamSource {
         })
     }
 
-    /// Names of the fields, known with the first sample; empty for one without a name.
+    /// Names of the fields, known with the first sample; empty for one unnamed field.
     pub fn fields(&self) -> &[Vec<u8>] {
         self.fields.as_deref().unwrap_or_default()
     }
 
-    /// Takes the memory of a sample back, for those to come.
+    /// Takes back the memory of a sample for reuse.
     pub fn give_back(&mut self, sample: StreamSample) {
         let room = MAX_SPARE.saturating_sub(self.spare.len());
         self.spare.extend(sample.fields.into_iter().flatten().take(room));
     }
 
-    /// Archives behind the first of their stream, in the streams that have ended.
+    /// Archives after the first one of their stream, for the streams that have ended.
     pub fn appended(&self) -> Vec<FileCount> {
         self.appended.clone().into_counts()
     }
 
-    /// Bytes of the pipes that have ended, without their compression.
+    /// Decompressed bytes of the pipes that have ended.
     pub fn piped_bytes(&self) -> u64 {
         self.piped_bytes
     }
 
-    /// What could not be imported so far.
+    /// Entries that could not be imported so far.
     pub fn bad(&self) -> &[BadEntry] {
         &self.bad
     }
@@ -111,7 +111,7 @@ impl StreamSource {
     /// The next sample; `None` at the end of all streams.
     ///
     /// # Errors
-    /// A stream does not open. What is wrong in one is in [`bad`](Self::bad).
+    /// A stream does not open. Errors within a stream are in [`bad`](Self::bad).
     pub fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         loop {
             if self.members.is_none() {
@@ -136,7 +136,7 @@ impl StreamSource {
         }
     }
 
-    /// Takes a member; returns the sample that is complete with it.
+    /// Adds a member; returns the sample that it completes.
     fn take(&mut self, member: &Member) -> Option<StreamSample> {
         if member.kind == MemberKind::Folder {
             return None;
@@ -184,7 +184,7 @@ impl StreamSource {
         }
     }
 
-    /// Adds a field to the group of `key`, which begins with it if it is not open.
+    /// Adds a field to the group of `key`; starts the group if it is not open.
     fn add_field(&mut self, key: &[u8], field: Vec<u8>, payload: Vec<u8>) -> Result<(), BadReason> {
         let known = self.fields.get_or_insert_default();
         let at = match known.iter().position(|name| *name == field) {
@@ -245,7 +245,8 @@ impl StreamSource {
         None
     }
 
-    /// The payload of the present member. Memory grows with what comes, not with what is announced.
+    /// The payload of the current member. Memory grows with the bytes that arrive, not with the stated
+    /// length.
     fn payload(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
         let mut payload = self.spare.pop().unwrap_or_default();
@@ -264,12 +265,12 @@ impl StreamSource {
 
 type Stream = ReadInput<Box<dyn Read + Send>>;
 
-/// A stream as the archive reader takes it.
+/// Adapts a stream to the archive reader.
 #[derive(Debug)]
 pub struct ReadInput<R>(R);
 
 impl<R: Read> ReadInput<R> {
-    /// All of `from`.
+    /// Reads all of `from`.
     pub fn new(from: R) -> ReadInput<R> {
         ReadInput(from)
     }
@@ -294,6 +295,6 @@ impl<R: Read> Input for ReadInput<R> {
     }
 }
 
-/// Payloads whose memory is kept.
+/// Payload buffers that are kept for reuse.
 const MAX_SPARE: usize = 16;
 const PIECE_BYTES: u64 = 1 << 20;

@@ -1,7 +1,7 @@
-//! Tar archives: every file a sample, or, as WebDataset reads them, every run of files with one key.
+//! Tar archives: every file is a sample, or, as in WebDataset, consecutive files with one key form one.
 //!
-//! The key of a member is its path up to the first dot of its last part, what follows the dot is its
-//! field. A plain archive's labels are its top folders, numbered as a folder tree's are.
+//! The key of a member is its path up to the first dot of the last component; what follows the dot is its
+//! field. The labels of a plain archive are its top folders, numbered as in a folder tree.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -12,43 +12,43 @@ use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MA
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 
-/// Turns members of archives into rows.
+/// Converts members of archives to rows.
 #[derive(Debug, Default)]
 pub struct Rows {
     grouped: bool,
-    /// Key of the group that the last row is of.
+    /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
     top_folders: BTreeSet<Vec<u8>>,
 }
 
-/// A member that is another name of a member: its row waits for the other's place.
+/// A link member: its row waits for the location of its target.
 #[derive(Debug)]
 struct Link {
     row: u64,
     target: Vec<u8>,
 }
 
-/// What became of a member.
+/// How a member was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberUse {
-    /// Its payload is a part of the last row; it may be a class number.
+    /// Its payload belongs to the last row; it may be a class number.
     Payload {
-        /// Whether the payload says the row's label.
+        /// Whether the payload is the row's label.
         label: bool,
     },
-    /// Nothing of it is read.
+    /// It is ignored.
     Nothing,
 }
 
 impl Rows {
-    /// Of plain archives, or `grouped` as WebDataset does.
+    /// For plain archives, or `grouped` as in WebDataset.
     pub fn new(grouped: bool) -> Rows {
         Rows { grouped, ..Rows::default() }
     }
 
-    /// Appends the members of one shard; where it is broken, the rest of it is one bad entry. Returns
-    /// what of the file lies behind its first archive.
+    /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
+    /// follows the first archive in the file.
     pub fn index_shard(
         &mut self,
         file: Arc<File>,
@@ -78,12 +78,12 @@ impl Rows {
         }
     }
 
-    /// Groups do not reach over the end of a shard.
+    /// A group ends with its shard.
     pub fn begin_shard(&mut self) {
         self.open_key = None;
     }
 
-    /// Appends a member to `index`: as a row, as a part of the last row, or to the bad entries.
+    /// Appends a member to `index`: as a row, as a payload of the last row, or as a bad entry.
     pub fn take(&mut self, member: &Member, container: u32, index: &mut Index) -> MemberUse {
         match self.try_take(member, container, index) {
             Ok(took) => took,
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// Gives linked rows their bytes and rows of plain archives their labels.
+    /// Sets the payloads of link rows, and the labels of plain archives.
     pub fn finish(self, index: &mut Index) -> Vec<u64> {
         let dead = self.resolve_links(index);
         if !self.grouped && !self.top_folders.is_empty() {
@@ -192,7 +192,7 @@ impl Rows {
         }
     }
 
-    /// Gives each link the place of what it means; returns the rows whose link leads nowhere.
+    /// Gives each link the payload of its target; returns the rows with dangling links.
     fn resolve_links(&self, index: &mut Index) -> Vec<u64> {
         if self.links.is_empty() {
             return Vec::new();
@@ -233,7 +233,7 @@ fn follow(
     Err(BadReason::Cyclic)
 }
 
-/// The member that a link called `name` means by `target`.
+/// The member to which the link `name` with `target` leads.
 fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
     if target.starts_with(b"/") {
         return Err(BadReason::LeavesSource);
@@ -253,7 +253,7 @@ fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
 /// `a/b.seg.png` is the field `seg.png` of the key `a/b`.
 ///
 /// # Errors
-/// `Name`: there is no key before a dot, or no field behind it.
+/// `Name`: there is no key before a dot, or no field after it.
 pub fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
     let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = name[base..].iter().position(|&byte| byte == b'.').map(|dot| base + dot);
@@ -265,7 +265,7 @@ pub fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> {
     }
 }
 
-/// The number that a `.cls` member holds; `None` where it is no number.
+/// The number in a `.cls` member; `None` if it is not a number.
 fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64> {
     let mut text = [0; MAX_LABEL_BYTES];
     let len = usize::try_from(member.len_bytes).ok().filter(|&len| len <= text.len())?;
@@ -273,18 +273,18 @@ fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64
     while filled < len {
         match members.read_payload(&mut text[filled..len]) {
             Ok(read) if read > 0 => filled += read,
-            _ => return None, // the next header will say what is wrong with the archive
+            _ => return None, // reading the next header reports the error
         }
     }
     parse_label(&text[..len])
 }
 
-/// A class number as text.
+/// Parses a class number.
 pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
 
-/// Whether an archive looks like WebDataset's: files beside each other with one key and two fields.
+/// Whether an archive looks like a WebDataset shard: adjacent files with one key and two fields.
 pub fn looks_grouped(archive: impl Input) -> bool {
     let mut members = Members::new(archive);
     let mut before: Option<(Vec<u8>, Vec<u8>)> = None;

@@ -1,24 +1,24 @@
-//! The members of a tar archive: ustar, PAX, GNU long names, sizes in base 256, old v7.
+//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7.
 //!
-//! Where GNU tar and Python's tarfile would read the same bytes as two different listings, this
-//! refuses: a member that one tool sees and the other does not is an attack or an accident, never a
-//! sample. The exception are archives one behind the other in one file: they are read to the true end,
-//! as GNU tar's `--ignore-zeros` reads them, and counted ([`Members::appended`]). Nothing is allocated
-//! by a length that the archive states, but for extended headers, which have a limit.
+//! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
+//! tool sees is an attack or an accident, never a sample. The exception are concatenated archives in one
+//! file: they are read to the real end, as by GNU tar's `--ignore-zeros`, and counted
+//! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
+//! have a limit.
 
 use std::io;
 
 use super::index::{BadReason, MAX_NAME_BYTES};
 
-/// Where an archive's bytes come from.
+/// The input of an archive.
 pub trait Input {
     /// Reads some bytes; 0 at the end.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Passes over `bytes` bytes; may end up past the end.
+    /// Skips `bytes` bytes; may end up past the end.
     fn skip(&mut self, bytes: u64) -> io::Result<()>;
 
-    /// Length of all, where it is known.
+    /// Total length, if known.
     fn len_bytes(&self) -> Option<u64>;
 }
 
@@ -27,21 +27,21 @@ pub trait Input {
 pub struct Members<I> {
     input: I,
     position: u64,
-    /// Where the header that is read now, or was read last, begins.
+    /// Offset of the current or last header.
     header_at: u64,
     appended: Option<Appended>,
-    /// Bytes of the present member, with its padding, not yet passed over.
+    /// Bytes of the current member, padding included, that are not yet consumed.
     left: u64,
-    /// Payload bytes of the present member not yet read.
+    /// Payload bytes of the current member that are not yet read.
     payload_left: u64,
 }
 
 /// One member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, as the archive spells it.
+    /// Its name, as spelled in the archive.
     pub name: Vec<u8>,
-    /// What it is.
+    /// Its type.
     pub kind: MemberKind,
     /// Length of its payload in bytes.
     pub len_bytes: u64,
@@ -49,29 +49,29 @@ pub struct Member {
     pub offset: u64,
 }
 
-/// What a member is.
+/// The type of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemberKind {
-    /// A file with its bytes.
+    /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// Another name, seen from the archive's root, of an earlier member.
+    /// A hard link to an earlier member, relative to the archive's root.
     HardLink(Vec<u8>),
-    /// A link, seen from the folder that it lies in.
+    /// A symbolic link, relative to its folder.
     SymLink(Vec<u8>),
-    /// Not importable.
+    /// A type that cannot be imported.
     Special(&'static str),
-    /// It has bytes, which are not those of a file, for this reason.
+    /// It has a payload that is not a file's content, for this reason.
     Refused(&'static str),
 }
 
-/// Archives behind the first one of a file, as `cat a.tar b.tar` makes them.
+/// Archives after the first one of a file, as `cat a.tar b.tar` produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Appended {
-    /// How many.
+    /// Their number.
     pub archives: u64,
-    /// Where the first of them begins.
+    /// Offset of the first of them.
     pub from: u64,
 }
 
@@ -81,7 +81,7 @@ pub enum TarError {
     /// The archive is broken.
     #[error("{0}")]
     Bad(BadReason),
-    /// It could not be read.
+    /// Reading failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -95,7 +95,7 @@ impl From<TarError> for BadReason {
     }
 }
 
-/// What extended headers say about the member that follows them.
+/// Data of extended headers for the next member.
 #[derive(Default)]
 struct Extended {
     pax: bool,
@@ -107,31 +107,31 @@ struct Extended {
 }
 
 impl<I: Input> Members<I> {
-    /// Members of `input`, which stands at the archive's first byte.
+    /// The members of `input`, which is at the archive's first byte.
     pub fn new(input: I) -> Members<I> {
         Members { input, position: 0, header_at: 0, appended: None, left: 0, payload_left: 0 }
     }
 
-    /// What lies behind the first archive, as far as it was read.
+    /// What follows the first archive, as far as it was read.
     pub fn appended(&self) -> Option<Appended> {
         self.appended
     }
 
-    /// Bytes read or passed over so far.
+    /// Bytes consumed so far.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// After an error: from where to where nothing was read, as far as the end is known.
+    /// After an error: the byte range that was not read, as far as the end is known.
     pub fn rest(&self) -> std::ops::Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
-    /// The next member; `None` at the end of the input. An end mark ends an archive, and another may
-    /// follow: `tar -A` and `cat` leave such marks in the middle.
+    /// The next member; `None` at the end of the input. An end mark ends an archive, and another archive
+    /// may follow: `tar -A` and `cat` leave end marks in the middle.
     ///
     /// # Errors
-    /// The archive ends early or its headers are broken: what follows cannot be read.
+    /// The archive ends early or a header is broken: the rest cannot be read.
     pub fn next_member(&mut self) -> Result<Option<Member>, TarError> {
         let mut extended = Extended::default();
         loop {
@@ -176,10 +176,10 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// Reads the next bytes of the present member's payload; 0 at its end.
+    /// Reads the next bytes of the current member's payload; 0 at its end.
     ///
     /// # Errors
-    /// The archive ends inside the member, or the operating system refused.
+    /// The archive ends within the member, or the operating system reported an error.
     pub fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
         let most = self.payload_left.min(into.len() as u64) as usize;
         if most == 0 {
@@ -195,7 +195,7 @@ impl<I: Input> Members<I> {
         Ok(read)
     }
 
-    /// WriteBehind an end mark: looks for the header of another archive, which comes to be in `block`.
+    /// After an end mark: searches for the header of another archive and puts it in `block`.
     fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, TarError> {
         loop {
             self.header_at = self.position;
@@ -208,7 +208,7 @@ impl<I: Input> Members<I> {
                 return Ok(false);
             }
         }
-        // Without the magic, what is left in a buffer behind the mark may look like a header.
+        // Requires the magic: leftover buffer contents after the mark may resemble a v7 header.
         if block[257..262] != *b"ustar" || check_sum(block).is_err() {
             return Err(syntax("what follows the end mark is no archive"));
         }
@@ -228,7 +228,7 @@ impl<I: Input> Members<I> {
                 (MemberKind::Refused(SPARSE), true)
             }
             0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
-            // All tools agree on where the next header lies.
+            // All tools agree on the location of the next header.
             b'M' => (MemberKind::Refused("began in another volume"), true),
             b'D' => (MemberKind::Refused("is a folder's dump, which some take for a file"), true),
             b'V' => (MemberKind::Refused("is a volume's label, which some take for a file"), true),
@@ -242,7 +242,7 @@ impl<I: Input> Members<I> {
             b'0' if is_folder => return Err(syntax("a file whose name ends like a folder's")),
             _ => (MemberKind::File, true),
         };
-        // Some tools pass over such bytes and some do not, except for hard links, where all agree.
+        // Some tools skip such bytes and some do not; for hard links all agree.
         if !has_payload && len_bytes != 0 && header.kind != b'1' {
             return Err(syntax("a length where there can be no payload"));
         }
@@ -255,7 +255,7 @@ impl<I: Input> Members<I> {
         Ok(Member { name, kind, len_bytes, offset })
     }
 
-    /// Makes the next `len_bytes` bytes the present member.
+    /// Makes the next `len_bytes` bytes the current member.
     fn enter(&mut self, len_bytes: u64) -> Result<(), TarError> {
         let padded = len_bytes.checked_next_multiple_of(BLOCK_BYTES as u64);
         let padded = padded.filter(|padded| self.position.checked_add(*padded).is_some());
@@ -273,8 +273,8 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// GNU's old form of sparse files has more of its map in blocks between header and payload, which
-    /// the length does not count.
+    /// Skips the map blocks between header and payload in GNU's old sparse format, which the length does
+    /// not include.
     fn pass_over_sparse_map(&mut self, mut goes_on: bool) -> Result<(), TarError> {
         while goes_on {
             let mut block = [0; BLOCK_BYTES];
@@ -286,7 +286,7 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// Reads one block, or what there is of it; returns how many bytes that is.
+    /// Reads one block, or the rest of the input; returns the number of bytes.
     fn read_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<usize, TarError> {
         let mut filled = 0;
         while filled < BLOCK_BYTES {
@@ -310,7 +310,7 @@ impl<I: Input> Members<I> {
         while filled < bytes.len() {
             filled += self.read_payload(&mut bytes[filled..])?;
         }
-        // Some tools stop at the stated length, and some at the first NUL in the padding.
+        // Some tools stop at the stated length, others at the first NUL in the padding.
         if bytes[len_bytes as usize..].iter().any(|&byte| byte != 0) {
             return Err(syntax("an extended header that goes on behind its end"));
         }
@@ -342,9 +342,9 @@ impl Extended {
         }
     }
 
-    /// Records of the form `length key=value\n`, the length counting itself.
+    /// Records of the form `length key=value\n`, where the length includes itself.
     fn read_pax(&mut self, mut records: &[u8]) -> Result<(), TarError> {
-        // Padding with NUL ends them too: some writers do it.
+        // NUL padding ends them too: some writers use it.
         while records.first().is_some_and(|&byte| byte != 0) {
             let (key, value, rest) = pax_record(records).ok_or_else(|| syntax(BROKEN_PAX))?;
             records = rest;
@@ -388,7 +388,7 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// What of a header matters here.
+/// The header fields that are used.
 ///
 /// | bytes    | field        | meaning                                              |
 /// |----------|--------------|------------------------------------------------------|
@@ -414,16 +414,16 @@ impl Header {
         let mut name = until_nul(&block[..100]).to_vec();
         let (magic, prefix) = (&block[257..263], until_nul(&block[345..500]));
         let kind = block[156];
-        // In GNU's old form of sparse files the map lies where others have a prefix.
+        // In GNU's old sparse format the map lies where others have the prefix.
         let has_prefix = !prefix.is_empty() && kind != b'S';
         if has_prefix && magic == b"ustar\0" {
             name = [prefix, b"/", &name].concat();
         } else if has_prefix {
-            // Python's tarfile takes it for a prefix; GNU tar does not, and writes it in dumps only.
+            // Python's tarfile reads it as a prefix; GNU tar does not, and writes it only in dumps.
             return Err(syntax("a header with a name's prefix, of a format that has none"));
         }
         let len_bytes = number(&block[124..136]).ok_or_else(|| syntax("a length is no number"))?;
-        // They mean nothing here, but Python's tarfile ends a listing where one of them is no number.
+        // They are unused here, but Python's tarfile ends a listing if one is not a number.
         let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
         if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
             return Err(syntax("a header with a number that is none"));
@@ -433,8 +433,8 @@ impl Header {
     }
 }
 
-/// Whether these first bytes of a file are a tar archive's: a header whose checksum is right, or whose
-/// magic is there.
+/// Whether a file that begins with these bytes is a tar archive: its header has a valid checksum or the
+/// magic.
 pub fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<BLOCK_BYTES>().is_some_and(|block| {
         block[257..262] == *b"ustar" || block[0] != 0 && check_sum(block).is_ok()
@@ -448,7 +448,7 @@ fn is_zero(block: &[u8]) -> bool {
 fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
     let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { block[at] };
     let unsigned: u64 = (0..BLOCK_BYTES).map(|at| u64::from(counted(at))).sum();
-    // Old writers summed signed characters.
+    // Old writers sum signed characters.
     let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
     let stored = number(&block[148..156]).ok_or_else(|| syntax("no header where one should be"))?;
     match stored == unsigned || i64::try_from(stored) == Ok(signed) {
@@ -457,10 +457,10 @@ fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarError> {
     }
 }
 
-/// A number field: octal with spaces or NUL around it, or base 256 with the top bit set.
+/// A number field: octal with surrounding spaces or NULs, or base 256 with the top bit set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        // FFh begins a negative number, and nothing else is one.
+        // 0xff begins a negative number; other first bytes are invalid.
         let mut value = (field[0] == 0x80).then_some(0_u64)?;
         for &byte in &field[1..] {
             value = value.checked_mul(256)?.checked_add(u64::from(byte))?;
@@ -478,10 +478,10 @@ fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or(field)
 }
 
-/// A member's or list's name as samples are named: relative, without `.` and doubled slashes.
+/// Normalises a member's or list's name as a sample name: relative, without `.` and repeated slashes.
 ///
 /// # Errors
-/// `Name`: it is empty, too long, holds NUL or a `..`.
+/// `Name`: it is empty, too long, or contains NUL or `..`.
 pub fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     if name.contains(&0) {
         return Err(BadReason::Name("holds a NUL"));

@@ -7,8 +7,8 @@
 //! | 12..12+len   | payload   |                                            |
 //! | 12+len..+4   | `crc`     | masked CRC32C of the payload               |
 //!
-//! A record is named by its shard and its number in it, from 0. Payload checksums are checked when
-//! the payload is read, so that nothing is read twice.
+//! A record's name is its shard and its number in it, from 0. Payload checksums are verified when the
+//! payload is read, so that no payload is read twice.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,8 +18,7 @@ use super::shard::FrontToBack;
 use super::tar_members::Input;
 use crate::checksum::crc32c;
 
-/// Appends the records of one shard, named after `stem`; where it is broken, the rest of it is one bad
-/// entry.
+/// Appends the records of one shard, named after `stem`; if it is broken, the rest of it is one bad entry.
 pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Index) {
     let shard = index.containers[container as usize].clone();
     if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
@@ -59,17 +58,17 @@ pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Ind
     }
 }
 
-/// Checks the CRC32C of a payload against the checksum stored behind it.
+/// Compares the CRC32C of a payload with the stored checksum after it.
 pub fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
     check("payload", crc, stored)
 }
 
-/// Whether these first bytes of a file are a TFRecord's: the checksum of a length is right.
+/// Whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
 pub fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
 }
 
-/// Where the stored checksum of a payload lies.
+/// Offset of a payload's stored checksum.
 pub fn crc_offset(payload: &Payload) -> u64 {
     payload.offset_or_stamp + u64::from(payload.len_bytes)
 }
@@ -81,7 +80,7 @@ struct Records {
 }
 
 impl Records {
-    /// Place and length of the next payload; `None` at the end of the shard.
+    /// Offset and length of the next payload; `None` at the end of the shard.
     fn next_record(&mut self) -> Result<Option<(u64, u64)>, BadReason> {
         if self.offset == self.len_bytes {
             return Ok(None);
@@ -125,7 +124,7 @@ fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), Ba
     }
 }
 
-/// TensorFlow masks stored checksums, since a CRC of bytes that hold their own CRC says little.
+/// TensorFlow masks stored checksums, since the CRC of data that contains its own CRC is weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xA282_EAD8)
 }

@@ -1,9 +1,9 @@
-//! A folder given as a source: whether its files are samples, or shards with samples in them.
+//! A folder given as a source: detects whether its files are samples or shards.
 //!
-//! Shards are known by their bytes. Every file of a folder of samples would have to be opened once
-//! more for that, which a folder of a million files takes ten seconds for: so files are looked at in
-//! groups of one extension each, in each group the first, second, third, fifth, ninth and so on, and all
-//! whose extension says that they are shards. Only where this finds a shard are all of them looked at.
+//! Shards are recognised by their bytes. To read the first bytes of every file of a folder of samples would
+//! take ten seconds per million files. So files are grouped by extension, and in each group only the first,
+//! second, third, fifth, ninth and so on are read, and all whose extension is that of shards. Only if this
+//! finds a shard are all of them read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -19,18 +19,18 @@ use super::folder;
 use super::index::{BadEntry, BadReason, Index};
 use crate::Result;
 
-/// A folder and all that lies in it.
+/// A folder and its contents.
 #[derive(Debug)]
 pub struct Tree {
     /// Where it is.
     pub path: PathBuf,
-    /// Its files as samples.
+    /// Its files, indexed as samples.
     pub index: Index,
-    /// The folder, held open.
+    /// The open folder.
     pub root: Root,
 }
 
-/// A file of a tree, judged.
+/// A file of a tree with its detected content.
 #[derive(Debug, Clone)]
 pub struct Judged {
     /// Its name beneath the folder.
@@ -42,7 +42,7 @@ pub struct Judged {
 }
 
 impl Tree {
-    /// Lists the folder at `path`.
+    /// Indexes the folder at `path`.
     ///
     /// # Errors
     /// It does not open.
@@ -52,7 +52,7 @@ impl Tree {
         Ok(Tree { path: path.to_path_buf(), index, root })
     }
 
-    /// Counts its files by their sorts, and where `looks` looks at some of each.
+    /// Counts its files by sort, and reads some of each if `looks` is set.
     pub fn survey(&self, looks: bool) -> Survey {
         let mut counts: HashMap<Sort, Count> = HashMap::new();
         let mut survey = Survey::default();
@@ -96,10 +96,10 @@ impl Tree {
         survey
     }
 
-    /// Judges every file, in the order of their names.
+    /// Detects the content of every file, in the order of their names.
     ///
-    /// What is neither a file nor a link to one is in the second list. After many files of two sorts
-    /// the rest is not opened any more: then no import is made of them anyway.
+    /// The second list holds entries that are neither files nor links to files. With `may_give_up`, it
+    /// stops opening files once many of two sorts are found: then nothing is imported anyway.
     pub fn judge(&self, may_give_up: bool) -> (Vec<Judged>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
             .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
@@ -123,8 +123,8 @@ impl Tree {
         (judged, bad)
     }
 
-    /// Files that are no samples where they are, and may be shards: those that are too large, and
-    /// those that a link out of the folder leads to.
+    /// Files that are not samples but may be shards: those that are too large, and those behind a link out
+    /// of the folder.
     fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
         self.index.bad.iter().filter_map(|bad| match bad.reason {
             BadReason::TooLarge(len) => Some((&bad.name[..], len)),
@@ -136,7 +136,7 @@ impl Tree {
         })
     }
 
-    /// What a file holds; whatever cannot be read is not judged: reading it will say why.
+    /// The content of a file; an unreadable file is not classified: reading it will report the error.
     fn content(&self, name: &[u8]) -> Content {
         let file = self.root.open_file(name).ok().map(File::from).or_else(|| {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -157,14 +157,14 @@ impl Tree {
     }
 }
 
-/// What the files of a tree are, as far as it was looked at.
+/// The sorts of files in a tree, as far as they were examined.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// Whether one of those that were looked at is a shard.
+    /// Whether one of the files that were read is a shard.
     pub shards: bool,
-    /// The format and a name, where all of them are of formats that are not read here.
+    /// The format and a name, if all of them have unsupported formats.
     pub unread: Option<(&'static str, Vec<u8>)>,
-    /// All files, counted by extension, each taken as a sample.
+    /// All files, counted by extension, each as a sample.
     pub file_counts: Vec<FileCount>,
 }
 
@@ -173,7 +173,7 @@ struct Count {
     total: FileCount,
     /// Those that are not empty.
     full: u64,
-    /// Whether the extension says that they are shards.
+    /// Whether the extension is that of shards.
     named_as_shards: bool,
 }
 
@@ -185,11 +185,11 @@ impl Count {
     }
 }
 
-/// An extension, its letters lower, runs of digits one `#`; zeroes where there is none.
+/// A lower-case extension in which `#` replaces runs of digits; zeroes if there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Sort {
     Extension([u8; MAX_EXTENSION_BYTES]),
-    /// One of many, or a long one.
+    /// One of many further extensions, or a long one.
     Another,
 }
 
@@ -225,15 +225,15 @@ impl Sort {
     }
 }
 
-/// Room for `tfrecord-#-of-#`.
+/// Space for `tfrecord-#-of-#`.
 const MAX_EXTENSION_BYTES: usize = 16;
-/// Enough for any data set that somebody made by hand.
+/// Enough for any data set made by hand.
 const MAX_SORTS: usize = 64;
-/// Files that are looked at for their names alone.
+/// Maximum files that are read because of their names alone.
 const MOST_BY_NAME: u64 = 4096;
-/// Takes the place of what was not judged any more.
+/// Placeholder for the content of files that were not opened.
 const NOT_OPENED: Content = Content::Unread("file not opened");
-/// Files that are opened to count them in a refusal.
+/// Maximum files that are opened to count them for an error message.
 const MOST_OPENED: u64 = 10_000;
 
 #[cfg(test)]

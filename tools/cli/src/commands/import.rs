@@ -140,10 +140,10 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
 fn say_how_to_go_on(error: Error) -> Error {
     match error.kind() {
         ErrorKind::NoSpace => {
-            error.hint("make room, then go on with --resume; or begin on a larger namespace")
+            error.hint("make room, then run it again with --resume; or begin on a larger namespace")
         }
         ErrorKind::Disconnected | ErrorKind::TimedOut => {
-            error.hint("go on with --resume when the target is there again")
+            error.hint("run it again with --resume when the target is back")
         }
         _ => error,
     }
