@@ -11,32 +11,19 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::import::{self, EditOptions, ImportOptions, Onto, PlacementOrder, Progress, Stage};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::import::{self, EditOptions, ImportOptions, Onto, PlacementOrder};
+use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device, open};
-use dlfs::target::{Target, TargetOptions};
+use dlfs::target::Target;
 use dlfs::units::Nsid;
+use import_support::served::{self, AfterChunks, short_leased, through};
 use import_support::wire::{Flip, Way, Wire};
-use import_support::{Random, contents, options, paths, tree};
-
-const NQN: &str = "nqn.2026-11.io.dlfs:network";
+use import_support::{Random, contents, paths, tree};
 
 fn serve(disk: &MemNamespace) -> Target {
-    serve_all(std::slice::from_ref(disk))
-}
-
-fn serve_all(disks: &[MemNamespace]) -> Target {
-    let options = TargetOptions { writable: true, ..TargetOptions::new(Nqn::new(NQN).unwrap()) };
-    let devices = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>);
-    Target::bind(options, devices.collect()).unwrap()
-}
-
-/// The target's address by way of a network.
-fn through(wire: &Wire) -> Address {
-    let text = format!("nvme-tcp://{}/{NQN}", wire.address());
-    text.parse().unwrap()
+    served::serve(std::slice::from_ref(disk), None)
 }
 
 fn hasty() -> ConnectOptions {
@@ -45,10 +32,6 @@ fn hasty() -> ConnectOptions {
         keep_alive_tmo: Duration::from_secs(1),
         ..ConnectOptions::default()
     }
-}
-
-fn wanted(onto: Onto) -> ImportOptions {
-    ImportOptions { lease: Duration::from_millis(800), ..options(onto) }
 }
 
 fn import_to(
@@ -67,7 +50,7 @@ fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
     let target = serve(&disk);
     let address = [target.address(Nsid(1))];
-    import_to(dir.path(), &address, &wanted(Onto::Empty), &hasty()).unwrap();
+    import_to(dir.path(), &address, &short_leased(Onto::Empty), &hasty()).unwrap();
     let mut io = Blocking::new(disk.queue_pair().unwrap()).unwrap();
     for round in 1..=4u64 {
         // As if it had stopped before its commit, with one chunk not written: the read that finds the
@@ -77,7 +60,7 @@ fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
         }
         io.write_at(round * (64 << 10), &[0; 4096]).unwrap();
         let begun = Instant::now();
-        import_to(dir.path(), &address, &wanted(Onto::Resume), &hasty()).unwrap();
+        import_to(dir.path(), &address, &short_leased(Onto::Resume), &hasty()).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(50), "it slept for a whole deadline");
     }
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
@@ -90,7 +73,8 @@ fn one_flipped_bit_while_connecting_or_opening_does_not_end_a_command() {
     tree(dir.path(), 60, 9000, 1);
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
     let target = serve(&disk);
-    import_to(dir.path(), &[target.address(Nsid(1))], &wanted(Onto::Empty), &hasty()).unwrap();
+    import_to(dir.path(), &[target.address(Nsid(1))], &short_leased(Onto::Empty), &hasty())
+        .unwrap();
     let connect = ConnectOptions { hdr_digest: true, data_digest: true, ..hasty() };
     let options = OpenOptions { connect, ..OpenOptions::default() };
     let open = |wire: &Wire| Image::open(&[through(wire)], &options).and_then(|i| i.load_names());
@@ -122,11 +106,11 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
     for (queues, num_namespaces) in [(1, 1), (2, 2), (3, 1), (4, 2)] {
         let disks: Vec<_> =
             (0..num_namespaces).map(|_| MemNamespace::new(4 << 20, 512).unwrap()).collect();
-        let target = serve_all(&disks);
+        let target = served::serve(&disks, None);
         let image: Vec<Address> =
             (1..=num_namespaces).map(|nsid| target.address(Nsid(nsid))).collect();
         let connect = ConnectOptions { nr_io_queues: queues, ..hasty() };
-        let wanted = |onto| ImportOptions { reader_threads: 0, ..wanted(onto) };
+        let wanted = |onto| ImportOptions { reader_threads: 0, ..short_leased(onto) };
         import_to(dir.path(), &image, &wanted(Onto::Empty), &connect).unwrap();
         import_to(more.path(), &image, &wanted(Onto::Append), &connect).unwrap();
         let name = all.keys().next().unwrap().clone();
@@ -139,22 +123,6 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
         let report = opened.verify(&verify, &mut |_| ()).unwrap();
         assert_eq!(report.damages.len(), 0, "{:?}", report.damages);
         assert_eq!(report.samples, all.len() as u64 - 1, "{queues} queues");
-    }
-}
-
-/// Does something once, after some chunks.
-struct AfterChunks<'a> {
-    left: u32,
-    then: &'a mut (dyn FnMut() + Send),
-}
-
-impl Progress for AfterChunks<'_> {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {
-        self.left = self.left.wrapping_sub(1);
-        if self.left == 0 {
-            (self.then)();
-        }
     }
 }
 
@@ -171,7 +139,7 @@ fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile(
                 let target = serve(&disk);
                 let wire = Wire::to(target.local_addr());
                 let (direct, held) = ([target.address(Nsid(1))], [through(&wire)]);
-                let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+                let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
                 let mut hold = || wire.hold();
                 let mut progress = AfterChunks { left: after, then: &mut hold };
                 let error = std::thread::scope(|scope| {
@@ -180,7 +148,7 @@ fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile(
                     });
                     std::thread::sleep(Duration::from_millis(100));
                     let other = loop {
-                        match import_to(theirs, &direct, &wanted(Onto::Force), &hasty()) {
+                        match import_to(theirs, &direct, &short_leased(Onto::Force), &hasty()) {
                             // Not held yet.
                             Err(error) if error.kind() == ErrorKind::Busy => {}
                             result => break result,
@@ -214,7 +182,7 @@ fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
         });
     };
     let mut progress = AfterChunks { left: 7, then: &mut hold };
-    let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+    let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
     import::import(&paths(dir.path()), &[through(&wire)], &options, &hasty(), &mut progress)
         .unwrap();
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
@@ -240,7 +208,7 @@ fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> u
         }
         flip.into_iter().for_each(|flip| wire.flip(flip));
         let placement = if stream { PlacementOrder::Source } else { PlacementOrder::Shuffled };
-        let options = ImportOptions { placement, reader_threads: 2, ..wanted(Onto::Empty) };
+        let options = ImportOptions { placement, reader_threads: 2, ..short_leased(Onto::Empty) };
         let result = import_to(source, &[through(&wire)], &options, &hasty());
         if result.is_ok() {
             let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
@@ -318,7 +286,8 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
     let target = serve(&disk);
     let address = target.address(Nsid(1));
-    import_to(dir.path(), std::slice::from_ref(&address), &wanted(Onto::Empty), &hasty()).unwrap();
+    import_to(dir.path(), std::slice::from_ref(&address), &short_leased(Onto::Empty), &hasty())
+        .unwrap();
     let engine = |options: ConnectOptions| open(&address, &options).unwrap().namespace().engine;
     assert_eq!(engine(hasty()), "tcp");
     let preferring = ConnectOptions { prefer_digests: true, ..hasty() };
@@ -355,7 +324,7 @@ fn a_network_that_never_goes_on_ends_an_import_within_the_time_of_one_call() {
     };
     let mut progress = AfterChunks { left: 7, then: &mut hold };
     let image = [through(&wire)];
-    let options = ImportOptions { reader_threads: 3, ..wanted(Onto::Empty) };
+    let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
     import::import(&paths(dir.path()), &image, &options, &ConnectOptions::default(), &mut progress)
         .unwrap_err();
     let lasted = held_at.lock().unwrap().unwrap().elapsed();

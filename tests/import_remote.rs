@@ -3,42 +3,26 @@
 mod import_support;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use dlfs::import::sources::SourceKind;
-use dlfs::import::{self, ImportOptions, Onto, PlacementOrder, Progress, Stage};
+use dlfs::import::{self, ImportOptions, Onto, PlacementOrder, Progress};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{ErrorKind, Result};
-use import_support::{StopAfter, contents, options, paths, tree};
-
-fn serve(disk: &MemNamespace, listen: Option<SocketAddr>) -> Target {
-    let nqn = Nqn::new("nqn.2026-11.io.dlfs:import").unwrap();
-    let mut options = TargetOptions { writable: true, ..TargetOptions::new(nqn) };
-    options.listen = listen.unwrap_or(options.listen);
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match Target::bind(options.clone(), vec![Arc::new(disk.clone())]) {
-            Ok(target) => return target,
-            // The port of a target that just went may be taken for a moment.
-            Err(error) => assert!(Instant::now() < until, "{error:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
+use import_support::served::{AfterChunks, NQN, serve, short_leased};
+use import_support::{StopAfter, contents, paths, tree};
 
 fn address(target: &Target) -> Address {
     target.address(Nsid(1))
 }
 
 fn wanted(onto: Onto) -> ImportOptions {
-    ImportOptions { lease: Duration::from_millis(800), reader_threads: 3, ..options(onto) }
+    ImportOptions { reader_threads: 3, ..short_leased(onto) }
 }
 
 fn import_to(
@@ -51,22 +35,6 @@ fn import_to(
     import::import(&paths(source), &[address], &wanted(onto), &connect, progress).map(drop)
 }
 
-/// Does something once, after some chunks.
-struct AfterChunks<'a> {
-    left: u32,
-    then: &'a mut dyn FnMut(),
-}
-
-impl Progress for AfterChunks<'_> {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {
-        self.left = self.left.wrapping_sub(1);
-        if self.left == 0 {
-            (self.then)();
-        }
-    }
-}
-
 #[test]
 fn an_import_over_a_socket_gives_the_bytes_of_a_local_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -75,7 +43,7 @@ fn an_import_over_a_socket_gives_the_bytes_of_a_local_one() {
         (MemNamespace::new(4 << 20, 512).unwrap(), MemNamespace::new(4 << 20, 512).unwrap());
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(local.clone())];
     import::import_onto(&paths(dir.path()), &devices, &wanted(Onto::Empty), &mut ()).unwrap();
-    let target = serve(&remote, None);
+    let target = serve(std::slice::from_ref(&remote), None);
     import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap();
     target.stop();
     let remote: Vec<Arc<dyn Device>> = vec![Arc::new(remote)];
@@ -92,12 +60,12 @@ fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
 /// Imports from `source` onto a target that is restarted after so many chunks.
 fn import_over_a_restart(source: &Path, disk_bytes: u64, after: u32) -> Arc<dyn Device> {
     let disk = MemNamespace::new(disk_bytes, 512).unwrap();
-    let first = serve(&disk, None);
+    let first = serve(std::slice::from_ref(&disk), None);
     let (listen, address) = (first.local_addr(), address(&first));
     let (mut first, mut second) = (Some(first), None);
     let mut restart = || {
         first.take().unwrap().stop();
-        second = Some(serve(&disk, Some(listen)));
+        second = Some(serve(std::slice::from_ref(&disk), Some(listen)));
     };
     let mut progress = AfterChunks { left: after, then: &mut restart };
     import_to(source, address, Onto::Empty, &mut progress).unwrap();
@@ -128,7 +96,7 @@ fn samples_larger_than_a_chunk_go_over_a_socket_among_small_ones() {
     let remote = MemNamespace::new(64 << 20, 512).unwrap();
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(local)];
     import::import_onto(&paths(dir.path()), &devices, &wanted(Onto::Empty), &mut ()).unwrap();
-    let target = serve(&remote, None);
+    let target = serve(std::slice::from_ref(&remote), None);
     import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap();
     target.stop();
     let remote: Vec<Arc<dyn Device>> = vec![Arc::new(remote)];
@@ -170,7 +138,7 @@ fn a_stream_over_a_socket_arrives_whole_and_is_gone_on_with() {
     };
     let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let disks = [(); 2].map(|()| MemNamespace::new(64 << 20, 512).unwrap());
-    let targets = disks.each_ref().map(|disk| serve(disk, None));
+    let targets = disks.each_ref().map(|disk| serve(std::slice::from_ref(disk), None));
     let stream_to = |at: usize, onto, progress: &mut dyn Progress| {
         let image = [address(&targets[at])];
         import::import(std::slice::from_ref(&archive), &image, &wanted(onto), &connect, progress)
@@ -190,7 +158,7 @@ fn a_second_import_from_elsewhere_is_busy() {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(dir.path(), 100, 9000, 1);
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
-    let target = serve(&disk, None);
+    let target = serve(std::slice::from_ref(&disk), None);
     let mut tried = 0;
     let mut try_another = || {
         let error = import_to(dir.path(), address(&target), Onto::Force, &mut ()).unwrap_err();
@@ -209,7 +177,7 @@ fn a_read_only_target_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 5, 100, 1);
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
-    let nqn = Nqn::new("nqn.2026-11.io.dlfs:import").unwrap();
+    let nqn = Nqn::new(NQN).unwrap();
     let target = Target::bind(TargetOptions::new(nqn), vec![Arc::new(disk)]).unwrap();
     let error = import_to(dir.path(), address(&target), Onto::Empty, &mut ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");

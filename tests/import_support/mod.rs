@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 
 pub mod disk;
+pub mod served;
 pub mod wire;
 
 use std::collections::BTreeMap;
