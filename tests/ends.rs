@@ -256,7 +256,7 @@ fn a_target_whose_poller_meets_a_broken_engine_says_so_and_its_hosts_get_errors(
             How::Panics => {
                 let error = target.check().unwrap_err();
                 check(&error, how, "the thread dlfs-target-");
-                // The other poller has ended as well: nobody waits at a door that nobody opens.
+                // The other poller has ended, too, so no host waits for a dead target.
                 let again = TcpNamespace::connect(&address, &connect);
                 assert!(again.is_err());
             }

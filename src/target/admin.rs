@@ -15,20 +15,20 @@ use crate::nvme::identify::{
 use crate::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
 use crate::nvme::{Nqn, Sqe, Status, Vs};
 
-/// What an admin command is answered with.
+/// The response to an admin command.
 pub(super) enum Answer {
-    /// Success, and these command specific dwords.
+    /// Success, with these command-specific dwords.
     Done(u64),
-    /// Success, and these data; the host gets zeros for the rest of its room.
+    /// Success, with these data; the host receives zeros for the rest of its buffer.
     Data(Vec<u8>),
-    /// Not now: an asynchronous event request.
+    /// No response yet: an asynchronous event request.
     Pending,
     /// An error.
     Fail(Status),
 }
 
-/// Executes a command of the admin queue, or a Fabrics command of any queue. `room` is how many
-/// bytes the host takes; `local` is the address that it connected to.
+/// Executes a command of the admin queue, or a Fabrics command of any queue. `room` is the length
+/// of the host's buffer in bytes; `local` is the address that the host connected to.
 pub(super) fn execute(
     subsystem: &Subsystem,
     controller: &Controller,
@@ -52,7 +52,7 @@ pub(super) fn execute(
         admin::GET_FEATURES => get_features(controller, sqe),
         admin::ASYNC_EVENT_REQUEST => Answer::Pending,
         admin::KEEP_ALIVE => Answer::Done(0),
-        // Best effort, as the specification has it: bit 0 says that nothing was aborted.
+        // Abort is best effort; bit 0 of the result says that no command was aborted.
         admin::ABORT => Answer::Done(1),
         _ => Answer::Fail(Status::INVALID_OPCODE),
     }
@@ -92,7 +92,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
     let nsid = sqe.nsid.get();
     let namespace = subsystem.namespace(nsid);
     match cns {
-        cns::CSI_CONTROLLER => Ok([0; IDENTIFY_LEN_BYTES]), // no limits beside MDTS
+        cns::CSI_CONTROLLER => Ok([0; IDENTIFY_LEN_BYTES]), // no limits except MDTS
         cns::ACTIVE_NAMESPACES | cns::CSI_ACTIVE_NAMESPACES => {
             if nsid >= 0xFFFF_FFFE {
                 return Err(Status::INVALID_NAMESPACE);
@@ -169,7 +169,7 @@ fn identify_controller(subsystem: &Subsystem, controller: &Controller) -> Identi
     id
 }
 
-/// A serial number of 20 digits that follows from the name of the subsystem.
+/// A serial number of 20 digits, derived from the subsystem NQN.
 fn serial_number(nqn: &Nqn) -> String {
     format!("{:020}", xxhash_rust::xxh3::xxh3_64(nqn.as_str().as_bytes()))
 }
@@ -202,7 +202,7 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
             controller.kato_ms.store(kato_ms, Ordering::Relaxed);
             Answer::Done(0)
         }
-        feature::HOST_BEHAVIOR => Answer::Done(0), // nothing in it changes what we do
+        feature::HOST_BEHAVIOR => Answer::Done(0), // none of its settings applies to this target
         feature::VOLATILE_WRITE_CACHE => Answer::Fail(Status::FEATURE_NOT_CHANGEABLE),
         _ => Answer::Fail(Status::INVALID_FIELD),
     }
@@ -224,7 +224,7 @@ fn get_features(controller: &Controller, sqe: &Sqe) -> Answer {
     }
 }
 
-/// As many of both kinds, 0-based.
+/// The same number of submission and completion queues, 0-based.
 fn queues_to_wire(num_queues: u16) -> u64 {
     let wire = u64::from(num_queues - 1);
     wire << 16 | wire
@@ -258,8 +258,8 @@ fn get_log_page(
     Answer::Data(rest[..rest.len().min(len as usize)].to_vec())
 }
 
-/// The discovery log: this service and, for a host that may connect, the subsystem. It never changes
-/// while the target runs.
+/// The discovery log page: this service and, for a host that may connect, the subsystem. It does
+/// not change while the target runs.
 fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8> {
     let record = |subtype, nqn| DiscoveryRecord::tcp(subtype, nqn, local, ADMIN_QUEUE_ENTRIES);
     let itself = Nqn::discovery();
@@ -277,7 +277,7 @@ fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8
     log
 }
 
-/// SMART / Health Information: nothing is wrong, and nothing is measured.
+/// SMART / Health Information: reports a healthy device; nothing is measured.
 fn health_log() -> Vec<u8> {
     let mut log = vec![0; 512];
     log[1..3].copy_from_slice(&300u16.to_le_bytes()); // composite temperature, K
@@ -318,11 +318,11 @@ fn effects_log(writable: bool) -> Vec<u8> {
     log
 }
 
-/// Asynchronous event requests that may be outstanding.
+/// The most outstanding asynchronous event requests.
 pub(super) const MAX_ASYNC_EVENTS: u8 = 4;
 
-/// The most data in the capsule of an I/O command.
+/// The most in-capsule data of an I/O command.
 pub(super) const IO_CAPSULE_DATA_BYTES: u32 = 16 << 10;
 
-/// Entries of an admin queue that a host should ask for.
+/// Recommended number of entries of an admin queue.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;

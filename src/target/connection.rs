@@ -1,4 +1,4 @@
-//! One connection of a host: its socket, its protocol, and the commands that are on their way.
+//! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,20 +10,20 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
-use super::complaints::{Complaint, Who};
-use super::hosts::{HostId, Hunger};
+use super::hosts::{HostId, MemoryWait};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::peers::Peer;
 use super::stats::Counters;
 use super::subsystem::{Queue, Refusal};
+use super::warnings::{WarningKind, Who};
 use crate::buf::IoBuf;
 use crate::nvme::sqe::fctype;
 use crate::nvme::{ConnectData, Cqe, Sqe, Status};
 use crate::qpair::Completion;
+use crate::tcp::budget::TARGET_SEND_SLICES;
 use crate::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
 };
-use crate::tcp::turn::TARGET_SEND_SLICES;
 use crate::tcp::{Digests, ProtocolError};
 
 /// One connection of a host.
@@ -31,23 +31,23 @@ pub(super) struct HostConnection {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     local: SocketAddr,
-    /// Index and generation, which make the tags of its I/O.
+    /// Index and generation identify the connection in the tags of its I/O.
     index: usize,
     generation: u32,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
-    /// Checked commands for whose data there was no memory, oldest first.
+    /// Checked commands that wait for memory, oldest first.
     waiting: VecDeque<(CommandId, Wanted)>,
-    /// Since when the first of those waits, or receiving is paused.
-    hungry_since: Option<Instant>,
-    /// Whether the poller knows that commands wait.
+    /// Since when the first of those has waited, or receiving has been paused.
+    waiting_since: Option<Instant>,
+    /// Whether the poller lists this connection as waiting for memory.
     pub(super) is_listed: bool,
-    /// Whether nothing is received until there is memory.
+    /// Whether receiving is paused until there is memory.
     pub(super) is_paused: bool,
-    /// Bytes of buffers that are with the device or with the host.
+    /// Bytes of buffers that the device or the host currently uses.
     held_bytes: usize,
-    /// Whose queue it is, and how much it is known to hold.
+    /// The queue's host, and the bytes already accounted to it.
     host: Option<(HostId, usize)>,
     /// Whether it counts as load of its poller.
     pub(super) is_load: bool,
@@ -55,26 +55,26 @@ pub(super) struct HostConnection {
     opened: Instant,
     /// When something was last received.
     last_received: Instant,
-    /// Answers that the host reads.
+    /// The host's progress in reading responses.
     sending: Progress,
-    /// Data that the host was asked for.
+    /// The host's progress in sending requested data.
     awaited: Progress,
-    /// Whether the socket is full, so that the poller waits for room.
+    /// Whether the socket's send buffer is full, so that the poller waits until it is writable.
     pub(super) is_blocked: bool,
-    /// Whether the poller knows that there is something to send.
+    /// Whether the poller lists this connection as having bytes to send.
     pub(super) is_dirty: bool,
-    /// Set when the protocol has failed: nothing is served any more, and then it is closed.
+    /// Set after a protocol error: nothing is served any more, and the connection closes soon.
     terminated: Option<Instant>,
 }
 
-/// What a command waits for memory with.
+/// What a waiting command needs memory for.
 #[derive(Debug, Clone, Copy)]
 enum Wanted {
     /// The data of an I/O command.
     Io(Request),
-    /// The answer of an admin command: so many bytes.
+    /// The response data of an admin command: this many bytes.
     Answer(u32),
-    /// So many bytes for an admin command, to be asked for.
+    /// The data of an admin command that the host has yet to send: this many bytes.
     AdminData(u32),
 }
 
@@ -87,10 +87,10 @@ impl Wanted {
     }
 }
 
-/// Whether a host does its part. A byte now and then is none.
+/// Whether a host makes progress. A byte now and then does not count.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
-    /// Since when it has something to do and has not done enough; `None`: it has nothing to do.
+    /// Since when the host owes progress without enough of it; `None`: it owes nothing.
     since: Option<Instant>,
     bytes: usize,
 }
@@ -98,20 +98,20 @@ struct Progress {
 impl Progress {
     const NONE: Progress = Progress { since: None, bytes: 0 };
 
-    /// The host has something to do.
+    /// The host now owes progress.
     fn begin(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// The host has done a part of it.
-    fn go_on(&mut self, now: Instant, bytes: usize) {
+    /// The host has moved `bytes`.
+    fn advance(&mut self, now: Instant, bytes: usize) {
         self.bytes += bytes;
         if self.bytes >= PROGRESS_BYTES && self.since.is_some() {
             *self = Progress { since: Some(now), bytes: 0 };
         }
     }
 
-    /// The host has done everything.
+    /// The host owes nothing more.
     fn end(&mut self) {
         *self = Progress::NONE;
     }
@@ -121,19 +121,19 @@ impl Progress {
     }
 }
 
-/// The connection is to be closed.
+/// Why a connection closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
     /// The host closed it.
     ByHost,
-    /// The operating system did, for want of an answer from the host's machine or at its word.
+    /// The operating system reported an error: a time-out, or a reset by the peer.
     Lost(io::ErrorKind),
-    /// The host broke the protocol, or one of its time limits passed, or it had to make room; which, in
-    /// words.
+    /// The target closed it because of a protocol error, a time limit, or to free resources; the
+    /// text says which.
     Dropped(&'static str),
     /// Its controller is gone.
     Orphaned,
-    /// The target ends.
+    /// The target stops.
     Stopped,
 }
 
@@ -143,7 +143,9 @@ impl fmt::Display for Closed {
             Closed::ByHost => f.write_str("the host closed the connection"),
             Closed::Lost(error) => write!(f, "the connection was lost: {error}"),
             Closed::Dropped(why) => f.write_str(why),
-            Closed::Orphaned => f.write_str("its controller gave way to another, or is gone"),
+            Closed::Orphaned => {
+                f.write_str("its controller is gone, or was closed in favour of another")
+            }
             Closed::Stopped => f.write_str("the target stops"),
         }
     }
@@ -169,7 +171,7 @@ impl HostConnection {
             protocol: Connection::new(options),
             queue: None,
             waiting: VecDeque::new(),
-            hungry_since: None,
+            waiting_since: None,
             is_listed: false,
             is_paused: false,
             held_bytes: 0,
@@ -190,7 +192,7 @@ impl HostConnection {
         self.generation
     }
 
-    /// Whether its protocol has failed.
+    /// Whether a protocol error has ended service.
     pub(super) fn is_terminated(&self) -> bool {
         self.terminated.is_some()
     }
@@ -204,7 +206,7 @@ impl HostConnection {
         self.queue.as_ref().is_some_and(|queue| queue.qid == 0)
     }
 
-    /// Tells the others what it holds now.
+    /// Updates what its host holds in the poller's accounts.
     pub(super) fn account(&mut self, backend: &mut Backend) {
         let holds = self.holds_bytes();
         if let Some((host, known)) = &mut self.host
@@ -215,7 +217,7 @@ impl HostConnection {
         }
     }
 
-    /// It is being closed: what it holds is given back with it.
+    /// Returns all that it holds to the poller's accounts, before it is closed.
     pub(super) fn leave(&mut self, backend: &mut Backend) {
         self.forget_waiting(backend);
         if let Some((host, known)) = self.host.take() {
@@ -227,10 +229,10 @@ impl HostConnection {
     fn forget_waiting(&mut self, backend: &mut Backend) {
         backend.num_waiting -= self.waiting.len();
         self.waiting.clear();
-        self.hungry_since = None;
+        self.waiting_since = None;
     }
 
-    /// Bytes that the device or the host has.
+    /// Bytes that the device or the host currently uses.
     pub(super) fn holds_bytes(&self) -> usize {
         self.held_bytes + self.protocol.transmit().len_bytes()
     }
@@ -244,12 +246,12 @@ impl HostConnection {
     }
 
     /// Whether commands wait for memory.
-    pub(super) fn is_starved(&self) -> bool {
+    pub(super) fn is_waiting_for_memory(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether what one receive may bring can be kept. If not, it stays with the kernel, and the host
-    /// learns from TCP to wait.
+    /// Whether there is memory for what one receive may bring. If not, the data stay in the kernel,
+    /// and TCP flow control stops the host.
     pub(super) fn may_receive(&self, backend: &Backend) -> bool {
         let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
         let waiting = self.waiting.len();
@@ -258,50 +260,50 @@ impl HostConnection {
         !is_io || has_memory && (waiting < MIN_WAITING || backend.num_waiting < MAX_WAITING)
     }
 
-    /// Stops receiving, or goes on with it.
+    /// Pauses or resumes receiving.
     pub(super) fn pause(&mut self, pause: bool, now: Instant) {
         self.is_paused = pause;
         if pause {
-            self.hungry_since.get_or_insert(now);
+            self.waiting_since.get_or_insert(now);
         } else if self.waiting.is_empty() {
-            self.hungry_since = None;
+            self.waiting_since = None;
         }
     }
 
-    /// What it has waited for since `limit` ago, if its host does its part and only what others hold
-    /// is in its way.
-    pub(super) fn hunger(
+    /// The memory it has waited for since at least `limit`, provided that its host makes progress
+    /// and only memory held by others is missing.
+    pub(super) fn memory_wait(
         &self,
         now: Instant,
         limit: Duration,
         connection_bytes: usize,
-    ) -> Option<Hunger> {
+    ) -> Option<MemoryWait> {
         let long = |since| now.saturating_duration_since(since) >= limit;
         let len = self.waiting.front().map_or(0, |(_, wanted)| wanted.len_bytes());
-        let is_hungry = self.hungry_since.is_some_and(long)
+        let is_long = self.waiting_since.is_some_and(long)
             && !self.is_stalled(now, limit)
             && self.may_hold(len, connection_bytes);
-        is_hungry.then(|| Hunger { host: self.host.map(|(host, _)| host), len })
+        is_long.then(|| MemoryWait { host: self.host.map(|(host, _)| host), len })
     }
 
-    /// Whether it may hold `len` bytes beside what it does: one command's in any case.
+    /// Whether it may hold `len` bytes more. One command is always allowed.
     fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
         let holds = self.holds_bytes();
         holds == 0 || holds + len <= connection_bytes
     }
 
-    /// Whether its host has not read answers, or sent what it was asked for, for `limit`.
+    /// Whether its host has neither read responses nor sent requested data for `limit`.
     pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
         self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
     }
 
-    /// Whether there is something to send.
+    /// Whether it has bytes to send.
     pub(super) fn wants_to_send(&self) -> bool {
         !self.protocol.transmit().is_empty()
     }
 
-    /// Receives once, as much as there is: payload straight into its place, the rest through
-    /// `scratch`; and starts what arrived.
+    /// Receives once, as much as there is: payload straight into its buffer, the rest through
+    /// `scratch`; then starts the commands that arrived.
     pub(super) fn receive(
         &mut self,
         backend: &mut Backend,
@@ -313,14 +315,14 @@ impl HostConnection {
         let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(scratch)];
         let len = match (&self.stream).read_vectored(&mut slices) {
             Ok(0) => return Err(Closed::ByHost),
-            // The operating system counts what cannot be: nobody knows what came.
+            // The kernel reports more bytes than the buffers hold: the contents are unknown.
             Ok(len) if len > payload_len + scratch.len() => return Err(MISCOUNTED),
             Ok(len) => len,
             Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
         if self.terminated.is_some() {
-            return Ok(()); // nobody reads it: the protocol has failed
+            return Ok(()); // discarded after a protocol error
         }
         self.last_received = now;
         let awaited_before = self.protocol.awaited_bytes();
@@ -343,25 +345,25 @@ impl HostConnection {
         result
     }
 
-    /// Notes what came of the data that the host was asked for.
+    /// Records progress of the data that the host was asked for.
     fn note_awaited(&mut self, before: u64, now: Instant) {
-        self.awaited.go_on(now, (self.protocol.awaited_bytes() - before) as usize);
+        self.awaited.advance(now, (self.protocol.awaited_bytes() - before) as usize);
         if self.protocol.awaited() == 0 {
             self.awaited.end();
         }
     }
 
-    /// The protocol has failed: says so to the host, if there is a way, and closes a little later,
-    /// so that the host may read it.
+    /// Ends service after a protocol error: sends a termination request if it can, and closes a
+    /// little later, so that the host can read it.
     fn terminate(
         &mut self,
         error: &ProtocolError,
         backend: &mut Backend,
         now: Instant,
     ) -> Result<(), Closed> {
-        let what = format_args!("ended a connection that broke the protocol: {error}");
-        backend.subsystem.complaints.say(now, Complaint::Protocol, self.who(), what);
-        self.say_goodbye(BROKE_PROTOCOL, now);
+        let what = format_args!("closed a connection after a protocol error: {error}");
+        backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), what);
+        self.log_closed(BROKE_PROTOCOL, now);
         self.protocol.terminate(error);
         self.terminated = Some(now);
         self.forget_waiting(backend);
@@ -375,7 +377,7 @@ impl HostConnection {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),
                 Some(queue) if queue.qid == 0 => {
-                    // Those that the host has forgotten.
+                    // Drops the requests whose commands the protocol no longer knows.
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
                     self.begin_admin(id, &sqe, data, backend, now);
                 }
@@ -405,7 +407,7 @@ impl HostConnection {
         self.protocol.finish(id, status, 0);
     }
 
-    /// Before Connect nothing else is served, and its 1,024 bytes are the only ones accepted.
+    /// Before Connect, no other command is served, and only its 1,024 bytes of data are accepted.
     fn begin_connect(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer) {
         const LEN: u32 = size_of::<ConnectData>() as u32;
         match data {
@@ -461,7 +463,7 @@ impl HostConnection {
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
                 self.start_or_wait(id, Wanted::Answer(room), backend, now);
             }
-            // More than any answer has: refused, but for what is refused in any case.
+            // More than any response needs: refused, unless the command is refused anyway.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
             DataTransfer::FromHost { len, .. } if len > FABRICS_CAPSULE_DATA_BYTES => {
                 self.fail(id, Status::INVALID_FIELD.do_not_retry());
@@ -475,7 +477,7 @@ impl HostConnection {
         }
     }
 
-    /// Answers an admin command; its data, if it has any, go into `buf`, which has `room` bytes or none.
+    /// Answers an admin command; its data, if any, go into `buf`, which has `room` bytes or none.
     fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, mut buf: IoBuf, backend: &Backend) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
@@ -521,14 +523,14 @@ impl HostConnection {
         };
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
-                // These data have come already, so they cannot wait for memory of the pool.
+                // These data have arrived already, so they cannot wait for the pool.
                 self.receive_into(id, backend.take_for_capsule(len as usize));
             }
             _ => self.start_or_wait(id, Wanted::Io(request), backend, now),
         }
     }
 
-    /// Takes a command's data into `buf`, which is held until they are here and done with.
+    /// Receives a command's data into `buf`, which counts as held until the command has ended.
     fn receive_into(&mut self, id: CommandId, buf: IoBuf) {
         self.held_bytes += buf.len();
         self.protocol.receive(id, buf);
@@ -541,14 +543,15 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) {
-        if self.is_starved() || !self.start(id, &wanted, backend, now) {
+        if self.is_waiting_for_memory() || !self.start(id, &wanted, backend, now) {
             self.waiting.push_back((id, wanted));
             backend.num_waiting += 1;
-            self.hungry_since.get_or_insert(now);
+            self.waiting_since.get_or_insert(now);
         }
     }
 
-    /// Starts what moves data: a read at the device, a write with its R2T, an answer. `false`: no memory.
+    /// Starts the data transfer of a read, of a write (R2T) or of an admin command. `false`: no
+    /// memory.
     fn start(
         &mut self,
         id: CommandId,
@@ -580,7 +583,7 @@ impl HostConnection {
         self.account(backend);
         let free_bytes = backend.pool.free_bytes();
         let host = self.host.map(|(host, _)| host);
-        if !backend.hosts.may_take(&Hunger { host, len }, free_bytes) {
+        if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
             return false;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
@@ -601,7 +604,7 @@ impl HostConnection {
         true
     }
 
-    /// Starts commands that waited for memory, as far as it suffices; whether any was started.
+    /// Starts waiting commands while there is memory; returns whether any was started.
     pub(super) fn start_waiting(&mut self, backend: &mut Backend, now: Instant) -> bool {
         let before = self.waiting.len();
         while let Some((id, wanted)) = self.waiting.pop_front() {
@@ -613,15 +616,15 @@ impl HostConnection {
         let started = before - self.waiting.len();
         backend.num_waiting -= started;
         if started > 0 {
-            self.hungry_since = (self.is_starved() || self.is_paused).then_some(now);
+            self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
         }
         started > 0
     }
 
-    /// The data of a write are all here.
+    /// All data of a write have arrived.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let (len, in_capsule) = (buf.len() as u32, true);
-        // Checked before its data were asked for; what it names may have changed meanwhile.
+        // It was checked before the data were requested, but the namespace may have changed since.
         match backend.check(sqe, DataTransfer::FromHost { len, in_capsule }) {
             Ok(request) => backend.push(&request, buf, self.tag(id, request.kind)),
             Err(status) => {
@@ -636,7 +639,7 @@ impl HostConnection {
         Tag { connection: self.index, generation: self.generation, id, kind }
     }
 
-    /// The device has ended an I/O of this connection.
+    /// Handles the completion of one of this connection's I/O.
     pub(super) fn complete(
         &mut self,
         queue: usize,
@@ -684,7 +687,7 @@ impl HostConnection {
         while self.wants_to_send() {
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
             let num_slices = self.protocol.gather(&mut slices);
-            // A host that is gone must be an error here, never a SIGPIPE.
+            // A disconnected host must cause an error here, never a SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let mut control = SendAncillaryBuffer::default();
             let asked: usize = slices[..num_slices].iter().map(|slice| slice.len()).sum();
@@ -692,7 +695,7 @@ impl HostConnection {
                 Ok(len) if len > asked => return Err(MISCOUNTED),
                 Ok(len) => {
                     self.protocol.sent(len);
-                    self.sending.go_on(now, len);
+                    self.sending.advance(now, len);
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => {
@@ -706,8 +709,7 @@ impl HostConnection {
         Ok(())
     }
 
-    /// What time asks for: an orphan, a silent host, a slow Connect, answers that nobody reads, data
-    /// that nobody sends.
+    /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
         self.protocol.shrink();
         let options = &backend.subsystem.options;
@@ -726,15 +728,15 @@ impl HostConnection {
         late.or(stalled).map_or(Ok(()), Err)
     }
 
-    /// Who it is.
+    /// The host, for log lines.
     pub(super) fn who(&self) -> Who<'_> {
         let host = self.queue.as_ref().map(|queue| &queue.controller.hostnqn);
         Who { peer: Some(self.peer), host }
     }
 
-    /// Tells the access log that a host's admin queue, and so its controller, ends; other connections
-    /// end without a word, but in the log for those who develop it.
-    pub(super) fn say_goodbye(&self, closed: Closed, now: Instant) {
+    /// Logs the end of an admin queue, and thus of its controller, in the access log; other
+    /// connections only at `DEBUG`.
+    pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {
             return tracing::debug!(peer = %self.peer, "connection closed: {closed}");
         };
@@ -744,17 +746,20 @@ impl HostConnection {
     }
 }
 
-/// Whether a failed call may simply be tried again.
+/// Whether a failed call can simply be repeated.
 pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// What a host has to read or to send in time.
+/// How much a host must read or send within a time limit.
 const PROGRESS_BYTES: usize = 64 << 10;
-/// How long a connection that broke the protocol stays open, so that the host can read why.
+/// How long a connection stays open after a protocol error, so that the host can read the reason.
 const LINGER: Duration = Duration::from_secs(1);
-const BROKE_PROTOCOL: Closed = Closed::Dropped("it broke the protocol");
-const MISCOUNTED: Closed = Closed::Dropped("the operating system counted bytes that cannot be");
-const NO_CONNECT: Closed = Closed::Dropped("it had connected to no queue in time");
-const NO_KEEP_ALIVE: Closed = Closed::Dropped("nothing came for twice its keep alive time-out");
-const STALLED: Closed = Closed::Dropped("it did not read its answers, or send data, in time");
+const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");
+const MISCOUNTED: Closed =
+    Closed::Dropped("the operating system reported more bytes than there was room for");
+const NO_CONNECT: Closed = Closed::Dropped("no Connect succeeded in time");
+const NO_KEEP_ALIVE: Closed =
+    Closed::Dropped("nothing was received for twice its keep alive time-out");
+const STALLED: Closed =
+    Closed::Dropped("the host did not read its responses, or send data, in time");

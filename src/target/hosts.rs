@@ -1,10 +1,10 @@
-//! Who holds how much of a poller's memory: no host more than it leaves free.
+//! Accounts a poller's memory to hosts: no host may hold more than is left free.
 //!
-//! A host that stops reading its answers keeps their buffers until its time is up. So what one host may
-//! hold falls with what is free: the first such host gets half of the memory, the next a half of the
-//! rest, and something is always left for those that go on reading. Hosts are told apart by their NQN,
-//! as everywhere in the target; against names that are invented there is the poller, which closes those
-//! that hold memory and do not read while others wait for it.
+//! A host that stops reading its responses keeps their buffers until it times out. The limit per
+//! host therefore falls with the free memory: the first such host gets half of it, the next one
+//! half of the rest, and something is always left for hosts that do read. Hosts are identified by
+//! NQN, as everywhere in the target. Against invented NQNs, the poller closes connections that hold
+//! memory without reading while others wait for it.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::nvme::Nqn;
 pub(super) struct Hosts {
     hosts: Vec<Host>,
     by_nqn: HashMap<Nqn, usize>,
-    /// Places of hosts that left.
+    /// Free indices of `hosts`.
     free: Vec<usize>,
 }
 
@@ -26,20 +26,20 @@ struct Host {
     held_bytes: usize,
 }
 
-/// Memory that a queue waits for.
+/// A queue's unmet request for memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hunger {
-    /// Whose queue it is, once it has connected.
+pub(super) struct MemoryWait {
+    /// The queue's host, once it has connected.
     pub(super) host: Option<HostId>,
     pub(super) len: usize,
 }
 
-/// Names a host that has a queue.
+/// Index of a host that has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostId(usize);
 
 impl Hosts {
-    /// A host has one queue more.
+    /// Adds a queue of the host.
     pub(super) fn enter(&mut self, nqn: &Nqn) -> HostId {
         let index = match self.by_nqn.get(nqn) {
             Some(&index) => index,
@@ -47,7 +47,7 @@ impl Hosts {
                 let host = Host { nqn: nqn.clone(), num_queues: 0, held_bytes: 0 };
                 let index = self.free.pop().unwrap_or(self.hosts.len());
                 match self.hosts.get_mut(index) {
-                    Some(place) => *place = host,
+                    Some(entry) => *entry = host,
                     None => self.hosts.push(host),
                 }
                 self.by_nqn.insert(nqn.clone(), index);
@@ -58,26 +58,26 @@ impl Hosts {
         HostId(index)
     }
 
-    /// A host has one queue fewer; what that held has been given back.
+    /// Removes a queue of the host, which must have returned its memory.
     pub(super) fn leave(&mut self, host: HostId) {
-        let place = &mut self.hosts[host.0];
-        place.num_queues -= 1;
-        if place.num_queues == 0 {
-            self.by_nqn.remove(&place.nqn);
+        let entry = &mut self.hosts[host.0];
+        entry.num_queues -= 1;
+        if entry.num_queues == 0 {
+            self.by_nqn.remove(&entry.nqn);
             self.free.push(host.0);
         }
     }
 
-    /// What a queue of the host holds has changed.
+    /// Changes the bytes that one queue of the host holds from `before` to `now`.
     pub(super) fn change(&mut self, host: HostId, before: usize, now: usize) {
         let held = &mut self.hosts[host.0].held_bytes;
         *held = *held + now - before;
     }
 
-    /// Whether a host may have what it waits for while `free_bytes` are free.
-    pub(super) fn may_take(&self, hunger: &Hunger, free_bytes: usize) -> bool {
-        let held_bytes = hunger.host.map_or(0, |host| self.hosts[host.0].held_bytes);
-        held_bytes + hunger.len <= free_bytes
+    /// Whether the waiting host may take this memory while `free_bytes` are free.
+    pub(super) fn may_take(&self, memory_wait: &MemoryWait, free_bytes: usize) -> bool {
+        let held_bytes = memory_wait.host.map_or(0, |host| self.hosts[host.0].held_bytes);
+        held_bytes + memory_wait.len <= free_bytes
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn may_take(hosts: &Hosts, host: HostId, len: usize, free_bytes: usize) -> bool {
-        hosts.may_take(&Hunger { host: Some(host), len }, free_bytes)
+        hosts.may_take(&MemoryWait { host: Some(host), len }, free_bytes)
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         hosts.change(first, 10, 0);
         hosts.leave(first);
         let second = hosts.enter(&nqn("b"));
-        assert_eq!(second, first, "its place is used again");
+        assert_eq!(second, first, "its index is used again");
         assert!(may_take(&hosts, second, 10, 10) && hosts.enter(&nqn("a")) != second);
     }
 }

@@ -1,4 +1,5 @@
-//! NVM commands: checked against the namespace, then handed to its queue pair; and back to a status.
+//! NVM commands: checks them against the namespace, hands them to its queue pair, maps errors to
+//! statuses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,36 +11,37 @@ use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::nvme::sqe::{FUA, nvm};
 use crate::nvme::{Sqe, Status};
 use crate::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
+use crate::tcp::budget::TARGET_RECEIVE_BYTES;
 use crate::tcp::controller::{CommandId, DataTransfer};
-use crate::tcp::turn::TARGET_RECEIVE_BYTES;
 use crate::units::Lba;
 
-/// What the connections of one poller share: queue pairs, memory, counters.
+/// What all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) counters: Arc<Counters>,
-    /// What is to be added to the counters at the end of the turn.
+    /// Counted in this poll iteration; added to the shared counters at its end.
     pub(super) tally: Tally,
     pub(super) pool: Pool,
-    /// Memory for data in capsules when the pool has none: they have come, so they cannot wait.
+    /// Memory for in-capsule data when the pool is exhausted: they have arrived, so they cannot
+    /// wait.
     pub(super) reserve: Pool,
-    /// Commands that wait for memory, of all connections.
+    /// Commands of all connections that wait for memory.
     pub(super) num_waiting: usize,
-    /// Who holds how much of it.
+    /// How much memory each host holds.
     pub(super) hosts: Hosts,
-    /// One queue pair a namespace, in the order of the NSIDs.
+    /// One queue pair per namespace, in the order of the NSIDs.
     pub(super) queues: Vec<NamespaceQueue>,
-    /// The most bytes that one connection may hold of the pool.
+    /// The most bytes of the pool that one connection may hold.
     pub(super) connection_bytes: usize,
 }
 
-/// The queue pair of one namespace, and the I/O that it has no room for yet.
+/// A namespace's queue pair, and the I/O that waits for room in it.
 pub(super) struct NamespaceQueue {
     pub(super) queue_pair: Box<dyn QueuePair>,
     pub(super) pending: VecDeque<Io>,
 }
 
-/// A command that has been checked.
+/// An I/O command that has been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) kind: Kind,
@@ -49,22 +51,22 @@ pub(super) struct Request {
     pub(super) len_bytes: u32,
 }
 
-/// What is done for a command; part of the tag of its I/O.
+/// What a command does; part of the tag of its I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
-    /// A write that is followed by a flush before it is answered (FUA).
+    /// A write that must be flushed before its response (FUA).
     DurableWrite,
     Flush,
 }
 
-/// Which command of which connection an I/O belongs to.
+/// The command and connection that an I/O belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag {
     /// Index of the connection, at most [`MAX_CONNECTIONS`].
     pub(super) connection: usize,
-    /// Which connection of that index, modulo 2^28.
+    /// Distinguishes connections that used the same index, modulo 2^28.
     pub(super) generation: u32,
     pub(super) id: CommandId,
     pub(super) kind: Kind,
@@ -102,7 +104,7 @@ impl Backend {
         Ok(Request { kind, queue, slba: sqe.slba(), len_bytes })
     }
 
-    /// Bytes of the blocks that a command names, if they are there and within MDTS.
+    /// Length in bytes of the command's blocks, if they exist and fit MDTS.
     fn check_range(&self, sqe: &Sqe, namespace: &Namespace) -> Result<u32, Status> {
         let end = sqe.slba().0.checked_add(u64::from(sqe.num_blocks()));
         if end.is_none_or(|end| end > namespace.num_blocks) {
@@ -116,20 +118,20 @@ impl Backend {
         Ok(len_bytes)
     }
 
-    /// Memory for data in a capsule of `len` bytes.
+    /// Memory for `len` bytes of in-capsule data.
     pub(super) fn take_for_capsule(&self, len: usize) -> IoBuf {
         let buf = self.pool.take(len).or_else(|| self.reserve.take(len));
-        // The reserve was there when the capsule was received, but maybe not in one piece.
+        // The reserve had room when the capsule was received, but it may be fragmented.
         buf.unwrap_or_else(|| IoBuf::zeroed(len))
     }
 
-    /// Whether there is memory for all that one receive may bring in capsules.
+    /// Whether there is memory for all in-capsule data that one receive can bring.
     pub(super) fn has_room_for_capsules(&self) -> bool {
         self.pool.free_bytes() >= TARGET_RECEIVE_BYTES
             || self.reserve.free_bytes() >= RESERVE_BYTES / 2
     }
 
-    /// Queues the I/O of a request; it is submitted at the end of the turn.
+    /// Queues the I/O of a request; it is submitted at the end of this poll iteration.
     pub(super) fn push(&mut self, request: &Request, buf: IoBuf, tag: Tag) {
         let op = match tag.kind {
             Kind::Read => IoOp::Read,
@@ -140,7 +142,7 @@ impl Backend {
         self.queues[request.queue].pending.push_back(io);
     }
 
-    /// The data of a read where they lie, if the device lends them.
+    /// Borrows a read's data from the device, if the device lends them.
     pub(super) fn lend(&mut self, request: &Request) -> Option<SharedBuf> {
         let queue = &self.queues[request.queue].queue_pair;
         let bytes = queue.lend(request.slba, request.len_bytes as usize)?;
@@ -149,9 +151,9 @@ impl Backend {
         Some(bytes)
     }
 
-    /// Adds what was done in this turn to the counters of all pollers.
-    pub(super) fn tell(&mut self) {
-        self.tally.tell(&self.counters);
+    /// Adds this iteration's counts to the counters that all pollers share.
+    pub(super) fn publish_counts(&mut self) {
+        self.tally.publish_counts(&self.counters);
     }
 
     /// Whether any I/O is queued or outstanding.
@@ -185,7 +187,7 @@ impl Tag {
     }
 }
 
-/// The status that tells a host of a failed I/O.
+/// The NVMe status of a failed I/O.
 pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
     let fault = match kind {
         Kind::Read => Status::UNRECOVERED_READ_ERROR,
@@ -206,15 +208,16 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
     }
 }
 
-/// Bytes of the reserve.
+/// Size of the reserve.
 pub(super) const RESERVE_BYTES: usize = 4 << 20;
 const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);
-/// Commands that may wait for memory on one poller; of a connection, some may always.
+/// The most commands of one poller that may wait for memory; each connection may always have
+/// `MIN_WAITING`.
 pub(super) const MAX_WAITING: usize = 64 << 10;
 pub(super) const MIN_WAITING: usize = 32;
-/// Connections have indices below this.
+/// Connection indices are below this.
 pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
-/// Generations of a connection's index are counted modulo 2^28.
+/// A connection index's generation is counted modulo 2^28.
 pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
 #[cfg(test)]

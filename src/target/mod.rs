@@ -1,31 +1,33 @@
-//! Serves any device's namespace over NVMe/TCP: the embedded default, and each node's cache for its
-//! peers.
+//! Serves the namespaces of any [`Device`] over NVMe/TCP: as the default target, and as the cache
+//! that each node exports to its peers.
 //!
-//! One [`Target`] is one subsystem with one namespace a [`Device`], its discovery service on the same
-//! port, and one or several *pollers*: threads that each own connections, one queue pair a namespace
-//! and a pool of buffers. A read travels: capsule, check, buffer from the pool, queue pair, one
-//! gathered send from that buffer; its payload is copied by nobody but the kernel. Where the device
-//! holds the bytes in memory and lends them, buffer and queue pair are left out.
+//! One [`Target`] is one subsystem, with one namespace per [`Device`] and a discovery service on
+//! the same port. It runs one or more *pollers*: threads that each own connections, one queue pair
+//! per namespace and a pool of buffers. A read goes through these steps: capsule, check, buffer
+//! from the pool, queue pair, one gathered send from that buffer. Only the kernel copies its
+//! payload. A device that holds its bytes in memory can lend them; the read then skips the buffer
+//! and the queue pair.
 //!
-//! It is not a volume manager: it changes no byte on its own, and it knows no image. Hosts are told
-//! apart by their NQN only, which keeps out mistakes, not attackers.
+//! The target is not a volume manager: it changes no bytes on its own and knows nothing about
+//! images. It identifies hosts by their NQN only, which protects against mistakes, not against
+//! attackers.
 //!
 //! Invariants:
-//! - Read-only unless asked otherwise; loopback unless hosts are named.
-//! - No memory is sized by what a host sent before it was checked, and before Connect a connection
-//!   has no more than its state and 1,024 bytes of Connect data.
-//! - What hosts can make a poller hold is bounded, whether they read or not: `buffer_bytes` and 4 MiB
-//!   for data of all kinds, some 10 KiB for a connection, some 200 bytes for a command; and a queue has
-//!   no more commands, with answers that are not sent, than it has entries.
-//! - One address cannot take all places, and when all are taken the address with most gives way. What
-//!   is refused or closed for a limit is counted, and warned of now and then.
-//! - A write reaches the device only when all its data have come with the right digests.
-//! - Every wait has a limit: Connect, keep alive, answers that nobody reads, stopping.
+//! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
+//! - No allocation is sized by unchecked input. Before Connect, a connection owns only its state
+//!   and 1,024 bytes of Connect data.
+//! - The memory that hosts can occupy on a poller is bounded, whether or not they read:
+//!   `buffer_bytes` plus 4 MiB for all data, about 10 KiB per connection, about 200 bytes per
+//!   command. A queue never has more commands (unsent responses included) than it has entries.
+//! - One address cannot exhaust a limit. When a limit is reached, the address with the most
+//!   connections or controllers loses one. Everything refused or closed because of a limit is
+//!   counted, with rate-limited warnings.
+//! - A write reaches the device only after all its data have arrived with correct digests.
+//! - Every wait has a limit: Connect, keep alive, unread responses, stopping.
 //!
-//! Read `poller.rs` first (the turn of the pump), then `connection.rs`.
+//! Read `poller.rs` first (the poll loop), then `connection.rs`.
 
 mod admin;
-mod complaints;
 mod connection;
 mod hosts;
 mod io;
@@ -34,6 +36,7 @@ mod peers;
 mod poller;
 mod stats;
 mod subsystem;
+mod warnings;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -48,20 +51,21 @@ use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::units::Nsid;
-use poller::{Door, Poller};
+use poller::{Mailbox, Poller};
 use stats::Counters;
 use subsystem::Subsystem;
 
-/// A running NVMe/TCP target. It stops when it is dropped, and as a whole when one of its threads dies.
+/// A running NVMe/TCP target. Dropping it stops it; if one of its threads dies, the whole target
+/// stops.
 pub struct Target {
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
-    doors: Arc<[Door]>,
+    mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
-    /// What a poller died of.
+    /// Why a poller died, if one did.
     fate: Fate,
     local_addr: SocketAddr,
-    /// Of the process whose threads serve. A forked child has the handle, but not the threads.
+    /// The process that runs the threads. A forked child inherits the handle, but not the threads.
     home: Forked<()>,
 }
 
@@ -69,23 +73,24 @@ impl Target {
     /// Listens, and serves `devices` as namespaces 1, 2, ... on threads of its own.
     ///
     /// # Errors
-    /// `InvalidArgument`: no device, or an address beyond this machine without hosts being named.
-    /// `Busy`: the port is in use. What a device says when it has no queue pair to give.
+    /// `InvalidArgument`: no device, or a non-loopback address without allowed hosts. `Busy`: the
+    /// port is in use. Otherwise the device's error when it cannot create a queue pair.
     pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
         check(&options, &devices)?;
         let address = options.listen;
         let listener = TcpListener::bind(address).map_err(|e| poller::listen_error(address, e))?;
-        // A thousand hosts may come at once; the standard library leaves room for 128.
+        // A thousand hosts may connect at once; the standard library's backlog is 128.
         rustix::net::listen(&listener, LISTEN_BACKLOG).map_err(std::io::Error::from)?;
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;
         let num_pollers = options.num_pollers.max(1);
-        let doors = (0..num_pollers).map(|_| Door::new()).collect::<Result<Arc<[Door]>>>()?;
+        let mailboxes =
+            (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
         let counters = Arc::<Counters>::default();
         let mut target = Target {
             subsystem: Arc::new(Subsystem::new(options, devices, counters.clone())),
             counters,
-            doors,
+            mailboxes,
             threads: Vec::new(),
             fate: Fate::default(),
             local_addr,
@@ -94,38 +99,40 @@ impl Target {
         let mut listener = Some(listener);
         for number in 0..num_pollers {
             let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
-            let doors = target.doors.clone();
+            let mailboxes = target.mailboxes.clone();
             let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
             let listener = listener.take();
-            let make = || Poller::new(subsystem, counters, doors, number, listener);
-            // Made where it will run, so that its memory lies there.
+            let make = || Poller::new(subsystem, counters, mailboxes, number, listener);
+            // Created on its own processor, so that its memory is local to it.
             let poller = match &cpu {
                 None => make()?,
                 Some(cpu) => cpu.run(make)??,
             };
             let (name, fate) = (format!("dlfs-target-{number}"), target.fate.clone());
-            let (who, all) = (format!("the thread {name}"), target.doors.clone());
+            let (who, all) = (format!("the thread {name}"), target.mailboxes.clone());
             target.threads.push(threads::start(name, &target.fate, poller, move |poller| {
                 if let Some(Err(error)) = cpu.map(|cpu| cpu.bind_this_thread()) {
-                    // It was there a moment ago, when the poller was made on it.
-                    tracing::warn!(%error, "a poller runs anywhere");
+                    // The binding worked a moment ago, when the poller was created on this
+                    // processor.
+                    tracing::warn!(%error, "cannot bind a poller to its processor; it runs on any");
                 }
                 if let Err(error) = caught(&who, || poller.run()) {
-                    // Half a target would leave hosts waiting at doors that nobody opens.
+                    // A target without this poller would leave its hosts waiting, so the whole
+                    // target stops.
                     fate.tell(&error);
-                    all.iter().for_each(Door::stop);
+                    all.iter().for_each(Mailbox::stop);
                 }
             })?);
         }
         Ok(target)
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Name of the subsystem.
+    /// The subsystem's NQN.
     pub fn nqn(&self) -> &Nqn {
         &self.subsystem.options.nqn
     }
@@ -140,37 +147,37 @@ impl Target {
         })
     }
 
-    /// What it has done so far.
+    /// Counters since the start, and what is connected now.
     pub fn stats(&self) -> TargetStats {
         self.counters.read(self.subsystem.num_controllers() as u64)
     }
 
-    /// I/O queues on each poller, with the connections that have yet to say which queue they are.
+    /// I/O queues on each poller, including connections that have not sent Connect yet.
     pub fn queues_by_poller(&self) -> Vec<usize> {
-        self.doors.iter().map(Door::load).collect()
+        self.mailboxes.iter().map(Mailbox::load).collect()
     }
 
-    /// Whether it serves.
+    /// Checks that the target still serves.
     ///
     /// # Errors
-    /// `Internal`: one of its threads has died, and the target with it.
+    /// `Internal`: one of its threads has died, which stopped the target.
     pub fn check(&self) -> Result<()> {
         self.fate.died().map_or(Ok(()), Err)
     }
 
-    /// Closes all connections, waits for what the devices still do (5 s at most) and ends the
-    /// threads; one that hangs in a call of a device is left behind. Dropping does the same.
+    /// Closes all connections, waits up to 5 s for outstanding device I/O, and ends the threads. A
+    /// thread that hangs in a device call is left behind. Dropping the target does the same.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
         if !self.home.is_ours() {
-            // They are the parent's, which goes on serving.
+            // The threads belong to the parent process, which goes on serving.
             std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
             return;
         }
-        self.doors.iter().for_each(Door::stop);
+        self.mailboxes.iter().for_each(Mailbox::stop);
         let until = Instant::now() + poller::STOP_LIMIT + poller::TICK;
         for thread in self.threads.drain(..) {
             thread.join_within(until.saturating_duration_since(Instant::now()));
@@ -190,10 +197,10 @@ impl std::fmt::Debug for Target {
     }
 }
 
-/// Connections that wait to be accepted.
+/// Length of the queue of connections that wait for `accept`.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// What cannot be served at all.
+/// Refuses options and devices that cannot be served.
 fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
     if devices.is_empty() {

@@ -1,4 +1,4 @@
-//! What a target offers, to whom, and within which limits.
+//! Options of a target: what it serves, to whom, and its limits.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -6,63 +6,65 @@ use std::time::Duration;
 use crate::nvme::Nqn;
 use crate::qpair::Cpus;
 
-/// What a [`super::Target`] offers, to whom, and within which limits.
+/// Options of a [`super::Target`]: what it serves, to whom, and its limits.
 #[derive(Debug, Clone)]
 pub struct TargetOptions {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub nqn: Nqn,
-    /// Hosts that may connect. Empty: any host when listening on loopback, else none.
+    /// Hosts that may connect. Empty: any host on a loopback address, none otherwise.
     ///
-    /// A host NQN is sent in clear and proves nothing: this keeps out mistakes, not attackers.
+    /// A host NQN is sent in clear and proves nothing: it protects against mistakes, not against
+    /// attackers.
     pub allow_hosts: Vec<Nqn>,
     /// Lets any host connect, whatever the address.
     pub allow_any_host: bool,
-    /// Lets hosts write, where the device can be written.
+    /// Lets hosts write, if the device is writable.
     pub writable: bool,
-    /// Threads that move data, each with queue pairs of its own. A connection stays on one: that which
-    /// had the fewest queues when it came.
+    /// Number of poller threads, each with queue pairs of its own. A new connection goes to the
+    /// poller with the fewest queues and stays there.
     pub num_pollers: usize,
-    /// Whether the pollers never sleep, which costs a core each.
+    /// Pollers never sleep; each occupies a core.
     pub busy_poll: bool,
-    /// What the pollers are bound to, one processor each in turn; their memory lies near. `None`: they
-    /// run anywhere.
+    /// Processors to bind the pollers to, one each in turn; their memory is allocated near them.
+    /// `None`: not bound.
     pub cpus: Option<Cpus>,
-    /// Memory for data on their way, of each poller. One connection holds a quarter of it at most, and
-    /// one host no more than it leaves free, so that no host can hold up the others.
+    /// Memory for data in transit, per poller. One connection holds at most a quarter of it, and
+    /// one host no more than is left free, so that no host can block the others.
     pub buffer_bytes: usize,
-    /// The most of one command's data (MDTS), rounded down to a power of two that is no more than
-    /// the devices allow and a quarter of the buffers.
+    /// The most data of one command (MDTS), rounded down to a power of two within the devices'
+    /// limit and a quarter of `buffer_bytes`.
     pub max_transfer_bytes: u32,
     /// The most entries of a queue.
     pub max_queue_entries: u16,
     /// The most I/O queues of a controller.
     pub max_io_queues: u16,
-    /// The most controllers at a time, those of the discovery service not counted. When all places are
-    /// taken, the address that has most gives way to one that has few.
+    /// The most controllers at a time, without those of the discovery service. At the limit, the
+    /// address that has most loses one to an address that has few.
     pub max_controllers: u16,
-    /// Of those, the most that hosts at one address may have: an IPv4 address, or the /64 of an IPv6
-    /// address. Hosts behind one router that translates addresses are one address.
+    /// The most of those per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind
+    /// one NAT router share an address.
     pub max_controllers_per_address: u16,
-    /// The most controllers of the discovery service at a time. When all places are taken, the one that
-    /// has been silent longest gives way.
+    /// The most controllers of the discovery service at a time. At the limit, the one that has been
+    /// silent longest is evicted.
     pub max_discovery_controllers: u16,
-    /// Of those, the most of one address.
+    /// The most of those per address.
     pub max_discovery_controllers_per_address: u16,
-    /// The most TCP connections at a time, of each poller; fewer where the process may not have as many
-    /// file descriptors, of which the target takes three quarters at most.
+    /// The most TCP connections at a time, per poller; fewer if the process's file descriptor limit
+    /// is low, of which the target uses at most three quarters.
     pub max_connections: usize,
-    /// Of those, the most of one address.
+    /// The most of those per address.
     pub max_connections_per_address: usize,
-    /// The longest keep alive time-out that is worth a place. A controller without one, or with a longer
-    /// one, is left alone while there is room; silent for twice this, it gives way when there is none.
-    /// Discovery controllers have none that is longer.
+    /// The longest keep alive time-out that protects from eviction. A controller with a longer one
+    /// or with none stays while there is room; at the limit, it is evicted once it has been silent
+    /// for twice this time. It caps the keep alive time-out of discovery controllers.
     pub max_keep_alive: Duration,
     /// How long a connection may take until its Connect succeeds.
     pub connect_timeout: Duration,
-    /// How long a host may take to read 64 KiB of its answers, or to send 64 KiB of the data that it was
-    /// asked for. While others wait for memory, it is a second.
+    /// How long a host may take to read 64 KiB of responses, or to send 64 KiB of requested data.
+    /// While others wait for memory, the limit is one second.
+    ///
     pub send_timeout: Duration,
 }
 

@@ -1,13 +1,15 @@
-//! Who takes how many places: a count for each peer address, with a limit for one and for all.
+//! Limits per peer address: counts what each address uses, with a limit for one address and for
+//! all.
 //!
-//! A host NQN can be invented, an address hardly: so places are counted by address. One address cannot
-//! take them all, and when all are taken the address that has most gives way to one that has few.
+//! A host NQN is easily invented, an address is not, so limits count addresses. One address cannot
+//! use a limit up alone; when the total is reached, the address that uses most loses one to an
+//! address that uses few.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Where connections come from, as far as limits go: an IPv4 address, or the /64 of an IPv6 address,
-/// which one machine has all of.
+/// The address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address, since
+/// one machine has all of a /64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Peer(u128);
 
@@ -15,49 +17,49 @@ impl From<IpAddr> for Peer {
     fn from(ip: IpAddr) -> Peer {
         match ip.to_canonical() {
             IpAddr::V4(ip) => Peer(ip.to_ipv6_mapped().to_bits()),
-            // Every machine of a link shares this prefix.
+            // All machines of a link share this prefix.
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Peer(ip.to_bits()),
             IpAddr::V6(ip) => Peer(ip.to_bits() >> 64 << 64),
         }
     }
 }
 
-/// Places that peers take.
+/// How many connections or controllers each peer has, and the limits.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct PeerLimits {
     max: usize,
     max_per_peer: usize,
     total: usize,
     by_peer: HashMap<Peer, usize>,
 }
 
-/// Why there is no place for one more.
+/// The limit that refuses one more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Full {
-    /// The peer has as many as one may have.
+pub(super) enum Limit {
+    /// The limit per peer address.
     Peer,
-    /// All are taken.
+    /// The limit for all peers together.
     All,
 }
 
-impl Places {
-    pub(super) fn new(max: usize, max_per_peer: usize) -> Places {
-        Places { max, max_per_peer, total: 0, by_peer: HashMap::new() }
+impl PeerLimits {
+    pub(super) fn new(max: usize, max_per_peer: usize) -> PeerLimits {
+        PeerLimits { max, max_per_peer, total: 0, by_peer: HashMap::new() }
     }
 
-    /// Why `peer` cannot have one more, if it cannot.
-    pub(super) fn full(&self, peer: Peer) -> Option<Full> {
+    /// The limit that refuses one more of `peer`, if one does.
+    pub(super) fn reached(&self, peer: Peer) -> Option<Limit> {
         if self.of(peer) >= self.max_per_peer {
-            return Some(Full::Peer);
+            return Some(Limit::Peer);
         }
-        (self.total >= self.max).then_some(Full::All)
+        (self.total >= self.max).then_some(Limit::All)
     }
 
-    /// How many there may be.
-    pub(super) fn limit(&self, full: Full) -> usize {
-        match full {
-            Full::Peer => self.max_per_peer,
-            Full::All => self.max,
+    /// The value of that limit.
+    pub(super) fn value(&self, limit: Limit) -> usize {
+        match limit {
+            Limit::Peer => self.max_per_peer,
+            Limit::All => self.max,
         }
     }
 
@@ -65,12 +67,12 @@ impl Places {
         self.by_peer.get(&peer).copied().unwrap_or(0)
     }
 
-    pub(super) fn enter(&mut self, peer: Peer) {
+    pub(super) fn add(&mut self, peer: Peer) {
         self.total += 1;
         *self.by_peer.entry(peer).or_default() += 1;
     }
 
-    pub(super) fn leave(&mut self, peer: Peer) {
+    pub(super) fn remove(&mut self, peer: Peer) {
         let Some(count) = self.by_peer.get_mut(&peer) else { return };
         self.total -= 1;
         *count -= 1;
@@ -79,11 +81,11 @@ impl Places {
         }
     }
 
-    /// The peer that has to make room for `peer`: the one with most places, if those are so many more
-    /// that the two would not go on driving each other out.
-    pub(super) fn greediest(&self, peer: Peer) -> Option<Peer> {
-        let (greediest, count) = self.by_peer.iter().max_by_key(|(_, count)| **count)?;
-        (*count >= 2 * (self.of(peer) + 1)).then_some(*greediest)
+    /// The peer that loses one to `peer`: the one with most, if it has at least twice as many as
+    /// `peer` would have. With a smaller difference, the two would keep evicting each other.
+    pub(super) fn peer_with_most(&self, peer: Peer) -> Option<Peer> {
+        let (peer_with_most, count) = self.by_peer.iter().max_by_key(|(_, count)| **count)?;
+        (*count >= 2 * (self.of(peer) + 1)).then_some(*peer_with_most)
     }
 }
 
@@ -107,16 +109,16 @@ mod tests {
     #[test]
     fn one_peer_has_a_limit_and_the_greediest_gives_way_to_one_that_has_few() {
         let (one, two, three) = (peer("192.0.2.1"), peer("192.0.2.2"), peer("192.0.2.3"));
-        let mut places = Places::new(10, 6);
-        (0..6).for_each(|_| places.enter(one));
-        assert_eq!(places.full(one), Some(Full::Peer));
-        (0..4).for_each(|_| places.enter(two));
-        assert_eq!(places.full(three), Some(Full::All));
-        assert_eq!(places.greediest(three), Some(one));
-        assert_eq!(places.greediest(two), None, "five against six is no greed");
-        places.leave(one);
-        assert_eq!((places.of(one), places.full(three)), (5, None));
-        (0..5).for_each(|_| places.leave(one));
-        assert_eq!((places.of(one), places.greediest(three)), (0, Some(two)));
+        let mut peer_limits = PeerLimits::new(10, 6);
+        (0..6).for_each(|_| peer_limits.add(one));
+        assert_eq!(peer_limits.reached(one), Some(Limit::Peer));
+        (0..4).for_each(|_| peer_limits.add(two));
+        assert_eq!(peer_limits.reached(three), Some(Limit::All));
+        assert_eq!(peer_limits.peer_with_most(three), Some(one));
+        assert_eq!(peer_limits.peer_with_most(two), None, "five against six is no greed");
+        peer_limits.remove(one);
+        assert_eq!((peer_limits.of(one), peer_limits.reached(three)), (5, None));
+        (0..5).for_each(|_| peer_limits.remove(one));
+        assert_eq!((peer_limits.of(one), peer_limits.peer_with_most(three)), (0, Some(two)));
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that moves data: sockets on one side, queue pairs on the other.
+//! A poller thread: moves data between sockets and queue pairs.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,36 +14,36 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
-use super::complaints::{Complaint, Who};
 use super::connection::{Closed, HostConnection, is_transient};
-use super::hosts::{Hosts, Hunger};
+use super::hosts::{Hosts, MemoryWait};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
-use super::peers::{Full, Peer, Places};
+use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
+use super::warnings::{WarningKind, Who};
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::patience::Patience;
 use crate::qpair::readiness::Readiness;
 use crate::qpair::{Completion, Notice, PairScope};
-use crate::tcp::turn::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
+use crate::tcp::budget::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
-/// What a poller shares with the other threads of its target.
-pub(super) struct Door {
+/// What a poller shares with the target's other threads.
+pub(super) struct Mailbox {
     /// Connections that another poller accepted for this one.
     inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
     waker: OwnedFd,
     stop: AtomicBool,
-    /// I/O queues, and connections that have yet to say which queue they are. Admin queues, which have
-    /// next to nothing to do, do not count.
+    /// I/O queues, plus connections that have not sent Connect yet. Admin queues are nearly idle
+    /// and do not count.
     load: AtomicUsize,
 }
 
-impl Door {
-    pub(super) fn new() -> Result<Door> {
+impl Mailbox {
+    pub(super) fn new() -> Result<Mailbox> {
         let waker =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        Ok(Door {
+        Ok(Mailbox {
             inbox: Mutex::default(),
             waker,
             stop: AtomicBool::new(false),
@@ -57,13 +57,14 @@ impl Door {
         self.wake();
     }
 
-    /// How much there is to do behind it.
+    /// The load of the poller: see the field.
     pub(super) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
     fn wake(&self) {
-        // Any number wakes. It fails only when the counter is full, and then the poller is awake.
+        // Any value wakes the poller. The write fails only when the counter is full; then it is
+        // awake already.
         let _ = rustix::io::write(&self.waker, &[1; 8]);
     }
 }
@@ -71,39 +72,39 @@ impl Door {
 /// One thread's connections, queue pairs and memory.
 pub(super) struct Poller {
     backend: Backend,
-    doors: Arc<[Door]>,
-    /// Which of the doors is its own.
+    mailboxes: Arc<[Mailbox]>,
+    /// Index of this poller and of its mailbox.
     number: usize,
     epoll: OwnedFd,
-    /// What the devices' queue pairs wait for.
+    /// Readiness of the devices' queue pairs.
     devices: Readiness,
-    /// The first poller accepts for all.
+    /// The first poller accepts for all pollers.
     listener: Option<TcpListener>,
-    /// Whether accepting has been given up until the next tick.
+    /// Whether accepting is suspended until the next tick.
     accept_paused: bool,
-    /// A file descriptor to give up when there are no others: with it one connection can be accepted
-    /// and closed, so that its host is told.
+    /// A spare file descriptor. When the process has no other, it is closed so that one connection
+    /// can be accepted and closed, which tells its host.
     spare: Option<OwnedFd>,
-    /// Who has how many connections.
-    places: Places,
-    /// Which of several pollers that are equally loaded gets the next connection.
-    next_door: usize,
+    /// How many connections each peer address has.
+    peer_limits: PeerLimits,
+    /// Which of several equally loaded pollers gets the next connection.
+    next_poller: usize,
     connections: Slab<HostConnection>,
-    /// Connections that had no queue yet, by index and generation, oldest first. Those that have one by
-    /// now, or are gone, are taken out as they are met.
-    strangers: VecDeque<(usize, u32)>,
+    /// Connections without a queue, by index and generation, oldest first. An entry becomes stale
+    /// when its connection gets a queue or closes; stale entries are removed lazily.
+    unconnected: VecDeque<(usize, u32)>,
     next_generation: u32,
-    /// Connections that have something to send.
+    /// Connections with bytes to send.
     dirty: Vec<usize>,
     /// Connections with commands that wait for memory.
-    starved: Vec<usize>,
-    /// Connections from which nothing is received until there is memory.
+    waiting_for_memory: Vec<usize>,
+    /// Connections that receive nothing until there is memory.
     paused: Vec<usize>,
     scratch: Vec<u8>,
     done: Vec<Completion>,
-    /// Bytes of the I/O that completed last: what the next ones will be like.
+    /// Length of the last completed I/O, which predicts that of the next.
     last_len: usize,
-    /// When time limits are looked at again.
+    /// When time limits are checked next.
     next_tick: Instant,
     patience: Patience,
 }
@@ -112,7 +113,7 @@ impl Poller {
     pub(super) fn new(
         subsystem: Arc<Subsystem>,
         counters: Arc<Counters>,
-        doors: Arc<[Door]>,
+        mailboxes: Arc<[Mailbox]>,
         number: usize,
         listener: Option<TcpListener>,
     ) -> Result<Poller> {
@@ -121,29 +122,29 @@ impl Poller {
             epoll::add(&epoll, fd.as_fd(), EventData::new_u64(token), EventFlags::IN)
                 .map_err(|errno| Error::from(io::Error::from(errno)))
         };
-        add(&doors[number].waker, WAKER)?;
+        add(&mailboxes[number].waker, WAKER)?;
         if let Some(listener) = &listener {
             add(listener, LISTENER)?;
         }
         let busy_poll = subsystem.options.busy_poll;
-        let places = places(&subsystem, doors.len());
+        let peer_limits = peer_limits(&subsystem, mailboxes.len());
         let devices = Readiness::new()?;
         Ok(Poller {
             backend: make_backend(subsystem, counters, &devices)?,
-            doors,
+            mailboxes,
             number,
             epoll,
             devices,
             listener,
             accept_paused: false,
             spare: spare_descriptor(),
-            places,
-            next_door: 0,
+            peer_limits,
+            next_poller: 0,
             connections: Slab::new(),
-            strangers: VecDeque::new(),
+            unconnected: VecDeque::new(),
             next_generation: 0,
             dirty: Vec::new(),
-            starved: Vec::new(),
+            waiting_for_memory: Vec::new(),
             paused: Vec::new(),
             scratch: vec![0; TARGET_RECEIVE_BYTES],
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
@@ -153,11 +154,11 @@ impl Poller {
         })
     }
 
-    /// Serves until the door says stop; then waits for what the devices still do, within limits.
+    /// Serves until told to stop; then waits for outstanding device I/O, within limits.
     pub(super) fn run(&mut self) {
-        while !self.doors[self.number].stop.load(Ordering::Acquire) {
+        while !self.mailboxes[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            if self.turn(now) {
+            if self.poll_once(now) {
                 self.patience.worked(0);
             } else if !self.patience.spin(now) {
                 self.sleep(now);
@@ -168,19 +169,19 @@ impl Poller {
         self.close_all();
         let limit = Instant::now() + STOP_LIMIT;
         while self.backend.is_busy() && Instant::now() < limit {
-            if !self.turn(Instant::now()) {
+            if !self.poll_once(Instant::now()) {
                 self.sleep(Instant::now());
             }
         }
     }
 
-    /// One turn of the pump; whether there was anything to do.
-    fn turn(&mut self, now: Instant) -> bool {
+    /// One iteration of the poll loop; returns whether there was work.
+    fn poll_once(&mut self, now: Instant) -> bool {
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let num_events = self.wait_for_events(&mut events);
         for event in &events[..num_events] {
-            // Copied out: the fields of the kernel's structure are not aligned.
+            // Copied: the fields of the kernel's structure are not aligned.
             let (token, flags) = (event.data.u64(), event.flags);
             match token {
                 WAKER => self.take_from_inbox(now),
@@ -189,22 +190,22 @@ impl Poller {
             }
         }
         let num_completed = self.run_devices(now);
-        self.backend.tell(); // before the answers: who has one finds it counted
+        self.backend.publish_counts(); // before the responses, so that who has one sees it counted
         self.send_dirty(now);
-        let num_fed = self.feed_starved(now) + self.resume_paused(now);
+        let num_started = self.start_waiting(now) + self.resume_paused(now);
         if now >= self.next_tick {
             self.tick(now);
         }
-        num_events + num_completed + num_fed > 0
+        num_events + num_completed + num_started > 0
     }
 
     fn wait_for_events(&self, events: &mut [epoll::Event]) -> usize {
         let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call is as good as one without events: the next turn asks again.
+        // An interrupted call counts as no events; the next iteration asks again.
         epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
     }
 
-    /// Sleeps until a socket or a device is ready, or until the next tick. Allocates nothing.
+    /// Sleeps until a socket or a device is ready, or until the next tick. Does not allocate.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
         for NamespaceQueue { queue_pair, pending } in &self.backend.queues {
@@ -220,22 +221,22 @@ impl Poller {
         let wait = until.saturating_duration_since(now);
         let timeout =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-        // Whatever wakes us, the next turn finds out.
+        // The next iteration finds out what woke it.
         let _ = poll(&mut fds, Some(&timeout));
     }
 
     fn take_from_inbox(&mut self, now: Instant) {
-        let door = &self.doors[self.number];
+        let mailbox = &self.mailboxes[self.number];
         let mut count = [0; 8];
-        let _ = rustix::io::read(&door.waker, &mut count); // empties it; it may be empty
-        let streams = std::mem::take(&mut *door.inbox.lock());
+        let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
+        let streams = std::mem::take(&mut *mailbox.inbox.lock());
         for (stream, peer) in streams {
             self.add(stream, peer, now);
         }
     }
 
     fn accept(&mut self, now: Instant) {
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_ITERATION {
             let Some(listener) = &self.listener else { return };
             let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
@@ -247,49 +248,52 @@ impl Poller {
                 Err(error) => {
                     let who = Who { peer: None, host: None };
                     let what = format_args!("cannot accept connections for now: {error}");
-                    self.complain(now, Complaint::NoConnection, who, what);
+                    self.warn(now, WarningKind::NoConnection, who, what);
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
             };
             Counters::add(&self.backend.counters.accepted, 1);
-            let door = self.least_loaded_door();
-            self.doors[door].load.fetch_add(1, Ordering::Relaxed);
-            if door == self.number {
+            let mailbox = self.least_loaded_poller();
+            self.mailboxes[mailbox].load.fetch_add(1, Ordering::Relaxed);
+            if mailbox == self.number {
                 self.add(stream, peer, now);
             } else {
-                self.doors[door].inbox.lock().push((stream, peer));
-                self.doors[door].wake();
+                self.mailboxes[mailbox].inbox.lock().push((stream, peer));
+                self.mailboxes[mailbox].wake();
             }
         }
     }
 
-    fn least_loaded_door(&mut self) -> usize {
-        let doors = self.doors.len();
-        let in_turn = (0..doors).map(|turn| (self.next_door + turn) % doors);
-        let door = in_turn.min_by_key(|&door| self.doors[door].load()).expect("there is a poller");
-        self.next_door = door + 1;
-        door
+    fn least_loaded_poller(&mut self) -> usize {
+        let mailboxes = self.mailboxes.len();
+        let in_rotation = (0..mailboxes).map(|offset| (self.next_poller + offset) % mailboxes);
+        let mailbox = in_rotation
+            .min_by_key(|&mailbox| self.mailboxes[mailbox].load())
+            .expect("there is a poller");
+        self.next_poller = mailbox + 1;
+        mailbox
     }
 
-    /// A connection that counted as load is gone, or is an admin queue.
-    fn relieve(&self) {
-        self.doors[self.number].load.fetch_sub(1, Ordering::Relaxed);
+    /// Removes one connection from the load: it closed, or it is an admin queue.
+    fn reduce_load(&self) {
+        self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Stops or goes on listening to the listener, which would otherwise be ready all the time.
+    /// Suspends or resumes polling the listener, which would otherwise stay ready all the time.
     fn pause_accepting(&mut self, pause: bool) {
         let Some(listener) = &self.listener else { return };
         let flags = if pause { EventFlags::empty() } else { EventFlags::IN };
-        // The listener is registered as long as it exists.
+        // Cannot fail: the listener is registered as long as it exists.
         let _ = epoll::modify(&self.epoll, listener, EventData::new_u64(LISTENER), flags);
         self.accept_paused = pause;
     }
 
-    /// There is no file descriptor for a connection that wants to be accepted: closes one that has been
-    /// silent, or else accepts the newcomer with the spare one and closes it. Whether to go on.
+    /// No file descriptor is left to accept a connection: closes the oldest connection without a
+    /// queue, or else accepts the new connection with the spare descriptor and closes it. Returns
+    /// whether to go on.
     fn find_descriptor(&mut self, now: Instant) -> bool {
-        if self.close_stranger(None, now) {
+        if self.close_unconnected(None, now) {
             return true;
         }
         let Some(spare) = self.spare.take() else { return false };
@@ -303,28 +307,28 @@ impl Poller {
         self.spare.is_some()
     }
 
-    fn complain(&self, now: Instant, complaint: Complaint, who: Who<'_>, what: fmt::Arguments<'_>) {
-        self.backend.subsystem.complaints.say(now, complaint, who, what);
+    fn warn(&self, now: Instant, kind: WarningKind, who: Who<'_>, what: fmt::Arguments<'_>) {
+        self.backend.subsystem.warnings.warn(now, kind, who, what);
     }
 
     fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
         Counters::add(&self.backend.counters.dropped, 1);
         Counters::add(&self.backend.counters.refused, 1);
         let who = Who { peer: Some(peer), host: None };
-        self.complain(now, Complaint::NoConnection, who, format_args!("refused: {why}"));
+        self.warn(now, WarningKind::NoConnection, who, format_args!("refused: {why}"));
     }
 
     fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         let peer = Peer::from(from.ip());
-        while let Some(full) = self.places.full(peer) {
-            if !self.make_room(full, peer, now) {
-                let max = self.places.limit(full);
-                let why = match full {
-                    Full::Peer => "its address has (--max-connections-per-address)",
-                    Full::All => "there are (--max-connections, or three quarters of the files)",
+        while let Some(limit) = self.peer_limits.reached(peer) {
+            if !self.make_room(limit, peer, now) {
+                let max = self.peer_limits.value(limit);
+                let why = match limit {
+                    Limit::Peer => "its address has (--max-connections-per-address)",
+                    Limit::All => "there are (--max-connections, or three quarters of the files)",
                 };
                 self.refuse(from, &format!("{max} connections, the most, {why}"), now);
-                return self.relieve();
+                return self.reduce_load();
             }
         }
         self.next_generation = (self.next_generation + 1) & GENERATION_MASK;
@@ -339,69 +343,69 @@ impl Poller {
         match connection {
             Ok(connection) => {
                 entry.insert(connection);
-                self.strangers.push_back((index, self.next_generation));
-                self.places.enter(peer);
+                self.unconnected.push_back((index, self.next_generation));
+                self.peer_limits.add(peer);
                 Counters::add(&self.backend.counters.connections, 1);
                 self.next_tick = self.next_tick.min(now + TICK);
             }
             Err(error) => {
                 tracing::debug!(%from, %error, "connection lost while it was accepted");
-                self.relieve();
+                self.reduce_load();
             }
         }
     }
 
-    /// Makes room for a connection of `peer`: closes the oldest that has not connected to a queue, or
-    /// else the longest silent one of the address that has by far the most.
-    fn make_room(&mut self, full: Full, peer: Peer, now: Instant) -> bool {
-        let greediest = self.places.greediest(peer);
-        let whose = if full == Full::Peer { Some(peer) } else { greediest };
-        if self.close_stranger(whose, now) {
+    /// Closes one connection so that `peer` can have another: the oldest without a queue, or else
+    /// the longest silent one of the peer that has by far the most.
+    fn make_room(&mut self, limit: Limit, peer: Peer, now: Instant) -> bool {
+        let peer_with_most = self.peer_limits.peer_with_most(peer);
+        let whose = if limit == Limit::Peer { Some(peer) } else { peer_with_most };
+        if self.close_unconnected(whose, now) {
             return true;
         }
-        match (full, greediest) {
-            (Full::Peer, _) => false,
-            (Full::All, Some(greediest)) => {
-                let those = self.connections.iter().filter(|(_, c)| c.is_from(greediest));
+        match (limit, peer_with_most) {
+            (Limit::Peer, _) => false,
+            (Limit::All, Some(peer_with_most)) => {
+                let those = self.connections.iter().filter(|(_, c)| c.is_from(peer_with_most));
                 let longest = those.min_by_key(|(_, c)| c.last_received()).map(|(index, _)| index);
                 longest.is_some_and(|index| {
-                    self.evict(index, "it made room for one of another address", now)
+                    self.evict(index, "closed in favour of a connection from another address", now)
                 })
             }
-            (Full::All, None) => self.close_stranger(None, now),
+            (Limit::All, None) => self.close_unconnected(None, now),
         }
     }
 
-    /// Closes the oldest connection, of `peer` if one is named, that has not connected to a queue.
-    fn close_stranger(&mut self, peer: Option<Peer>, now: Instant) -> bool {
-        self.forget_known();
-        let oldest = self.strangers.iter().copied().find(|&(index, generation)| {
-            self.is_stranger(index, generation)
+    /// Closes the oldest connection without a queue, of `peer` if it is given.
+    fn close_unconnected(&mut self, peer: Option<Peer>, now: Instant) -> bool {
+        self.prune_unconnected();
+        let oldest = self.unconnected.iter().copied().find(|&(index, generation)| {
+            self.is_unconnected(index, generation)
                 && peer.is_none_or(|peer| self.connections[index].is_from(peer))
         });
         oldest.is_some_and(|(index, _)| {
-            self.evict(index, "it made room, having connected to no queue", now)
+            self.evict(index, "closed in favour of another connection; it had no queue yet", now)
         })
     }
 
-    fn is_stranger(&self, index: usize, generation: u32) -> bool {
+    fn is_unconnected(&self, index: usize, generation: u32) -> bool {
         let connection = self.connections.get(index);
         connection.is_some_and(|c| c.generation() == generation && !c.is_connected())
     }
 
-    /// Takes connections out of the front of the strangers that are none any more.
-    fn forget_known(&mut self) {
-        while let Some(&(index, generation)) = self.strangers.front()
-            && !self.is_stranger(index, generation)
+    /// Removes stale entries from the front of `unconnected`.
+    fn prune_unconnected(&mut self) {
+        while let Some(&(index, generation)) = self.unconnected.front()
+            && !self.is_unconnected(index, generation)
         {
-            self.strangers.pop_front();
+            self.unconnected.pop_front();
         }
     }
 
     fn evict(&mut self, index: usize, why: &'static str, now: Instant) -> bool {
         let who = self.connections[index].who();
         Counters::add(&self.backend.counters.evicted, 1);
-        self.complain(now, Complaint::MadeRoom, who, format_args!("evicted: {why}"));
+        self.warn(now, WarningKind::Evicted, who, format_args!("evicted: {why}"));
         self.close(index, Closed::Dropped(why), now);
         true
     }
@@ -413,7 +417,7 @@ impl Poller {
             if connection.may_receive(&self.backend) {
                 result = connection.receive(&mut self.backend, &mut self.scratch, now);
             } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                result = Err(Closed::ByHost); // it would be ready for ever
+                result = Err(Closed::ByHost); // otherwise it would stay ready for ever
             } else if !connection.is_paused {
                 connection.pause(true, now);
                 watch(&self.epoll, index, connection);
@@ -429,11 +433,11 @@ impl Poller {
         }
         if connection.is_load && connection.is_admin() {
             connection.is_load = false;
-            self.doors[self.number].load.fetch_sub(1, Ordering::Relaxed);
+            self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
         }
-        if connection.is_starved() && !connection.is_listed {
+        if connection.is_waiting_for_memory() && !connection.is_listed {
             connection.is_listed = true;
-            self.starved.push(index);
+            self.waiting_for_memory.push(index);
         }
         self.mark_dirty(index);
     }
@@ -446,10 +450,10 @@ impl Poller {
         }
     }
 
-    /// Submits what is pending, and hands completions to their connections; returns how many.
+    /// Submits pending I/O and hands completions to their connections; returns how many completed.
     fn run_devices(&mut self, now: Instant) -> usize {
         let mut num_completed = 0;
-        self.devices.look(|_| {}); // all are polled: this is for their descriptors
+        self.devices.look(|_| {}); // resets their descriptors; all queue pairs are polled anyway
         for number in 0..self.backend.queues.len() {
             let queue = &mut self.backend.queues[number];
             if !queue.pending.is_empty() {
@@ -470,7 +474,7 @@ impl Poller {
     fn complete(&mut self, queue: usize, completion: Completion) {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
-        // The I/O of a connection that is gone ends here, and its buffer goes home.
+        // The connection is gone: its I/O ends here, and the buffer returns to the pool.
         let Some(connection) = connection.filter(|c| c.generation() == tag.generation) else {
             return;
         };
@@ -494,30 +498,30 @@ impl Poller {
         self.dirty = dirty;
     }
 
-    /// Starts commands for which there is memory now; what that makes to do is the next turn's.
-    /// Returns how many connections could go on.
-    fn feed_starved(&mut self, now: Instant) -> usize {
-        let mut num_fed = 0;
-        let mut starved = std::mem::take(&mut self.starved);
-        starved.retain(|&index| {
+    /// Starts commands for which there is memory now; the next iteration handles what follows.
+    /// Returns how many connections made progress.
+    fn start_waiting(&mut self, now: Instant) -> usize {
+        let mut num_started = 0;
+        let mut waiting_for_memory = std::mem::take(&mut self.waiting_for_memory);
+        waiting_for_memory.retain(|&index| {
             let Some(connection) = self.connections.get_mut(index) else { return false };
             if !connection.is_listed {
-                return false; // another connection that has its index now
+                return false; // another connection reuses the index
             }
-            let fed = connection.start_waiting(&mut self.backend, now);
-            let is_starved = connection.is_starved();
-            connection.is_listed = is_starved;
-            if fed {
-                num_fed += 1;
+            let started = connection.start_waiting(&mut self.backend, now);
+            let is_waiting_for_memory = connection.is_waiting_for_memory();
+            connection.is_listed = is_waiting_for_memory;
+            if started {
+                num_started += 1;
                 self.mark_dirty(index);
             }
-            is_starved
+            is_waiting_for_memory
         });
-        self.starved = starved;
-        num_fed
+        self.waiting_for_memory = waiting_for_memory;
+        num_started
     }
 
-    /// Receives again where there is memory for what comes; returns from how many.
+    /// Resumes receiving where there is memory again; returns on how many connections.
     fn resume_paused(&mut self, now: Instant) -> usize {
         let before = self.paused.len();
         let mut paused = std::mem::take(&mut self.paused);
@@ -533,15 +537,17 @@ impl Poller {
         before - self.paused.len()
     }
 
-    /// Where hosts wait for memory, closes those that hold it and do not do their part: those that hold
-    /// most first, until a quarter of it will be free and none of those who wait holds too much of it.
-    fn relieve_hungry(&mut self, now: Instant) {
-        let limit = HUNGER.min(self.backend.subsystem.options.send_timeout);
+    /// If hosts wait for memory, closes stalled connections that hold some, largest first, until a
+    /// quarter of the memory is free and no waiting host exceeds its limit.
+    fn evict_stalled(&mut self, now: Instant) {
+        let limit = MEMORY_WAIT_LIMIT.min(self.backend.subsystem.options.send_timeout);
         let connection_bytes = self.backend.connection_bytes;
-        let hungry =
-            self.connections.iter().filter_map(|(_, c)| c.hunger(now, limit, connection_bytes));
-        let hungry: Vec<Hunger> = hungry.collect();
-        if hungry.is_empty() {
+        let waits = self
+            .connections
+            .iter()
+            .filter_map(|(_, c)| c.memory_wait(now, limit, connection_bytes));
+        let waits: Vec<MemoryWait> = waits.collect();
+        if waits.is_empty() {
             return;
         }
         let stalled = self.connections.iter().filter(|(_, c)| c.is_stalled(now, limit));
@@ -554,8 +560,9 @@ impl Poller {
         for (number, (held, index)) in stalled.into_iter().enumerate() {
             let hosts = &self.backend.hosts;
             let is_enough = free_bytes >= connection_bytes
-                && hungry.iter().all(|hunger| hosts.may_take(hunger, free_bytes));
-            // Who waits although that is so needs it in one piece: one goes each tick until it has.
+                && waits.iter().all(|memory_wait| hosts.may_take(memory_wait, free_bytes));
+            // The free memory may be fragmented while hosts still wait: one more is closed per
+            // tick.
             if is_enough && number > 0 {
                 break;
             }
@@ -564,7 +571,7 @@ impl Poller {
         }
     }
 
-    /// Looks at every time limit.
+    /// Checks all time limits.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now + if self.connections.is_empty() { IDLE_TICK } else { TICK };
         if self.accept_paused {
@@ -579,21 +586,21 @@ impl Poller {
             let connection = &self.connections[index];
             if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {
                 let what = format_args!("dropped: {closed}");
-                self.complain(now, Complaint::Late, connection.who(), what);
+                self.warn(now, WarningKind::TimedOut, connection.who(), what);
             }
             self.close(index, closed, now);
         }
-        self.forget_known();
-        self.relieve_hungry(now);
+        self.prune_unconnected();
+        self.evict_stalled(now);
     }
 
     fn close(&mut self, index: usize, closed: Closed, now: Instant) {
         let mut connection = self.connections.remove(index);
-        connection.say_goodbye(closed, now);
+        connection.log_closed(closed, now);
         connection.leave(&mut self.backend);
-        self.places.leave(Peer::from(connection.peer.ip()));
+        self.peer_limits.remove(Peer::from(connection.peer.ip()));
         if connection.is_load {
-            self.relieve();
+            self.reduce_load();
         }
         let counters = &self.backend.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
@@ -602,11 +609,11 @@ impl Poller {
             Counters::add(&counters.dropped, 1);
         }
         if connection.is_connected() {
-            // The other queues of its controller may be orphans now.
+            // Other queues of its controller may have lost it: all pollers check.
             self.next_tick = Instant::now();
-            for (number, door) in self.doors.iter().enumerate() {
+            for (number, mailbox) in self.mailboxes.iter().enumerate() {
                 if number != self.number {
-                    door.wake();
+                    mailbox.wake();
                 }
             }
         }
@@ -651,23 +658,23 @@ fn make_backend(
     })
 }
 
-/// Connections of a poller: as many as the options say, and no more than its share of three quarters of
-/// the file descriptors that the process may have; the process needs some for itself.
-fn places(subsystem: &Subsystem, num_pollers: usize) -> Places {
+/// Connection limits of a poller: the configured ones, capped at this poller's share of three
+/// quarters of the process's file descriptor limit. The rest is for the process itself.
+fn peer_limits(subsystem: &Subsystem, num_pollers: usize) -> PeerLimits {
     let options = &subsystem.options;
     let (max, max_per_peer) = (options.max_connections, options.max_connections_per_address);
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
     let room = (files / 4 * 3 / num_pollers).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS);
     if max <= room {
-        return Places::new(max, max_per_peer);
+        return PeerLimits::new(max, max_per_peer);
     }
-    // One address then has the same part of fewer places.
+    // The limit per address shrinks in proportion.
     let share = max_per_peer as f64 / max as f64;
-    Places::new(room, (room as f64 * share).ceil() as usize)
+    PeerLimits::new(room, (room as f64 * share).ceil() as usize)
 }
 
-/// A file descriptor that can be given up.
+/// Opens a descriptor that can be closed when no other is left.
 fn spare_descriptor() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
@@ -676,7 +683,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Sets up an accepted socket: no waiting, no delay, and an end when the other machine is gone.
+/// Sets up an accepted socket: non-blocking, no Nagle delay, keepalive to detect a dead peer.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
@@ -686,11 +693,13 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
         .with_retries(3);
     let socket = socket2::SockRef::from(stream);
     if stream.peer_addr()?.ip().is_loopback() {
-        // Without a wire there is no delay to bridge, and a deep queue only lets the bytes grow cold
-        // before the host takes them: half the rate at 4 MiB outstanding. A wire keeps autotuning.
+        // Loopback has no latency to hide, and a deep send buffer lets the data leave the CPU cache
+        // before the host reads them: half the throughput at 4 MiB outstanding. Real networks keep
+        // autotuning.
         socket.set_send_buffer_size(LOOPBACK_SEND_BUFFER_BYTES)?;
-        // Nor is there anything to be fair to, and BBR, where it is the default, paces by timers. What
-        // every kernel has; where it is forbidden the connection works as well, but slower.
+        // Loopback needs no fair congestion control either; BBR, where it is the default, paces by
+        // timers. Every kernel has Reno; where setting it is forbidden, the connection works, but
+        // slower.
         let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
     }
     socket.set_tcp_keepalive(&keepalive)?;
@@ -701,11 +710,11 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
     let mut flags = EventFlags::empty();
     flags.set(EventFlags::IN, !connection.is_paused);
     flags.set(EventFlags::OUT, connection.is_blocked);
-    // The socket is registered as long as the connection is in the table.
+    // Cannot fail: the socket is registered as long as the connection is in the table.
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
 
-/// An error that names the address that could not be had.
+/// A bind error that names the address.
 pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
     let (kind, hint) = match error.kind() {
         io::ErrorKind::AddrInUse => {
@@ -724,16 +733,16 @@ pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
 
 const WAKER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
-/// Bytes under way on a connection within one machine.
+/// Send buffer of a loopback connection.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
-const ACCEPTS_PER_TURN: usize = 64;
-/// Connections that a poller has room for however few file descriptors there may be.
+const ACCEPTS_PER_ITERATION: usize = 64;
+/// A poller's least connection limit, however few file descriptors there are.
 const MIN_CONNECTIONS: usize = 16;
-/// How long a host waits for memory before those that hold it without moving data are closed.
-const HUNGER: Duration = Duration::from_secs(1);
-/// How often time limits are looked at.
+/// How long a host waits for memory before stalled connections that hold some are closed.
+const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
+/// How often time limits are checked.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// The same while nobody is connected.
+/// The same while nothing is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
 /// How long a stopped poller waits for its devices.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

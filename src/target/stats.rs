@@ -1,8 +1,8 @@
-//! What a target has done so far.
+//! Counters of a target.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a [`super::Target`] has done so far, and who is connected.
+/// Counters of a [`super::Target`] since it started, and what is connected now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetStats {
     /// Controllers now.
@@ -11,26 +11,26 @@ pub struct TargetStats {
     pub connections: u64,
     /// TCP connections ever accepted.
     pub accepted: u64,
-    /// Connections that were ended because of what the host did or failed to do, or to make room.
+    /// Connections that the target closed because of the host's behaviour or because of a limit.
     pub dropped: u64,
-    /// Connections and Connects that were refused: a limit, or a host that may not connect.
+    /// Connections and Connect commands that were refused: a limit, or a host that is not allowed.
     pub refused: u64,
-    /// Controllers and connections that were closed early for want of places, file descriptors or
-    /// memory; the connections are among those dropped, too.
+    /// Controllers and connections closed because a limit was reached or file descriptors or memory
+    /// ran out. The connections count as `dropped`, too.
     pub evicted: u64,
-    /// Reads that succeeded.
+    /// Successful reads.
     pub reads: u64,
-    /// Bytes of those.
+    /// Bytes of successful reads.
     pub read_bytes: u64,
-    /// Writes that succeeded.
+    /// Successful writes.
     pub writes: u64,
-    /// Bytes of those.
+    /// Bytes of successful writes.
     pub written_bytes: u64,
-    /// I/O commands that were answered with an error.
+    /// I/O commands with an error response.
     pub errors: u64,
 }
 
-/// The counters behind [`TargetStats`], added to by all pollers.
+/// The shared counters behind [`TargetStats`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
@@ -45,10 +45,10 @@ pub(super) struct Counters {
     pub(super) errors: AtomicU64,
 }
 
-/// What one poller has done since it last told the others.
+/// One poller's counts since it last published them.
 ///
-/// All pollers write the same counters, so each gathers its own in between: two operations on a shared
-/// cache line a turn, not a command.
+/// All pollers write the same counters, so each collects its own first: two operations on a shared
+/// cache line per poll iteration, not per command.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,
@@ -58,8 +58,8 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Adds what was gathered to `counters`.
-    pub(super) fn tell(&mut self, counters: &Counters) {
+    /// Adds the counts to `counters` and starts again from zero.
+    pub(super) fn publish_counts(&mut self, counters: &Counters) {
         let Tally { reads, read_bytes, writes, written_bytes } = std::mem::take(self);
         if reads > 0 {
             Counters::add(&counters.reads, reads);

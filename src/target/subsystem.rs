@@ -1,6 +1,6 @@
-//! The subsystem: its namespaces, its controllers, and who may connect to it.
+//! The subsystem: its namespaces, its controllers, and which hosts may connect.
 //!
-//! Shared by all pollers. I/O commands touch no lock here: they read their controller's atomics.
+//! All pollers share it. I/O commands take no lock here: they read their controller's atomics.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::complaints::{Complaint, Complaints, Who};
 use super::options::TargetOptions;
-use super::peers::{Full, Peer, Places};
+use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
+use super::warnings::{WarningKind, Warnings, Who};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 use crate::qpair::{Device, Namespace};
@@ -26,9 +26,9 @@ pub(super) struct Subsystem {
     pub(super) devices: Vec<Arc<dyn Device>>,
     /// The most data of a command: a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
-    pub(super) complaints: Complaints,
+    pub(super) warnings: Warnings,
     pub(super) counters: Arc<Counters>,
-    /// Times are counted from here, so that they fit into atomics.
+    /// Times are stored as milliseconds since this instant, so that they fit into atomics.
     start: Instant,
     controllers: Mutex<Controllers>,
 }
@@ -36,29 +36,29 @@ pub(super) struct Subsystem {
 struct Controllers {
     by_cntlid: BTreeMap<u16, Arc<Controller>>,
     last_cntlid: u16,
-    io_places: Places,
-    discovery_places: Places,
+    io_limits: PeerLimits,
+    discovery_limits: PeerLimits,
 }
 
-/// A controller: made by the Connect of its admin queue, gone with that queue's connection.
+/// A controller: created by the Connect of its admin queue, removed when that connection closes.
 pub(super) struct Controller {
     pub(super) cntlid: u16,
-    /// Where its admin queue comes from.
+    /// The address that its admin queue connected from.
     from: SocketAddr,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
-    /// Set when its admin queue is gone; its other connections close themselves.
+    /// Set when its admin queue is gone; its other connections then close themselves.
     is_dead: AtomicBool,
     /// Controller Configuration as the host wrote it.
     cc: AtomicU32,
-    /// Controller Status but for RDY.
+    /// Controller Status without RDY.
     csts: AtomicU32,
-    /// How often it was disabled: I/O queues from before are no longer its own.
+    /// How often it was disabled: older I/O queues no longer belong to it.
     resets: AtomicU32,
     /// Keep alive time-out; 0 for none.
     pub(super) kato_ms: AtomicU32,
-    /// When a connection of it last received something.
+    /// When one of its connections last received something.
     last_seen_ms: AtomicU64,
     /// Asynchronous event configuration, kept for Get Features.
     pub(super) async_event_config: AtomicU32,
@@ -67,14 +67,14 @@ pub(super) struct Controller {
 
 #[derive(Default)]
 struct Queues {
-    /// I/O queues granted; `None` before the host asked.
+    /// Number of I/O queues granted; `None` until the host asks.
     granted: Option<u16>,
-    /// Which identifiers are connected.
+    /// Identifiers of the connected I/O queues.
     connected: Vec<u16>,
 }
 
-/// One connected queue. Dropping it takes it from its controller, and the controller with its admin
-/// queue.
+/// One connected queue. Dropping it removes it from its controller; dropping the admin queue
+/// removes the controller.
 pub(super) struct Queue {
     pub(super) controller: Arc<Controller>,
     pub(super) qid: u16,
@@ -84,14 +84,14 @@ pub(super) struct Queue {
     subsystem: Arc<Subsystem>,
 }
 
-/// Why a Connect is refused, with dword 0 of the answer.
+/// Why a Connect is refused, with dword 0 of the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
     pub(super) dw0: u32,
-    /// What is warned of; other refusals are in the access log alone.
-    complaint: Option<Complaint>,
-    /// For whoever runs the target.
+    /// The kind of the warning; without one, the refusal appears in the access log only.
+    kind: Option<WarningKind>,
+    /// The reason, for the operator's log.
     why: Cow<'static, str>,
 }
 
@@ -109,11 +109,11 @@ impl Subsystem {
         let controllers = Controllers {
             by_cntlid: BTreeMap::new(),
             last_cntlid: 0,
-            io_places: Places::new(
+            io_limits: PeerLimits::new(
                 options.max_controllers.into(),
                 options.max_controllers_per_address.into(),
             ),
-            discovery_places: Places::new(
+            discovery_limits: PeerLimits::new(
                 options.max_discovery_controllers.into(),
                 options.max_discovery_controllers_per_address.into(),
             ),
@@ -122,14 +122,14 @@ impl Subsystem {
             options,
             devices,
             max_transfer_bytes,
-            complaints: Complaints::new(start),
+            warnings: Warnings::new(start),
             counters,
             start,
             controllers: Mutex::new(controllers),
         }
     }
 
-    /// The namespace `nsid` as hosts see it, if there is one.
+    /// The namespace `nsid` as hosts see it, if it exists.
     pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
         let mut namespace = self.devices.get(index)?.namespace();
@@ -140,12 +140,12 @@ impl Subsystem {
         Some(namespace)
     }
 
-    /// Namespaces, all of which are active.
+    /// NSIDs of the namespaces, all of which are active.
     pub(super) fn nsids(&self) -> impl Iterator<Item = Nsid> {
         (1..=self.devices.len() as u32).map(Nsid)
     }
 
-    /// An identifier for a namespace that has none: the same whenever this subsystem serves it.
+    /// An NGUID for a namespace that has none: always the same for the same subsystem and NSID.
     fn nguid_of(&self, nsid: u32) -> [u8; 16] {
         let name = format!("{}/{nsid}", self.options.nqn);
         xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
@@ -169,7 +169,7 @@ impl Subsystem {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Executes a Connect, and tells the access log who came or was refused.
+    /// Executes a Connect and writes its outcome to the access log.
     pub(super) fn connect(
         self: &Arc<Self>,
         sqe: &Sqe,
@@ -177,26 +177,26 @@ impl Subsystem {
         peer: SocketAddr,
         now: Instant,
     ) -> Result<Queue, Refusal> {
-        let result = self.enter(sqe, data, peer, now);
+        let result = self.admit(sqe, data, peer, now);
         match &result {
-            Ok(queue) => queue.say_hello(peer),
-            Err(refusal) => self.say_refused(refusal, data, peer, now),
+            Ok(queue) => queue.log_connected(peer),
+            Err(refusal) => self.log_refused(refusal, data, peer, now),
         }
         result
     }
 
-    fn say_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
+    fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
         let (hostnqn, why) = (data.hostnqn().ok(), &refusal.why);
-        let Some(complaint) = refusal.complaint else {
+        let Some(kind) = refusal.kind else {
             let host = hostnqn.as_ref().map(Nqn::as_str);
             return tracing::info!(%peer, host, "refused: {why}");
         };
         Counters::add(&self.counters.refused, 1);
         let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
-        self.complaints.say(now, complaint, who, format_args!("refused: {why}"));
+        self.warnings.warn(now, kind, who, format_args!("refused: {why}"));
     }
 
-    fn enter(
+    fn admit(
         self: &Arc<Self>,
         sqe: &Sqe,
         data: &ConnectData,
@@ -204,13 +204,15 @@ impl Subsystem {
         now: Instant,
     ) -> Result<Queue, Refusal> {
         if sqe.connect_recfmt() != 0 {
-            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "an unknown format"));
+            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "unknown record format"));
         }
         let sqsize = sqe.connect_sqsize();
         if sqsize == 0 || sqsize >= self.options.max_queue_entries {
             let max = self.options.max_queue_entries;
             let entries = u32::from(sqsize) + 1;
-            let why = format!("a queue of {entries} entries (2 to --max-queue-entries {max})");
+            let why = format!(
+                "a queue of {entries} entries; allowed are 2 to {max} (--max-queue-entries)"
+            );
             return Err(Refusal::command(SQSIZE_OFFSET, why));
         }
         let is_no_name = |offset| move |_| Refusal::data(offset, "a name that cannot be an NQN");
@@ -222,8 +224,9 @@ impl Subsystem {
             return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
         }
         if !is_discovery && !self.allows(&hostnqn) {
-            let refusal = Refusal::of(Status::CONNECT_INVALID_HOST, "it is not on the allow-list");
-            return Err(Refusal { complaint: Some(Complaint::Stranger), ..refusal });
+            let refusal =
+                Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
+            return Err(Refusal { kind: Some(WarningKind::HostNotAllowed), ..refusal });
         }
         let controller = match sqe.connect_qid() {
             0 => self.add_controller(sqe, data, hostnqn, is_discovery, peer, now)?,
@@ -249,15 +252,18 @@ impl Subsystem {
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
         if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
-            return Err(Refusal::data(ConnectData::CNTLID_OFFSET, "controllers are dynamic here"));
+            return Err(Refusal::data(
+                ConnectData::CNTLID_OFFSET,
+                "only dynamic controllers are supported",
+            ));
         }
         let peer = Peer::from(from.ip());
         let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
         let mut controllers = self.controllers.lock();
-        while let Some(full) = controllers.places(is_discovery).full(peer) {
-            if !self.make_room(&mut controllers, full, peer, is_discovery, now) {
+        while let Some(limit) = controllers.peer_limits(is_discovery).reached(peer) {
+            if !self.make_room(&mut controllers, limit, peer, is_discovery, now) {
                 drop(controllers);
-                return Err(self.no_place(full, is_discovery));
+                return Err(self.limit_reached(limit, is_discovery));
             }
         }
         let cntlid =
@@ -278,34 +284,35 @@ impl Subsystem {
             queues: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, controller.clone());
-        controllers.places(is_discovery).enter(peer);
+        controllers.peer_limits(is_discovery).add(peer);
         Ok(controller)
     }
 
-    /// The keep alive time-out in force for a controller that asked for this one.
+    /// The keep alive time-out granted to a controller that asked for `asked_ms`.
     pub(super) fn keep_alive_ms(&self, asked_ms: u32, is_discovery: bool) -> u32 {
         let max_ms = u32::try_from(self.options.max_keep_alive.as_millis()).unwrap_or(u32::MAX);
         match asked_ms {
             0 if is_discovery => DISCOVERY_KATO_MS.min(max_ms),
             _ if is_discovery => asked_ms.min(max_ms),
-            // Hosts may do without: they are found dead by TCP, or when their place is wanted.
+            // A host may do without keep alive: TCP detects its death, or it is evicted when a
+            // limit is reached.
             _ => asked_ms,
         }
     }
 
-    /// Ends the controller that has to give way to one from `peer`, if there is one.
+    /// Evicts one controller in favour of one from `peer`, if any may be evicted.
     fn make_room(
         &self,
         controllers: &mut Controllers,
-        full: Full,
+        limit: Limit,
         peer: Peer,
         is_discovery: bool,
         now: Instant,
     ) -> bool {
-        let greediest = controllers.places(is_discovery).greediest(peer);
-        // The time for which one must have been silent to give way.
-        let patience_ms = match is_discovery {
-            true => DISCOVERY_PATIENCE_MS,
+        let peer_with_most = controllers.peer_limits(is_discovery).peer_with_most(peer);
+        // How long a controller must have been silent before it may be evicted.
+        let min_silent_ms = match is_discovery {
+            true => DISCOVERY_EVICTABLE_MS,
             false => u64::try_from(2 * self.options.max_keep_alive.as_millis()).unwrap_or(u64::MAX),
         };
         let now_ms = self.millis(now);
@@ -313,10 +320,10 @@ impl Subsystem {
             now_ms.saturating_sub(controller.last_seen_ms.load(Ordering::Relaxed))
         };
         let of_kind = |controller: &&Arc<Controller>| controller.is_discovery == is_discovery;
-        let may_go = |controller: &&Arc<Controller>| match full {
-            Full::Peer => controller.peer() == peer && silent_ms(controller) >= patience_ms,
-            Full::All => {
-                silent_ms(controller) >= patience_ms || greediest == Some(controller.peer())
+        let may_go = |controller: &&Arc<Controller>| match limit {
+            Limit::Peer => controller.peer() == peer && silent_ms(controller) >= min_silent_ms,
+            Limit::All => {
+                silent_ms(controller) >= min_silent_ms || peer_with_most == Some(controller.peer())
             }
         };
         let candidates = controllers.by_cntlid.values().filter(of_kind).filter(may_go);
@@ -328,23 +335,23 @@ impl Subsystem {
         let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
         let silent_s = silent_ms(&controller) / 1000;
         let what =
-            format_args!("evicted: silent for {silent_s} s, it made room for another controller");
-        self.complaints.say(now, Complaint::MadeRoom, who, what);
+            format_args!("evicted in favour of another controller after {silent_s} s of silence");
+        self.warnings.warn(now, WarningKind::Evicted, who, what);
         true
     }
 
-    fn no_place(&self, full: Full, is_discovery: bool) -> Refusal {
+    fn limit_reached(&self, limit: Limit, is_discovery: bool) -> Refusal {
         let options = &self.options;
-        let (max, option) = match (full, is_discovery) {
-            (Full::All, false) => (options.max_controllers, ""),
-            (Full::Peer, false) => (options.max_controllers_per_address, "-per-address"),
-            (Full::All, true) => (options.max_discovery_controllers, ""),
-            (Full::Peer, true) => (options.max_discovery_controllers_per_address, "-per-address"),
+        let (max, option) = match (limit, is_discovery) {
+            (Limit::All, false) => (options.max_controllers, ""),
+            (Limit::Peer, false) => (options.max_controllers_per_address, "-per-address"),
+            (Limit::All, true) => (options.max_discovery_controllers, ""),
+            (Limit::Peer, true) => (options.max_discovery_controllers_per_address, "-per-address"),
         };
         let kind = if is_discovery { "discovery-controllers" } else { "controllers" };
-        let whose = match full {
-            Full::All => "all places are taken",
-            Full::Peer => "its address has as many as one may have",
+        let whose = match limit {
+            Limit::All => "the limit of controllers is reached",
+            Limit::Peer => "its address has reached its limit",
         };
         busy(format!("{whose} (--max-{kind}{option} {max})"))
     }
@@ -359,18 +366,26 @@ impl Subsystem {
         let controller = self.controllers.lock().by_cntlid.get(&data.cntlid.get()).cloned();
         let controller = controller
             .filter(|controller| controller.is_discovery == is_discovery)
-            .ok_or_else(|| Refusal::data(ConnectData::CNTLID_OFFSET, "its controller is gone"))?;
+            .ok_or_else(|| {
+                Refusal::data(
+                    ConnectData::CNTLID_OFFSET,
+                    "the controller does not exist (any more)",
+                )
+            })?;
         if controller.hostnqn != *hostnqn {
-            return Err(Refusal::data(ConnectData::HOSTNQN_OFFSET, "another host's controller"));
+            return Err(Refusal::data(
+                ConnectData::HOSTNQN_OFFSET,
+                "the controller belongs to another host",
+            ));
         }
         if controller.hostid != data.hostid {
-            return Err(Refusal::data(0, "another host identifier than its controller's"));
+            return Err(Refusal::data(0, "the host identifier differs from the controller's"));
         }
         if is_discovery {
-            return Err(Refusal::command(QID_OFFSET, "an I/O queue of the discovery service"));
+            return Err(Refusal::command(QID_OFFSET, "the discovery service has no I/O queues"));
         }
         if !controller.is_enabled() {
-            let why = "an I/O queue of a controller that is not enabled";
+            let why = "the controller is not enabled";
             return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, why));
         }
         controller.add_queue(qid)?;
@@ -383,19 +398,19 @@ impl Subsystem {
 }
 
 impl Controllers {
-    fn places(&mut self, is_discovery: bool) -> &mut Places {
-        if is_discovery { &mut self.discovery_places } else { &mut self.io_places }
+    fn peer_limits(&mut self, is_discovery: bool) -> &mut PeerLimits {
+        if is_discovery { &mut self.discovery_limits } else { &mut self.io_limits }
     }
 
-    /// Takes a controller out, unless that has been done.
+    /// Removes a controller, unless it has been removed already.
     fn remove(&mut self, controller: &Controller) {
         if !controller.is_dead.swap(true, Ordering::Relaxed) {
             self.by_cntlid.remove(&controller.cntlid);
-            self.places(controller.is_discovery).leave(controller.peer());
+            self.peer_limits(controller.is_discovery).remove(controller.peer());
         }
     }
 
-    /// A CNTLID that was not in use lately, if there is one.
+    /// A free CNTLID, least recently used first.
     fn next_cntlid(&mut self) -> Option<u16> {
         if self.by_cntlid.len() >= usize::from(MAX_CNTLID) {
             return None;
@@ -414,8 +429,9 @@ impl Controller {
         Peer::from(self.from.ip())
     }
 
-    /// Whose memory its queues take. Anybody may speak to the discovery service, under any name: so all
-    /// who do are one host there, and none of those that the subsystem serves.
+    /// The host whose memory limit its queues count for. Anyone may connect to the discovery
+    /// service under any NQN, so all discovery controllers count as one host, apart from the
+    /// subsystem's hosts.
     pub(super) fn accounted_to(&self) -> Nqn {
         if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
     }
@@ -434,7 +450,8 @@ impl Controller {
         csts | if ready { Csts::READY } else { 0 }
     }
 
-    /// Property Set of CC: enables, disables, shuts down. What cannot be served is a fatal status.
+    /// Property Set of CC: enables, disables or shuts down. An unsupported configuration sets
+    /// CSTS.CFS.
     pub(super) fn set_cc(&self, value: u32) {
         let before = Cc(self.cc.swap(value, Ordering::Relaxed));
         let after = Cc(value);
@@ -453,14 +470,14 @@ impl Controller {
         self.csts.store(csts, Ordering::Relaxed);
     }
 
-    /// Page size, arbitration and command set 0, entries of 64 and 16 bytes (which a discovery
-    /// controller, having no I/O queues, need not be told).
+    /// Supported: page size, arbitration and command set 0, queue entries of 64 and 16 bytes. A
+    /// discovery controller has no I/O queues and may leave the entry sizes 0.
     fn can_enable(&self, cc: u32) -> bool {
         let entries = cc >> 16 & 0xFF;
         cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
     }
 
-    /// Grants I/O queues, as many as asked for but at most `max`; refuses once some are connected.
+    /// Grants up to `max` I/O queues; refused once some are connected.
     pub(super) fn grant_queues(&self, asked: u16, max: u16) -> Result<u16, Status> {
         let mut queues = self.queues.lock();
         if !queues.connected.is_empty() {
@@ -478,10 +495,13 @@ impl Controller {
     fn add_queue(&self, qid: u16) -> Result<(), Refusal> {
         let mut queues = self.queues.lock();
         if qid > queues.granted.unwrap_or(0) {
-            return Err(Refusal::command(QID_OFFSET, "a queue that was not granted"));
+            return Err(Refusal::command(QID_OFFSET, "the queue identifier was not granted"));
         }
         if queues.connected.contains(&qid) {
-            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, "a queue that is connected"));
+            return Err(Refusal::of(
+                Status::COMMAND_SEQUENCE_ERROR,
+                "the queue is connected already",
+            ));
         }
         queues.connected.push(qid);
         Ok(())
@@ -489,7 +509,7 @@ impl Controller {
 }
 
 impl Queue {
-    fn say_hello(&self, peer: SocketAddr) {
+    fn log_connected(&self, peer: SocketAddr) {
         let (host, cntlid) = (self.controller.hostnqn.as_str(), self.controller.cntlid);
         let discovery = self.controller.is_discovery;
         match self.qid {
@@ -498,20 +518,21 @@ impl Queue {
         }
     }
 
-    /// Whether the queue has lost its controller: the admin queue is gone, or it was disabled.
+    /// Whether the queue has lost its controller: the admin queue is gone, or the controller was
+    /// disabled.
     pub(super) fn is_orphan(&self) -> bool {
         let controller = &self.controller;
         let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
         is_reset || controller.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Something was received: the host lives.
+    /// Something was received, so the host is alive.
     pub(super) fn seen(&self, now: Instant) {
         self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
     }
 
-    /// When the controller is given up unless something is received: after twice its KATO, since a
-    /// host that sends every half of it may be late on a busy machine.
+    /// When the controller is given up unless something is received: twice its KATO, since a host
+    /// that sends every half KATO may be late on a busy machine.
     pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
         let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
         let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
@@ -545,16 +566,16 @@ impl Refusal {
         Refusal { dw0: parameter.to_wire(), ..refusal }
     }
 
-    /// What stays as it is however often the host tries.
+    /// A permanent refusal: a retry would fail in the same way.
     fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { status: status.do_not_retry(), dw0: 0, complaint: None, why: why.into() }
+        Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
     }
 }
 
-/// A limit is reached: there may be room later.
+/// A refusal because of a limit: a retry may succeed later.
 fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
-    let (status, complaint) = (Status::CONNECT_CONTROLLER_BUSY, Some(Complaint::NoController));
-    Refusal { status, dw0: 0, complaint, why: why.into() }
+    let (status, kind) = (Status::CONNECT_CONTROLLER_BUSY, Some(WarningKind::NoController));
+    Refusal { status, dw0: 0, kind, why: why.into() }
 }
 
 /// MPS, AMS and CSS of CC.
@@ -563,12 +584,12 @@ const CC_MPS_AMS_CSS: u32 = 0x3FF0;
 const QID_OFFSET: u16 = 42;
 /// Offset of SQSIZE in Connect.
 const SQSIZE_OFFSET: u16 = 44;
-/// The highest controller identifier that the specification leaves to subsystems.
+/// The highest controller identifier that the specification allows.
 const MAX_CNTLID: u16 = 0xFFEF;
-/// CAP.TO: what a controller may take to become ready; ours is at once.
+/// CAP.TO: the time a controller may take to become ready; ours is ready at once.
 const READY_TIMEOUT_MS: u32 = 5_000;
-/// A discovery controller without KATO is given up after twice this time.
+/// Keep alive time-out of a discovery controller that asks for none.
 const DISCOVERY_KATO_MS: u32 = 60_000;
-/// After so much silence a discovery controller may give way to another: all that hosts do there takes
-/// milliseconds, and those that stay for its events come back.
-const DISCOVERY_PATIENCE_MS: u64 = 1_000;
+/// Silence after which a discovery controller may be evicted: discovery takes milliseconds, and
+/// hosts that stay connected for its events reconnect.
+const DISCOVERY_EVICTABLE_MS: u64 = 1_000;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlfs::nvme::{Sgl, Sqe};
 use dlfs::tcp::Digests;
+use dlfs::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use dlfs::tcp::host::{Connection, Event, HostOptions, SCRATCH_LEN, Transfer};
-use dlfs::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use dlfs::units::{Lba, Nsid};
 
 use crate::ends::{Calls, Clock, stamp};

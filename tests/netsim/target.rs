@@ -7,8 +7,8 @@ use std::time::Instant;
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::nvme::{Sqe, Status};
 use dlfs::tcp::Digests;
+use dlfs::tcp::budget::{TARGET_RECEIVE_BYTES, TARGET_SEND_SLICES, target_completions};
 use dlfs::tcp::controller::{CommandId, Connection, ConnectionOptions, DataTransfer, Event};
-use dlfs::tcp::turn::{TARGET_RECEIVE_BYTES, TARGET_SEND_SLICES, target_completions};
 
 use crate::ends::{Calls, Clock, is_stamped, stamp};
 use crate::link::{Pauses, Pipe, Ps};

@@ -14,8 +14,8 @@ use crate::qpair::Wait;
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
+use crate::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use crate::tcp::host::Connection;
-use crate::tcp::turn::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 
 /// What the operating system says of a connection that is over.
 #[derive(Debug, Clone, thiserror::Error)]

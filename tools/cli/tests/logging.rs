@@ -108,7 +108,7 @@ fn the_access_log_has_who_came_who_was_refused_who_left_why_and_when() {
     served.line(&["disconnected: the host closed the connection", GOOD, "seconds="]);
     served.line(&["disconnected: the host closed the connection", BAD]);
     served.line(&["refused: there is no subsystem", ":typo", GOOD]);
-    served.line(&["WARN", "refused: it is not on the allow-list", "peer=127.0.0.1:", BAD]);
+    served.line(&["WARN", "refused: the host is not on the allow-list", "peer=127.0.0.1:", BAD]);
     let lines = served.end();
     lines.iter().for_each(|line| has_time(line));
     let refused = lines.iter().filter(|line| line.contains("not on the allow-list"));
@@ -120,7 +120,12 @@ fn without_v_the_log_has_warnings_and_they_name_the_host_and_the_limit() {
     let served = Logged::start(&["--max-controllers", "1"]);
     let busy = common::Served::start(&served.address, &["--hostnqn", GOOD]); // a relay has the place
     run(&["ls", &served.address, "--hostnqn", BAD, "--ctrl-loss-tmo", "1"]).code(1);
-    let words = ["WARN", "all places are taken (--max-controllers 1)", "peer=127.0.0.1:", BAD];
+    let words = [
+        "WARN",
+        "the limit of controllers is reached (--max-controllers 1)",
+        "peer=127.0.0.1:",
+        BAD,
+    ];
     has_time(&served.line(&words));
     drop(busy);
     assert!(!served.end().iter().any(|line| line.contains("connected")));
