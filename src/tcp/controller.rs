@@ -1,6 +1,7 @@
-//! Controller side of one NVMe/TCP connection: bytes in, commands out; answers in, bytes out.
+//! Controller side of one NVMe/TCP connection: bytes in, commands out; responses in, bytes out.
 //!
-//! It owns no socket and knows no opcode but for the direction of its data. Read [`Connection`].
+//! It owns no socket, and of an opcode it knows only the direction of its data. Read
+//! [`Connection`].
 
 mod transmit;
 
@@ -21,68 +22,70 @@ use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
 
 pub use transmit::Transmit;
 
-/// What a connection offers before it knows its host.
+/// Options of a connection, before its host is known.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionOptions {
-    /// Digests that the host may switch on.
+    /// Digests that the host may enable.
     pub digests: Digests,
     /// MAXH2CDATA: the most data in one H2CData; at least 4,096 and a multiple of 4.
     pub max_h2c_data_bytes: u32,
 }
 
-/// Controller side of one NVMe/TCP connection. It owns no socket and never asks for the time.
+/// Controller side of one NVMe/TCP connection. It owns no socket and reads no clock.
 ///
 /// Call [`Connection::next`] with received bytes until it returns `None`; answer each command with
-/// [`Connection::receive`] (where its data go), [`Connection::send_data`] or [`Connection::finish`];
-/// send what [`Connection::transmit`] holds. After an error call [`Connection::terminate`], send the
-/// rest and close.
+/// [`Connection::receive`] (where its data go), [`Connection::send_data`] or
+/// [`Connection::finish`]; send the bytes of [`Connection::transmit`]. After an error call
+/// [`Connection::terminate`], send the rest and close.
 ///
-/// Every command that came out is owed exactly one answer. Until [`Connection::connected`] there is
-/// at most one, and no data but those of its capsule.
+/// The caller owes every command exactly one response. Until [`Connection::connected`], there is at
+/// most one command, and only in-capsule data.
 ///
-/// A command keeps its place in the queue until its answer is sent, not only given: a host that has not
-/// got the answer cannot know that there is a place. So what is kept for a host that does not read is
+/// A command occupies its queue entry until its response is sent, not only queued, because a host
+/// without the response cannot know that the entry is free. The queue size therefore bounds what is
+/// kept for a host that does not read.
 /// bounded by the entries of its queue.
 #[derive(Debug)]
 pub struct Connection {
     options: ConnectionOptions,
     deframer: Deframer,
-    /// How our PDUs are formed.
+    /// The form of the PDUs that we send.
     form: Form,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// The most commands outstanding: SQSIZE, 0-based as it is on the wire.
+    /// The most outstanding commands: SQSIZE, 0-based as on the wire.
     max_outstanding: u16,
     cids: CidSet,
-    /// The command whose data come next; `None`: those data are thrown away.
+    /// The command whose data come next; `None`: those data are discarded.
     filling: Option<u16>,
     transmit: Transmit,
-    /// Where in all that was ever put into `transmit` each answer ends that is not sent yet.
+    /// Stream offset in `transmit` at which each unsent response ends.
     unsent: VecDeque<u64>,
-    /// Bytes ever sent.
+    /// Bytes sent since the start.
     sent_bytes: u64,
-    /// Commands whose data were asked for with an R2T and have not all come.
+    /// Commands with an R2T whose data have not all arrived.
     num_awaited: usize,
-    /// Bytes of such data ever received.
+    /// Bytes of such data received since the start.
     awaited_bytes: u64,
     /// SQ head, counted while SQ flow control is on.
     sqhd: Option<SqHead>,
     terminated: bool,
 }
 
-/// A command that came out of a [`Connection`] and is not answered yet.
+/// A command without a response yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandId(pub u16);
 
-/// Where the data of a command go.
+/// The direction of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataTransfer {
-    /// There are none.
+    /// No data.
     None,
-    /// To the host: at most so many bytes.
+    /// To the host: at most this many bytes.
     ToHost(u32),
-    /// From the host: so many bytes, above 0. Nothing moves before [`Connection::receive`], but
-    /// data in the capsule have come: receive or refuse them before the next [`Connection::next`].
+    /// From the host: this many bytes, above 0. Nothing moves before [`Connection::receive`].
+    /// In-capsule data have arrived already: receive or refuse them before the next
+    /// [`Connection::next`].
     FromHost {
         /// Bytes.
         len: u32,
@@ -91,19 +94,19 @@ pub enum DataTransfer {
     },
 }
 
-/// What happened on a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub enum Event {
     /// A command.
     Command {
-        /// Name it by this.
+        /// Identifies the command in later calls.
         id: CommandId,
         /// The command.
         sqe: Sqe,
         /// Its data.
         data: DataTransfer,
     },
-    /// All data of a command have come, and their digests were right.
+    /// All data of a command have arrived with correct digests.
     Received {
         /// The command.
         id: CommandId,
@@ -112,8 +115,8 @@ pub enum Event {
         /// The buffer that was given to [`Connection::receive`], filled.
         buf: IoBuf,
     },
-    /// All data of a command have come, but a digest was wrong: it has been answered so, and its
-    /// buffer comes back.
+    /// All data of a command have arrived, but a digest was wrong. The error response is queued,
+    /// and the buffer is returned.
     Damaged {
         /// The buffer that was given to [`Connection::receive`].
         buf: IoBuf,
@@ -124,7 +127,7 @@ pub enum Event {
 struct Slot {
     sqe: Sqe,
     state: State,
-    /// Where data of the host go.
+    /// Buffer for data from the host.
     buf: IoBuf,
     /// Bytes of `buf` that are filled.
     filled: u32,
@@ -134,16 +137,16 @@ struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
-    /// With the caller. `in_capsule`: data that come next may still be wanted.
+    /// The caller has the command. `in_capsule`: its in-capsule data come next.
     Presented {
         len: u32,
         in_capsule: bool,
     },
-    /// With the caller, for as long as it takes.
+    /// The caller has the command and may take any time.
     Parked,
-    /// The data are in the capsule that is being received.
+    /// In-capsule data are being received.
     FillingFromCapsule,
-    /// The data were asked for with an R2T.
+    /// Data requested with an R2T are being received.
     FillingFromR2t,
 }
 
@@ -154,7 +157,7 @@ struct SqHead {
 }
 
 impl Connection {
-    /// Waits for the ICReq.
+    /// A new connection that waits for ICReq.
     pub fn new(options: ConnectionOptions) -> Connection {
         let max_h2c_data = options.max_h2c_data_bytes;
         assert!(max_h2c_data >= 4096 && max_h2c_data.is_multiple_of(4), "hosts refuse this");
@@ -177,8 +180,9 @@ impl Connection {
         }
     }
 
-    /// Connect succeeded: from now on `sqsize` commands (0-based, as on the wire) may be outstanding,
-    /// with at most `max_capsule_data_bytes` in a capsule, with SQ flow control or without.
+    /// Connect succeeded: from now on, `sqsize` commands (0-based, as on the wire) may be
+    /// outstanding, with at most `max_capsule_data_bytes` in a capsule, with or without SQ flow
+    /// control.
     pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
         self.max_outstanding = sqsize.max(1);
         self.deframer.set_max_capsule_data(max_capsule_data_bytes);
@@ -188,7 +192,7 @@ impl Connection {
     /// Consumes bytes from the front of `input` up to the next event; `None`: all are consumed.
     ///
     /// # Errors
-    /// The host broke the protocol or ended the connection: [`Connection::terminate`].
+    /// A protocol error, or the host ended the connection: call [`Connection::terminate`].
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Event>, ProtocolError> {
         loop {
             let event = match self.deframer.next(input)? {
@@ -217,8 +221,8 @@ impl Connection {
         }
     }
 
-    /// The rest of the data that come next, in their final place, if somebody wants them: receive
-    /// into it, then call [`Connection::payload_received`].
+    /// The unfilled rest of the buffer for the data that come next, if a command receives them:
+    /// receive into it, then call [`Connection::payload_received`].
     pub fn payload(&mut self) -> Option<&mut [u8]> {
         let left = self.deframer.data_left() as usize;
         let slot = &mut self.slots[usize::from(self.filling?)];
@@ -226,10 +230,10 @@ impl Connection {
         (left > 0).then(|| &mut slot.buf[at..at + left])
     }
 
-    /// Notes that the first `len` bytes of [`Connection::payload`] are there. Call
-    /// [`Connection::next`] afterwards, with no input if there is none.
+    /// Reports that the first `len` bytes of [`Connection::payload`] were received. Call
+    /// [`Connection::next`] afterwards, without input if there is none.
     pub fn payload_received(&mut self, len: usize) {
-        let filling = self.filling.expect("payload() gave the place");
+        let filling = self.filling.expect("payload() returned this buffer");
         let slot = &mut self.slots[usize::from(filling)];
         let at = slot.filled as usize;
         self.deframer.take_data(&slot.buf[at..at + len]);
@@ -237,8 +241,8 @@ impl Connection {
         self.awaited_bytes += if slot.state == State::FillingFromR2t { len as u64 } else { 0 };
     }
 
-    /// Answers a command: its data go into `buf`, which has exactly their length. It comes back with
-    /// [`Event::Received`], or with [`Event::Damaged`] when a digest was wrong.
+    /// Receives a command's data into `buf`, which has exactly their length. [`Event::Received`]
+    /// returns it, or [`Event::Damaged`] after a wrong digest.
     pub fn receive(&mut self, id: CommandId, buf: IoBuf) {
         let slot = &mut self.slots[usize::from(id.0)];
         let State::Presented { len, in_capsule } = slot.state else {
@@ -257,10 +261,9 @@ impl Connection {
         }
     }
 
-    /// Notes that a command without data will be answered at no certain time, as asynchronous event
-    /// requests are. Hosts give up on those alone: SPDK uses their CIDs again, without a word, when it
-    /// shuts a controller down. Then the new command comes out under the `id` of the old, which is
-    /// forgotten.
+    /// Marks a command without data as one that may wait for any time, such as an asynchronous
+    /// event request. Hosts may abandon only those: on shutdown, SPDK reuses their CIDs without an
+    /// abort. The new command then gets the `id` of the old one, which is forgotten.
     pub fn park(&mut self, id: CommandId) {
         let slot = &mut self.slots[usize::from(id.0)];
         let presented = State::Presented { len: 0, in_capsule: false };
@@ -268,19 +271,19 @@ impl Connection {
         slot.state = State::Parked;
     }
 
-    /// Whether the command is parked still. The host ends it without a word when it uses its CID for
-    /// another, and that one may have been refused before it came out.
+    /// Whether the command is still parked. The host ends it silently by reusing its CID; the
+    /// command that reused it may have been refused before it became an event.
     pub fn is_parked(&self, id: CommandId) -> bool {
         self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
     }
 
-    /// Answers a command with success and these data, in one C2HData.
+    /// Completes a command with success and these data, in one C2HData.
     pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         if buf.is_empty() {
             return self.finish(id, Status::SUCCESS, 0);
         }
-        // Without SQ flow control nothing in a completion would tell the host more.
+        // Without SQ flow control, a completion would tell the host nothing more.
         let implied = self.sqhd.is_none();
         let flags = if implied { FLAG_LAST_PDU | FLAG_SUCCESS } else { FLAG_LAST_PDU };
         let data = C2HData::new(cid, 0, buf.len() as u32, flags, self.form);
@@ -292,7 +295,7 @@ impl Connection {
         }
     }
 
-    /// Answers a command without data: `result` goes into the two command specific dwords.
+    /// Completes a command without data; `result` is dwords 0 and 1 of the completion.
     pub fn finish(&mut self, id: CommandId, status: Status, result: u64) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         let mut cqe = Cqe::new(cid, status).with_result(result);
@@ -300,7 +303,7 @@ impl Connection {
         self.finish_with(id, cqe);
     }
 
-    /// Answers a command with this completion entry; its CID is set here.
+    /// Completes a command with this completion entry; its CID is set here.
     pub fn finish_with(&mut self, id: CommandId, mut cqe: Cqe) {
         cqe.cid = self.slots[usize::from(id.0)].sqe.cid;
         let entry = cqe.as_bytes().try_into().expect("a completion entry has 16 bytes");
@@ -308,29 +311,29 @@ impl Connection {
         self.answered(id);
     }
 
-    /// Ends the connection: puts a termination request after what is still to be sent, where the
-    /// protocol has one for this error. Nothing can be answered afterwards.
+    /// Ends the connection: queues a termination request after all other bytes, if this error has
+    /// one. No response can follow.
     pub fn terminate(&mut self, error: &ProtocolError) {
         if std::mem::replace(&mut self.terminated, true) {
             return;
         }
         if let Some((fes, fei)) = error.fatal_status() {
             let header = self.deframer.last_header();
-            self.transmit.put_heads(|heads| put_term_req(heads, false, fes, fei, header));
+            self.transmit.put_headers(|headers| put_term_req(headers, false, fes, fei, header));
         }
     }
 
-    /// What is still to be sent.
+    /// The bytes still to be sent.
     pub fn transmit(&self) -> &Transmit {
         &self.transmit
     }
 
-    /// Fills `slices` with the next bytes to send; returns how many slices those are.
+    /// Fills `slices` with the next bytes to send; returns how many slices it used.
     pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.gather(slices)
     }
 
-    /// Notes that the next `len` bytes of [`Connection::gather`] are sent.
+    /// Reports that the next `len` bytes of [`Connection::gather`] were sent.
     pub fn sent(&mut self, len: usize) {
         self.transmit.sent(len);
         self.sent_bytes += len as u64;
@@ -339,27 +342,27 @@ impl Connection {
         }
     }
 
-    /// Commands that are not answered yet.
+    /// Number of commands without a response.
     pub fn outstanding(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Commands whose data were asked for and have not all come.
+    /// Number of commands whose requested data have not all arrived.
     pub fn awaited(&self) -> usize {
         self.num_awaited
     }
 
-    /// Bytes of data that were asked for and have come, ever.
+    /// Bytes of requested data received since the start.
     pub fn awaited_bytes(&self) -> u64 {
         self.awaited_bytes
     }
 
-    /// The entry of a command that is not answered yet.
+    /// The submission queue entry of a command without a response.
     pub fn sqe(&self, id: CommandId) -> &Sqe {
         &self.slots[usize::from(id.0)].sqe
     }
 
-    /// Gives back memory that a burst of commands has left behind, if there is much.
+    /// Frees memory that a burst of commands has left behind, if there is much.
     pub fn shrink(&mut self) {
         if self.outstanding() == 0 && self.slots.len() > MAX_IDLE_SLOTS {
             (self.slots, self.free) = (Vec::new(), Vec::new());
@@ -369,7 +372,7 @@ impl Connection {
         }
     }
 
-    /// Digests in force.
+    /// Digests in use.
     pub fn digests(&self) -> Digests {
         self.form.digests
     }
@@ -389,11 +392,12 @@ impl Connection {
         self.form = Form { digests, pda: req.hpda };
         self.deframer.initialised(Form { digests, pda: 0 });
         let resp = IcResp::new(digests, self.options.max_h2c_data_bytes);
-        self.transmit.put_heads(|heads| heads.extend_from_slice(resp.as_bytes()));
+        self.transmit.put_headers(|headers| headers.extend_from_slice(resp.as_bytes()));
         Ok(())
     }
 
-    /// A capsule came: finds a slot, checks how its data travel, and hands it out or refuses it.
+    /// A capsule arrived: finds a slot, checks the data direction, and returns or refuses the
+    /// command.
     fn take_command(
         &mut self,
         cmd: &CapsuleCmd,
@@ -423,7 +427,7 @@ impl Connection {
         }
     }
 
-    /// The host uses the CID of an outstanding command again: right only if that was parked.
+    /// The host reuses the CID of an outstanding command, which is allowed only if that was parked.
     fn forget_parked(&mut self, cid: u16) -> Result<(), ProtocolError> {
         let is_it = |slot: &Slot| slot.state == State::Parked && slot.sqe.cid.get() == cid;
         let index = self.slots.iter().position(is_it).ok_or(ProtocolError::CidInUse { cid })?;
@@ -447,7 +451,7 @@ impl Connection {
         }
     }
 
-    /// A command has its answer, which ends with what was put last.
+    /// A command has its response, which ends at the current end of `transmit`.
     fn answered(&mut self, id: CommandId) {
         self.release(id);
         self.unsent.push_back(self.sent_bytes + self.transmit.len_bytes() as u64);
@@ -461,11 +465,11 @@ impl Connection {
         self.cids.remove(slot.sqe.cid.get());
         self.free.push(id.0);
         if self.filling == Some(id.0) {
-            self.filling = None; // refused: the rest of its capsule is thrown away
+            self.filling = None; // refused: the rest of its capsule is discarded
         }
     }
 
-    /// An H2CData came: it must continue the data of a command that an R2T asked for.
+    /// An H2CData arrived: it must continue the data of a command with an R2T.
     fn begin_data(&mut self, data: &H2CData) -> Result<(), ProtocolError> {
         let (ttag, cid) = (data.ttag.get(), data.cccid.get());
         let slot = self.slots.get(usize::from(ttag));
@@ -507,7 +511,7 @@ impl Connection {
         self.awaited_bytes += if is_awaited { bytes.len() as u64 } else { 0 };
     }
 
-    /// The data of one PDU are complete; the command's may be, too.
+    /// The data of one PDU are complete, and possibly those of the command.
     fn end_data(&mut self, digest_ok: bool) -> Option<Event> {
         let filling = self.filling.take()?;
         let slot = &mut self.slots[usize::from(filling)];
@@ -536,7 +540,7 @@ impl SqHead {
     }
 }
 
-/// How the data of a command travel, or why they cannot. The stream stays in order either way.
+/// The direction of a command's data, or why they are invalid. The stream stays in sync either way.
 fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
     if sqe.flags != sqe::FLAGS_SGL {
         return Err(Status::INVALID_FIELD);
@@ -557,7 +561,7 @@ fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
         return Err(Status::INVALID_SGL_LENGTH);
     }
     let len = sgl.len.get();
-    // Bits 1:0 of an opcode (of FCTYPE for Fabrics commands) give the direction of its data.
+    // Bits 1:0 of an opcode (of FCTYPE for Fabrics commands) give the data direction.
     match sqe.fctype().unwrap_or(sqe.opcode) & 3 {
         _ if len == 0 => Ok(DataTransfer::None),
         0b01 => Ok(DataTransfer::FromHost { len, in_capsule }),
@@ -567,12 +571,12 @@ fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
     }
 }
 
-/// Command identifiers that are in use: one bit each, allocated with the first.
+/// The CIDs in use: one bit each, allocated with the first.
 #[derive(Debug, Default)]
 struct CidSet(Option<Box<[u64; 1024]>>);
 
 impl CidSet {
-    /// Whether `cid` was not in use.
+    /// Marks `cid` as used; returns whether it was free.
     fn insert(&mut self, cid: u16) -> bool {
         let words = self.0.get_or_insert_with(|| Box::new([0; 1024]));
         let (word, bit) = (&mut words[usize::from(cid / 64)], 1 << (cid % 64));
@@ -591,7 +595,7 @@ impl CidSet {
 /// Slots that an idle connection keeps.
 const MAX_IDLE_SLOTS: usize = 128;
 
-/// The most data in the capsule of a Fabrics or admin command.
+/// The most in-capsule data of a Fabrics or admin command.
 pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;
 
 #[cfg(test)]

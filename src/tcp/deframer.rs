@@ -1,7 +1,7 @@
-//! From a stream of bytes to PDUs: what both sides of a connection receive with.
+//! Splits a received byte stream into PDUs, on both sides of a connection.
 //!
-//! The deframer checks what can be checked without knowing any command: type, direction, sequence,
-//! lengths, flags, digests. It holds at most one header; data pass through it, they are never kept.
+//! The deframer checks what it can without knowing the commands: type, direction, sequence,
+//! lengths, flags, digests. It buffers at most one header; data pass through.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -12,16 +12,16 @@ use super::pdu::{
     FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, TermReq,
 };
 
-/// Whose ears these are.
+/// The side that receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Receives what controllers send.
+    /// Receives the PDUs that controllers send.
     Host,
-    /// Receives what hosts send.
+    /// Receives the PDUs that hosts send.
     Controller,
 }
 
-/// A header, whole and checked.
+/// A complete, checked header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs)] // named as in the specification
 pub enum Pdu {
@@ -32,14 +32,14 @@ pub enum Pdu {
     H2CData(H2CData),
     C2HData(C2HData),
     R2T(R2T),
-    /// A termination request from the other side, either direction.
+    /// A termination request, in either direction.
     TermReq(TermReq),
 }
 
-/// What the next bytes were.
+/// What the deframer found in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A header. With `data_len` above 0, that many bytes of [`Event::Data`] and one
+    /// A header. If `data_len` is above 0, that many bytes of [`Event::Data`] and one
     /// [`Event::DataEnd`] follow before the next header.
     Header {
         /// The header.
@@ -49,39 +49,39 @@ pub enum Event<'a> {
     },
     /// The next bytes of the current PDU's data; never empty.
     Data(&'a [u8]),
-    /// The data are complete. A wrong data digest is the command's misfortune, not the connection's.
+    /// The data are complete. A wrong data digest fails the command, not the connection.
     DataEnd {
-        /// Whether the data digest was right, or none is in force.
+        /// Whether the data digest was right; true if none is in use.
         digest_ok: bool,
     },
 }
 
-/// Cuts a stream of received bytes into headers and data.
+/// Splits received bytes into headers and data.
 ///
-/// Call [`Deframer::next`] until it returns `None`, then come with more bytes. While
-/// [`Deframer::data_left`] is above 0, the bytes may instead be received straight into their final
-/// place and only shown to [`Deframer::take_data`].
+/// Call [`Deframer::next`] until it returns `None`, then again with more bytes. While
+/// [`Deframer::data_left`] is above 0, the caller may instead receive bytes straight into their
+/// buffer and only report them to [`Deframer::take_data`].
 #[derive(Debug)]
 pub struct Deframer {
     role: Role,
     /// `None` until the connection is initialised.
     form: Option<Form>,
-    /// Most bytes of data in one capsule.
+    /// The most data in one capsule, in bytes.
     max_capsule_data: u32,
-    /// Most bytes of data in one H2CData or C2HData.
+    /// The most data in one H2CData or C2HData, in bytes.
     max_pdu_data: u32,
     stage: Stage,
     /// The header being received, or the last one.
     header: [u8; MAX_TERM_REQ_LEN],
     /// Bytes of `header` that have arrived.
     have: usize,
-    /// Bytes of `header` that belong to the header received last, whole or not.
+    /// Bytes of `header` that belong to the last header, complete or not.
     echo: usize,
-    /// Bytes after the header and its digest up to the data.
+    /// Padding between header digest and data that is still to come.
     padding_left: usize,
     data_left: u32,
     digest: RunningDigest,
-    /// Received bytes of the data digest.
+    /// Bytes of the data digest received so far.
     ddgst: [u8; 4],
     ddgst_have: usize,
     failed: Option<ProtocolError>,
@@ -91,7 +91,7 @@ pub struct Deframer {
 enum Stage {
     /// The common header.
     Common,
-    /// The rest of the header and its digest, up to this many bytes.
+    /// The rest of the header and its digest, up to this offset.
     Rest(usize),
     Padding,
     Data,
@@ -99,7 +99,7 @@ enum Stage {
 }
 
 impl Deframer {
-    /// Waits for the other side's ICReq or ICResp; data are limited as said.
+    /// Expects the other side's ICReq or ICResp first; the arguments limit the data of later PDUs.
     pub fn new(role: Role, max_capsule_data: u32, max_pdu_data: u32) -> Deframer {
         Deframer {
             role,
@@ -119,19 +119,19 @@ impl Deframer {
         }
     }
 
-    /// The connection is initialised: what arrives from here on has `form`, whose alignment is the
-    /// one that this side asked for.
+    /// The connection is initialised: later PDUs have this `form`, whose alignment is the one that
+    /// this side requested.
     pub fn initialised(&mut self, form: Form) {
         self.form = Some(form);
     }
 
-    /// Changes the limit of data in one capsule, for example once the queue's id is known.
+    /// Changes the limit of in-capsule data, for example once the queue identifier is known.
     pub fn set_max_capsule_data(&mut self, max_capsule_data: u32) {
         self.max_capsule_data = max_capsule_data;
     }
 
-    /// Consumes bytes from the front of `input` up to the next event; `None` when all are consumed
-    /// and more are needed. An error is final: every later call returns it again.
+    /// Consumes bytes from the front of `input` up to the next event; `None`: all are consumed and
+    /// more are needed. Errors are final: every later call returns the first one.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ProtocolError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -143,7 +143,7 @@ impl Deframer {
         result
     }
 
-    /// Bytes of data of the current PDU that are still to come, when they are what comes next.
+    /// Bytes of the current PDU's data still to come, if data come next.
     pub fn data_left(&self) -> u32 {
         if self.stage == Stage::Data { self.data_left } else { 0 }
     }
@@ -153,8 +153,8 @@ impl Deframer {
         self.stage == Stage::Common && self.have == 0
     }
 
-    /// Takes note of data that were received straight into their final place: at most
-    /// [`Deframer::data_left`] bytes. Call [`Deframer::next`] with no input afterwards.
+    /// Reports data received straight into their buffer: at most [`Deframer::data_left`] bytes.
+    /// Call [`Deframer::next`] without input afterwards.
     pub fn take_data(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.data_left() as usize, "more data than the PDU has");
         if self.form.is_some_and(|form| form.digests.data) {
@@ -163,7 +163,7 @@ impl Deframer {
         self.data_left -= bytes.len() as u32;
     }
 
-    /// What has arrived of the last header, for the echo of a termination request.
+    /// The received bytes of the last header, to be quoted in a termination request.
     pub fn last_header(&self) -> &[u8] {
         &self.header[..self.echo]
     }
@@ -217,7 +217,7 @@ impl Deframer {
         }
     }
 
-    /// Moves bytes into the header buffer up to `end`; whether they are all there.
+    /// Copies bytes into the header buffer up to `end`; returns whether they are complete.
     fn fill_header(&mut self, input: &mut &[u8], end: usize) -> bool {
         let bytes = take(input, end - self.have);
         self.header[self.have..][..bytes.len()].copy_from_slice(bytes);
@@ -273,7 +273,7 @@ impl Deframer {
         Ok(header_end)
     }
 
-    /// The header is whole: checks its digest and its own lengths, and says what it is.
+    /// The header is complete: checks its digest and lengths, and decodes it.
     fn end_header(&mut self) -> Result<Event<'static>, ProtocolError> {
         let ch = view::<CommonHeader>(&self.header);
         let hlen = usize::from(ch.hlen);
@@ -292,7 +292,8 @@ impl Deframer {
         let pdu = self.read_header(pdu_type, data_len)?;
         if data_len > 0 {
             self.stage = Stage::Padding;
-            // With data, PDO was checked against this end of header and digest.
+            // With data, `check_lengths` has verified that PDO is past this end of header and
+            // digest.
             self.padding_left = usize::from(ch.pdo) - hlen - form.header_digest_len(pdu_type);
             self.digest = RunningDigest::new();
             self.ddgst_have = 0;
@@ -333,7 +334,7 @@ impl Deframer {
     }
 }
 
-/// Checks PLEN and PDO against each other; returns the bytes of data that they leave.
+/// Checks PLEN and PDO against each other; returns the length of the data.
 fn check_lengths(
     ch: &CommonHeader,
     pdu_type: PduType,
@@ -349,7 +350,8 @@ fn check_lengths(
         return Err(bad_plen);
     }
     if plen == header_end as u32 {
-        // No room for data. PDO is then reserved; some controllers set it on a bare capsule.
+        // No room for data. PDO is then reserved; some controllers set it on a capsule without
+        // data.
         return if is_data { Err(bad_plen) } else { Ok(0) };
     }
     if !may_have_data {
@@ -387,14 +389,14 @@ fn check_flags(
     Ok(())
 }
 
-/// Takes up to `n` bytes off the front of `input`.
+/// Removes up to `n` bytes from the front of `input`.
 fn take<'a>(input: &mut &'a [u8], n: usize) -> &'a [u8] {
     let (head, tail) = input.split_at(n.min(input.len()));
     *input = tail;
     head
 }
 
-/// The header at the start of `bytes`.
+/// Reads a header from the start of `bytes`.
 fn view<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8; MAX_TERM_REQ_LEN]) -> T {
     T::read_from_prefix(bytes).expect("no header is longer than the buffer").0
 }
@@ -409,7 +411,7 @@ mod tests {
 
     const BOTH: Digests = Digests { header: true, data: true };
 
-    /// An [`Event`] with data of its own; neighbouring data are one.
+    /// An owned [`Event`]; adjacent data are merged.
     #[derive(Debug, PartialEq)]
     enum Seen {
         Header(Pdu, u32),
@@ -417,7 +419,7 @@ mod tests {
         DataEnd(bool),
     }
 
-    /// Everything that `deframer` makes of the pieces, and the error that ends it.
+    /// All events that `deframer` finds in the pieces, and the error that ends them.
     fn run<'a>(
         deframer: &mut Deframer,
         pieces: impl Iterator<Item = &'a [u8]>,
@@ -447,7 +449,7 @@ mod tests {
         (seen, None)
     }
 
-    /// One of each PDU that `role` may receive, and their data.
+    /// One of each PDU that `role` may receive, with their data.
     fn stream(role: Role, form: Form) -> Vec<u8> {
         let mut out = Vec::new();
         let data: Vec<u8> = (0..512).map(|i| i as u8).collect();
@@ -483,7 +485,7 @@ mod tests {
         Deframer::new(role, 8192, 1 << 20)
     }
 
-    /// The host's first header of a stream is ICResp; this is a deframer that is past it.
+    /// A deframer that has received the ICReq or ICResp.
     fn initialised(role: Role, form: Form) -> Deframer {
         let mut deframer = deframer(role);
         deframer.initialised(form);

@@ -2,12 +2,12 @@
 
 use crate::checksum::{crc32c, crc32c_append};
 
-/// Which digests are in force on a connection, or wanted of it.
+/// Digests in use on a connection, or requested for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
-    /// HDGST: every header is followed by its digest.
+    /// HDGST: a digest follows every header.
     pub header: bool,
-    /// DDGST: data are followed by their digest.
+    /// DDGST: a digest follows the data of a PDU.
     pub data: bool,
 }
 
@@ -17,13 +17,13 @@ impl Digests {
         u8::from(self.header) | u8::from(self.data) << 1
     }
 
-    /// Reads a DGST byte; other bits are reserved.
+    /// Decodes a DGST byte; other bits are reserved.
     pub fn from_bits(bits: u8) -> Digests {
         Digests { header: bits & 1 != 0, data: bits & 2 != 0 }
     }
 }
 
-/// The digest of `bytes`, as it stands on the wire.
+/// The digest of `bytes`, as on the wire.
 pub fn digest(bytes: &[u8]) -> [u8; 4] {
     crc32c(bytes).to_le_bytes()
 }
@@ -33,7 +33,7 @@ pub fn digest(bytes: &[u8]) -> [u8; 4] {
 pub struct RunningDigest(u32);
 
 impl RunningDigest {
-    /// The digest of no bytes yet.
+    /// The digest of zero bytes.
     pub fn new() -> RunningDigest {
         RunningDigest(0)
     }
@@ -43,7 +43,7 @@ impl RunningDigest {
         self.0 = crc32c_append(self.0, bytes);
     }
 
-    /// The digest of all bytes so far, as it stands on the wire.
+    /// The digest of all bytes so far, as on the wire.
     pub fn to_bytes(self) -> [u8; 4] {
         self.0.to_le_bytes()
     }

@@ -1,13 +1,13 @@
-//! What a peer can do wrong on a connection, and how a termination request names it.
+//! Protocol errors of a peer, and the termination request that reports each.
 
 use super::pdu::PduType;
 
-/// Why a connection is given up. There is no resynchronisation: each of these is fatal to it.
+/// Why a connection failed. There is no resynchronisation: each of these errors is fatal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// No such PDU type, or one that only our own side sends.
-    #[error("PDU type {pdu_type:02X}h is not one to receive here")]
+    /// An unknown PDU type, or one that only our own side sends.
+    #[error("PDU type {pdu_type:02X}h is unknown or has the wrong direction")]
     UnexpectedType {
         /// The type byte.
         pdu_type: u8,
@@ -18,7 +18,7 @@ pub enum ProtocolError {
         /// The type byte.
         pdu_type: u8,
     },
-    /// A flag that this PDU may not have, or a digest flag that disagrees with what was agreed.
+    /// A flag that this PDU may not have, or a digest flag that contradicts the negotiated digests.
     #[error("flags {flags:02X}h are wrong for PDU type {pdu_type:02X}h")]
     Flags {
         /// The type byte.
@@ -26,7 +26,7 @@ pub enum ProtocolError {
         /// The flags byte.
         flags: u8,
     },
-    /// HLEN is not that of the type.
+    /// HLEN does not fit the PDU type.
     #[error("header length {hlen} is wrong for PDU type {pdu_type:02X}h")]
     HeaderLen {
         /// The type byte.
@@ -34,7 +34,7 @@ pub enum ProtocolError {
         /// HLEN.
         hlen: u8,
     },
-    /// PDO is inside the header, not aligned as agreed, or set on a PDU without data.
+    /// PDO is inside the header, not aligned as negotiated, or set on a PDU without data.
     #[error("data offset {pdo} is wrong for PDU type {pdu_type:02X}h")]
     PduDataOffset {
         /// The type byte.
@@ -42,7 +42,7 @@ pub enum ProtocolError {
         /// PDO.
         pdo: u8,
     },
-    /// PLEN is out of the range of the type, or does not match the other fields.
+    /// PLEN is outside the range of the type, or does not match the other fields.
     #[error("PDU length {plen} is wrong for PDU type {pdu_type:02X}h")]
     PduLen {
         /// The type byte.
@@ -50,23 +50,23 @@ pub enum ProtocolError {
         /// PLEN.
         plen: u32,
     },
-    /// More data in one PDU or capsule than was agreed.
-    #[error("{found} bytes of data where at most {limit} were agreed")]
+    /// More data in one PDU or capsule than was negotiated.
+    #[error("{found} bytes of data, more than the limit of {limit}")]
     DataLimit {
-        /// The agreed limit, in bytes.
+        /// The limit, in bytes.
         limit: u32,
         /// Bytes in the PDU.
         found: u32,
     },
-    /// The header digest differs.
+    /// The header digest is wrong.
     #[error("header digest {found:08X}h on the wire, {expected:08X}h computed")]
     HeaderDigest {
-        /// What we computed.
+        /// The computed digest.
         expected: u32,
-        /// What was received.
+        /// The received digest.
         found: u32,
     },
-    /// PFV, an alignment, MAXH2CDATA or a digest bit of ICReq or ICResp that cannot be.
+    /// An unsupported PFV, alignment, MAXH2CDATA or digest bit in ICReq or ICResp.
     #[error("parameter at offset {offset} of the initialisation PDU is {value}: not supported")]
     UnsupportedParameter {
         /// Offset of the field in the PDU.
@@ -74,7 +74,7 @@ pub enum ProtocolError {
         /// Its value.
         value: u32,
     },
-    /// A CID that is not outstanding, or whose generation is an old one.
+    /// A CID that is not outstanding, or of an earlier use of its slot.
     #[error("{pdu_type:?} for CID {cid:04X}h, which is not outstanding or not of that direction")]
     UnknownCid {
         /// The PDU that named it.
@@ -82,19 +82,19 @@ pub enum ProtocolError {
         /// The command identifier.
         cid: u16,
     },
-    /// A command whose identifier another outstanding command has.
+    /// A new command with the CID of an outstanding one.
     #[error("CID {cid:04X}h is in use by an outstanding command")]
     CidInUse {
         /// The command identifier.
         cid: u16,
     },
-    /// More commands outstanding than the queue has room for.
+    /// More outstanding commands than the queue has entries.
     #[error("more than {limit} commands outstanding")]
     TooManyCommands {
-        /// The most that the queue's size allows.
+        /// The limit that follows from the queue size.
         limit: u16,
     },
-    /// A transfer tag that no R2T gave out.
+    /// A transfer tag that no R2T carried.
     #[error("H2CData with transfer tag {ttag:04X}h, which is not outstanding")]
     UnknownTransferTag {
         /// The tag.
@@ -112,22 +112,22 @@ pub enum ProtocolError {
         /// The offset in the PDU.
         found: u32,
     },
-    /// A data PDU or an R2T of no bytes.
-    #[error("{pdu_type:?} for CID {cid:04X}h of no bytes")]
+    /// A data PDU or an R2T with length 0.
+    #[error("{pdu_type:?} for CID {cid:04X}h with length 0")]
     NoData {
         /// The PDU.
         pdu_type: PduType,
         /// The command identifier.
         cid: u16,
     },
-    /// The data length of the header is not what PLEN leaves room for.
+    /// The data length in the header does not match PLEN.
     #[error("{pdu_type:?} of {found} bytes in a PDU with room for {expected}")]
     DataLen {
         /// The PDU.
         pdu_type: PduType,
-        /// What PLEN, PDO and the digests leave.
+        /// The length that PLEN, PDO and the digests leave.
         expected: u32,
-        /// What the header says.
+        /// The length in the header.
         found: u32,
     },
     /// Data or an R2T past the end of the command's data.
@@ -137,36 +137,36 @@ pub enum ProtocolError {
         pdu_type: PduType,
         /// The command identifier.
         cid: u16,
-        /// Where it would end.
+        /// The end of the range.
         end: u64,
         /// The length of the command's data.
         len: u32,
     },
-    /// More R2Ts for one command than the other side allowed.
+    /// More outstanding R2Ts for one command than allowed.
     #[error("more R2Ts for CID {cid:04X}h than MAXR2T allows")]
     TooManyR2ts {
         /// The command identifier.
         cid: u16,
     },
-    /// LAST_PDU before the end of the data, or missing at its end, or SUCCESS without it.
-    #[error("{pdu_type:?} for CID {cid:04X}h with LAST_PDU or SUCCESS where it cannot be")]
+    /// LAST_PDU before the end of the data, or missing there, or SUCCESS without LAST_PDU.
+    #[error("{pdu_type:?} for CID {cid:04X}h with a misplaced LAST_PDU or SUCCESS flag")]
     LastPdu {
         /// The PDU.
         pdu_type: PduType,
         /// The command identifier.
         cid: u16,
     },
-    /// Success for a command whose data has not all arrived.
+    /// Success for a command whose data have not all arrived.
     #[error("success for CID {cid:04X}h after {found} of {expected} bytes")]
     ShortTransfer {
         /// The command identifier.
         cid: u16,
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u32,
-        /// Bytes that came.
+        /// Bytes received.
         found: u32,
     },
-    /// The peer ended the connection with a termination request.
+    /// The peer sent a termination request.
     #[error("the peer terminated the connection: fatal error status {fes}, information {fei}")]
     Terminated {
         /// Fatal Error Status (FES).
@@ -174,20 +174,20 @@ pub enum ProtocolError {
         /// Fatal Error Information (FEI).
         fei: u32,
     },
-    /// A digest that was required was declined.
-    #[error("the controller declined a digest that was asked for")]
+    /// The controller declined a required digest.
+    #[error("the controller declined a required digest")]
     DigestDeclined,
-    /// Our own side gave the connection up.
-    #[error("the connection was given up")]
+    /// Our own side abandoned the connection.
+    #[error("the connection was abandoned")]
     Abandoned,
-    /// Something did not arrive within its time.
-    #[error("{0} did not come within its time")]
+    /// A time-out.
+    #[error("{0} did not arrive in time")]
     TimedOut(&'static str),
 }
 
 impl ProtocolError {
-    /// Fatal Error Status and Information for the termination request that answers this error;
-    /// `None` where none is sent: a termination request is never answered by another.
+    /// Fatal Error Status and Information of the termination request that reports this error.
+    /// `None`: nothing is sent, for example in answer to a termination request.
     pub fn fatal_status(&self) -> Option<(u16, u32)> {
         use ProtocolError::*;
         const C2H_TERM_REQ: u8 = PduType::C2HTermReq as u8;

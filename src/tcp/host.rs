@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use self::receive::Plan;
+use self::receive::ReceivePlan;
 use self::slots::{Outstanding, Slots};
 use self::transmit::Transmit;
 use super::deframer::{self, Deframer, Pdu, Role};
@@ -25,14 +25,14 @@ use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
 use crate::units::deadline;
 
-/// What a connection is made with.
+/// Options of a host connection.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
-    /// Digests to ask for.
+    /// Digests to request.
     pub digests: Digests,
-    /// Whether the controller may decline some of them; otherwise it is refused then.
+    /// Whether the controller may decline them; if not, declining fails the connection.
     pub may_decline: bool,
-    /// The most commands outstanding: the SQSIZE that Connect will carry, as on the wire.
+    /// The most outstanding commands: the SQSIZE that Connect will carry, as on the wire.
     pub max_outstanding: u16,
     /// How long the controller may take to answer ICReq.
     pub ic_timeout: Duration,
@@ -40,27 +40,27 @@ pub struct HostOptions {
     pub io_timeout: Duration,
 }
 
-/// Which way a command's data go.
+/// The direction of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// The command has no data; its payload is not looked at.
+    /// The command has no data; its payload is ignored.
     None,
-    /// The whole payload is to be filled by the controller.
+    /// The controller fills the whole payload.
     In,
     /// The whole payload goes to the controller.
     Out,
 }
 
-/// What happened on a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub enum Event<B> {
-    /// ICResp has come: commands can be submitted.
+    /// ICResp has arrived: commands can be submitted.
     Initialised,
-    /// A command has ended, and its payload is nobody else's any more.
+    /// A command has ended; nothing uses its payload any more.
     Done {
         /// The payload as submitted; filled if the command was a successful read.
         payload: B,
-        /// The completion, or why it means nothing.
+        /// The completion, or why there is no valid one.
         result: Result<Cqe, CommandError>,
     },
 }
@@ -71,26 +71,25 @@ pub enum CommandError {
     /// A data digest was wrong.
     #[error("the data digest differs")]
     DataDigest,
-    /// Success with fewer bytes than asked for. The connection has failed too.
-    #[error("{found} of {expected} bytes, called success")]
+    /// Success with fewer bytes than requested. The connection has failed, too.
+    #[error("success after {found} of {expected} bytes")]
     Short {
         /// Bytes of the command.
         expected: u32,
-        /// Bytes that came, or that the controller asked for.
+        /// Bytes received, or bytes that the controller requested.
         found: u32,
     },
 }
 
-/// Host side of one NVMe/TCP connection. It owns no socket and never asks for the time.
+/// Host side of one NVMe/TCP connection. It owns no socket and reads no clock.
 ///
 /// It owns the payload `B` of each outstanding command. After every call below that is not a
-/// `poll_*`, send what [`Connection::poll_transmit`] gives, then drain [`Connection::poll_event`].
-/// Receive into what [`Connection::poll_receive`] gives, or give any bytes that have come to
-/// [`Connection::handle_received`].
-/// The first error stays: the connection takes no more commands, and [`Connection::abandon`] gives
-/// back what it held.
+/// `poll_*`, send what [`Connection::poll_transmit`] returns, then drain
+/// [`Connection::poll_event`]. Receive into the slices of [`Connection::poll_receive`], or pass
+/// received bytes to [`Connection::handle_received`]. The first error is permanent: the connection
+/// takes no more commands, and [`Connection::abandon`] returns what it holds.
 ///
-/// Nothing is allocated for a command once the queues have grown to their size.
+/// Submitting a command allocates nothing once the queues have grown to their size.
 #[derive(Debug)]
 pub struct Connection<B> {
     digests: Digests,
@@ -99,18 +98,18 @@ pub struct Connection<B> {
     ic_deadline: Instant,
     initialised: bool,
     deframer: Deframer,
-    /// How to form what is sent.
+    /// The form of PDUs that we send.
     form: Form,
     max_h2c_data: u32,
-    /// Most data in the capsule of a command other than Fabrics.
+    /// The most in-capsule data of a command other than Fabrics.
     max_in_capsule: u32,
     slots: Slots<B>,
     transmit: Transmit,
     /// The read whose data are being received.
     receiving: Option<Receiving>,
-    /// What the receive under way was aimed at.
-    plan: Plan,
-    /// When something was last seen to move, or the first command submitted.
+    /// The plan of the current receive.
+    plan: ReceivePlan,
+    /// When the last progress was made, or the first command submitted.
     progress: Instant,
     events: VecDeque<Event<B>>,
     failed: Option<ProtocolError>,
@@ -119,12 +118,12 @@ pub struct Connection<B> {
 #[derive(Debug, Clone, Copy)]
 struct Receiving {
     slot: usize,
-    /// The PDU's SUCCESS flag: its end is the end of the command.
+    /// The PDU's SUCCESS flag: its end completes the command.
     success: bool,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
-    /// A connection whose ICReq is ready to send.
+    /// Creates a connection whose ICReq is ready to send.
     pub fn new(now: Instant, options: &HostOptions) -> Connection<B> {
         let mut transmit = Transmit::new();
         transmit.header(|out| Form::default().put(out, &IcReq::new(options.digests)));
@@ -134,7 +133,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             io_timeout: options.io_timeout,
             ic_deadline: deadline(now, options.ic_timeout),
             initialised: false,
-            // What a C2HData may carry is bounded by its command, so no other limit is needed.
+            // The command limits what a C2HData may carry, so no other limit is needed.
             deframer: Deframer::new(Role::Host, 0, u32::MAX),
             form: Form::default(),
             max_h2c_data: MIN_MAX_H2C_DATA,
@@ -142,39 +141,40 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             slots: Slots::new(options.max_outstanding),
             transmit,
             receiving: None,
-            plan: Plan::new(),
+            plan: ReceivePlan::new(),
             progress: now,
             events: VecDeque::new(),
             failed: None,
         }
     }
 
-    /// Lets data of writes go in their capsules up to this length (IOCCSZ x 16 - 64 on I/O queues).
+    /// Sends the data of writes up to this length in their capsules (IOCCSZ x 16 - 64 on I/O
+    /// queues).
     pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         self.max_in_capsule = max_in_capsule;
     }
 
-    /// The digests that were agreed on; none before [`Event::Initialised`].
+    /// The negotiated digests; none before [`Event::Initialised`].
     pub fn digests(&self) -> Digests {
         self.form.digests
     }
 
-    /// Whether commands can be submitted: initialised, not failed, room for one more.
+    /// Whether a command can be submitted: initialised, not failed, and a free slot.
     pub fn has_room(&self) -> bool {
         self.initialised && self.failed.is_none() && self.slots.has_room()
     }
 
-    /// Commands that have not ended.
+    /// Number of commands that have not ended.
     pub fn outstanding(&self) -> usize {
         self.slots.len()
     }
 
-    /// Their payloads.
+    /// Payloads of the outstanding commands.
     pub fn payloads(&self) -> impl Iterator<Item = &B> {
         self.slots.commands().map(|command| &command.payload)
     }
 
-    /// Whether a command that has data for the controller is not answered.
+    /// Whether a command with data for the controller is still outstanding.
     pub fn owes_data(&self) -> bool {
         let owes = |command: &Outstanding<B>| {
             command.transfer == Transfer::Out && command.outcome.is_none()
@@ -187,16 +187,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.failed
     }
 
-    /// Takes a command; its CID and SGL are filled in here. The payload is given back if there is no
-    /// room or the connection has failed.
+    /// Takes a command and fills in its CID and SGL. Returns the payload if there is no room or the
+    /// connection has failed.
     ///
-    /// `patient` commands (asynchronous event requests) may take any time.
+    /// A command with `no_timeout` (an asynchronous event request) may take any time.
     pub fn submit(
         &mut self,
         now: Instant,
         mut sqe: Sqe,
         transfer: Transfer,
-        patient: bool,
+        no_timeout: bool,
         payload: B,
     ) -> Result<(), B> {
         if !self.has_room() {
@@ -209,10 +209,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             _ => self.max_in_capsule,
         };
         let in_capsule = transfer == Transfer::Out && len > 0 && len <= max_in_capsule;
-        if self.slots.num_impatient() == 0 && !patient {
+        if self.slots.num_timed() == 0 && !no_timeout {
             self.progress = now;
         }
-        let command = Outstanding::new(payload, transfer, len, in_capsule, patient);
+        let command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
         let slot = self.slots.insert(command);
         sqe.cid = self.slots.cid(slot).into();
         sqe.sgl = if in_capsule { Sgl::in_capsule(len) } else { Sgl::transport(len) };
@@ -226,8 +226,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Fills `slices` with what is to be sent next, headers and payloads; returns how many it used,
-    /// 0 when there is nothing to send. Say with [`Connection::transmitted`] how much was sent.
+    /// Fills `slices` with the headers and payloads to send next; returns how many it used, 0 if
+    /// there is nothing to send. Report what was sent with [`Connection::transmitted`].
     pub fn poll_transmit<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.slices(&self.slots, slices)
     }
@@ -237,7 +237,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         !self.transmit.is_empty()
     }
 
-    /// Takes note that the first `len` bytes of what [`Connection::poll_transmit`] gave are sent.
+    /// Reports that the first `len` bytes of [`Connection::poll_transmit`] were sent.
     pub fn transmitted(&mut self, now: Instant, len: usize) {
         self.progress = now;
         let Connection { transmit, slots, events, .. } = self;
@@ -248,7 +248,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         });
     }
 
-    /// Takes note that `len` bytes that were due were received straight into their payload.
+    /// Reports that `len` bytes of the current data were received straight into their payload.
     fn handle_payload(&mut self, now: Instant, len: usize) -> Result<(), ProtocolError> {
         let receiving = self.receiving.expect("payload is received for some command");
         let command = self.slots.get_mut(receiving.slot);
@@ -259,11 +259,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.handle_received(now, &[])
     }
 
-    /// Takes received bytes.
+    /// Processes received bytes.
     ///
     /// # Errors
-    /// The first error ends the connection and is returned from then on. What is left to transmit is
-    /// at most a termination request: send it if that does not block, then close.
+    /// The first error ends the connection and is returned from then on. At most a termination
+    /// request is left to transmit: send it if that does not block, then close.
     pub fn handle_received(&mut self, now: Instant, bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut rest = bytes;
         loop {
@@ -288,17 +288,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
     }
 
-    /// Does what time asks for; an early call does nothing.
+    /// Checks time-outs; an early call does nothing.
     ///
     /// # Errors
-    /// Something did not come in time: the connection has failed.
+    /// A time-out: the connection has failed.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
         match self.poll_timeout() {
             Some(deadline) if now >= deadline => {
-                let what = if self.initialised { "the answer to a command" } else { "ICResp" };
+                let what = if self.initialised { "the response to a command" } else { "ICResp" };
                 Err(self.fail(ProtocolError::TimedOut(what)))
             }
             _ => Ok(()),
@@ -312,17 +312,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else if !self.initialised {
             Some(self.ic_deadline)
         } else {
-            (self.slots.num_impatient() > 0).then(|| deadline(self.progress, self.io_timeout))
+            (self.slots.num_timed() > 0).then(|| deadline(self.progress, self.io_timeout))
         }
     }
 
-    /// The next thing that happened.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event<B>> {
         self.events.pop_front()
     }
 
-    /// Gives the connection up: what has not ended is given back, oldest slot first. Commands that
-    /// had ended are still events. Close the socket before using a payload again.
+    /// Abandons the connection and returns the payloads of unfinished commands, lowest slot first.
+    /// Finished commands remain events. Close the socket before reusing a payload.
     pub fn abandon(&mut self) -> Vec<B> {
         if self.failed.is_none() {
             self.fail(ProtocolError::Abandoned);
@@ -393,7 +393,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
         self.form = Form { digests, pda: resp.cpda };
         self.max_h2c_data = maxh2cdata;
-        // We asked for HPDA 0.
+        // We requested HPDA 0.
         self.deframer.initialised(Form { digests, pda: 0 });
         self.initialised = true;
         self.events.push_back(Event::Initialised);
@@ -421,7 +421,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if end > u64::from(len) {
             return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
-        // SUCCESS before the end is a short read, which `complete` tells from a mere framing error.
+        // SUCCESS before the end is a short read, which `complete` reports more precisely.
         if last != (end == u64::from(len)) && !success {
             return Err(ProtocolError::LastPdu { pdu_type: PDU, cid });
         }
@@ -465,7 +465,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if end > u64::from(len) {
             return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
-        // MAXR2T 0 allows one. It is fulfilled once its bytes were handed to the socket.
+        // MAXR2T 0 allows one R2T. It is fulfilled once its bytes were handed to the socket.
         if command.unsent > 0 {
             return Err(ProtocolError::TooManyR2ts { cid });
         }
@@ -474,7 +474,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Queues the data PDUs that answer an R2T.
+    /// Queues the data PDUs that an R2T requests.
     fn send_h2c_data(&mut self, slot: usize, ttag: u16, range: Range<u32>) {
         let cid = self.slots.cid(slot);
         let mut start = range.start;
@@ -507,11 +507,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.find(cid).ok_or(ProtocolError::UnknownCid { pdu_type, cid })
     }
 
-    /// The controller is done with the command.
+    /// The controller has completed the command.
     fn complete(&mut self, slot: usize, cqe: Cqe) -> Result<(), ProtocolError> {
         let command = self.slots.get_mut(slot);
         let (expected, found) = (command.len, command.at);
-        // Data in a capsule are all there or the capsule is none.
+        // In-capsule data are complete, or the capsule would have been refused.
         let is_short = cqe.status().is_success() && found < expected && !command.in_capsule;
         command.outcome = Some(if is_short {
             Err(CommandError::Short { expected, found })
@@ -520,7 +520,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else {
             Ok(cqe)
         });
-        // The payload may still be waiting to be sent: then it is released when that is over.
+        // If the payload is still waiting to be sent, `transmitted` releases the command later.
         if command.unsent == 0 {
             let event = self.slots.remove(slot);
             self.events.push_back(event);
@@ -532,21 +532,22 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// Data from this length on are received straight into their payload, also when nothing else can be
-/// aimed at with the same call. Below it, the copy out of a large receive costs less than a call.
+/// Data of at least this length are received straight into their payload, even if the same call can
+/// target nothing else. For shorter data, a copy out of a large receive costs less than a system
+/// call.
 const DIRECT_MIN: usize = 16 << 10;
 
-/// The most that is received at once beside payloads in their place: the length of the buffer that
-/// [`Connection::poll_receive`] is given.
+/// The most that one receive brings beside direct payloads: the length of the buffer that
+/// [`Connection::poll_receive`] needs.
 pub const SCRATCH_LEN: usize = 256 << 10;
 
 /// The least MAXH2CDATA that the specification allows.
 const MIN_MAX_H2C_DATA: u32 = 4096;
 
-/// The largest alignment that can be asked for, as on the wire.
+/// The largest alignment that can be requested, as on the wire.
 const MAX_PDA: u8 = 31;
 
-/// The most data in the capsule of a Fabrics command.
+/// The most in-capsule data of a Fabrics command.
 const FABRICS_IN_CAPSULE: u32 = 8192;
 
 #[cfg(test)]

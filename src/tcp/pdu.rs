@@ -1,4 +1,4 @@
-//! Protocol data units: their headers as structs, and the arithmetic of what follows a header.
+//! Protocol data units (PDUs): their headers as structs, and the layout of what follows a header.
 //!
 //! On the wire: `header[HLEN] [HDGST 4] [padding] [data] [DDGST 4]`.
 
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::digest::{self, Digests};
 
-/// Types of PDU. Even ones go from host to controller, odd ones from controller to host.
+/// PDU types. Even values go from host to controller, odd ones from controller to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[expect(missing_docs)] // named as in the specification
@@ -26,7 +26,7 @@ pub enum PduType {
 }
 
 impl PduType {
-    /// The type of this byte, if there is one.
+    /// The PDU type of this byte, if it is one.
     pub fn from_byte(byte: u8) -> Option<PduType> {
         use PduType::*;
         [IcReq, IcResp, H2CTermReq, C2HTermReq, CapsuleCmd, CapsuleResp, H2CData, C2HData, R2T]
@@ -34,7 +34,7 @@ impl PduType {
             .find(|pdu_type| *pdu_type as u8 == byte)
     }
 
-    /// HLEN of this type: its header in bytes, header digest not counted.
+    /// HLEN of this type: the header length in bytes without the header digest.
     pub fn hlen(self) -> u8 {
         match self {
             PduType::IcReq | PduType::IcResp => 128,
@@ -43,7 +43,7 @@ impl PduType {
         }
     }
 
-    /// Whether digests may apply: initialisation and termination never have any.
+    /// Whether digests may follow: never on initialisation and termination PDUs.
     pub fn may_have_digests(self) -> bool {
         !matches!(
             self,
@@ -57,13 +57,13 @@ impl PduType {
     }
 }
 
-/// Flag: the header is followed by its digest.
+/// Flag: a digest follows the header.
 pub const FLAG_HDGST: u8 = 1 << 0;
-/// Flag: the data are followed by their digest.
+/// Flag: a digest follows the data.
 pub const FLAG_DDGST: u8 = 1 << 1;
 /// Flag of data PDUs: the last one of this transfer.
 pub const FLAG_LAST_PDU: u8 = 1 << 2;
-/// Flag of C2HData: the command is done, no CapsuleResp follows.
+/// Flag of C2HData: the command has succeeded, no CapsuleResp follows.
 pub const FLAG_SUCCESS: u8 = 1 << 3;
 
 /// Common header (CH): the first 8 bytes of every NVMe/TCP PDU.
@@ -111,7 +111,7 @@ pub struct IcReq {
 const _: () = assert!(size_of::<IcReq>() == 128);
 
 impl IcReq {
-    /// Version 0, no padding wanted, one R2T at a time.
+    /// Version 0, no padding requested, one R2T at a time.
     pub fn new(digests: Digests) -> IcReq {
         IcReq {
             ch: plain_header(PduType::IcReq, 128),
@@ -148,7 +148,7 @@ pub struct IcResp {
 const _: () = assert!(size_of::<IcResp>() == 128);
 
 impl IcResp {
-    /// Version 0, no padding wanted.
+    /// Version 0, no padding requested.
     pub fn new(digests: Digests, maxh2cdata: u32) -> IcResp {
         IcResp {
             ch: plain_header(PduType::IcResp, 128),
@@ -161,7 +161,7 @@ impl IcResp {
     }
 }
 
-/// Command capsule (CapsuleCmd): a submission queue entry, and data when they go in the capsule.
+/// Command capsule (CapsuleCmd): a submission queue entry, and in-capsule data if there are any.
 ///
 /// | bytes | field | meaning                                             |
 /// |-------|-------|-----------------------------------------------------|
@@ -177,7 +177,7 @@ pub struct CapsuleCmd {
 const _: () = assert!(size_of::<CapsuleCmd>() == 72);
 
 impl CapsuleCmd {
-    /// The header of a capsule with `data_len` bytes of data in it.
+    /// The header of a capsule with `data_len` bytes of in-capsule data.
     pub fn new(sqe: [u8; 64], data_len: u32, form: Form) -> CapsuleCmd {
         CapsuleCmd { ch: form.header(PduType::CapsuleCmd, 0, data_len), sqe }
     }
@@ -267,7 +267,8 @@ pub struct C2HData {
 const _: () = assert!(size_of::<C2HData>() == 24);
 
 impl C2HData {
-    /// The header of `datal` bytes from `datao` on; `flags` of [`FLAG_LAST_PDU`] and [`FLAG_SUCCESS`].
+    /// The header of `datal` bytes from `datao` on; `flags` are [`FLAG_LAST_PDU`] and
+    /// [`FLAG_SUCCESS`].
     pub fn new(cccid: u16, datao: u32, datal: u32, flags: u8, form: Form) -> C2HData {
         C2HData {
             ch: form.header(PduType::C2HData, flags, datal),
@@ -280,7 +281,7 @@ impl C2HData {
     }
 }
 
-/// Ready to Transfer (R2T): the controller asks for part of a write's data.
+/// Ready to Transfer (R2T): the controller requests part of a write's data.
 ///
 /// | bytes  | field      | meaning                                       |
 /// |--------|------------|-----------------------------------------------|
@@ -304,7 +305,7 @@ pub struct R2T {
 const _: () = assert!(size_of::<R2T>() == 24);
 
 impl R2T {
-    /// Asks for `r2tl` bytes from `r2to` on.
+    /// Requests `r2tl` bytes from `r2to` on.
     pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, form: Form) -> R2T {
         R2T {
             ch: form.header(PduType::R2T, 0, 0),
@@ -336,8 +337,8 @@ pub struct TermReq {
 }
 const _: () = assert!(size_of::<TermReq>() == 24);
 
-/// Appends a termination request that echoes `offending`, the header of the PDU at fault (of which
-/// at most 128 bytes are sent; peers want at least 8).
+/// Appends a termination request that quotes `offending`, the header of the PDU in error: at most
+/// 128 bytes of it; peers expect at least 8.
 pub fn put_term_req(out: &mut Vec<u8>, from_host: bool, fes: u16, fei: u32, offending: &[u8]) {
     let echo = &offending[..offending.len().min(MAX_TERM_REQ_LEN - size_of::<TermReq>())];
     let pdu_type = if from_host { PduType::H2CTermReq } else { PduType::C2HTermReq };
@@ -351,30 +352,30 @@ pub fn put_term_req(out: &mut Vec<u8>, from_host: bool, fes: u16, fei: u32, offe
     out.extend_from_slice(echo);
 }
 
-/// The most bytes that a termination request has.
+/// The longest termination request.
 pub const MAX_TERM_REQ_LEN: usize = 152;
 
-/// What both sides agreed on about the form of the PDUs that one of them sends.
+/// The negotiated form of the PDUs that one side sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Form {
-    /// Digests in force.
+    /// Digests in use.
     pub digests: Digests,
-    /// Alignment of data that the receiver asked for: CPDA or HPDA as on the wire.
+    /// Data alignment that the receiver requested: CPDA or HPDA as on the wire.
     pub pda: u8,
 }
 
 impl Form {
-    /// Bytes of header digest after a header of this type.
+    /// Length of the header digest after a header of this type, in bytes.
     pub fn header_digest_len(self, pdu_type: PduType) -> usize {
         if self.digests.header && pdu_type.may_have_digests() { 4 } else { 0 }
     }
 
-    /// Bytes of data digest after `data_len` bytes of data.
+    /// Length of the data digest after `data_len` bytes of data.
     pub fn data_digest_len(self, data_len: u32) -> usize {
         if self.digests.data && data_len > 0 { 4 } else { 0 }
     }
 
-    /// Alignment of data, in bytes.
+    /// Data alignment, in bytes.
     pub fn alignment(self) -> usize {
         (usize::from(self.pda) + 1) * 4
     }
@@ -385,7 +386,7 @@ impl Form {
         end.next_multiple_of(self.alignment())
     }
 
-    /// The common header of a PDU of this form. `data_len` is ours, so it is far below `u32::MAX`.
+    /// The common header of a PDU of this form. `data_len` is our own value, far below `u32::MAX`.
     fn header(self, pdu_type: PduType, mut flags: u8, data_len: u32) -> CommonHeader {
         let hdgst_len = self.header_digest_len(pdu_type) as u32;
         let ddgst_len = self.data_digest_len(data_len) as u32;
@@ -405,7 +406,7 @@ impl Form {
         }
     }
 
-    /// Appends everything of a PDU that stands before its data: header, header digest, padding.
+    /// Appends everything of a PDU that precedes its data: header, header digest, padding.
     pub fn put<H: IntoBytes + Immutable>(self, out: &mut Vec<u8>, header: &H) {
         let bytes = header.as_bytes();
         let start = out.len();
@@ -437,7 +438,7 @@ mod tests {
 
     const BOTH: Digests = Digests { header: true, data: true };
 
-    /// `text` in hexadecimal, blanks ignored.
+    /// Decodes hexadecimal `text`; blanks are ignored.
     fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16);

@@ -15,7 +15,7 @@ fn connection() -> Connection {
     Connection::new(ConnectionOptions { digests: BOTH, max_h2c_data_bytes: 131_072 })
 }
 
-/// A connection whose queue has 128 entries, with the ICResp taken away.
+/// A connection whose queue has 128 entries, and whose ICResp has been taken.
 fn connected(digests: Digests) -> Connection {
     let mut connection = connection();
     let events = feed(&mut connection, IcReq::new(digests).as_bytes()).unwrap();
@@ -25,7 +25,7 @@ fn connected(digests: Digests) -> Connection {
     connection
 }
 
-/// Everything that comes out of `bytes`; commands with data in their capsule are given a place.
+/// All events of `bytes`; commands with in-capsule data get a buffer.
 fn feed(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<Event>, ProtocolError> {
     let mut input = bytes;
     let mut events = Vec::new();
@@ -298,7 +298,7 @@ fn a_wrong_data_digest_fails_its_command_once_and_nothing_else() {
         assert_eq!((wire.len(), &wire[20..24]), (28, &[5, 0, 0x44, 0][..]));
         assert_eq!(connection.outstanding(), 0);
     }
-    // In the capsule of a command that has been refused already: one answer, not two.
+    // In the capsule of a refused command: one response, not two.
     let mut connection = connected(BOTH);
     let mut sqe = Sqe::write(5, NSID, Lba(0), 1, Sgl::in_capsule(512));
     sqe.sgl.identifier = 0x5A;
@@ -341,7 +341,7 @@ fn descriptors_that_cannot_be_are_refused_and_the_stream_goes_on() {
     let mut sqe = write;
     sqe.sgl.len.set(u32::MAX);
     check(&sqe, &[0; 512], Status::INVALID_SGL_LENGTH);
-    // A read whose place is the capsule, and a command without data that has some.
+    // A read with an in-capsule descriptor, and a command without data that has one.
     let mut sqe = Sqe::read(5, NSID, Lba(0), 1, 512);
     sqe.sgl = Sgl::in_capsule(512);
     check(&sqe, &[0; 512], Status::INVALID_FIELD);
@@ -398,7 +398,7 @@ fn the_host_may_end_the_connection_and_gets_no_answer() {
     assert!(drain(&mut connection).is_empty());
 }
 
-/// A whole session: Identify, a write in the capsule, a write by R2T, a read.
+/// A whole session: Identify, a write with in-capsule data, a write by R2T, a read.
 fn session(digests: Digests) -> Vec<u8> {
     let mut bytes = IcReq::new(digests).as_bytes().to_vec();
     bytes.extend(capsule(&Sqe::identify(1, 1, Nsid(0)), &[], digests));
@@ -408,14 +408,15 @@ fn session(digests: Digests) -> Vec<u8> {
         digests,
     ));
     bytes.extend(capsule(&Sqe::write(3, NSID, Lba(0), 2, Sgl::transport(1024)), &[], digests));
-    // Transfer tags are slots, so this one is known.
+    // Transfer tags are slot indices, so this one is known.
     bytes.extend(h2c_data(3, 0, 0, &[3; 512], false, digests));
     bytes.extend(capsule(&Sqe::read(4, NSID, Lba(0), 1, 512), &[], digests));
     bytes.extend(h2c_data(3, 0, 512, &[4; 512], true, digests));
     bytes
 }
 
-/// Serves a stream that comes in pieces, straight into place where that is possible.
+/// Serves a stream that arrives in pieces, receiving straight into buffers where possible.
+///
 fn serve(pieces: &[&[u8]]) -> Result<Vec<u8>, ProtocolError> {
     let mut connection = connection();
     connection.connected(127, 16 << 10, false);

@@ -1,8 +1,9 @@
-//! What a connection still has to send: headers in one byte buffer, payload where it lies.
+//! The send queue of a connection: headers in one byte buffer, payloads without a copy.
 //!
-//! PDUs leave in the order in which they were put. Payload is never copied: it is gathered with the
-//! headers into one vectored write, and its buffer is dropped when its last byte is sent. Its digest
-//! is computed as it is gathered, a little before the kernel copies the same bytes out of the cache.
+//! PDUs leave in the order in which they were queued. Payload is never copied: it is gathered with
+//! the headers into one vectored write, and its buffer is dropped when its last byte is sent. Its
+//! digest is computed while it is gathered, just before the kernel copies the same bytes, so that
+//! they are cached.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -16,28 +17,28 @@ use crate::tcp::pdu::Form;
 /// Bytes to send, in order.
 #[derive(Debug, Default)]
 pub struct Transmit {
-    /// Headers, paddings and digests; those before `heads_sent` are sent.
-    heads: Vec<u8>,
-    heads_sent: usize,
+    /// Headers, paddings and digests; those before `headers_sent` are sent.
+    headers: Vec<u8>,
+    headers_sent: usize,
     items: VecDeque<Item>,
-    /// Bytes of the first payload that are sent; headers are cut off as they are sent.
+    /// Bytes of the first payload that are sent; headers are removed as they are sent.
     payload_sent: usize,
     len_bytes: usize,
 }
 
 #[derive(Debug)]
 enum Item {
-    /// As many bytes of `heads`.
-    Heads(usize),
+    /// This many bytes of `headers`.
+    Headers(usize),
     Payload {
         bytes: SharedBuf,
-        /// Whether the digest, which begins the `heads` that follow, is still to be computed.
-        owes_digest: bool,
+        /// Whether the digest, at the start of the `headers` that follow, is still to be computed.
+        needs_digest: bool,
     },
 }
 
 impl Transmit {
-    /// Bytes that are still to be sent.
+    /// Bytes still to be sent.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -47,45 +48,45 @@ impl Transmit {
         self.len_bytes == 0
     }
 
-    /// Puts the PDU with this header and these data, which the header's lengths count.
+    /// Queues a PDU with this header and these data, which the header's lengths include.
     pub fn put<H: IntoBytes + Immutable>(
         &mut self,
         form: Form,
         header: &H,
         payload: Option<SharedBuf>,
     ) {
-        self.put_heads(|heads| form.put(heads, header));
+        self.put_headers(|headers| form.put(headers, header));
         let Some(payload) = payload.filter(|payload| !payload.is_empty()) else { return };
         self.len_bytes += payload.len();
-        let owes_digest = form.digests.data;
-        self.items.push_back(Item::Payload { bytes: payload, owes_digest });
-        if owes_digest {
-            self.put_heads(|heads| heads.extend_from_slice(&[0; DIGEST_LEN]));
+        let needs_digest = form.digests.data;
+        self.items.push_back(Item::Payload { bytes: payload, needs_digest });
+        if needs_digest {
+            self.put_headers(|headers| headers.extend_from_slice(&[0; DIGEST_LEN]));
         }
     }
 
-    /// Puts what `write` appends: whole PDUs without payload.
-    pub fn put_heads(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let before = self.heads.len();
-        write(&mut self.heads);
-        let added = self.heads.len() - before;
+    /// Queues what `write` appends: complete PDUs without payload.
+    pub fn put_headers(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.headers.len();
+        write(&mut self.headers);
+        let added = self.headers.len() - before;
         self.len_bytes += added;
         match self.items.back_mut() {
-            Some(Item::Heads(len)) => *len += added,
-            _ => self.items.push_back(Item::Heads(added)),
+            Some(Item::Headers(len)) => *len += added,
+            _ => self.items.push_back(Item::Headers(added)),
         }
     }
 
-    /// Fills `slices` with the next bytes to send; returns how many slices those are.
+    /// Fills `slices` with the next bytes to send; returns how many slices it used.
     pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
-        let ready = self.pay_digests(slices.len());
-        let mut heads_at = self.heads_sent;
+        let ready = self.compute_digests(slices.len());
+        let mut headers_at = self.headers_sent;
         let mut skip = self.payload_sent;
         for (slice, item) in slices.iter_mut().zip(self.items.range(..ready)) {
             *slice = match item {
-                Item::Heads(len) => {
-                    heads_at += len;
-                    IoSlice::new(&self.heads[heads_at - len..heads_at])
+                Item::Headers(len) => {
+                    headers_at += len;
+                    IoSlice::new(&self.headers[headers_at - len..headers_at])
                 }
                 Item::Payload { bytes, .. } => IoSlice::new(&bytes[std::mem::take(&mut skip)..]),
             };
@@ -93,22 +94,23 @@ impl Transmit {
         ready
     }
 
-    /// Computes the digests that the first `max` items owe, up to [`DIGEST_BYTES`]; returns how many
-    /// items owe none now.
-    fn pay_digests(&mut self, max: usize) -> usize {
-        let mut heads_at = self.heads_sent;
+    /// Computes the missing digests of the first `max` items, up to [`DIGEST_BYTES`]; returns how
+    /// many items are ready to send.
+    fn compute_digests(&mut self, max: usize) -> usize {
+        let mut headers_at = self.headers_sent;
         let mut digested = 0;
         let max = max.min(self.items.len());
         for (index, item) in self.items.iter_mut().take(max).enumerate() {
             match item {
-                Item::Heads(len) => heads_at += *len,
-                Item::Payload { bytes, owes_digest } if *owes_digest => {
+                Item::Headers(len) => headers_at += *len,
+                Item::Payload { bytes, needs_digest } if *needs_digest => {
                     if digested > 0 && digested + bytes.len() > DIGEST_BYTES {
                         return index;
                     }
                     digested += bytes.len();
-                    self.heads[heads_at..][..DIGEST_LEN].copy_from_slice(&digest::digest(bytes));
-                    *owes_digest = false;
+                    self.headers[headers_at..][..DIGEST_LEN]
+                        .copy_from_slice(&digest::digest(bytes));
+                    *needs_digest = false;
                 }
                 Item::Payload { .. } => {}
             }
@@ -116,21 +118,21 @@ impl Transmit {
         max
     }
 
-    /// Notes that the next `len` bytes are sent; drops the payload that is sent whole.
+    /// Reports that the next `len` bytes were sent; drops payloads that are sent completely.
     pub fn sent(&mut self, mut len: usize) {
         assert!(len <= self.len_bytes, "sent more than there was");
         self.len_bytes -= len;
         while let Some(first) = self.items.front_mut() {
             let left = match first {
-                Item::Heads(left) => *left,
+                Item::Headers(left) => *left,
                 Item::Payload { bytes, .. } => bytes.len() - self.payload_sent,
             };
             let now = left.min(len);
             len -= now;
             match first {
-                Item::Heads(left) => {
+                Item::Headers(left) => {
                     *left -= now;
-                    self.heads_sent += now;
+                    self.headers_sent += now;
                 }
                 Item::Payload { .. } => self.payload_sent += now,
             }
@@ -141,14 +143,15 @@ impl Transmit {
                 self.payload_sent = 0;
             }
         }
-        self.forget_sent_heads();
+        self.drop_sent_headers();
     }
 
-    /// Keeps the header buffer from growing: its sent part goes when it is the larger one.
-    fn forget_sent_heads(&mut self) {
-        if self.heads_sent * 2 >= self.heads.len() {
-            self.heads.drain(..self.heads_sent);
-            self.heads_sent = 0;
+    /// Removes the sent part of the header buffer when it is the larger part, so that the buffer
+    /// stays small.
+    fn drop_sent_headers(&mut self) {
+        if self.headers_sent * 2 >= self.headers.len() {
+            self.headers.drain(..self.headers_sent);
+            self.headers_sent = 0;
         }
     }
 }
@@ -156,8 +159,8 @@ impl Transmit {
 /// Bytes of a digest on the wire.
 const DIGEST_LEN: usize = 4;
 
-/// Bytes that are digested before they are sent: so few that they, and what they are copied to, stay
-/// in the second-level cache.
+/// Bytes digested before they are sent: few enough that source and copy stay in the second-level
+/// cache.
 const DIGEST_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
@@ -213,7 +216,7 @@ mod tests {
             }
             prop_assert_eq!(transmit.len_bytes(), expected.len());
             prop_assert_eq!(drain(&mut transmit, num_slices, step), expected);
-            prop_assert!(transmit.items.is_empty() && transmit.heads.is_empty());
+            prop_assert!(transmit.items.is_empty() && transmit.headers.is_empty());
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Where the next bytes belong: the plan of a receive, and taking what it brought.
+//! Receives data straight into their payloads: plans each receive, and processes what arrived.
 //!
-//! A target mostly answers reads in their order, each with one C2HData. So one receive can be aimed at
-//! the payloads of several reads, with room for a header between them. Each header is looked at before
-//! what lies behind it counts as anybody's data; after a wrong guess everything behind it is copied
-//! through the ordinary way, and for a while nothing is guessed.
+//! Targets mostly answer reads in order, each with one C2HData. So one receive can target the
+//! payloads of several reads, with room for a header between them. Each header is checked before
+//! the bytes after it count as data of a read. After a wrong guess, the bytes behind it are copied
+//! in the ordinary way, and guessing pauses for a while.
 
 use std::io::IoSliceMut;
 use std::time::Instant;
@@ -14,14 +14,14 @@ use super::super::error::ProtocolError;
 use super::super::pdu::{C2HData, PduType};
 use super::{Connection, DIRECT_MIN, SCRATCH_LEN};
 
-/// What the slices of a receive are, in order.
+/// What a slice of a receive is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     /// Bytes of the caller's scratch buffer.
     Scratch { len: usize },
     /// The rest of the data that the last header announced.
     Due { len: usize },
-    /// All data of a read, if the header that ends the piece before announces exactly them.
+    /// All data of a read, if the header at the end of the previous piece announces exactly them.
     Guess { slot: usize, len: usize },
 }
 
@@ -33,49 +33,49 @@ impl Piece {
     }
 }
 
-/// The plan of the receive under way, and how good guesses have been.
+/// The plan of the current receive, and the success of earlier guesses.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ReceivePlan {
     pieces: Vec<Piece>,
-    /// Payloads among the pieces.
+    /// Number of payloads among the pieces.
     num_payloads: usize,
-    /// The most payloads to guess at: a little more than the last receive has filled, since slices
-    /// that stay empty cost time as well.
-    reach: usize,
-    /// Where bytes behind a wrong guess are put together.
-    stray: Vec<u8>,
-    /// Receives to go without guessing.
+    /// The most payloads to guess: slightly more than the last receive filled, since slices that
+    /// stay empty cost time, too.
+    max_payloads: usize,
+    /// Buffer for bytes received behind a wrong guess.
+    misplaced: Vec<u8>,
+    /// Receives left without guessing.
     pause: u32,
-    /// How long the next pause will be.
-    distrust: u32,
+    /// Length of the next pause, in receives.
+    next_pause: u32,
 }
 
-impl Plan {
-    pub(super) fn new() -> Plan {
-        Plan {
-            pieces: Vec::with_capacity(2 * (REACH_MAX + REACH_MIN) + 1),
+impl ReceivePlan {
+    pub(super) fn new() -> ReceivePlan {
+        ReceivePlan {
+            pieces: Vec::with_capacity(2 * (PAYLOADS_MAX + PAYLOADS_MIN) + 1),
             num_payloads: 0,
-            reach: REACH_MIN,
-            stray: Vec::new(),
+            max_payloads: PAYLOADS_MIN,
+            misplaced: Vec::new(),
             pause: 0,
-            distrust: 0,
+            next_pause: 0,
         }
     }
 
     fn guessed_right(&mut self) {
-        self.distrust /= 2;
+        self.next_pause /= 2;
     }
 
     fn guessed_wrong(&mut self) {
-        self.distrust = (self.distrust * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        self.pause = self.distrust;
+        self.next_pause = (self.next_pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.pause = self.next_pause;
     }
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
-    /// Fills `slices` with where the next bytes belong, payloads and parts of `scratch`; returns how
-    /// many it used, at least one. Receive into them once, in this order, and say with
-    /// [`Connection::handle_filled`] how much came.
+    /// Fills `slices` with where the next bytes belong (payloads and parts of `scratch`); returns
+    /// how many it used, at least one. Receive into them once, in this order, and report the length
+    /// with [`Connection::handle_filled`].
     ///
     /// `scratch` has [`SCRATCH_LEN`] bytes, `slices` at least two entries.
     pub fn poll_receive<'a>(
@@ -110,8 +110,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         plan.pieces.len()
     }
 
-    /// Takes `len` bytes that were received into what [`Connection::poll_receive`] gave, with the
-    /// same `scratch`.
+    /// Processes `len` bytes that were received into the slices of [`Connection::poll_receive`],
+    /// with the same `scratch`.
     ///
     /// # Errors
     /// As [`Connection::handle_received`].
@@ -124,9 +124,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let pieces = std::mem::take(&mut self.plan.pieces);
         let result = self.take_pieces(now, scratch, len, &pieces);
         let planned: usize = pieces.iter().map(|piece| piece.len()).sum();
-        self.plan.reach = match len == planned {
-            true => (self.plan.reach * 2).min(REACH_MAX),
-            false => filled_payloads(&pieces, len) + REACH_MIN,
+        self.plan.max_payloads = match len == planned {
+            true => (self.plan.max_payloads * 2).min(PAYLOADS_MAX),
+            false => filled_payloads(&pieces, len) + PAYLOADS_MIN,
         };
         self.plan.pieces = pieces;
         result
@@ -165,7 +165,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.plan.pieces.push(Piece::Scratch { len });
     }
 
-    /// Plans for the reads that should be answered next.
+    /// Adds the reads that the target should answer next.
     fn guess(
         &mut self,
         max_pieces: usize,
@@ -175,7 +175,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     ) -> Guesses {
         let header_len = self.data_header_len();
         let receiving = self.receiving.map(|receiving| receiving.slot);
-        let max_pieces = max_pieces.min(2 * self.plan.reach + 1);
+        let max_pieces = max_pieces.min(2 * self.plan.max_payloads + 1);
         let mut guesses = Guesses::None;
         let (mut total, mut next) = (0, 0);
         while let Some(slot) = self.slots.next_read(&mut next) {
@@ -198,14 +198,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         guesses
     }
 
-    /// Plans to receive into the payload of `slot`.
+    /// Adds the payload of `slot` to the plan.
     fn aim(&mut self, slot: usize, piece: Piece) {
         self.slots.get_mut(slot).piece = Some(self.plan.pieces.len());
         self.plan.pieces.push(piece);
         self.plan.num_payloads += 1;
     }
 
-    /// Length of the header of a C2HData with its digest.
+    /// Length of a C2HData header with its digest.
     fn data_header_len(&self) -> usize {
         usize::from(PduType::C2HData.hlen()) + self.form.header_digest_len(PduType::C2HData)
     }
@@ -233,7 +233,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             match pieces.get(index + 1) {
                 Some(&Piece::Guess { slot, len }) if left > 0 => {
                     if !self.announces(bytes, slot, len) {
-                        return self.take_astray(now, bytes, scratch, left, &pieces[index + 1..]);
+                        return self.take_misplaced(
+                            now,
+                            bytes,
+                            scratch,
+                            left,
+                            &pieces[index + 1..],
+                        );
                     }
                     self.plan.guessed_right();
                 }
@@ -244,8 +250,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Whether `bytes` end with a header that announces all data of the read in `slot`, and nothing
-    /// stands between it and them.
+    /// Whether `bytes` end with a header that announces all data of the read in `slot`, so that
+    /// they come next.
     fn announces(&self, bytes: &[u8], slot: usize, len: usize) -> bool {
         let header_len = self.data_header_len();
         let Ok((header, _)) = C2HData::read_from_prefix(&bytes[bytes.len() - header_len..]) else {
@@ -260,9 +266,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             && header.datal.get() as usize == len
     }
 
-    /// Takes bytes that are not where they belong: `bytes`, and `left` more in `scratch` and in the
-    /// payloads of `pieces`, which nothing has touched since.
-    fn take_astray(
+    /// Processes bytes in the wrong place: `bytes`, and `left` more in `scratch` and in the
+    /// payloads of `pieces`, which have not been touched since.
+    fn take_misplaced(
         &mut self,
         now: Instant,
         bytes: &[u8],
@@ -271,31 +277,31 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         pieces: &[Piece],
     ) -> Result<(), ProtocolError> {
         self.plan.guessed_wrong();
-        let mut stray = std::mem::take(&mut self.plan.stray);
-        stray.clear();
-        stray.extend_from_slice(bytes);
+        let mut misplaced = std::mem::take(&mut self.plan.misplaced);
+        misplaced.clear();
+        misplaced.extend_from_slice(bytes);
         for piece in pieces {
             let len = piece.len().min(left);
             left -= len;
             match *piece {
                 Piece::Scratch { len: reserved } => {
                     let (head, rest) = scratch.split_at(reserved);
-                    stray.extend_from_slice(&head[..len]);
+                    misplaced.extend_from_slice(&head[..len]);
                     scratch = rest;
                 }
                 Piece::Due { .. } => unreachable!("what is due comes first"),
                 Piece::Guess { slot, .. } => {
-                    stray.extend_from_slice(&self.slots.get(slot).payload.as_ref()[..len]);
+                    misplaced.extend_from_slice(&self.slots.get(slot).payload.as_ref()[..len]);
                 }
             }
         }
-        let result = self.handle_received(now, &stray);
-        self.plan.stray = stray;
+        let result = self.handle_received(now, &misplaced);
+        self.plan.misplaced = misplaced;
         result
     }
 }
 
-/// Payloads that the first `len` bytes of the plan reach into.
+/// How many payloads the first `len` bytes of the plan reach.
 fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
     let mut count = 0;
     for piece in pieces {
@@ -308,7 +314,7 @@ fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
     count
 }
 
-/// Which of the outstanding reads a plan has room for.
+/// Which outstanding reads fit the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guesses {
     None,
@@ -316,23 +322,23 @@ enum Guesses {
     AllReads,
 }
 
-/// Below this length a copy costs less than slices of its own.
+/// Below this length, a copy costs less than slices of its own.
 const GUESS_MIN: usize = 2048;
 
-/// Payload that one receive is aimed at, about: more than a socket buffer holds is of no use.
+/// About how much payload one receive targets; more than a socket buffer holds is useless.
 const GUESS_TOTAL: usize = 2 << 20;
 
-/// Payloads to guess at when nothing is known, and above what the last receive has filled.
-const REACH_MIN: usize = 3;
+/// Payloads to guess at first, and beyond what the last receive filled.
+const PAYLOADS_MIN: usize = 3;
 
-/// The most payloads to guess at.
-const REACH_MAX: usize = 64;
+/// The most payloads to guess.
+const PAYLOADS_MAX: usize = 64;
 
-/// What to receive behind large payloads when only such are outstanding: the headers up to the next
-/// payload. More would only be payload that must be copied.
+/// Scratch behind large payloads when only large reads are outstanding: enough for the headers up
+/// to the next payload. More would only be payload that must be copied.
 pub(super) const SCRATCH_AMONG_BULK: usize = 256;
 
-/// The same when small reads are outstanding too.
+/// The same when small reads are outstanding, too.
 pub(super) const SCRATCH_MIXED: usize = 16 << 10;
 
 /// Receives without guessing after a wrong guess: at first, and at most.

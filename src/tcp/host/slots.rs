@@ -1,30 +1,30 @@
-//! Outstanding commands by their command identifier.
+//! Outstanding commands, by command identifier.
 
 use std::collections::VecDeque;
 
 use super::{CommandError, DIRECT_MIN, Event, Transfer};
 use crate::nvme::Cqe;
 
-/// A command that the connection has taken and not given back.
+/// A command that the connection has taken and not returned.
 #[derive(Debug)]
 pub(super) struct Outstanding<B> {
     pub(super) payload: B,
     pub(super) transfer: Transfer,
     /// Bytes of the transfer.
     pub(super) len: u32,
-    /// Bytes received so far, or asked for so far by R2Ts.
+    /// Bytes received so far, or requested so far by R2Ts.
     pub(super) at: u32,
-    /// Bytes of the payload that are queued and not handed to the socket.
+    /// Bytes of the payload that are queued, but not handed to the socket.
     pub(super) unsent: u32,
     pub(super) in_capsule: bool,
-    /// May take any time.
-    pub(super) patient: bool,
+    /// Whether the command may take any time.
+    pub(super) no_timeout: bool,
     pub(super) digest_failed: bool,
-    /// Which piece of the receive being planned is this payload.
+    /// Index of this payload in the receive being planned.
     pub(super) piece: Option<usize>,
-    /// How many reads were taken before it; for a read only.
+    /// For a read: how many reads were submitted before it.
     serial: u64,
-    /// What the controller said, once it has.
+    /// The controller's completion, once it has arrived.
     pub(super) outcome: Option<Result<Cqe, CommandError>>,
 }
 
@@ -34,7 +34,7 @@ impl<B> Outstanding<B> {
         transfer: Transfer,
         len: u32,
         in_capsule: bool,
-        patient: bool,
+        no_timeout: bool,
     ) -> Outstanding<B> {
         Outstanding {
             payload,
@@ -43,7 +43,7 @@ impl<B> Outstanding<B> {
             at: 0,
             unsent: 0,
             in_capsule,
-            patient,
+            no_timeout,
             digest_failed: false,
             piece: None,
             serial: 0,
@@ -56,17 +56,17 @@ impl<B> Outstanding<B> {
     }
 }
 
-/// Slots for commands. A CID is the slot's index below a count of the slot's uses, so that a late or
-/// doubled answer does not meet the next command of the slot.
+/// Slots for commands. A CID combines the slot's index with a count of its uses, so that a late or
+/// duplicate response does not match the slot's next command.
 #[derive(Debug)]
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
     free: Vec<usize>,
-    /// Slots of reads in the order of their submission, each with its serial number, since CIDs come
-    /// again after sixteen uses of a slot; those that have ended are dropped at leisure.
+    /// Slots of reads in the order of submission, with serial numbers, because CIDs repeat after
+    /// sixteen uses of a slot. Ended reads are removed lazily.
     reads: VecDeque<(usize, u64)>,
     num_reads_taken: u64,
-    num_patient: usize,
+    num_untimed: usize,
     num_bulk_reads: usize,
     num_small_reads: usize,
 }
@@ -82,11 +82,11 @@ impl<B> Slots<B> {
         let capacity = usize::from(capacity.clamp(1, MAX_SLOTS));
         Slots {
             slots: (0..capacity).map(|_| Slot { use_count: 0, command: None }).collect(),
-            // The lowest is taken first.
+            // The lowest index is used first.
             free: (0..capacity).rev().collect(),
             reads: VecDeque::with_capacity(2 * capacity),
             num_reads_taken: 0,
-            num_patient: 0,
+            num_untimed: 0,
             num_bulk_reads: 0,
             num_small_reads: 0,
         }
@@ -104,28 +104,28 @@ impl<B> Slots<B> {
         !self.free.is_empty()
     }
 
-    /// Commands that time counts for.
-    pub(super) fn num_impatient(&self) -> usize {
-        self.len() - self.num_patient
+    /// Number of commands with a time-out.
+    pub(super) fn num_timed(&self) -> usize {
+        self.len() - self.num_untimed
     }
 
-    /// Reads whose data are worth receiving straight into their payload.
+    /// Number of reads that are long enough to receive straight into their payload.
     pub(super) fn num_bulk_reads(&self) -> usize {
         self.num_bulk_reads
     }
 
-    /// Other reads.
+    /// Number of shorter reads.
     pub(super) fn num_small_reads(&self) -> usize {
         self.num_small_reads
     }
 
-    /// Takes a command while there is room; returns its slot.
+    /// Inserts a command; returns its slot. The caller has checked that there is room.
     pub(super) fn insert(&mut self, mut command: Outstanding<B>) -> usize {
         let slot = self.free.pop().expect("the caller asked for room");
         self.count(&command, 1);
         if command.transfer == Transfer::In {
             if self.reads.len() == 2 * self.slots.len() {
-                self.forget_ended_reads();
+                self.drop_ended_reads();
             }
             command.serial = self.num_reads_taken;
             self.num_reads_taken += 1;
@@ -135,13 +135,13 @@ impl<B> Slots<B> {
         slot
     }
 
-    fn forget_ended_reads(&mut self) {
+    fn drop_ended_reads(&mut self) {
         let mut reads = std::mem::take(&mut self.reads);
         reads.retain(|&(slot, serial)| self.awaits(slot, serial));
         self.reads = reads;
     }
 
-    /// Whether this read is outstanding and not answered.
+    /// Whether this read is outstanding without a response.
     fn awaits(&self, slot: usize, serial: u64) -> bool {
         let command = self.slots[slot].command.as_ref();
         command.is_some_and(|command| {
@@ -151,8 +151,8 @@ impl<B> Slots<B> {
         })
     }
 
-    /// The outstanding reads in the order of their submission: start with `next` at 0 and call until
-    /// `None`.
+    /// Iterates over the outstanding reads in the order of submission: start with `next` at 0 and
+    /// call until `None`.
     pub(super) fn next_read(&mut self, next: &mut usize) -> Option<usize> {
         while let Some(&(slot, serial)) = self.reads.get(*next) {
             if self.awaits(slot, serial) {
@@ -167,12 +167,12 @@ impl<B> Slots<B> {
         None
     }
 
-    /// Every command that is outstanding.
+    /// All outstanding commands.
     pub(super) fn commands(&self) -> impl Iterator<Item = &Outstanding<B>> {
         self.slots.iter().filter_map(|slot| slot.command.as_ref())
     }
 
-    /// Every command that is outstanding, to change it.
+    /// All outstanding commands, mutable.
     pub(super) fn commands_mut(&mut self) -> impl Iterator<Item = &mut Outstanding<B>> {
         self.slots.iter_mut().filter_map(|slot| slot.command.as_mut())
     }
@@ -181,7 +181,7 @@ impl<B> Slots<B> {
         self.slots[slot].use_count << INDEX_BITS | slot as u16
     }
 
-    /// The slot of a command that is outstanding and not answered.
+    /// The slot of an outstanding command without a response.
     pub(super) fn find(&self, cid: u16) -> Option<usize> {
         let index = usize::from(cid & MAX_SLOTS);
         let slot = self.slots.get(index)?;
@@ -197,15 +197,15 @@ impl<B> Slots<B> {
         self.slots[slot].command.as_mut().expect("the slot is in use")
     }
 
-    /// Takes note that `len` bytes of the payload are handed to the socket; whether that was the last
-    /// thing that an answered command waited for.
+    /// Reports that `len` bytes of the payload were handed to the socket; returns whether a command
+    /// with a response waited only for that.
     pub(super) fn sent(&mut self, slot: usize, len: u32) -> bool {
         let command = self.get_mut(slot);
         command.unsent -= len;
         command.unsent == 0 && command.outcome.is_some()
     }
 
-    /// Frees the slot of an answered command.
+    /// Frees the slot of a command that has its response.
     pub(super) fn remove(&mut self, slot: usize) -> Event<B> {
         let command = self.take(slot).expect("the slot is in use");
         let result = command.outcome.expect("the command is answered");
@@ -224,7 +224,7 @@ impl<B> Slots<B> {
 
     fn count(&mut self, command: &Outstanding<B>, change: isize) {
         let count = match command.transfer {
-            _ if command.patient => &mut self.num_patient,
+            _ if command.no_timeout => &mut self.num_untimed,
             Transfer::In if command.is_bulk_read() => &mut self.num_bulk_reads,
             Transfer::In => &mut self.num_small_reads,
             Transfer::None | Transfer::Out => return,
@@ -233,10 +233,10 @@ impl<B> Slots<B> {
     }
 }
 
-/// Bits of a CID that are the slot's index; the others count the slot's uses.
+/// Bits of a CID for the slot's index; the others count its uses.
 const INDEX_BITS: u32 = 12;
 
-/// One fewer than the bits allow, since CID FFFFh means "no command" in places.
+/// One fewer than the bits allow, since CID FFFFh means "no command" in some fields.
 const MAX_SLOTS: u16 = (1 << INDEX_BITS) - 1;
 
 #[cfg(test)]

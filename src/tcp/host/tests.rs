@@ -13,14 +13,14 @@ use crate::units::{Lba, Nsid};
 const BOTH: Digests = Digests { header: true, data: true };
 const NONE: Digests = Digests { header: false, data: false };
 
-/// A connection with a controller's bytes written by hand.
+/// A connection with a hand-written controller.
 struct Peer {
     host: Connection<Vec<u8>>,
     now: Instant,
     form: Form,
-    /// What the host has sent and the test has not looked at.
+    /// Bytes that the host has sent and the test has not read.
     sent: Vec<u8>,
-    /// How received bytes are cut: lengths used in turn.
+    /// Lengths that received bytes are cut into, in rotation.
     cuts: Vec<usize>,
     next_cut: usize,
 }
@@ -51,7 +51,7 @@ impl Peer {
         Peer::with_ic_resp(digests, |_| {})
     }
 
-    /// Past the initialisation, with an ICResp that `edit` may change.
+    /// An initialised connection; `edit` may change its ICResp.
     fn with_ic_resp(digests: Digests, edit: impl FnOnce(&mut IcResp)) -> Peer {
         let mut peer = Peer::unanswered(digests);
         assert_eq!(peer.take_sent(128)[..2], [0, 0]);
@@ -64,7 +64,7 @@ impl Peer {
         peer
     }
 
-    /// Sends all that the host has, seven bytes at a time.
+    /// Sends all that the host has queued, seven bytes at a time.
     fn flush(&mut self) {
         loop {
             let mut slices = [IoSlice::new(&[]); 3];
@@ -83,7 +83,7 @@ impl Peer {
         self.sent.drain(..len).collect()
     }
 
-    /// Gives the host bytes as a socket would: where it wants them, cut as planned.
+    /// Passes bytes to the host as a socket would: into its slices, cut as planned.
     fn give(&mut self, mut bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut scratch = vec![0; SCRATCH_LEN];
         while !bytes.is_empty() {
@@ -134,7 +134,7 @@ impl Peer {
         self.sent_cid(0)
     }
 
-    /// The CID of the capsule just sent, without data, which is dropped from what was sent.
+    /// The CID of the capsule just sent, which had no data; removes it from the sent bytes.
     fn sent_cid(&mut self, data_len: usize) -> u16 {
         let hd = self.form.header_digest_len(PduType::CapsuleCmd);
         let capsule = self.take_sent(72 + hd + data_len);
@@ -173,8 +173,8 @@ impl Peer {
         }
     }
 
-    /// The host refuses `bytes` with `error`, sends a termination request of that kind and stays
-    /// failed; every payload comes back.
+    /// Asserts that the host refuses `bytes` with `error`, sends the matching termination request,
+    /// stays failed, and returns every payload.
     fn refuses(mut self, bytes: &[u8], error: ProtocolError) {
         let held = self.host.outstanding();
         self.sent.clear();
@@ -291,7 +291,8 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     assert_eq!(peer.done().0, data);
     assert_eq!(peer.done().0, data[..4096]);
 
-    // After a wrong guess what is due still goes into its place, but nothing is guessed.
+    // After a wrong guess, announced data still go straight to their payload, but nothing is
+    // guessed.
     let mut peer = Peer::new(BOTH);
     let (a, b, c) = (peer.read(BULK), peer.read(BULK), peer.read(4096));
     assert_eq!(peer.planned(), [28, BULK, 32, BULK, 32, 4096, SCRATCH_AMONG_BULK + 4]);
@@ -577,7 +578,7 @@ fn data_for_a_write_or_a_command_without_data_and_an_r2t_for_a_read_are_refused(
     let bytes = peer.c2h(cid, 0, &[0; 512], FLAG_LAST_PDU);
     peer.refuses(&bytes, unknown(PduType::C2HData, cid));
 
-    // Nothing of a read's buffer may leave the host: `refuses` sees only the termination request.
+    // No byte of a read's buffer may leave the host: `refuses` sees only the termination request.
     let mut peer = Peer::new(NONE);
     let cid = peer.read(512);
     let bytes = peer.r2t(cid, 0, 0, 512);
@@ -628,7 +629,7 @@ fn data_at_a_wrong_place_are_refused_before_a_byte_is_stored() {
         let back = peer.host.abandon();
         assert_eq!(back, [vec![CANARY; 1024]]);
     }
-    // After a first half: overlapping, going back, and the whole again.
+    // After the first half: overlapping data, data before it, and the whole again.
     for (datao, len) in [(256, 768), (0, 512), (0, 1024), (1024, 512)] {
         let mut peer = Peer::new(NONE);
         let cid = peer.read(1024);
@@ -639,7 +640,7 @@ fn data_at_a_wrong_place_are_refused_before_a_byte_is_stored() {
             ProtocolError::OutOfOrder { pdu_type: PDU, cid, expected: 512, found: datao },
         );
     }
-    // More after the end.
+    // Data past the end.
     let mut peer = Peer::new(NONE);
     let cid = peer.read(512);
     peer.give(&peer.c2h(cid, 0, &[0; 512], FLAG_LAST_PDU)).unwrap();
@@ -815,7 +816,7 @@ fn a_termination_request_never_lands_in_the_middle_of_a_pdu() {
 }
 
 #[test]
-fn time_ends_what_does_not_move_but_never_a_patient_command() {
+fn a_stalled_command_times_out_unless_it_has_no_timeout() {
     let second = Duration::from_secs(1);
     let mut peer = Peer::unanswered(NONE);
     assert_eq!(peer.host.poll_timeout(), Some(peer.now + 10 * second));
@@ -837,7 +838,7 @@ fn time_ends_what_does_not_move_but_never_a_patient_command() {
     peer.now += 4 * second;
     peer.give(&peer.c2h(cid, 0, &[0; 512], 0)).unwrap();
     assert_eq!(peer.host.poll_timeout(), Some(peer.now + 5 * second));
-    // Bytes of a header that never ends are no progress.
+    // Bytes of a header that never ends are not progress.
     peer.now += 4 * second;
     peer.give(&[7, 0, 24]).unwrap();
     let late = peer.host.handle_timeout(peer.now + second);

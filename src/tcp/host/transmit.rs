@@ -1,4 +1,4 @@
-//! What is queued to be sent: header bytes of our own, and parts of payloads that stay in place.
+//! The send queue: our own header bytes, and parts of payloads that are sent without a copy.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,7 +8,7 @@ use super::slots::Slots;
 /// Bytes to send, in order.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    /// Bytes of headers, paddings and digests, those already sent in front.
+    /// Bytes of headers, paddings and digests; the sent ones come first.
     headers: Vec<u8>,
     /// Bytes of `headers` that have been sent.
     headers_sent: usize,
@@ -42,7 +42,7 @@ impl Transmit {
         self.segments.is_empty()
     }
 
-    /// Queues the start of a PDU: what `put` appends.
+    /// Queues the start of a PDU: the bytes that `put` appends.
     pub(super) fn header(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
         let before = self.headers.len();
         put(&mut self.headers);
@@ -62,7 +62,7 @@ impl Transmit {
         self.segments.push_back(Segment::Header { len: bytes.len(), starts_pdu: false });
     }
 
-    /// Drops everything; whether what was sent ends with a whole PDU.
+    /// Drops everything; returns whether the bytes sent so far end with a complete PDU.
     pub(super) fn clear(&mut self) -> bool {
         let at_pdu_start = match self.segments.front() {
             None | Some(Segment::Header { starts_pdu: true, .. }) => self.front_sent == 0,
@@ -72,7 +72,7 @@ impl Transmit {
         at_pdu_start
     }
 
-    /// Fills `slices` from the front; headers that follow each other are one slice.
+    /// Fills `slices` from the front; adjacent headers share a slice.
     pub(super) fn slices<'a, B: AsRef<[u8]>>(
         &'a self,
         slots: &'a Slots<B>,
@@ -80,7 +80,7 @@ impl Transmit {
     ) -> usize {
         let mut used = 0;
         let mut skip = self.front_sent;
-        // Headers gathered and not yet in a slice.
+        // Range of headers that are collected, but not in a slice yet.
         let (mut from, mut to) = (self.headers_sent, self.headers_sent);
         for segment in &self.segments {
             if used == slices.len() {
@@ -111,7 +111,7 @@ impl Transmit {
         used
     }
 
-    /// Drops the first `len` bytes; `payload_sent(slot, len)` is told of those that were payload.
+    /// Drops the first `len` bytes and calls `payload_sent(slot, len)` for the payload among them.
     pub(super) fn sent(&mut self, mut len: usize, mut payload_sent: impl FnMut(usize, u32)) {
         while len > 0 {
             let segment = *self.segments.front().expect("no more was sent than there was");
@@ -137,7 +137,7 @@ impl Transmit {
     }
 }
 
-/// Sent headers are dropped from the front once there are so many bytes of them.
+/// Sent headers are removed from the buffer once they are this long.
 const COMPACT_FROM: usize = 16 << 10;
 
 #[cfg(test)]
