@@ -1,4 +1,4 @@
-//! Addresses: how a user names a namespace, and an image that lies on several of them.
+//! Addresses: how users name a namespace, and an image that is striped over several.
 //!
 //! ```text
 //! IMAGE   = ADDRESS[,ADDRESS...]
@@ -7,9 +7,9 @@
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
-//! A comma inside an address is `%2C`. In a path only `%2C`, `%25` (the percent sign) and escapes of
-//! bytes from 80h on (names that are not UTF-8) stand for a byte; any other `%` stands for itself,
-//! so that ordinary file names need no escapes. In a URL every `%XX` stands for a byte.
+//! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
+//! of bytes from 80h on (names that are not UTF-8) stand for a byte. Any other `%` stands for
+//! itself, so ordinary file names need no escapes. In a URL, every `%XX` stands for a byte.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
@@ -28,9 +28,9 @@ use super::tcp_address::{
 pub enum Address {
     /// An image file or a block device.
     Path(PathBuf),
-    /// A namespace of an NVMe/TCP target, reached with the host of this library.
+    /// A namespace of an NVMe/TCP target, reached with this library's host.
     Tcp(TcpAddress),
-    /// A namespace that SPDK reaches.
+    /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
 }
 
@@ -48,12 +48,12 @@ impl Address {
     /// An IMAGE: one or more addresses separated by commas.
     ///
     /// # Errors
-    /// The first address that is none.
+    /// The first address that is invalid.
     pub fn parse_list(text: &str) -> Result<Vec<Address>, AddressError> {
         text.split(',').map(str::parse).collect()
     }
 
-    /// [`Address::parse_list`] of an argument of the command line, where a path need not be UTF-8.
+    /// [`Address::parse_list`] for a command-line argument, in which a path need not be UTF-8.
     ///
     /// # Errors
     /// As [`Address::parse_list`].
@@ -104,7 +104,7 @@ impl FromStr for Address {
     }
 }
 
-/// Whether `text` begins as a URL does: a scheme of RFC 3986, then `://`.
+/// Whether `text` begins like a URL: a scheme of RFC 3986, then `://`.
 fn has_scheme(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         let mut bytes = scheme.bytes();
@@ -201,7 +201,8 @@ impl fmt::Display for Address {
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
-                // What `from_str` takes for something else; blanks before it matter to one of them.
+                // Paths that `from_str` would not read as paths; leading blanks matter to one of
+                // them.
                 let is_url =
                     [URL_SCHEME, SPDK_PREFIX].iter().any(|prefix| text.starts_with(prefix));
                 if is_url || has_scheme(&text) || text.trim_start().starts_with(TRTYPE_PREFIX) {
@@ -213,14 +214,14 @@ impl fmt::Display for Address {
     }
 }
 
-/// The bytes of a path, with an escape for what [`Address::from_str`] would take for something else.
+/// Prints a path, escaping what [`Address::from_str`] would interpret differently.
 fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         let valid = chunk.valid();
         for (at, c) in valid.char_indices() {
             match c {
                 ',' => f.write_str("%2C")?,
-                // A percent sign needs its escape only where two digits follow it.
+                // A percent sign needs its escape only before two hexadecimal digits.
                 '%' if hex_pair(&valid.as_bytes()[at + 1..]).is_some() => f.write_str("%25")?,
                 c => f.write_char(c)?,
             }
@@ -232,7 +233,7 @@ fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
-/// Text of `bytes` in which those that are not UTF-8 are escaped as paths escape them.
+/// Text of `bytes`, with bytes that are not UTF-8 escaped as in paths.
 fn escape_non_utf8(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

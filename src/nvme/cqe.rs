@@ -34,7 +34,7 @@ pub struct Cqe {
 const _: () = assert!(size_of::<Cqe>() == 16);
 
 impl Cqe {
-    /// What `sqhd` is in the answer to Connect when SQ flow control is disabled.
+    /// `sqhd` of the response to Connect when SQ flow control is disabled.
     pub const SQHD_NO_FLOW_CONTROL: u16 = 0xFFFF;
 
     /// The completion of `cid` with `status`, all else zero.
@@ -59,7 +59,7 @@ impl Cqe {
         u64::from(self.dw1.get()) << 32 | u64::from(self.dw0.get())
     }
 
-    /// The same completion with `result` in its command specific dwords.
+    /// The same completion with `result` in its command-specific dwords.
     pub fn with_result(mut self, result: u64) -> Cqe {
         self.dw0 = U32::new((result & 0xFFFF_FFFF) as u32);
         self.dw1 = U32::new((result >> 32) as u32);
@@ -67,7 +67,7 @@ impl Cqe {
     }
 }
 
-/// Status of a completion: status code type, status code, and whether retrying is pointless.
+/// Status of a completion: status code type, status code, and retry hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status {
     /// Status Code Type (SCT), 3 bits.
@@ -82,16 +82,16 @@ pub struct Status {
     pub more: bool,
 }
 
-/// What may be done about a command that ended with an error.
+/// What a host can do about a command that ended with an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RetryClass {
-    /// The path failed it: try another path, or this one after reconnecting.
+    /// The path failed: try another path, or this one after reconnecting.
     Path,
-    /// Try again at the same place after a delay.
+    /// Retry on the same path after a delay.
     Retry,
-    /// Something must be done here first: authenticate, read the log again, send fewer AERs.
+    /// The host must act first: authenticate, read the discovery log again, send fewer AERs.
     Local,
-    /// The same command will not succeed.
+    /// The same command will fail again.
     Final,
 }
 
@@ -101,7 +101,7 @@ macro_rules! statuses {
             $(#[doc = concat!("Status ", $sct, "/", stringify!($sc), ": ", $name, ".")]
             pub const $const: Status = Status::new($sct, $sc);)*
 
-            /// Every status that has a name here.
+            /// Every status defined here.
             #[cfg(test)]
             const NAMED: &[Status] = &[$(Status::$const),*];
 
@@ -182,7 +182,7 @@ statuses! {
 }
 
 impl Status {
-    /// The status with this code and nothing else.
+    /// The status with this code; DNR, CRD and More are zero.
     pub const fn new(sct: u8, sc: u8) -> Status {
         Status { sct, sc, dnr: false, crd: 0, more: false }
     }
@@ -198,17 +198,18 @@ impl Status {
         self.sct == 0 && self.sc == 0
     }
 
-    /// Whether the code is that of `other`, whatever DNR, CRD and More say.
+    /// Whether the code equals that of `other`, ignoring DNR, CRD and More.
     pub const fn is(self, other: Status) -> bool {
         self.sct == other.sct && self.sc == other.sc
     }
 
-    /// The code's name, when it has one here.
+    /// The name of the code, if it is defined here.
     pub fn name(self) -> Option<&'static str> {
         self.facts().map(|(name, _)| name)
     }
 
-    /// What may be done about it. An unknown path-related code (SCT 3) is a path's, any other final.
+    /// What the host can do. An unknown path-related code (SCT 3) is `Path`, any other unknown code
+    /// `Final`.
     pub fn retry_class(self) -> RetryClass {
         if self.dnr {
             return RetryClass::Final;

@@ -1,4 +1,4 @@
-//! NVMe over Fabrics: Connect's data, controller properties, the discovery log page.
+//! NVMe over Fabrics: Connect data, controller properties, the discovery log page.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -34,16 +34,16 @@ pub struct ConnectData {
 const _: () = assert!(size_of::<ConnectData>() == 1024);
 
 impl ConnectData {
-    /// `cntlid` on the admin queue: the target chooses.
+    /// `cntlid` on the admin queue: the target chooses the controller.
     pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
-    /// Offset of `cntlid`, for the answer that names a bad field.
+    /// Offset of `cntlid`, for a response that names an invalid field.
     pub const CNTLID_OFFSET: u16 = 16;
-    /// Offset of `subnqn`, for the answer that names a bad field.
+    /// Offset of `subnqn`, for a response that names an invalid field.
     pub const SUBNQN_OFFSET: u16 = 256;
-    /// Offset of `hostnqn`, for the answer that names a bad field.
+    /// Offset of `hostnqn`, for a response that names an invalid field.
     pub const HOSTNQN_OFFSET: u16 = 512;
 
-    /// The data with which `hostnqn` connects to `subnqn`.
+    /// The Connect data of `hostnqn` for `subnqn`.
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> ConnectData {
         ConnectData {
             hostid,
@@ -66,12 +66,12 @@ impl ConnectData {
     }
 }
 
-/// Dword 0 of a refused Connect (1/82h): which field was bad.
+/// Dword 0 of a refused Connect (1/82h): which field was invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidParameter {
     /// Offset of the field in bytes.
     pub offset: u16,
-    /// Whether the offset counts in the data; else in the command.
+    /// Whether the offset is in the data; otherwise it is in the command.
     pub in_data: bool,
 }
 
@@ -87,9 +87,10 @@ impl InvalidParameter {
     }
 }
 
-/// Bit 17 of dword 0 of a Connect answer: authentication required.
+/// Bit 17 of dword 0 of the response to Connect: authentication required.
 pub const CONNECT_ATR: u32 = 1 << 17;
-/// Bit 18 of dword 0 of a Connect answer: authentication with secure channel concatenation required.
+/// Bit 18 of dword 0 of the response to Connect: authentication with secure channel concatenation
+/// required.
 pub const CONNECT_ASCR: u32 = 1 << 18;
 
 /// A controller property, by its offset.
@@ -151,7 +152,8 @@ impl Property {
 pub struct Cap(pub u64);
 
 impl Cap {
-    /// What a target of dlfs says: queues of `max_queue_entries`, pages of 4 KiB, the NVM command set.
+    /// The capabilities of a dlfs target: queues of `max_queue_entries`, 4 KiB pages, the NVM
+    /// command set.
     pub fn new(max_queue_entries: u16, timeout_ms: u32) -> Cap {
         let to = (timeout_ms / 500).clamp(1, 255);
         Cap(u64::from(max_queue_entries.saturating_sub(1))
@@ -165,12 +167,12 @@ impl Cap {
         (self.0 & 0xFFFF) as u32 + 1
     }
 
-    /// Worst time until CSTS.RDY follows CC.EN.
+    /// The longest time from CC.EN to CSTS.RDY.
     pub fn timeout_ms(self) -> u32 {
         (self.0 >> 24 & 0xFF) as u32 * 500
     }
 
-    /// MPSMIN: the smallest memory page is 2^(12 + MPSMIN) bytes; the unit of MDTS.
+    /// MPSMIN: the smallest memory page is 2^(12 + MPSMIN) bytes, which is the unit of MDTS.
     pub fn mpsmin(self) -> u8 {
         (self.0 >> 48 & 0xF) as u8
     }
@@ -181,7 +183,7 @@ impl Cap {
 pub struct Vs(pub u32);
 
 impl Vs {
-    /// NVMe 1.4, which a target of dlfs speaks.
+    /// NVMe 1.4, which a dlfs target implements.
     pub const V1_4: Vs = Vs(0x0001_0400);
 }
 
@@ -200,9 +202,9 @@ impl Vs {
 pub struct Cc(pub u32);
 
 impl Cc {
-    /// What enables a controller: EN, 64-byte and 16-byte entries.
+    /// Enables a controller: EN, entries of 64 and 16 bytes.
     pub const ENABLE: Cc = Cc(0x0046_0001);
-    /// What asks an enabled controller to shut down in order.
+    /// Requests a normal shutdown of an enabled controller.
     pub const SHUTDOWN: Cc = Cc(0x0046_4001);
 
     /// EN.
@@ -210,7 +212,7 @@ impl Cc {
         self.0 & 1 != 0
     }
 
-    /// Whether a shutdown is asked for (SHN 01b or 10b).
+    /// Whether a shutdown is requested (SHN 01b or 10b).
     pub fn wants_shutdown(self) -> bool {
         self.0 >> 14 & 3 != 0
     }
@@ -244,7 +246,7 @@ impl Csts {
     }
 }
 
-/// Header of the discovery log page, 1,024 bytes; as many bytes a record follow.
+/// Header of the discovery log page, 1,024 bytes; each record that follows has 1,024 bytes, too.
 ///
 /// | bytes    | field       | meaning                                   |
 /// |----------|-------------|-------------------------------------------|
@@ -291,7 +293,7 @@ pub struct DiscoveryRecord {
     pub trtype: u8,
     /// Address family.
     pub adrfam: u8,
-    /// What the record names.
+    /// Kind of subsystem that the record describes.
     pub subtype: u8,
     /// Transport requirements.
     pub treq: u8,
@@ -327,9 +329,9 @@ impl DiscoveryRecord {
     pub const ADRFAM_IPV6: u8 = 2;
     /// `subtype` of a subsystem with namespaces.
     pub const SUBTYPE_NVM: u8 = 2;
-    /// `subtype` of the discovery subsystem that is asked.
+    /// `subtype` of the discovery subsystem itself.
     pub const SUBTYPE_DISCOVERY: u8 = 3;
-    /// The most records that a host of dlfs believes.
+    /// The most records that a dlfs host accepts.
     pub const MAX_RECORDS: u64 = 4096;
 
     /// A record of `subtype` for `subnqn` at a TCP address without TLS.
@@ -361,12 +363,12 @@ impl DiscoveryRecord {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// Address, its padding dropped; `None` when it is not UTF-8.
+    /// The address without its padding; `None` if it is not UTF-8.
     pub fn traddr(&self) -> Option<&str> {
         text(&self.traddr)
     }
 
-    /// Port, its padding dropped; `None` when it is not a number of a port.
+    /// The port without its padding; `None` if it is not a port number.
     pub fn port(&self) -> Option<u16> {
         text(&self.trsvcid)?.parse().ok()
     }
@@ -403,7 +405,7 @@ mod tests {
         );
         assert_eq!(&bytes[256..282], b"nqn.2024-01.io.example:ds0");
         assert_eq!(&bytes[512..548], b"nqn.2014-08.org.nvmexpress:uuid:0011");
-        // The digest that the reference gives for these bytes.
+        // The CRC that the reference document states for these bytes.
         assert_eq!(crc32c::crc32c(bytes).to_le_bytes(), [0xa1, 0x9c, 0x63, 0xc6]);
         assert_eq!(data.subnqn(), Ok(subnqn));
     }

@@ -6,40 +6,40 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::nqn::{Nqn, NqnError};
 use crate::units::Nsid;
 
-/// Every Identify data structure has this many bytes.
+/// Length of every Identify data structure.
 pub const IDENTIFY_LEN_BYTES: usize = 4096;
 
 /// Why an Identify data structure is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdentifyError {
-    /// Not 4,096 bytes.
-    #[error("Identify data have 4096 bytes, these have {0}")]
+    /// The length is not 4,096 bytes.
+    #[error("Identify data must have 4096 bytes, got {0}")]
     Length(usize),
     /// The formatted LBA size is not 512 to 4,096 bytes.
     #[error("blocks of 2^{0} bytes: only 512 to 4096 bytes are supported")]
     BlockLength(u8),
-    /// FLBAS names a format that the namespace does not have.
-    #[error("the namespace is formatted with LBA format {0}, which it does not have")]
+    /// FLBAS selects a format that the namespace does not have.
+    #[error("the namespace uses LBA format {0}, which it does not define")]
     Format(u8),
-    /// The namespace carries metadata with each block.
-    #[error("the namespace has {0} bytes of metadata a block, which is not supported")]
+    /// The namespace has metadata with each block.
+    #[error("the namespace has {0} bytes of metadata per block, which is not supported")]
     Metadata(u16),
-    /// End-to-end protection is on.
-    #[error("the namespace has end-to-end protection of type {0} on, which is not supported")]
+    /// End-to-end protection is enabled.
+    #[error("the namespace has end-to-end protection of type {0} enabled, which is not supported")]
     Protection(u8),
-    /// NSZE blocks are more than 2^63 - 1 bytes.
+    /// NSZE blocks exceed 2^63 - 1 bytes.
     #[error("a namespace of {0} blocks is larger than 2^63 - 1 bytes")]
     TooLarge(u64),
     /// NSZE is zero: no active namespace has this identifier.
     #[error("there is no namespace with this identifier")]
     Inactive,
-    /// ICDOFF is not 0, as the TCP transport has it.
-    #[error("in-capsule data at offset {0}: the TCP transport has them at 0")]
+    /// ICDOFF is not 0, which the TCP transport requires.
+    #[error("in-capsule data offset (ICDOFF) is {0}: the TCP transport requires 0")]
     InCapsuleOffset(u16),
     /// IOCCSZ is below the size of a command.
     #[error("an I/O capsule of {0} x 16 bytes has no room for a command")]
     CapsuleLength(u32),
-    /// SQES or CQES exclude entries of 64 and 16 bytes.
+    /// SQES or CQES do not allow entries of 64 and 16 bytes.
     #[error(
         "the controller needs queue entries other than 64 and 16 bytes (SQES {sqes:02X}h, CQES {cqes:02X}h)"
     )]
@@ -180,7 +180,7 @@ impl IdentifyController {
     /// `vwc`: there is a volatile write cache, so Flush matters.
     pub const VWC_PRESENT: u8 = 1;
 
-    /// From what Identify returned, checked as far as dlfs depends on it.
+    /// Decodes and checks Identify data, as far as dlfs depends on them.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyController, IdentifyError> {
         let id = IdentifyController::read_from_bytes(bytes)
             .map_err(|_| IdentifyError::Length(bytes.len()))?;
@@ -200,18 +200,18 @@ impl IdentifyController {
         Ok(id)
     }
 
-    /// The most data of one command: `None` when the controller states no limit, or one above 2 GiB.
+    /// The most data of one command: `None` if the controller states no limit, or one above 2 GiB.
     pub fn max_transfer_bytes(&self, mpsmin: u8) -> Option<u32> {
         let shift = 12 + u32::from(mpsmin) + u32::from(self.mdts);
         (self.mdts != 0 && shift < 32).then(|| 1 << shift)
     }
 
-    /// The most data that may follow an I/O command in its capsule.
+    /// The most in-capsule data of an I/O command.
     pub fn in_capsule_data_bytes(&self) -> u32 {
         self.ioccsz.get().saturating_sub(4).saturating_mul(16)
     }
 
-    /// Whether a Flush means anything.
+    /// Whether Flush has an effect.
     pub fn has_volatile_write_cache(&self) -> bool {
         self.vwc & IdentifyController::VWC_PRESENT != 0
     }
@@ -222,7 +222,7 @@ impl IdentifyController {
     }
 }
 
-/// `text` in a field of `N` bytes, padded with spaces, cut where it is longer.
+/// `text` as a field of `N` bytes: padded with spaces, cut if it is longer.
 pub fn ascii_field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -310,7 +310,7 @@ impl IdentifyNamespace {
     /// `nsattr`: writes are refused.
     pub const NSATTR_WRITE_PROTECTED: u8 = 1;
 
-    /// A namespace of `num_blocks` blocks of `block_len_bytes`, a power of two.
+    /// A namespace of `num_blocks` blocks; `block_len_bytes` is a power of two.
     pub fn new(
         num_blocks: u64,
         block_len_bytes: u32,
@@ -328,7 +328,7 @@ impl IdentifyNamespace {
         id
     }
 
-    /// From what Identify returned, checked: active, blocks of 512 to 4,096 bytes, no metadata, no
+    /// Decodes and checks Identify data: active, blocks of 512 to 4,096 bytes, no metadata, no
     /// protection, below 2^63 bytes.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyNamespace, IdentifyError> {
         let id = IdentifyNamespace::read_from_bytes(bytes)
@@ -354,12 +354,12 @@ impl IdentifyNamespace {
 
     fn format(&self) -> Result<LbaFormat, IdentifyError> {
         let index = self.flbas & 0xF | (self.flbas & 0x60) >> 1;
-        // Formats beyond NLBAF are not there, whatever the table holds.
+        // Formats beyond NLBAF do not exist, whatever the table contains.
         let format = self.lbaf.get(usize::from(index)).filter(|_| index <= self.nlbaf);
         format.copied().ok_or(IdentifyError::Format(index))
     }
 
-    /// Bytes of a block. Only for a namespace that [`IdentifyNamespace::decode`] took.
+    /// Block length. Only for a namespace from [`IdentifyNamespace::decode`].
     pub fn block_len_bytes(&self) -> u32 {
         let lbads = self.format().map_or(9, |format| format.lbads);
         1 << lbads.min(31)
@@ -376,7 +376,7 @@ impl IdentifyNamespace {
     }
 }
 
-/// The namespace identifiers of an active namespace list (CNS 02h), up to its first 0.
+/// The NSIDs of an active namespace list (CNS 02h), up to the first 0.
 pub fn decode_namespace_list(bytes: &[u8]) -> Result<Vec<Nsid>, IdentifyError> {
     if bytes.len() != IDENTIFY_LEN_BYTES {
         return Err(IdentifyError::Length(bytes.len()));
@@ -386,7 +386,7 @@ pub fn decode_namespace_list(bytes: &[u8]) -> Result<Vec<Nsid>, IdentifyError> {
     Ok(ids.take_while(|id| id.0 != 0).collect())
 }
 
-/// An active namespace list: at most 1,024 of `ids`, which rise.
+/// An active namespace list: the first 1,024 of `ids`, which ascend.
 pub fn encode_namespace_list(ids: impl Iterator<Item = Nsid>) -> [u8; IDENTIFY_LEN_BYTES] {
     let mut bytes = [0; IDENTIFY_LEN_BYTES];
     for (field, id) in bytes.chunks_exact_mut(4).zip(ids) {
@@ -395,7 +395,7 @@ pub fn encode_namespace_list(ids: impl Iterator<Item = Nsid>) -> [u8; IDENTIFY_L
     bytes
 }
 
-/// Namespace identification descriptors (CNS 03h): what recognises a namespace over several paths.
+/// Namespace identification descriptors (CNS 03h), which identify a namespace over several paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceDescriptors {
     /// NIDT 1.
@@ -409,7 +409,7 @@ pub struct NamespaceDescriptors {
 }
 
 impl NamespaceDescriptors {
-    /// Takes the descriptors it knows; one that does not fit the page ends the list.
+    /// Decodes the known descriptors; one that exceeds the page ends the list.
     pub fn decode(bytes: &[u8]) -> NamespaceDescriptors {
         let mut ids = NamespaceDescriptors::default();
         let mut rest = bytes;
@@ -430,7 +430,7 @@ impl NamespaceDescriptors {
         ids
     }
 
-    /// The page of the descriptors that are there.
+    /// The page with the descriptors that are set.
     pub fn encode(&self) -> [u8; IDENTIFY_LEN_BYTES] {
         let mut bytes = [0; IDENTIFY_LEN_BYTES];
         let mut at = 0;

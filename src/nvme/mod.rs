@@ -1,11 +1,12 @@
-//! What an NVMe command means: pure bytes to values and back.
+//! The meaning of NVMe commands: conversions between bytes and values, without I/O.
 //!
-//! One file a structure of the NVMe Base and Fabrics specifications, each with its byte table. Here
-//! is no queue and no transport: `tcp` says how these bytes travel, `qpair` and `target` when.
+//! One file per structure of the NVMe Base and Fabrics specifications, each with its byte table.
+//! There is no queue and no transport here: `tcp` transports these bytes, `qpair` and `target`
+//! exchange them.
 //!
 //! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes
-//! of their length are one; what a number *means* is checked by a method that returns an error.
-//! Values that leave this module are 1-based and typed.
+//! of the right length are valid; methods that return errors check what a number *means*. Values
+//! that leave this module are 1-based and typed.
 //!
 //! Read `sqe.rs` first, then `cqe.rs`.
 
@@ -31,7 +32,7 @@ pub use tcp_address::{AddressError, TcpAddress};
 
 #[cfg(test)]
 mod tests {
-    /// Bytes from hexadecimal digits; white space is ignored.
+    /// Decodes hexadecimal digits; white space is ignored.
     pub(super) fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> =
             text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();

@@ -3,39 +3,39 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8 without control characters or a blank at
-/// its end.
+/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8 without control characters or
+/// trailing blanks.
 ///
-/// The prefix `nqn.` is not insisted on, since targets in the field have names without it.
+/// The prefix `nqn.` is not required, since some targets have names without it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Nqn(String);
 
-/// Why some text is no NQN.
+/// Why a text is not an NQN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
-    /// There are no bytes before the first NUL.
+    /// No bytes before the first NUL.
     #[error("an NQN must not be empty")]
     Empty,
     /// Longer than [`Nqn::MAX_LEN_BYTES`].
     #[error("an NQN has at most 223 bytes, this has {0}")]
     TooLong(usize),
     /// A control character, NUL included.
-    #[error("an NQN has no control characters")]
+    #[error("an NQN must not contain control characters")]
     Control,
-    /// A blank at its end, which the other side would take for padding.
-    #[error("an NQN does not end in a blank")]
+    /// A trailing blank, which the other side would take for padding.
+    #[error("an NQN must not end in a blank")]
     Blank,
     /// The field is not UTF-8.
-    #[error("an NQN is UTF-8")]
+    #[error("an NQN must be UTF-8")]
     NotUtf8,
 }
 
 impl Nqn {
-    /// The most bytes that a name has.
+    /// The longest NQN, in bytes.
     pub const MAX_LEN_BYTES: usize = 223;
 
-    /// The name of every discovery service.
+    /// The NQN of every discovery service.
     pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
     /// Checks `text`.
@@ -50,12 +50,12 @@ impl Nqn {
         }
     }
 
-    /// The name of the discovery service.
+    /// The NQN of the discovery service.
     pub fn discovery() -> Nqn {
         Nqn(Nqn::DISCOVERY.to_owned())
     }
 
-    /// The customary name of the host with this UUID.
+    /// The conventional NQN of the host with this UUID.
     pub fn host_of_uuid(uuid: [u8; 16]) -> Nqn {
         let mut text = String::from("nqn.2014-08.org.nvmexpress:uuid:");
         for (i, byte) in uuid.iter().enumerate() {
@@ -72,14 +72,14 @@ impl Nqn {
         &self.0
     }
 
-    /// The 256-byte field of the wire, padded with NUL.
+    /// The 256-byte wire field, padded with NUL.
     pub fn to_field(&self) -> [u8; 256] {
         let mut field = [0; 256];
         field[..self.0.len()].copy_from_slice(self.0.as_bytes());
         field
     }
 
-    /// From a field of the wire: what stands before the first NUL, trailing spaces dropped.
+    /// Decodes a wire field: the bytes before the first NUL, without trailing spaces.
     pub fn from_field(field: &[u8]) -> Result<Nqn, NqnError> {
         let len = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
         let text = std::str::from_utf8(&field[..len]).map_err(|_| NqnError::NotUtf8)?;

@@ -1,4 +1,4 @@
-//! Scatter Gather List descriptor: where the data of a command is, as NVMe/TCP uses it.
+//! Scatter Gather List (SGL) descriptor: where a command's data are, as NVMe/TCP uses it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -33,12 +33,12 @@ impl Sgl {
     /// Transport data block: the data move by C2HData, or by R2T and H2CData.
     pub const TRANSPORT: u8 = 0x5A;
 
-    /// Data of `len` bytes that follow the command in its capsule.
+    /// `len` bytes of data that follow the command in its capsule.
     pub fn in_capsule(len: u32) -> Sgl {
         Sgl::block(Sgl::IN_CAPSULE, len)
     }
 
-    /// Data of `len` bytes that move in PDUs of their own; 0 for a command without data.
+    /// `len` bytes of data in separate PDUs; 0 for a command without data.
     pub fn transport(len: u32) -> Sgl {
         Sgl::block(Sgl::TRANSPORT, len)
     }

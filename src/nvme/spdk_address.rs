@@ -1,4 +1,4 @@
-//! Addresses of namespaces that are reached through SPDK.
+//! Addresses of namespaces that SPDK reaches.
 //!
 //! ```text
 //! spdk:nvme-tcp://host[:4420]/NQN[?ns=N]   spdk:trtype:TCP ...   NVMe/TCP by SPDK's host
@@ -6,7 +6,7 @@
 //! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //! trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]           a target on this machine, by shared memory
 //! ```
-//! `spdk:` may stand before each.
+//! `spdk:` may precede each.
 
 use std::fmt;
 
@@ -16,10 +16,10 @@ use super::tcp_address::{
 };
 use crate::units::Nsid;
 
-/// A namespace that is reached through SPDK.
+/// A namespace that SPDK reaches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SpdkAddress {
-    /// NVMe/TCP, by SPDK's host instead of this library's.
+    /// NVMe/TCP, with SPDK's host instead of this library's.
     Tcp(TcpAddress),
     /// NVMe over RDMA.
     Rdma(TcpAddress),
@@ -30,18 +30,18 @@ pub enum SpdkAddress {
         /// Namespace; `None`: the first active one.
         nsid: Option<Nsid>,
     },
-    /// A target on this machine that offers an emulated drive over a socket and shared memory.
+    /// A target on this machine that emulates a drive over a socket and shared memory.
     VfioUser {
-        /// The directory of the socket.
+        /// The directory of its socket.
         traddr: String,
-        /// Subsystem NQN, which the socket itself implies.
+        /// Subsystem NQN, which the socket implies already.
         subnqn: Option<Nqn>,
         /// Namespace; `None`: the first active one.
         nsid: Option<Nsid>,
     },
 }
 
-/// The values of a `trtype:` address that only SPDK reaches, by key.
+/// The key-value pairs of a `trtype:` address that only SPDK reaches.
 pub(super) struct Words<'a> {
     pub(super) traddr: Option<&'a str>,
     pub(super) trsvcid: Option<&'a str>,
@@ -50,7 +50,7 @@ pub(super) struct Words<'a> {
 }
 
 impl SpdkAddress {
-    /// Reads the values of transport `trtype`, in upper case; `None`: another transport.
+    /// Parses the values of transport `trtype`, given in upper case; `None`: another transport.
     pub(super) fn from_words(
         trtype: &str,
         words: &Words<'_>,
@@ -81,7 +81,8 @@ impl SpdkAddress {
         }
     }
 
-    /// Whether a device moves the bytes itself, so that they must lie in memory that it reaches.
+    /// Whether a device transfers the data by DMA, so that buffers must lie in memory that it can
+    /// access.
     pub fn needs_dma_memory(&self) -> bool {
         !matches!(self, SpdkAddress::Tcp(_))
     }
@@ -121,7 +122,7 @@ fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     Ok(SpdkAddress::VfioUser { traddr: traddr(words)?, subnqn, nsid })
 }
 
-/// The transport address: at most what SPDK has room for.
+/// The transport address, no longer than SPDK allows.
 fn traddr(words: &Words<'_>) -> Result<String, AddressError> {
     let missing = || AddressError::Key { key: "traddr".to_owned(), problem: "missing" };
     let traddr = unescape_all(words.traddr.ok_or_else(missing)?)?;

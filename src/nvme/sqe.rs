@@ -24,7 +24,7 @@ use crate::units::{Lba, Nsid};
 )]
 #[repr(C)]
 pub struct Sqe {
-    /// Opcode: what to do.
+    /// Opcode.
     pub opcode: u8,
     /// Fused operation and PSDT.
     pub flags: u8,
@@ -38,7 +38,7 @@ pub struct Sqe {
     pub cdw3: U32,
     /// Metadata pointer.
     pub mptr: U64,
-    /// Where the data are.
+    /// SGL descriptor of the data.
     pub sgl: Sgl,
     /// Command dword 10.
     pub cdw10: U32,
@@ -97,7 +97,7 @@ pub mod fctype {
     pub const PROPERTY_GET: u8 = 0x04;
 }
 
-/// What Identify returns (CNS, bits 7:0 of dword 10).
+/// Identify data structures (CNS, bits 7:0 of dword 10).
 pub mod cns {
     /// A namespace.
     pub const NAMESPACE: u8 = 0x00;
@@ -107,13 +107,13 @@ pub mod cns {
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// Namespace identification descriptors.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    /// A namespace, as the command set in CSI sees it.
+    /// A namespace, specific to the command set in CSI.
     pub const CSI_NAMESPACE: u8 = 0x05;
-    /// The controller, as the command set in CSI sees it.
+    /// The controller, specific to the command set in CSI.
     pub const CSI_CONTROLLER: u8 = 0x06;
     /// Active namespaces of the command set in CSI.
     pub const CSI_ACTIVE_NAMESPACES: u8 = 0x07;
-    /// A namespace, what all command sets have in common.
+    /// A namespace, independent of the command set.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
 }
 
@@ -151,14 +151,14 @@ pub mod log_page {
     pub const DISCOVERY: u8 = 0x70;
 }
 
-/// What byte 1 of every command on fabrics is: PSDT 01b, not fused.
+/// Byte 1 of every command on fabrics: PSDT 01b, not fused.
 pub const FLAGS_SGL: u8 = 0x40;
 
 /// Force Unit Access: bit 30 of dword 12 of a write or read.
 pub const FUA: u32 = 1 << 30;
 
 impl Sqe {
-    /// A command with `opcode` for `nsid`, all else zero but the SGL flag and an empty SGL.
+    /// A command with `opcode` for `nsid`; all else is zero, except the SGL flag and an empty SGL.
     pub fn new(opcode: u8, cid: u16, nsid: Nsid) -> Sqe {
         Sqe {
             opcode,
@@ -178,12 +178,12 @@ impl Sqe {
         }
     }
 
-    /// Read of `num_blocks` (1 to 65,536) blocks from `slba`, `len_bytes` in all.
+    /// Read of `num_blocks` (1 to 65,536) blocks from `slba`; `len_bytes` in total.
     pub fn read(cid: u16, nsid: Nsid, slba: Lba, num_blocks: u32, len_bytes: u32) -> Sqe {
         Sqe::blocks(nvm::READ, cid, nsid, slba, num_blocks, Sgl::transport(len_bytes))
     }
 
-    /// Write of `num_blocks` (1 to 65,536) blocks at `slba`; `sgl` says how the data travel.
+    /// Write of `num_blocks` (1 to 65,536) blocks at `slba`; `sgl` describes the data.
     pub fn write(cid: u16, nsid: Nsid, slba: Lba, num_blocks: u32, sgl: Sgl) -> Sqe {
         Sqe::blocks(nvm::WRITE, cid, nsid, slba, num_blocks, sgl)
     }
@@ -207,7 +207,7 @@ impl Sqe {
         Sqe::new(nvm::FLUSH, cid, nsid)
     }
 
-    /// Identify with `cns`: 4,096 bytes come back.
+    /// Identify with `cns`, which returns 4,096 bytes.
     pub fn identify(cid: u16, cns: u8, nsid: Nsid) -> Sqe {
         let mut sqe = Sqe::new(admin::IDENTIFY, cid, nsid);
         sqe.sgl = Sgl::transport(4096);
@@ -230,7 +230,7 @@ impl Sqe {
         sqe
     }
 
-    /// Set Features, number of queues: asks for `num_queues` (1 to 65,535) of each kind.
+    /// Set Features, number of queues: requests `num_queues` (1 to 65,535) of each kind.
     pub fn set_num_queues(cid: u16, num_queues: u16) -> Sqe {
         assert!(num_queues >= 1, "the field is 0-based");
         let wire = u32::from(num_queues - 1);
@@ -249,7 +249,7 @@ impl Sqe {
 
     /// Get Log Page `lid`: `len_bytes` (a multiple of 4, above 0) from `offset_bytes`.
     pub fn get_log_page(cid: u16, lid: u8, offset_bytes: u64, len_bytes: u32) -> Sqe {
-        assert!(len_bytes >= 4 && len_bytes.is_multiple_of(4), "the log is counted in dwords");
+        assert!(len_bytes >= 4 && len_bytes.is_multiple_of(4), "the length is counted in dwords");
         let num_dwords = len_bytes / 4 - 1;
         let mut sqe = Sqe::new(admin::GET_LOG_PAGE, cid, Nsid(0));
         sqe.sgl = Sgl::transport(len_bytes);
@@ -262,7 +262,7 @@ impl Sqe {
 
     /// Fabrics Connect of queue `qid` with `sqsize` entries, **0-based** as on the wire.
     ///
-    /// `kato_ms` counts on the admin queue only. SQ flow control is asked to be disabled.
+    /// `kato_ms` has a meaning on the admin queue only. Requests to disable SQ flow control.
     pub fn connect(cid: u16, qid: u16, sqsize: u16, kato_ms: u32) -> Sqe {
         let mut sqe = Sqe::fabrics(fctype::CONNECT, cid);
         sqe.sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);
@@ -272,7 +272,7 @@ impl Sqe {
         sqe
     }
 
-    /// Fabrics Property Get; the value comes in both dwords of the completion.
+    /// Fabrics Property Get; both dwords of the completion hold the value.
     pub fn property_get(cid: u16, property: Property) -> Sqe {
         let mut sqe = Sqe::fabrics(fctype::PROPERTY_GET, cid);
         sqe.cdw10 = U32::new(u32::from(property.len_bytes() == 8));
@@ -304,12 +304,12 @@ impl Sqe {
         (self.opcode == fctype::OPCODE).then(|| self.nsid.get().to_le_bytes()[0])
     }
 
-    /// First block of a command on blocks.
+    /// First block of an I/O command.
     pub fn slba(&self) -> Lba {
         Lba(u64::from(self.cdw11.get()) << 32 | u64::from(self.cdw10.get()))
     }
 
-    /// Blocks of a command on blocks, 1 to 65,536.
+    /// Number of blocks of an I/O command, 1 to 65,536.
     pub fn num_blocks(&self) -> u32 {
         (self.cdw12.get() & 0xFFFF) + 1
     }
@@ -324,14 +324,14 @@ impl Sqe {
         self.cdw10.get().to_le_bytes()[0]
     }
 
-    /// Bytes that a Get Log Page asks for.
+    /// Length of a Get Log Page in bytes.
     pub fn log_len_bytes(&self) -> u64 {
         let num_dwords =
             u64::from(self.cdw11.get() & 0xFFFF) << 16 | u64::from(self.cdw10.get() >> 16);
         (num_dwords + 1) * 4
     }
 
-    /// Where in the log a Get Log Page begins.
+    /// Offset of a Get Log Page in bytes.
     pub fn log_offset_bytes(&self) -> u64 {
         u64::from(self.cdw13.get()) << 32 | u64::from(self.cdw12.get())
     }
@@ -351,7 +351,7 @@ impl Sqe {
         (self.cdw11.get() & 0xFFFF) as u16
     }
 
-    /// Whether Connect asks to disable SQ flow control.
+    /// Whether Connect requests to disable SQ flow control.
     pub fn connect_disables_sq_flow_control(&self) -> bool {
         self.cdw11.get().to_le_bytes()[2] & CATTR_DISABLE_SQ_FLOW_CONTROL != 0
     }
@@ -361,7 +361,7 @@ impl Sqe {
         self.cdw12.get()
     }
 
-    /// The property that Property Get or Set names, with the size it asks for; `None`: no such one.
+    /// The property of Property Get or Set; `None` if it does not exist with the requested size.
     pub fn property(&self) -> Option<Property> {
         let len_bytes = match self.cdw10.get() & 7 {
             0 => 4,
@@ -421,7 +421,7 @@ mod tests {
         ];
         for (sqe, bytes) in golden {
             let bytes = hex(bytes);
-            // Some vectors are whole capsules: a common header of 8 bytes before the entry.
+            // Some vectors are whole capsules: 8 bytes of common header precede the entry.
             assert_eq!(sqe.as_bytes(), &bytes[bytes.len() - 64..], "{sqe:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! The address of a namespace of an NVMe/TCP target, and the parts that the texts of all addresses share:
-//! ports, namespace identifiers, NQNs and percent escapes.
+//! Addresses of NVMe/TCP namespaces, and the parts that all address formats share: ports, namespace
+//! identifiers, NQNs and percent escapes.
 
 use std::fmt::{self, Write as _};
 
@@ -20,7 +20,7 @@ pub struct TcpAddress {
 }
 
 impl TcpAddress {
-    /// The port of NVM subsystems.
+    /// The default port of NVM subsystems.
     pub const DEFAULT_PORT: u16 = 4420;
 }
 
@@ -43,40 +43,40 @@ impl fmt::Display for TcpAddress {
     }
 }
 
-/// Why some text is no address.
+/// Why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There is nothing, or nothing between two commas.
+    /// The text is empty, or there is nothing between two commas.
     #[error("an address is empty")]
     Empty,
     /// A path with a NUL byte.
-    #[error("a path has no NUL byte")]
+    #[error("a path must not contain a NUL byte")]
     Nul,
     /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
-    #[error("'{0}' has a percent escape that stands for nothing")]
+    #[error("'{0}' has an invalid percent escape")]
     Escape(String),
-    /// A URL of another shape.
+    /// A malformed URL.
     #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
     Url(String),
     /// `spdk:` before a path.
     #[error(
-        "SPDK reaches no file '{0}': spdk: stands before nvme-tcp: or trtype:, and a drive is \
+        "SPDK cannot open the file '{0}': spdk: precedes nvme-tcp: or trtype:, and a drive is \
              trtype:PCIE traddr:0000:5e:00.0"
     )]
     SpdkPath(String),
-    /// A URL of something that dlfs does not speak.
+    /// A URL with a scheme that dlfs does not support.
     #[error(
-        "'{0}' is a URL with a scheme that is not supported: an image lies at nvme-tcp://host[:port]/NQN[?ns=N] \
-             or at a path (a file of such a name at ./{0})"
+        "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N] \
+             or a path (./{0} for a file with this name)"
     )]
     Scheme(String),
-    /// A port that is no number from 1 to 65535.
-    #[error("'{0}' is no port")]
+    /// A port that is not a number from 1 to 65535.
+    #[error("'{0}' is not a port")]
     Port(String),
-    /// A namespace identifier that is no number from 1 to 2^32 - 2.
-    #[error("'{0}' is no namespace identifier")]
+    /// A namespace identifier that is not a number from 1 to 2^32 - 2.
+    #[error("'{0}' is not a namespace identifier")]
     Nsid(String),
-    /// The subsystem NQN is none.
+    /// The subsystem NQN is invalid.
     #[error("in '{text}': {error}")]
     Nqn {
         /// The NQN as given.
@@ -85,7 +85,8 @@ pub enum AddressError {
         #[source]
         error: NqnError,
     },
-    /// A key of a `trtype:` address that is not known, is missing, or is there twice.
+    /// A key of a `trtype:` address that is unknown, missing, or given twice.
+    ///
     #[error("'{key}:' is {problem} in an address that begins with 'trtype:'")]
     Key {
         /// The key.
@@ -93,14 +94,14 @@ pub enum AddressError {
         /// `unknown`, `missing` or `given twice`.
         problem: &'static str,
     },
-    /// A value that the key cannot have.
+    /// A value that the key does not allow.
     #[error("'{key}:{value}' is none of {expected}")]
     Value {
         /// The key.
         key: &'static str,
         /// The value as given.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
 }
@@ -129,7 +130,7 @@ fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], special: impl Fn(u8) -> bool
     })
 }
 
-/// `text` as one word of a `trtype:` address.
+/// Prints `text` as one word of a `trtype:` address.
 pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.chars().try_for_each(|c| match c {
         '%' | ',' => write!(f, "%{:02X}", c as u32),
@@ -140,7 +141,7 @@ pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result
     })
 }
 
-/// `text` with each `%XX` replaced whose byte `counts`; other percent signs stay.
+/// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
 pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut out = Vec::with_capacity(rest.len());
@@ -159,7 +160,7 @@ pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     out
 }
 
-/// `text` with every `%XX` replaced; a percent sign without two digits is an error.
+/// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
 pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
     let error = || AddressError::Escape(text.to_owned());
     let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
@@ -169,11 +170,12 @@ pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
     String::from_utf8(unescape(text, |_| true)).map_err(|_| error())
 }
 
-/// The byte that the two hexadecimal digits at the start of `bytes` stand for.
+/// The byte of the two hexadecimal digits at the start of `bytes`.
 pub(super) fn hex_pair(bytes: &[u8]) -> Option<u8> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)
 }
 
-/// How the URL of an NVMe/TCP address begins.
+/// Prefix of the URL of an NVMe/TCP address.
+///
 pub(super) const URL_SCHEME: &str = "nvme-tcp://";
