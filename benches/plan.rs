@@ -12,7 +12,7 @@ mod results;
 use std::time::Instant;
 
 use dlfs::order::{OrderKind, OrderSpec, Population, Tail};
-use dlfs::plan::{HolderMap, Lengths, Planner, Run, Tier};
+use dlfs::plan::{HolderMap, Lengths, Planner, Tier, TrainingRun};
 use dlfs::units::SampleId;
 
 struct Samples(u64);
@@ -56,7 +56,8 @@ fn main() {
     let (samples, epochs) = (Samples(number(0, 10_000_000)), number(1, 100));
     let ranks = u32::try_from(number(2, 64)).expect("a world size");
     let order = OrderSpec { kind: OrderKind::Global, seed: 1 };
-    let run = Run::new(&samples, order, 0..epochs, ranks, Tail::Keep).expect("a run with ranks");
+    let run =
+        TrainingRun::new(&samples, order, 0..epochs, ranks, Tail::Keep).expect("a run with ranks");
     let all_blocks = samples.0 * (131_072 / BLOCK_LEN_BYTES);
     let tiers = [16, 8].map(|part| Tier { num_blocks: all_blocks / part });
     println!("{} samples, {epochs} epochs, {ranks} ranks, one thread", samples.0);

@@ -1,9 +1,10 @@
-//! Threads of the library, whose death is told.
+//! Threads of the library, whose death is reported.
 //!
-//! A thread that panics unwinds, and drops what it owns: its ends of channels too, which to the other side
-//! looks as if the work had ended in order. So every thread that stands between an engine and a caller is
-//! started by [`start`]: what it panics with is in its [`Fate`] *before* anything it owns is dropped.
-//! Whoever finds a channel closed asks the fate, and an end in order is a message of its own.
+//! A thread that panics unwinds and drops what it owns, including its channel ends; to the other
+//! side this looks like an orderly end. Therefore [`start`] starts every thread between an engine
+//! and a caller: it stores the panic message in the thread's [`Fate`] *before* anything the thread
+//! owns is dropped. Whoever finds a channel closed checks the fate; an orderly end is a message of
+//! its own.
 //!
 //! `docs/threads.md` lists all threads: who starts them, what ends them, who notices their death.
 
@@ -19,40 +20,41 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What threads that do one work together died of: the first of them counts. Clones share it.
+/// Why a group of threads died; only the first death is recorded. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fate(Arc<OnceLock<String>>);
 
 impl Fate {
-    /// The error of the thread that died; `None` while none has.
+    /// The error of the thread that died; `None` if none has.
     pub(crate) fn died(&self) -> Option<Error> {
         self.0.get().map(|text| mistake(text.clone()))
     }
 
-    /// What a channel means that was closed without a word of its end.
+    /// The error for a channel that was closed without an end message.
     pub(crate) fn of_closed_channel(&self, who: &str) -> Error {
-        self.died().unwrap_or_else(|| mistake(format!("{who} ended without a word")))
+        self.died().unwrap_or_else(|| mistake(format!("{who} ended without a message")))
     }
 
-    /// Keeps the words of a thread that died.
+    /// Records the error of a thread that died.
     pub(crate) fn tell(&self, error: &Error) {
-        // The first death is the cause; others follow from it.
+        // The first death is the cause; later ones are consequences.
         let _ = self.0.set(error.to_string());
     }
 }
 
-/// A running thread. Its end may be waited for, but never for ever.
+/// A running thread. Waiting for its end is always limited.
 pub(crate) struct Thread {
     name: String,
     handle: JoinHandle<()>,
-    /// Closed when the thread has dropped all that it owned.
+    /// Disconnected when the thread has dropped all that it owned.
     alive: Receiver<Infallible>,
 }
 
-/// Starts the thread `name` on `work`. What it panics with is kept in `fate`, then `owned` is dropped.
+/// Starts the thread `name`, which runs `work`. After a panic, its message is stored in `fate`,
+/// then `owned` is dropped.
 ///
 /// # Errors
-/// The operating system gives no thread.
+/// The operating system cannot start a thread.
 pub(crate) fn start<T: Send + 'static>(
     name: impl Into<String>,
     fate: &Fate,
@@ -69,7 +71,7 @@ pub(crate) fn start<T: Send + 'static>(
             if let Err(error) = ended {
                 fate.tell(&error);
             }
-            drop(owned); // the fate is known by now
+            drop(owned); // after the fate was recorded
             drop(held);
         })
         .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
@@ -77,8 +79,8 @@ pub(crate) fn start<T: Send + 'static>(
 }
 
 impl Thread {
-    /// Waits until the thread has ended, at most for `limit`; then it is left behind, says so, and ends
-    /// by itself once the call it is in returns. The caller has told it to end.
+    /// Waits up to `limit` for the thread to end, as the caller has told it to. A thread that takes
+    /// longer is logged and left behind; it ends when its current call returns.
     pub(crate) fn join_within(self, limit: Duration) {
         let Thread { name, handle, alive } = self;
         match alive.recv_timeout(limit) {
@@ -94,11 +96,13 @@ impl Thread {
     }
 }
 
-/// Does `work` for each of `items`, several at a time, in threads called `name` and in this one; the results
-/// are in the order of `items`. For work that waits: it is in as many threads as there are items, up to 64.
+/// Runs `work` for each of `items` concurrently, in threads called `name` and in this one; the
+/// results are in the order of `items`. Meant for work that waits: there is one thread per item, up
+/// to 64.
 ///
 /// # Errors
-/// That of the first item whose work failed; no more is begun then. A panic is such an error.
+/// The error of the first item whose work failed; no more is started then. A panic is such an
+/// error.
 pub(crate) fn map_at_once<T: Sync, R: Send>(
     name: &str,
     items: &[T],
@@ -122,7 +126,7 @@ pub(crate) fn map_at_once<T: Sync, R: Send>(
     };
     let mut done = std::thread::scope(|scope| {
         let start = |_| std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run);
-        // Where the process may start no more of them, those that there are do all of it.
+        // If the process cannot start more threads, the existing ones do all the work.
         let others: Vec<_> =
             (1..items.len().min(MAX_AT_ONCE)).map_while(|n| start(n).ok()).collect();
         let mut done = run();
@@ -133,15 +137,15 @@ pub(crate) fn map_at_once<T: Sync, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Threads of one [`map_at_once`].
+/// The most threads of one [`map_at_once`].
 const MAX_AT_ONCE: usize = 64;
 
-/// Runs `work`; a panic in it becomes an error that names `who` and says what it panicked with.
+/// Runs `work`; a panic becomes an error with `who` and the panic message.
 ///
-/// What `work` had in its hands may be half done: drop it, and use it no more.
+/// Whatever `work` was modifying may be inconsistent: drop it.
 ///
 /// # Errors
-/// `Internal`: it panicked.
+/// `Internal`: `work` panicked.
 pub(crate) fn caught<T>(who: &str, work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let error = mistake(format!("{who} panicked: {}", words_of(&*panic)));
@@ -216,6 +220,6 @@ mod tests {
         start("dlfs-test", &fate, (), |()| {}).unwrap().join_within(Duration::from_secs(60));
         assert!(fate.died().is_none());
         let error = fate.of_closed_channel("the thread dlfs-test");
-        assert_eq!(error.to_string(), "the thread dlfs-test ended without a word");
+        assert_eq!(error.to_string(), "the thread dlfs-test ended without a message");
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use dlfs::directory::Directory;
 use dlfs::format::{ImageLayout, Pack, Uuid};
 use dlfs::order::{ImageId, OrderKind, OrderSpec, Tail};
-use dlfs::plan::{Inputs, Plan, PlanError, RankInputs, Rate, TierInputs};
+use dlfs::plan::{Inputs, JointPlan, PlanError, RankInputs, Rate, TierInputs};
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
@@ -41,20 +41,20 @@ fn image(uuid: u8) -> images::Image {
 fn a_plan_of_another_data_set_or_generation_is_refused() {
     let (samples, mut media) = (images::folder(2, 60), image(1));
     let first = media.add(&samples, 7, 120, &[]);
-    let plan = Plan::new(&inputs(&first), &first).unwrap();
+    let plan = JointPlan::new(&inputs(&first), &first).unwrap();
     plan.check(&first).unwrap();
 
     let second = media.delete(&[3]);
     let stale =
         PlanError::OtherGeneration { planned: first.generation(), open: second.generation() };
     assert_eq!(plan.check(&second), Err(stale.clone()));
-    assert_eq!(Plan::new(&inputs(&first), &second), Err(stale.clone()));
+    assert_eq!(JointPlan::new(&inputs(&first), &second), Err(stale.clone()));
     let error = Error::from(stale);
     assert!(
         error.kind() == ErrorKind::Stale && error.to_string().contains("generation"),
         "{error}"
     );
-    let again = Plan::new(&inputs(&second), &second).unwrap();
+    let again = JointPlan::new(&inputs(&second), &second).unwrap();
     assert_eq!(again.holder(SampleId(3)), None, "nobody keeps what is deleted");
     assert_ne!(again.name(), plan.name());
 
@@ -63,7 +63,7 @@ fn a_plan_of_another_data_set_or_generation_is_refused() {
     let foreign =
         PlanError::OtherImage { planned: ImageId(first.uuid().0), open: ImageId(other.uuid().0) };
     assert_eq!(plan.check(&other), Err(foreign.clone()));
-    assert_eq!(Plan::new(&inputs(&first), &other), Err(foreign.clone()));
+    assert_eq!(JointPlan::new(&inputs(&first), &other), Err(foreign.clone()));
     let error = Error::from(foreign);
     assert!(error.kind() == ErrorKind::InvalidArgument && error.to_string().contains("image"));
 }
@@ -74,7 +74,7 @@ fn inputs_that_cannot_be_planned_with_are_refused_before_any_work() {
     let refuse = |change: fn(&mut Inputs)| {
         let mut inputs = inputs(&directory);
         change(&mut inputs);
-        Plan::new(&inputs, &directory).unwrap_err()
+        JointPlan::new(&inputs, &directory).unwrap_err()
     };
     assert_eq!(refuse(|inputs| inputs.ranks.clear()), PlanError::Ranks { ranks: 0 });
     let len_bytes = 1_000;
@@ -91,10 +91,10 @@ fn every_rank_computes_the_same_plan_of_what_all_have_told_and_no_two_copies_ove
     let known = inputs(&directory);
     // Each rank puts its own tiers into the rendezvous, and plans with what it finds there.
     let told: Vec<Vec<u8>> = known.ranks.iter().map(|rank| rank.to_bytes().unwrap()).collect();
-    let plans: Vec<Plan> = (0..3)
+    let plans: Vec<JointPlan> = (0..3)
         .map(|_| {
             let ranks = told.iter().map(|bytes| RankInputs::from_bytes(bytes).unwrap()).collect();
-            Plan::new(&Inputs { ranks, ..known.clone() }, &directory).unwrap()
+            JointPlan::new(&Inputs { ranks, ..known.clone() }, &directory).unwrap()
         })
         .collect();
     assert!(plans.iter().all(|plan| *plan == plans[0]));

@@ -23,7 +23,7 @@ const ROWS: &[(&str, &str, &str)] = &[
         "four_nodes_read_323_of_10_000_samples_more_than_275_times_in_1_000_epochs",
     ),
     // Frequency-ranked greedy fill, first-access order inside.
-    ("N4", "src/plan/placement.rs", "a_placement_is_the_one_that_the_definition_gives"),
+    ("N4", "src/plan/planner.rs", "a_placement_is_the_one_that_the_definition_gives"),
     // The model's rates, interpolation and clamping, ties.
     ("N5", "src/plan/model.rs", "a_curve_is_linear_between_its_entries_and_flat_outside"),
     ("N5", "src/plan/model.rs", "the_fastest_source_is_chosen_and_of_equals_the_nearest"),

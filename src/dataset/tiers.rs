@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cache::{Cache, Identity, TierOptions, TierPlan};
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::plan::{ByUnit, Planner, Run, Tier};
+use crate::plan::{ByUnit, Planner, Tier, TrainingRun};
 use crate::prefetch::LoaderOptions;
 use crate::tier::{Policy, Units};
 use crate::units::SampleId;
@@ -57,7 +57,7 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
         Some(state) => state.order,
         None => options.order.started(options.world_size),
     };
-    let run = Run::new(directory, order, epochs, options.world_size, options.tail)
+    let run = TrainingRun::new(directory, order, epochs, options.world_size, options.tail)
         .map_err(crate::plan::PlanError::from)?
         .after(consumed)
         .shared(options.sharding, options.batch_size as u64);

@@ -1,4 +1,5 @@
-//! Access strings: what a rank reads in a whole run, in order, computed and never stored.
+//! Access strings (NoPFS's term): what a rank reads in a whole run, in order; computed, never
+//! stored.
 
 use std::ops::Range;
 
@@ -7,23 +8,24 @@ use crate::units::{Epoch, SampleId};
 
 /// The access strings of all ranks of a run.
 ///
-/// An implementation recomputes them at each walk; a plan walks each a few times.
+/// Implementations compute them on every walk; a plan walks each a few times.
 pub trait Accesses {
-    /// Ranks that have a string.
+    /// Number of ranks.
     fn num_ranks(&self) -> u32;
 
-    /// Calls `visit` with one piece after the other of what `rank` reads, first access to last.
+    /// Calls `visit` with consecutive pieces of what `rank` reads, from the first access to the
+    /// last.
     ///
     /// `rank` is below [`Accesses::num_ranks`].
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
 }
 
-/// How long samples are.
+/// Lengths of samples.
 pub trait Lengths {
-    /// All ids are below this, also those of deleted samples.
+    /// All ids are below this, including those of deleted samples.
     fn num_samples(&self) -> u64;
 
-    /// Bytes of a sample.
+    /// Length of a sample in bytes.
     fn len_bytes(&self, sample: SampleId) -> u32;
 }
 
@@ -37,55 +39,59 @@ impl Lengths for [u32] {
     }
 }
 
-/// The run of a training job: epochs of one order, dealt to the ranks as [`Shard`] does it.
+/// A training run: epochs of one order, divided among the ranks as [`Shard`] does.
 #[derive(Debug, Clone)]
-pub struct Run<'a, P: ?Sized> {
+pub struct TrainingRun<'a, P: ?Sized> {
     population: &'a P,
     order: OrderSpec,
     epochs: Range<u64>,
     consumed: u64,
     world_size: u32,
     tail: Tail,
-    /// Samples of a rank's batch, where shares are aligned.
+    /// Batch size of a rank, if shares are aligned.
     aligned: Option<u64>,
 }
 
-impl<'a, P: Population + ?Sized> Run<'a, P> {
-    /// A run of `epochs` over `population` by `world_size` ranks.
+impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
+    /// `epochs` over `population` by `world_size` ranks.
     ///
     /// # Errors
-    /// The order has a number out of its range, or there is no rank.
+    /// A number of the order is out of range, or there are no ranks.
     pub fn new(
         population: &'a P,
         order: OrderSpec,
         epochs: Range<u64>,
         world_size: u32,
         tail: Tail,
-    ) -> Result<Run<'a, P>, OrderError> {
+    ) -> Result<TrainingRun<'a, P>, OrderError> {
         order.check()?;
         if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
             order.check_epoch(Epoch(last))?;
         }
         Shard::new(0, world_size, tail)?;
-        Ok(Run { population, order, epochs, consumed: 0, world_size, tail, aligned: None })
+        Ok(TrainingRun { population, order, epochs, consumed: 0, world_size, tail, aligned: None })
     }
 
-    /// The same run where all ranks together have consumed `consumed` positions of its first epoch.
+    /// The same run, resumed after all ranks together have consumed `consumed` positions of its
+    /// first epoch.
     #[must_use]
-    pub fn after(self, consumed: u64) -> Run<'a, P> {
-        Run { consumed, ..self }
+    pub fn after(self, consumed: u64) -> TrainingRun<'a, P> {
+        TrainingRun { consumed, ..self }
     }
 
-    /// The same run where ranks share global batches as `sharding` says, each rank's part being of
-    /// `batch_size`.
+    /// The same run with global batches divided as `sharding` says; each rank's part has `batch_size`
+    /// samples.
     #[must_use]
-    pub fn shared(self, sharding: Sharding, batch_size: u64) -> Run<'a, P> {
+    pub fn shared(self, sharding: Sharding, batch_size: u64) -> TrainingRun<'a, P> {
         let aligned = (sharding == Sharding::Aligned).then_some(batch_size.max(1));
-        Run { aligned: aligned.filter(|_| self.order.kind.lanes_and_group().is_some()), ..self }
+        TrainingRun {
+            aligned: aligned.filter(|_| self.order.kind.lanes_and_group().is_some()),
+            ..self
+        }
     }
 }
 
-impl<P: Population + ?Sized> Accesses for Run<'_, P> {
+impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
     fn num_ranks(&self) -> u32 {
         self.world_size
     }
@@ -164,7 +170,7 @@ pub(super) mod tests {
         for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 3, group: 2 }] {
             let samples = Samples(5_000);
             let order = OrderSpec { kind, seed: 3 };
-            let run = Run::new(&samples, order, 2..5, 7, Tail::Keep).unwrap();
+            let run = TrainingRun::new(&samples, order, 2..5, 7, Tail::Keep).unwrap();
             let mut counts = vec![0; 5_000];
             for rank in 0..run.num_ranks() {
                 string(&run, rank).iter().for_each(|&id| counts[id as usize] += 1);
@@ -176,7 +182,7 @@ pub(super) mod tests {
     #[test]
     fn a_string_is_what_the_rank_reads_also_after_a_restart_with_other_ranks() {
         let samples = Samples(1_000);
-        let run = Run::new(&samples, GLOBAL, 4..6, 3, Tail::Keep).unwrap().after(100);
+        let run = TrainingRun::new(&samples, GLOBAL, 4..6, 3, Tail::Keep).unwrap().after(100);
         let mut expected = Vec::new();
         for (epoch, consumed) in [(4, 100), (5, 0)] {
             let mut order = EpochOrder::new(&GLOBAL, Epoch(epoch), &samples).unwrap();
@@ -190,7 +196,7 @@ pub(super) mod tests {
     fn the_strings_of_aligned_shares_are_those_that_a_rank_reads() {
         let samples = Samples(1_000);
         let order = OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 3 };
-        let run = Run::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
         let run = run.shared(Sharding::Aligned, 20);
         let shard = Shard::new(1, 3, Tail::Keep).unwrap();
         let mut expected = Vec::new();
@@ -210,7 +216,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_run_without_ranks_is_refused() {
-        let error = Run::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
+        let error = TrainingRun::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
         assert_eq!(error, OrderError::EmptyWorld);
     }
 }

@@ -1,12 +1,12 @@
-//! Plans of what is kept as a whole: a string of samples seen as a string of units.
+//! Plans in units: converts access strings of samples to access strings of units.
 
 use super::Accesses;
 use crate::tier::Units;
 use crate::units::SampleId;
 
-/// The access strings of a run, with the unit that each sample lies in in its place.
+/// The access strings of a run, with each sample replaced by its unit.
 ///
-/// A unit is read as often as its samples are, and for the first time with the first of them.
+/// A unit is read as often as its samples, and for the first time with the first of them.
 #[derive(Debug)]
 pub struct ByUnit<'a, A: ?Sized> {
     accesses: &'a A,
@@ -14,7 +14,7 @@ pub struct ByUnit<'a, A: ?Sized> {
 }
 
 impl<'a, A: Accesses + ?Sized> ByUnit<'a, A> {
-    /// `unit_of` says for each sample, by id, which unit it begins in: see [`Units::by_sample`].
+    /// `unit_of` gives the unit in which each sample begins, by id: see [`Units::by_sample`].
     pub fn new(accesses: &'a A, unit_of: &'a [u32]) -> ByUnit<'a, A> {
         ByUnit { accesses, unit_of }
     }
@@ -43,7 +43,7 @@ impl super::Lengths for Units {
         self.len().into()
     }
 
-    /// Of the first unit of those kept together: the length of all.
+    /// The total length of units that are kept together, reported for the first.
     fn len_bytes(&self, unit: SampleId) -> u32 {
         let together = self.together_with(unit.0 as u32);
         let len: u64 = together.map(|unit| self.get(unit).len_bytes()).sum();
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
     use crate::order::Tail;
     use crate::plan::access::tests::{GLOBAL, Samples, string};
-    use crate::plan::{Planner, Run, Tier};
+    use crate::plan::{Planner, Tier, TrainingRun};
 
     #[test]
     fn units_are_planned_by_the_accesses_of_their_samples() {
         let (samples, units) = (Samples(100), Units::from_pages((0..10).map(|unit| (unit * 3, 3))));
         let unit_of: Vec<u32> =
             (0..100).map(|id| if id == 7 { Units::NO_UNIT } else { id / 10 }).collect();
-        let run = Run::new(&samples, GLOBAL, 0..3, 1, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..3, 1, Tail::Keep).unwrap();
         let by_unit = ByUnit::new(&run, &unit_of);
         assert_eq!(string(&by_unit, 0).len(), 3 * 99);
         let mut planner = Planner::new(&by_unit, &units, 4096).unwrap();

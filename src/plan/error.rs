@@ -1,96 +1,96 @@
-//! What can be wrong with the inputs of a plan.
+//! Invalid inputs of a plan.
 
 use crate::error::{Error, ErrorKind};
 use crate::order::{ImageId, OrderError};
 use crate::units::Generation;
 
-/// Why there is no plan.
+/// Why a plan cannot be made or used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// A bandwidth table without entries.
     #[error("the bandwidth table of {what} is empty")]
     EmptyTable {
-        /// Whose table.
+        /// The owner of the table.
         what: String,
     },
-    /// A bandwidth table whose first columns do not grow.
+    /// A bandwidth table whose first column does not ascend.
     #[error("the bandwidth table of {what} is not sorted: {next} follows {previous}")]
     UnsortedTable {
-        /// Whose table.
+        /// The owner of the table.
         what: String,
         /// A number of clients or threads.
         previous: u32,
-        /// The one behind it.
+        /// The next number.
         next: u32,
     },
-    /// A rate of nothing, which no transfer ends at.
+    /// A rate of 0, at which no transfer ends.
     #[error("the rate of {what} is 0")]
     ZeroRate {
-        /// Whose rate.
+        /// The owner of the rate.
         what: String,
     },
     /// A stage without threads.
     #[error("{what} has no thread")]
     NoThreads {
-        /// Which stage.
+        /// The stage.
         what: String,
     },
-    /// The order has a number out of its range.
+    /// A number of the order is out of range.
     #[error(transparent)]
     Order(#[from] OrderError),
-    /// A plan for no rank.
+    /// A plan with an unsupported number of ranks.
     #[error("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")]
     Ranks {
-        /// What was asked for.
+        /// The requested number.
         ranks: usize,
     },
-    /// A plan of another data set, whose ids mean other samples.
-    #[error("the plan belongs to image {planned}, and this is image {open}")]
+    /// The plan belongs to another data set, whose ids denote other samples.
+    #[error("the plan belongs to image {planned}, but image {open} is open")]
     OtherImage {
-        /// The plan's.
+        /// The plan's image.
         planned: ImageId,
-        /// The one that is open.
+        /// The open image.
         open: ImageId,
     },
-    /// A plan of other samples than the data set has now.
+    /// The plan belongs to another generation, which has other samples.
     #[error("the plan is of generation {planned}, and the image is at generation {open}")]
     OtherGeneration {
-        /// The plan's.
+        /// The plan's generation.
         planned: Generation,
-        /// The one that is open.
+        /// The open generation.
         open: Generation,
     },
-    /// More tiers than an address can name.
+    /// More tiers than an address can encode.
     #[error("a rank has at most {MAX_TIERS} tiers, not {tiers}")]
     Tiers {
-        /// What was asked for.
+        /// The requested number.
         tiers: usize,
     },
-    /// Capacity that an address cannot reach.
+    /// More blocks than an address can encode.
     #[error("a tier has at most {MAX_BLOCKS} blocks, not {blocks}")]
     Capacity {
-        /// What was asked for.
+        /// The requested number.
         blocks: u64,
     },
-    /// Blocks of a length that NVMe namespaces here do not have.
+    /// A block length that NVMe namespaces here do not have.
     #[error("blocks have 512, 1024, 2048 or 4096 bytes, not {len_bytes}")]
     BlockLen {
-        /// What was asked for.
+        /// The requested length.
         len_bytes: u32,
     },
-    /// What a rank tells the others is too long to gather.
+    /// The inputs of a rank are too long to gather.
     #[error(
         "the inputs of a rank take {len_bytes} bytes; at most {MAX_RANK_INPUT_BYTES} are gathered"
     )]
     InputsTooLong {
-        /// How long.
+        /// Their length.
         len_bytes: usize,
     },
-    /// What another rank told is no inputs.
+    /// The inputs of a rank cannot be decoded.
     #[error("the inputs of a rank cannot be read: {why}")]
     BadInputs {
-        /// What the decoder says.
+        /// The decoder's message.
         why: String,
     },
 }
@@ -105,7 +105,7 @@ impl From<PlanError> for Error {
     }
 }
 
-/// An error unless blocks may be so long.
+/// Checks a block length.
 pub(super) fn check_block_len(len_bytes: u32) -> Result<(), PlanError> {
     match (512..=4096).contains(&len_bytes) && len_bytes.is_power_of_two() {
         true => Ok(()),
@@ -113,14 +113,14 @@ pub(super) fn check_block_len(len_bytes: u32) -> Result<(), PlanError> {
     }
 }
 
-/// Ranks that an address can name: 24 bits.
+/// Most ranks that an address can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
 
-/// Tiers that an address can name: 4 bits, and all ones means no copy.
+/// Most tiers that an address can encode: 4 bits, of which all ones means no copy.
 pub(super) const MAX_TIERS: usize = 15;
 
-/// Blocks of a tier that an address can name: 36 bits, 32 TiB of 512-byte blocks.
+/// Most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
 pub(super) const MAX_BLOCKS: u64 = 1 << 36;
 
-/// What one rank contributes to the rendezvous at most.
+/// The longest inputs that one rank contributes to the rendezvous.
 pub(super) const MAX_RANK_INPUT_BYTES: usize = 1024;

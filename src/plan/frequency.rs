@@ -3,25 +3,25 @@
 use super::{Accesses, Lengths};
 use crate::units::SampleId;
 
-/// Access frequencies of one rank: one count a sample, 2 bytes each.
+/// Access frequencies of one rank: one count per sample, 2 bytes each.
 ///
-/// They are small numbers around E / N with the spread of a binomial distribution: that spread is what
-/// makes a plan better than chance. Counts stay at 65,535 rather than overflow.
+/// Counts are small numbers around E / N with a binomial distribution; its variance is what makes a
+/// plan better than chance. Counts saturate at 65,535.
 #[derive(Debug, Clone, Default)]
 pub struct Frequencies {
     counts: Vec<u16>,
 }
 
 impl Frequencies {
-    /// Counts for samples of which none has been read.
+    /// Counts of zero for all samples.
     pub fn new(lengths: &(impl Lengths + ?Sized)) -> Frequencies {
         Frequencies { counts: vec![0; lengths.num_samples() as usize] }
     }
 
-    /// Counts what `rank` reads; earlier counts are forgotten. Costs one walk.
+    /// Counts what `rank` reads; clears earlier counts. Costs one walk.
     ///
     /// # Panics
-    /// If the string names a sample that the lengths did not count.
+    /// If the access string contains a sample beyond the lengths.
     pub fn count(&mut self, accesses: &(impl Accesses + ?Sized), rank: u32) {
         self.counts.fill(0);
         let counts = &mut self.counts;
@@ -38,7 +38,7 @@ impl Frequencies {
         self.counts[sample.0 as usize]
     }
 
-    /// The samples that are read at all, by id, and how often.
+    /// The samples that are read at all, in the order of ids, with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (SampleId, u16)> + '_ {
         let counts = (0..).zip(&self.counts).filter(|&(_, &count)| count > 0);
         counts.map(|(id, &count)| (SampleId(id), count))
@@ -51,24 +51,24 @@ mod tests {
 
     use super::*;
     use crate::order::{OrderKind, OrderSpec, Tail};
-    use crate::plan::Run;
+    use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples};
 
-    /// A share as a fraction of integers, so that a threshold falls on the same side everywhere.
+    /// A fraction of integers, so that a threshold rounds alike everywhere.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct Ratio {
-        /// Above the line.
+        /// The numerator.
         numerator: u32,
-        /// Below the line, not 0.
+        /// The denominator, not 0.
         denominator: u32,
     }
 
-    /// How many of `samples` a rank is expected to read strictly more than (1 + `excess`) * `epochs` /
-    /// `ranks` times, where each epoch gives each sample to one of `ranks` by chance.
+    /// The expected number of `samples` that a rank reads strictly more than (1 + `excess`) *
+    /// `epochs` / `ranks` times, if each epoch gives each sample to one of `ranks` at random.
     ///
-    /// The thesis prints the sum's lower limit as ceil((1 + d) E / N), which counts samples read exactly so
-    /// often too; its own example, and its text, are of those read more often. Costs `epochs` steps.
-    /// `ranks` and the ratio's denominator are not 0.
+    /// The thesis prints ceil((1 + d) E / N) as the sum's lower limit, which counts samples read
+    /// exactly that often, too; its example and its text count those read more often. Costs
+    /// `epochs` steps. `ranks` and the denominator are not 0.
     fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
         let (n, d) = (u64::from(ranks), u64::from(excess.denominator));
         let limit = u128::from(d + u64::from(excess.numerator)) * u128::from(epochs);
@@ -77,7 +77,7 @@ mod tests {
             return if u64::from(epochs) >= least { samples as f64 } else { 0.0 };
         }
         let p = 1.0 / f64::from(ranks);
-        // Terms in logarithms: C(1000, 500) alone is beyond what a double holds.
+        // Terms as logarithms: C(1000, 500) alone exceeds a double.
         let mut ln_term = f64::from(epochs) * (-p).ln_1p();
         let mut sum = if least == 0 { ln_term.exp() } else { 0.0 };
         for k in 1..=epochs {
@@ -103,7 +103,7 @@ mod tests {
     fn four_nodes_read_323_of_10_000_samples_more_than_275_times_in_1_000_epochs() {
         let expected = expected_readers_above(10_000, 1_000, 4, ONE_TENTH);
         assert_eq!(expected.round(), 323.0, "the value printed in the thesis, section 3.2.1");
-        // Those read exactly 275 times do not count: with them it would be 378.
+        // Samples read exactly 275 times do not count; with them it would be 378.
         let just_below = Ratio { numerator: 99, denominator: 1_000 };
         assert_eq!(expected_readers_above(10_000, 1_000, 4, just_below).round(), 378.0);
     }
@@ -112,12 +112,12 @@ mod tests {
     fn the_order_gives_ranks_the_frequencies_that_chance_has() {
         let lengths = vec![0_u32; 1_281_167];
         let samples = Samples(1_281_167);
-        let run = Run::new(&samples, GLOBAL, 0..90, 16, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..90, 16, Tail::Keep).unwrap();
         let mut frequencies = Frequencies::new(&lengths[..]);
         frequencies.count(&run, 5);
         let above = frequencies.iter().filter(|&(_, count)| count > 10).count() as f64;
         let expected = expected_readers_above(1_281_167, 90, 16, EIGHT_TENTHS);
-        // Their own simulation gave 31,863; a standard deviation is 176.
+        // The authors' simulation gave 31,863; a standard deviation is 176.
         assert!((above - expected).abs() < 6.0 * 176.0, "{above} samples, {expected} expected");
     }
 
@@ -125,7 +125,7 @@ mod tests {
     fn by_sample(samples: u64, epochs: u64, ranks: u32, order: OrderSpec) -> Vec<Vec<u64>> {
         let lengths = vec![0_u32; samples as usize];
         let population = Samples(samples);
-        let run = Run::new(&population, order, 0..epochs, ranks, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Keep).unwrap();
         let mut frequencies = Frequencies::new(&lengths[..]);
         let mut by_sample = vec![Vec::new(); samples as usize];
         for rank in 0..ranks {
@@ -136,14 +136,14 @@ mod tests {
         by_sample
     }
 
-    /// What a rank reads, and what each of the others does.
+    /// What a rank reads, and what each of the others reads.
     fn each_and_others(counts: &[u64]) -> impl Iterator<Item = (u64, Vec<u64>)> + '_ {
         (0..counts.len())
             .map(|rank| (counts[rank], [&counts[..rank], &counts[rank + 1..]].concat()))
     }
 
-    // Where a rank reads x = (1 + d) E / N times, the (N - 1 - d) / (N - 1) * E / N of lemma 1 is
-    // (E - x) / (N - 1): what is left to each of the others on average. Lemma 2 has -d for d.
+    // If a rank reads x = (1 + d) E / N times, the (N - 1 - d) / (N - 1) * E / N of lemma 1 is (E -
+    // x) / (N - 1): what remains for each other rank on average. Lemma 2 has -d for d.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -1,4 +1,5 @@
-//! Who holds a copy of a sample, at which address, for every rank and without a message.
+//! Which rank holds a copy of a sample, and at which address; computed for every rank without
+//! messages.
 
 use super::error::{MAX_BLOCKS, MAX_RANKS};
 use super::{Accesses, Lengths, PlanError, PlannedCopy, Planner, Tier};
@@ -7,30 +8,31 @@ use crate::units::{Lba, SampleId};
 /// A planned copy as another rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// The rank whose tier it is in.
+    /// The rank that holds it.
     pub rank: u32,
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// Its first block in the tier. Tiers fill from block 0 up, so that this also says how soon.
+    /// Its first block in the tier. Tiers fill from block 0 up, so this also says how early it is
+    /// copied.
     pub lba: Lba,
 }
 
-/// For each sample the best copy that any rank plans: 8 bytes a sample, whatever the world size.
+/// The best copy of each sample that any rank plans: 8 bytes per sample, whatever the world size.
 ///
-/// Best is the fastest tier, in it the lowest address, of several ranks the lowest. The tiers of the
-/// ranks are compared by their numbers, so these should mean the same everywhere.
+/// Best is the fastest tier, then the lowest address, then the lowest rank. Tiers of different
+/// ranks are compared by their numbers, so a number should mean the same kind of tier everywhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMap {
     packed: Vec<u64>,
 }
 
 impl HolderMap {
-    /// Plans all ranks; `tiers` gives those of a rank.
+    /// Plans all ranks; `tiers` returns the tiers of a rank.
     ///
-    /// Costs what [`Planner::place`] costs, for every rank.
+    /// Costs [`Planner::place`] for every rank.
     ///
     /// # Errors
-    /// Tiers that an address cannot name.
+    /// An address cannot encode the tiers.
     pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
         planner: &mut Planner<'_, A, L>,
         tiers: impl Fn(u32) -> Vec<Tier>,
@@ -42,18 +44,18 @@ impl HolderMap {
         Ok(map)
     }
 
-    /// A map of `num_samples` samples that nobody plans yet, for those who plan ranks on their own.
+    /// A map without copies, for callers that plan ranks themselves.
     pub fn empty(num_samples: u64) -> HolderMap {
         HolderMap { packed: vec![NONE; num_samples as usize] }
     }
 
-    /// Enters a copy that `rank` plans; a better one stays.
+    /// Adds a copy that `rank` plans, unless a better one is there.
     pub fn add(&mut self, rank: u32, copy: &PlannedCopy) {
         let entry = &mut self.packed[copy.sample.0 as usize];
         *entry = (*entry).min(pack(rank, copy));
     }
 
-    /// The best copy of `sample`; `None` where nobody plans one.
+    /// The best copy of `sample`; `None` if no rank plans one.
     pub fn holder(&self, sample: SampleId) -> Option<Holder> {
         unpack(self.packed[sample.0 as usize])
     }
@@ -64,32 +66,32 @@ impl HolderMap {
     }
 }
 
-/// The copies that one rank plans for itself: 8 bytes a sample.
+/// The copies that one rank plans: 8 bytes per sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement(HolderMap);
+pub struct RankCopies(HolderMap);
 
-impl Placement {
+impl RankCopies {
     /// Plans `rank` with `tiers`.
     ///
     /// # Errors
-    /// Tiers that an address cannot name.
+    /// An address cannot encode the tiers.
     pub fn new<A: Accesses + ?Sized, L: Lengths + ?Sized>(
         planner: &mut Planner<'_, A, L>,
         rank: u32,
         tiers: &[Tier],
-    ) -> Result<Placement, PlanError> {
+    ) -> Result<RankCopies, PlanError> {
         let mut map = HolderMap::empty(planner.num_samples());
         planner.place(rank, tiers, &mut |copy| map.add(rank, &copy))?;
-        Ok(Placement(map))
+        Ok(RankCopies(map))
     }
 
-    /// The own copy of `sample`, where one is planned.
+    /// This rank's copy of `sample`, if one is planned.
     pub fn copy(&self, sample: SampleId) -> Option<Holder> {
         self.0.holder(sample)
     }
 }
 
-/// Tier, address and rank in one word, most significant first: the lesser word is the better copy.
+/// Tier, address and rank in one word, most significant first: the smaller word is the better copy.
 fn pack(rank: u32, copy: &PlannedCopy) -> u64 {
     u64::from(copy.tier) << (LBA_BITS + RANK_BITS) | copy.lba.0 << RANK_BITS | u64::from(rank)
 }
@@ -106,21 +108,21 @@ const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
 const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
 
-/// Tier 15, which no rank has.
+/// Tier 15, which does not exist.
 const NONE: u64 = u64::MAX;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::order::Tail;
-    use crate::plan::Run;
+    use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples};
 
     #[test]
     fn every_rank_finds_the_best_copy_of_every_sample() {
         let samples = Samples(3_000);
         let lengths: Vec<u32> = (0..3_000).map(|i| i * 7 % 5_000).collect();
-        let run = Run::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         // Ranks need not have equal tiers.
         let tiers = |rank: u32| {
@@ -130,7 +132,7 @@ mod tests {
         let map = HolderMap::new(&mut planner, tiers).unwrap();
         let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
         for rank in 0..5 {
-            let own = Placement::new(&mut planner, rank, &tiers(rank)).unwrap();
+            let own = RankCopies::new(&mut planner, rank, &tiers(rank)).unwrap();
             for (id, best) in (0..).zip(&mut best) {
                 let Some(copy) = own.copy(SampleId(id)) else { continue };
                 assert_eq!(copy.rank, rank);

@@ -1,4 +1,5 @@
-//! What a plan depends on, and its name: who has other inputs has another plan, and is refused.
+//! The inputs of a plan and their digest: ranks with other inputs have another plan and are
+//! refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +8,10 @@ use super::{Model, PlanError, Rate, Tier};
 use crate::order::{ImageId, OrderSpec, Tail};
 use crate::units::Generation;
 
-/// Everything that a plan follows from. Ranks whose inputs are equal compute the same plan.
+/// All inputs of a plan. Ranks with equal inputs compute the same plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
-    /// The image, and with it the ids and lengths of all samples.
+    /// The image, which determines the ids and lengths of all samples.
     pub image: ImageId,
     /// Its generation.
     pub generation: Generation,
@@ -18,53 +19,53 @@ pub struct Inputs {
     pub order: OrderSpec,
     /// The first epoch of the run.
     pub first_epoch: u64,
-    /// How many epochs it has.
+    /// Number of epochs.
     pub num_epochs: u64,
-    /// Positions of the first epoch that were consumed before it.
+    /// Positions of the first epoch that were consumed before the run.
     pub consumed: u64,
-    /// What happens to an epoch's tail.
+    /// Treatment of the samples at the end of an epoch that the ranks cannot share evenly.
     pub tail: Tail,
     /// Block length of all tiers.
     pub block_len_bytes: u32,
-    /// What each rank told, in the order of ranks.
+    /// The inputs of each rank, in the order of ranks.
     pub ranks: Vec<RankInputs>,
 }
 
-/// What one rank tells all others, once, at the start.
+/// What one rank sends to all others, once, at the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInputs {
     /// Its tiers, fastest first.
     pub tiers: Vec<TierInputs>,
 }
 
-/// A tier, for those who plan with it.
+/// A tier, as seen by the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierInputs {
     /// Quota in blocks.
     pub num_blocks: u64,
-    /// What one fetching thread gets from it.
+    /// Read rate of one fetching thread.
     pub read: Rate,
 }
 
 impl Inputs {
-    /// The name of the plan: a hash of all inputs, the NGUID of its cache namespaces. Never all zero,
-    /// which an NGUID that nobody set is.
+    /// The name of the plan: a hash of all inputs, used as the NGUID of its cache namespaces. Never
+    /// all zero, which would be an unset NGUID.
     pub fn digest(&self) -> [u8; 16] {
         let json = serde_json::to_vec(&(VERSION, self))
             .expect("numbers, strings and finite shares always become JSON");
         xxhash_rust::xxh3::xxh3_128(&json).max(1).to_be_bytes()
     }
 
-    /// The tiers of `rank`, as placement sees them.
+    /// The tiers of `rank`, for placement.
     pub fn tiers(&self, rank: u32) -> Vec<Tier> {
         let tiers = self.ranks[rank as usize].tiers.iter();
         tiers.map(|tier| Tier { num_blocks: tier.num_blocks }).collect()
     }
 
-    /// Whether a plan can be made of this.
+    /// Checks all numbers.
     ///
     /// # Errors
-    /// The first number that is out of its range.
+    /// The first number that is out of range.
     pub fn check(&self) -> Result<(), PlanError> {
         self.order.check()?;
         if !(1..=MAX_RANKS).contains(&self.ranks.len()) {
@@ -75,10 +76,10 @@ impl Inputs {
 }
 
 impl RankInputs {
-    /// What a rank with tiers of `capacities_bytes` tells, with rates by `model`.
+    /// The inputs of a rank with tiers of `capacities_bytes`, with rates from `model`.
     ///
     /// # Errors
-    /// Tiers that an address cannot name, or blocks of a length that there is not.
+    /// An address cannot encode the tiers, or the block length is invalid.
     pub fn new(
         model: &Model,
         capacities_bytes: &[u64],
@@ -94,10 +95,10 @@ impl RankInputs {
         Ok(inputs)
     }
 
-    /// The bytes that a rank puts into the rendezvous: at most 1 KiB of JSON.
+    /// The bytes that a rank contributes to the rendezvous: at most 1 KiB of JSON.
     ///
     /// # Errors
-    /// It would be longer.
+    /// They would be longer.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PlanError> {
         let bytes = serde_json::to_vec(self).expect("numbers always become JSON");
         match bytes.len() <= MAX_RANK_INPUT_BYTES {
@@ -106,10 +107,10 @@ impl RankInputs {
         }
     }
 
-    /// What another rank put there.
+    /// Decodes another rank's contribution.
     ///
     /// # Errors
-    /// It is too long, no inputs, or out of range.
+    /// It is too long, malformed, or out of range.
     pub fn from_bytes(bytes: &[u8]) -> Result<RankInputs, PlanError> {
         if bytes.len() > MAX_RANK_INPUT_BYTES {
             return Err(PlanError::InputsTooLong { len_bytes: bytes.len() });
@@ -136,7 +137,7 @@ impl RankInputs {
     }
 }
 
-/// Of the inputs' meaning: a release that plans differently has another.
+/// Version of the planning algorithm: a release that plans differently has another.
 const VERSION: u32 = 1;
 
 #[cfg(test)]

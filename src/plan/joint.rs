@@ -1,43 +1,44 @@
-//! The plan of all ranks together, bound to the data set that it was made for.
+//! The plan of all ranks together, bound to its data set.
 
-use super::{Holder, HolderMap, Inputs, Lengths, PlanError, Planner, Run};
+use super::{Holder, HolderMap, Inputs, Lengths, PlanError, Planner, TrainingRun};
 use crate::directory::Directory;
 use crate::order::ImageId;
 use crate::units::{Generation, SampleId};
 
-/// Who holds which sample in which tier, at which address: the same on every rank, without a message.
+/// Which rank holds which sample in which tier, at which address: the same on every rank, without
+/// messages.
 ///
-/// It takes 8 bytes a sample, and 2.2 more while it is made.
+/// It takes 8 bytes per sample, and 2.2 more during planning.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct JointPlan {
     image: ImageId,
     generation: Generation,
     name: [u8; 16],
     holders: HolderMap,
 }
 
-impl Plan {
+impl JointPlan {
     /// Plans all ranks of `inputs` over the samples of `directory`.
     ///
-    /// Costs what [`Planner::place`] costs, for every rank.
+    /// Costs [`Planner::place`] for every rank.
     ///
     /// # Errors
-    /// The inputs are of another data set or another generation, which has other samples under the same
-    /// ids; one of their numbers is out of its range.
-    pub fn new(inputs: &Inputs, directory: &Directory) -> Result<Plan, PlanError> {
+    /// The inputs belong to another data set or generation, where the same ids denote other
+    /// samples; or a number is out of range.
+    pub fn new(inputs: &Inputs, directory: &Directory) -> Result<JointPlan, PlanError> {
         check_same(inputs.image, inputs.generation, directory)?;
         inputs.check()?;
         let epochs = inputs.first_epoch..inputs.first_epoch.saturating_add(inputs.num_epochs);
         let ranks = u32::try_from(inputs.ranks.len()).expect("the inputs were checked");
-        let run = Run::new(directory, inputs.order, epochs, ranks, inputs.tail)?;
+        let run = TrainingRun::new(directory, inputs.order, epochs, ranks, inputs.tail)?;
         let run = run.after(inputs.consumed);
         let mut planner = Planner::new(&run, directory, inputs.block_len_bytes)?;
         let holders = HolderMap::new(&mut planner, |rank| inputs.tiers(rank))?;
         let Inputs { image, generation, .. } = *inputs;
-        Ok(Plan { image, generation, name: inputs.digest(), holders })
+        Ok(JointPlan { image, generation, name: inputs.digest(), holders })
     }
 
-    /// The best copy of `sample` that any rank plans: its rank, tier and address. `None` where nobody
+    /// The best copy of `sample` that any rank plans: its rank, tier and address. `None` if no rank
     /// plans one.
     ///
     /// # Panics
@@ -51,10 +52,10 @@ impl Plan {
         self.name
     }
 
-    /// Whether this is a plan of the data set that is open now.
+    /// Checks that this plan belongs to the open data set.
     ///
     /// # Errors
-    /// It is one of another data set or generation.
+    /// It belongs to another data set or generation.
     pub fn check(&self, directory: &Directory) -> Result<(), PlanError> {
         check_same(self.image, self.generation, directory)
     }
@@ -70,7 +71,7 @@ impl Lengths for Directory {
         Directory::num_samples(self)
     }
 
-    /// A deleted sample has no bytes, and no order names it.
+    /// A deleted sample has no bytes, and no order contains it.
     fn len_bytes(&self, sample: SampleId) -> u32 {
         Directory::len_bytes(self, sample).unwrap_or(0)
     }

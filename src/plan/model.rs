@@ -1,25 +1,26 @@
-//! The performance model: how fast a sample comes from where (HDMLP, section 3.1; SC'21, section 4).
+//! The performance model: how fast a sample arrives from each source (HDMLP, section 3.1; SC'21,
+//! section 4).
 //!
-//! With its symbols: `compute` is c, `preprocess` is beta, `network` is b_c, `origin_link` is b_fs,
-//! `origin` is t(g), a [`Stage`] is a storage class with r_j, w_j and p_j; stage 0 is the staging
-//! buffer. All rates are aggregates over the threads of a stage, as the model has them.
+//! In the papers' symbols: `compute` is c, `preprocess` is beta, `network` is b_c, `origin_link` is
+//! b_fs, `origin` is t(g), and a [`Stage`] is a storage class with r_j, w_j and p_j; stage 0 is the
+//! staging buffer. All rates are aggregates over the threads of a stage, as in the model.
 
 use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 
-/// Bytes in a second.
+/// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate(pub u64);
 
 impl Rate {
-    /// `mb` times 10^6 bytes in a second, the unit of every published table; at most 2^64 - 1.
+    /// `mb` times 10^6 bytes per second, the unit of all published tables; at most 2^64 - 1.
     pub const fn mb_per_s(mb: u64) -> Rate {
         Rate(mb.saturating_mul(1_000_000))
     }
 
-    /// How long `len_bytes` take, rounded up; the largest time there is at a rate of 0.
+    /// Time for `len_bytes`, rounded up; the largest time at a rate of 0.
     pub fn time_ns(self, len_bytes: u64) -> u64 {
         match self.0 {
             0 => u64::MAX,
@@ -30,14 +31,14 @@ impl Rate {
         }
     }
 
-    /// The share of one of `count` that use it at once.
+    /// The share of each of `count` concurrent users.
     #[must_use]
     pub const fn shared_by(self, count: u32) -> Rate {
         Rate(self.0 / if count == 0 { 1 } else { count as u64 })
     }
 }
 
-/// A measured rate by the number of clients or threads: a bandwidth table.
+/// Measured rates by the number of clients or threads: a bandwidth table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<(u32, Rate)>", into = "Vec<(u32, Rate)>")]
 pub struct Curve {
@@ -62,7 +63,7 @@ impl Curve {
     /// A table of `points` (clients, rate); `what` names it in errors.
     ///
     /// # Errors
-    /// It is empty, its clients do not grow from entry to entry, or a rate is 0.
+    /// It is empty, its client numbers do not ascend, or a rate is 0.
     pub fn new(what: &str, points: Vec<(u32, Rate)>) -> Result<Curve, PlanError> {
         let curve = Curve { points };
         curve.check(what)?;
@@ -74,7 +75,7 @@ impl Curve {
         Curve { points: vec![(1, rate)] }
     }
 
-    /// Whether this is a table: [`Curve::flat`] takes any rate.
+    /// Checks the table; [`Curve::flat`] accepts any rate.
     fn check(&self, what: &str) -> Result<(), PlanError> {
         let what = || what.to_owned();
         if self.points.is_empty() {
@@ -92,7 +93,7 @@ impl Curve {
         }
     }
 
-    /// The aggregate rate of `count`: linear between two entries, and that of the nearest entry
+    /// The aggregate rate of `count` clients: interpolated between two entries, and constant
     /// outside the table.
     pub fn at(&self, count: u32) -> Rate {
         let above = self.points.partition_point(|&(at, _)| at < count);
@@ -115,9 +116,9 @@ impl Curve {
 pub struct Stage {
     /// Threads that fetch into it.
     pub threads: u32,
-    /// Aggregate read rate by threads.
+    /// Aggregate read rate by number of threads.
     pub read: Curve,
-    /// Aggregate write rate by threads.
+    /// Aggregate write rate by number of threads.
     pub write: Curve,
 }
 
@@ -133,31 +134,31 @@ impl Stage {
     }
 }
 
-/// Where a sample is fetched from. In the order of preference between equally fast sources.
+/// Where a sample is fetched from; equally fast sources are preferred in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A tier of this node, counted from 0.
     Local(u8),
     /// The same tier of another node.
     Remote(u8),
-    /// The origin of all samples, a parallel file system or a storage target.
+    /// The origin of all samples: a parallel file system or a storage target.
     Origin,
 }
 
 /// The rates of a job's environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
-    /// Nodes that take part.
+    /// Number of nodes.
     pub nodes: u32,
-    /// What a node's training consumes.
+    /// Rate at which a node's training consumes samples.
     pub compute: Rate,
-    /// What one thread decodes and transforms.
+    /// Rate at which one thread decodes and transforms.
     pub preprocess: Rate,
-    /// Between two nodes.
+    /// Rate between two nodes.
     pub network: Rate,
-    /// Between a node and the origin.
+    /// Rate between a node and the origin.
     pub origin_link: Rate,
-    /// Aggregate random reads of the origin by nodes that read.
+    /// Aggregate random-read rate of the origin, by number of reading nodes.
     pub origin: Curve,
     /// The buffer from which samples are consumed.
     pub staging: Stage,
@@ -166,10 +167,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// Whether every rate is one that a transfer ends at.
+    /// Checks that no rate is 0.
     ///
     /// # Errors
-    /// The first number that is not.
+    /// The first number that is out of range.
     pub fn check(&self) -> Result<(), PlanError> {
         if self.nodes == 0 {
             return Err(PlanError::Ranks { ranks: 0 });
@@ -191,13 +192,13 @@ impl Model {
         Ok(())
     }
 
-    /// What one node gets from the origin while `readers` nodes read: min(b_fs, t(g) / g).
+    /// Rate of one node from the origin while `readers` nodes read: min(b_fs, t(g) / g).
     pub fn origin_rate(&self, readers: u32) -> Rate {
         self.origin_link.min(self.origin.at(readers.max(1)).shared_by(readers))
     }
 
-    /// What a fetching thread gets from `source`, with all nodes reading the origin: the worst case,
-    /// with which a plan is made.
+    /// Rate of a fetching thread from `source` while all nodes read from the origin: the worst
+    /// case, which plans assume.
     pub fn rate(&self, source: Source) -> Rate {
         match source {
             Source::Local(tier) => self.tiers[usize::from(tier)].read_of_thread(),
@@ -208,21 +209,21 @@ impl Model {
         }
     }
 
-    /// The fastest of the origin, an own copy and another node's, named by their tiers; of equally
-    /// fast ones the own copy, then the other node's.
+    /// The fastest of the origin, an own copy and another node's copy, given by their tiers; of
+    /// equally fast ones, the own copy, then the other node's.
     pub fn choose(&self, local: Option<u8>, remote: Option<u8>) -> Source {
         let copies = [local.map(Source::Local), remote.map(Source::Remote)];
         let sources = copies.into_iter().flatten().chain([Source::Origin]);
-        // `max_by_key` would keep the last of equals.
+        // `max_by_key` would return the last of equals.
         sources.min_by_key(|&source| std::cmp::Reverse(self.rate(source))).expect("the origin")
     }
 
-    /// Time to fetch a sample from `source` on one thread.
+    /// Time to fetch a sample from `source` with one thread.
     pub fn fetch_ns(&self, source: Source, len_bytes: u64) -> u64 {
         self.rate(source).time_ns(len_bytes)
     }
 
-    /// Time to decode a sample and write it to the staging buffer, side by side, on one thread.
+    /// Time of one thread to decode a sample and write it to the staging buffer, which overlap.
     pub fn write_ns(&self, len_bytes: u64) -> u64 {
         self.preprocess.min(self.staging.write_of_thread()).time_ns(len_bytes)
     }
@@ -234,7 +235,7 @@ fn check_stage(stage: &Stage, what: &str) -> Result<(), PlanError> {
     }
     stage.read.check(what)?;
     stage.write.check(what)?;
-    // A rate of fewer bytes a second than there are threads would leave nothing for each.
+    // A rate below one byte per second and thread would round to 0 per thread.
     match stage.read_of_thread().0 == 0 || stage.write_of_thread().0 == 0 {
         true => Err(PlanError::ZeroRate { what: what.to_owned() }),
         false => Ok(()),

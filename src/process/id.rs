@@ -1,4 +1,4 @@
-//! Which process this is, without asking the kernel each time.
+//! The process identifier, cached so that most calls avoid the kernel.
 #![allow(unsafe_code)] // maps a page and keeps it for ever
 
 use std::ptr::null_mut;
@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// The identifier of the calling process, for telling a forked child from its parent.
+/// The identifier of the calling process, to tell a forked child from its parent.
 ///
-/// One load, where [`std::process::id`] is a system call: it stands in a page that the kernel empties
-/// in every child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any moment is safe.
+/// Costs one load, where [`std::process::id`] is a system call: it is stored in a page that the
+/// kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any
+/// moment is safe.
 pub fn process_id() -> u32 {
     let mut page = PAGE.load(Ordering::Acquire);
     if page.is_null() {
@@ -31,7 +32,8 @@ pub fn process_id() -> u32 {
     }
 }
 
-/// Maps the page, or notes that there is none; whatever the first of several threads decided.
+/// Maps the page, or records that the kernel has no such pages. The first of several threads
+/// decides.
 fn make_page() -> *mut AtomicU32 {
     let no_page = (&raw const NO_PAGE).cast_mut();
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -42,7 +44,7 @@ fn make_page() -> *mut AtomicU32 {
         Ok(start) if unsafe { madvise(start, PAGE_LEN, Advice::LinuxWipeOnFork) }.is_ok() => {
             start.cast::<AtomicU32>()
         }
-        _ => no_page, // an older kernel: it is asked each time
+        _ => no_page, // an older kernel: each call asks it
     };
     match PAGE.compare_exchange(null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => page,
@@ -57,10 +59,10 @@ fn make_page() -> *mut AtomicU32 {
     }
 }
 
-/// Where the identifier stands; null until the first call.
+/// The page with the identifier; null until the first call.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
-/// Stands for "the kernel has no such pages"; its value means nothing.
+/// Marks that the kernel has no such pages; its value is unused.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 const PAGE_LEN: usize = 4096;

@@ -1,9 +1,9 @@
-//! Which process this is, and what a child process must own anew.
+//! Process identity, and values that a forked child must not use.
 //!
-//! A fork copies memory and nothing else. A lock that another thread held at that moment stays locked in
-//! the child for ever, a thread does not exist there, and a connection is the parent's: dropping any of
-//! them in the child waits for ever or ends what the parent still uses. [`Forked`] holds such a value,
-//! shows it to the process that made it alone, and lets a child leak it and make its own.
+//! A fork copies memory and nothing else. A lock that another thread held stays locked in the child
+//! for ever, threads do not exist there, and connections belong to the parent: dropping any of
+//! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
+//! gives access only to the process that created it, and lets a child leak it and create its own.
 
 mod id;
 
@@ -12,24 +12,24 @@ use std::sync::OnceLock;
 
 pub use id::process_id;
 
-/// A value of the process that made it, and of each process that descends from it and made its own.
+/// A value that belongs to the process that created it; each child process may create its own.
 ///
-/// The values that a child inherits are never shown, locked or dropped there, but leaked.
+/// Inherited values are never accessed, locked or dropped in the child, but leaked.
 #[derive(Debug)]
 pub struct Forked<T> {
     pid: u32,
-    /// Always there; taken only to be given away or leaked.
+    /// Always `Some`, until the value is moved out or leaked.
     value: Option<T>,
     child: OnceLock<Box<Forked<T>>>,
 }
 
 impl<T> Forked<T> {
-    /// A value of the calling process.
+    /// Wraps a value of the calling process.
     pub fn new(value: T) -> Forked<T> {
         Forked { pid: process_id(), value: Some(value), child: OnceLock::new() }
     }
 
-    /// The value of the calling process; `None` in a child that has made none.
+    /// The value of the calling process; `None` in a child that has not created one.
     pub fn get(&self) -> Option<&T> {
         let pid = process_id();
         let mut here = self;
@@ -39,7 +39,7 @@ impl<T> Forked<T> {
         here.value.as_ref()
     }
 
-    /// As [`Forked::get`], to change it.
+    /// [`Forked::get`] with mutable access.
     pub fn get_mut(&mut self) -> Option<&mut T> {
         let pid = process_id();
         let mut here = self;
@@ -54,7 +54,7 @@ impl<T> Forked<T> {
         self.get().is_some()
     }
 
-    /// The value of the calling process, which `make` makes in a child that has none.
+    /// The value of the calling process; a child that has none creates it with `make`.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         match self.get_or_try_init(|| Ok::<T, Infallible>(make())) {
             Ok(value) => value,
@@ -62,7 +62,7 @@ impl<T> Forked<T> {
         }
     }
 
-    /// As [`Forked::get_or_init`], where making it may fail.
+    /// [`Forked::get_or_init`] for a `make` that may fail.
     ///
     /// # Errors
     /// Those of `make`.
@@ -73,15 +73,15 @@ impl<T> Forked<T> {
             last = child;
         }
         if last.pid != process_id() {
-            // Made before it is stored, so that the cell is never locked for long. Another thread may be
-            // faster: then its value is the one.
+            // Created before it is stored, so that the cell is never locked for long. If another
+            // thread stores its value first, that one is used.
             let _ = last.child.set(Box::new(Forked::new(make()?)));
             last = last.child.get().expect("set above or by another thread");
         }
         Ok(last.value.as_ref().expect("a value is there until it is given away"))
     }
 
-    /// The value, if the calling process made it; what is inherited is leaked.
+    /// Returns the value if the calling process created it; leaks an inherited one.
     pub fn into_inner(mut self) -> Option<T> {
         match self.child.take() {
             Some(child) => child.into_inner(),
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts its drops.
+    /// Counts how often it is dropped.
     struct Counted(Rc<Cell<u32>>);
 
     impl Drop for Counted {
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// As a child of the process that made `value` sees it: the maker has another identifier.
+    /// A value as a child of its creator sees it: the creator has another identifier.
     fn inherited<T>(value: T) -> Forked<T> {
         Forked { pid: process_id().wrapping_add(1), value: Some(value), child: OnceLock::new() }
     }

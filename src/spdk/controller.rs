@@ -1,4 +1,4 @@
-//! A controller: connecting to it, its admin queue, what it says of itself, and its end.
+//! A controller: connecting to it, its admin queue, Identify data, and detaching.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -14,7 +14,7 @@ use super::queue::{IoQueue, Payload, Stop};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::Nsid;
 
-/// Where a controller is, as SPDK wants it: numbers for addresses, no names.
+/// The address of a controller as SPDK expects it: numeric addresses, no host names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportId {
     /// `PCIE`, `TCP`, `RDMA` or `VFIOUSER`.
@@ -23,30 +23,30 @@ pub struct TransportId {
     pub is_ipv6: bool,
     /// Transport address.
     pub traddr: String,
-    /// Port; empty where there is none.
+    /// Port; empty if the transport has none.
     pub trsvcid: String,
-    /// Subsystem NQN; empty where the address implies it.
+    /// Subsystem NQN; empty if the address implies it.
     pub subnqn: String,
 }
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 pub struct ControllerOptions {
     /// Host NQN.
     pub hostnqn: String,
     /// Host identifier.
     pub hostid: [u8; 16],
-    /// Ask for header digests (TCP).
+    /// Request header digests (TCP).
     pub hdr_digest: bool,
-    /// Ask for data digests (TCP).
+    /// Request data digests (TCP).
     pub data_digest: bool,
-    /// I/O queues to ask for.
+    /// Number of I/O queues to request.
     pub num_io_queues: u32,
     /// Entries of an I/O queue.
     pub queue_entries: u32,
     /// Keep Alive Timeout; zero: none.
     pub keep_alive_tmo: Duration,
-    /// How long one step of connecting may take.
+    /// How long each step of connecting may take.
     pub step_timeout: Duration,
     /// Key of the host for DH-HMAC-CHAP.
     pub dhchap_key: Option<Arc<Key>>,
@@ -56,16 +56,17 @@ pub struct ControllerOptions {
     pub tls_key: Option<Arc<Key>>,
 }
 
-/// A controller that is being connected to.
+/// A connection attempt.
 pub struct Connecting {
     /// `None` once SPDK has freed it.
     probe: Option<NonNull<sys::spdk_nvme_probe_ctx>>,
     request: NonNull<Request>,
-    /// Kept until the controller has them.
+    /// Kept until the controller holds them.
     _keys: Vec<Arc<Key>>,
 }
 
-/// What SPDK hands to its callback: the options come first, because their address is its context.
+/// The argument of SPDK's callback. The options are the first field, because their address is its
+/// context.
 #[repr(C)]
 struct Request {
     options: sys::spdk_nvme_ctrlr_opts,
@@ -76,10 +77,11 @@ struct Request {
 unsafe impl Send for Connecting {}
 
 impl Connecting {
-    /// Begins to connect; [`Connecting::poll`] goes on with it. The environment runs.
+    /// Starts to connect; [`Connecting::poll`] continues. The environment must have been started.
     ///
     /// # Errors
-    /// `Refused`, with what SPDK logged: nothing is there, or the transport is not compiled in.
+    /// `Refused`, with SPDK's log message: nothing answers there, or the transport is not compiled
+    /// in.
     pub fn start(target: &TransportId, options: &ControllerOptions) -> Result<Connecting> {
         let trid = transport_id(target)?;
         let request =
@@ -99,7 +101,7 @@ impl Connecting {
         Ok(connecting)
     }
 
-    /// Moves on; `None`: not yet there.
+    /// Continues to connect; `None`: not connected yet.
     ///
     /// # Errors
     /// As [`Connecting::start`].
@@ -144,33 +146,33 @@ unsafe extern "C" fn attached(
     unsafe { (*context.cast::<Request>()).attached = controller };
 }
 
-/// What a controller says of itself and of one namespace.
+/// Identify data of a controller and of one namespace.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct Identified {
     /// Identify Controller, 4,096 bytes.
     pub controller: Vec<u8>,
     /// Identify Namespace, 4,096 bytes.
     pub namespace: Vec<u8>,
     /// The namespace.
     pub nsid: Nsid,
-    /// UUID of the namespace, zero when there is none.
+    /// UUID of the namespace; zero if it has none.
     pub uuid: [u8; 16],
-    /// Most bytes of one command.
+    /// The most data of one command, in bytes.
     pub max_transfer_bytes: u32,
-    /// I/O queues granted.
+    /// Number of I/O queues granted.
     pub num_io_queues: u32,
-    /// Entries of an I/O queue granted.
+    /// Entries granted for an I/O queue.
     pub queue_entries: u32,
 }
 
-/// A controller that is up, until [`Controller::shut`].
+/// A connected controller, until [`Controller::shut`].
 pub struct Controller {
     raw: Mutex<Option<NonNull<sys::spdk_nvme_ctrlr>>>,
     queues: Mutex<Vec<Weak<dyn Stop>>>,
     events: Box<Events>,
 }
 
-/// What the callback of asynchronous events writes.
+/// Written by the callback for asynchronous events.
 #[derive(Default)]
 struct Events {
     count: AtomicU64,
@@ -200,14 +202,14 @@ impl Controller {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what the admin queue has to do: keep-alive, events. To be called a few times a second.
+    /// Serves the admin queue: keep-alive and events. Must be called a few times per second.
     ///
     /// # Errors
     /// `Disconnected`: the controller is lost.
     pub fn poll_admin(&self) -> Result<()> {
         let raw = self.raw();
         let lost = |why: String| Err(Error::new(ErrorKind::Disconnected, why));
-        let Some(controller) = *raw else { return lost("the controller was given up".into()) };
+        let Some(controller) = *raw else { return lost("the controller was abandoned".into()) };
         // SAFETY: attached until `shut` takes the pointer, under the lock that is held here.
         let code = unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(controller.as_ptr()) };
         if code < 0 {
@@ -216,18 +218,18 @@ impl Controller {
         Ok(())
     }
 
-    /// How many asynchronous events there have been.
+    /// Number of asynchronous events so far.
     pub fn num_events(&self) -> u64 {
         self.events.count.load(Ordering::Relaxed)
     }
 
-    /// Whether it was shut or has been given up.
+    /// Whether it was shut or abandoned.
     pub fn is_over(&self) -> bool {
         self.events.is_over.load(Ordering::Acquire)
     }
 
-    /// Gives it up: no new queue, and its queues end without asking it, which could take for ever where
-    /// it does not answer. It is still to be shut.
+    /// Abandons it: no new queues, and its queues end without a command to the controller, which
+    /// might never answer. It must still be shut.
     pub fn fail(&self) {
         self.events.is_over.store(true, Ordering::Release);
         if let Some(controller) = *self.raw() {
@@ -236,13 +238,13 @@ impl Controller {
         }
     }
 
-    /// What it says of itself and of namespace `nsid`, or of its first active one.
+    /// Identify data of the controller and of namespace `nsid`, or of its first active one.
     ///
     /// # Errors
-    /// `NotFound`: there is no such namespace. `Disconnected`: it was shut.
-    pub fn facts(&self, nsid: Option<Nsid>) -> Result<Facts> {
+    /// `NotFound`: the namespace does not exist. `Disconnected`: the controller was shut.
+    pub fn facts(&self, nsid: Option<Nsid>) -> Result<Identified> {
         let raw = self.raw();
-        let shut = || Error::new(ErrorKind::Disconnected, "the controller was given up");
+        let shut = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
         let controller = raw.ok_or_else(shut)?.as_ptr();
         // SAFETY: attached while the lock is held; the functions read what SPDK keeps of the controller.
         unsafe {
@@ -259,7 +261,7 @@ impl Controller {
             let bytes = |data: *const u8| std::slice::from_raw_parts(data, 4096).to_vec();
             let uuid = sys::spdk_nvme_ns_get_uuid(ns);
             let options = &*sys::spdk_nvme_ctrlr_get_opts(controller);
-            Ok(Facts {
+            Ok(Identified {
                 controller: bytes(sys::spdk_nvme_ctrlr_get_data(controller).cast()),
                 namespace: bytes(sys::spdk_nvme_ns_get_data(ns).cast()),
                 nsid: Nsid(nsid),
@@ -271,10 +273,11 @@ impl Controller {
         }
     }
 
-    /// A new I/O queue on namespace `nsid` with at most `depth` commands, on its way up.
+    /// Creates an I/O queue on namespace `nsid` with at most `depth` commands; it is not connected
+    /// yet.
     ///
     /// # Errors
-    /// `Disconnected`: the controller was shut. `Refused`: it gives no more queues.
+    /// `Disconnected`: the controller was shut. `Refused`: it grants no more queues.
     pub fn io_queue<T: Payload + Send + 'static>(
         &self,
         nsid: Nsid,
@@ -282,14 +285,14 @@ impl Controller {
         is_fabric: bool,
     ) -> Result<Arc<IoQueue<T>>> {
         let raw = self.raw();
-        let given_up = || Error::new(ErrorKind::Disconnected, "the controller was given up");
+        let given_up = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
         let controller = raw.filter(|_| !self.is_over()).ok_or_else(given_up)?;
         log::forget();
         // SAFETY: attached while the lock is held, and the queue is on the list that `shut` goes through
         // before the lock is let go.
         let queue = unsafe { IoQueue::new(controller, nsid, depth, is_fabric) };
         let queue = queue.ok_or_else(|| {
-            let message = format!("the controller gives no I/O queue{}", log::reason());
+            let message = format!("the controller grants no I/O queue{}", log::reason());
             Error::new(ErrorKind::Refused, message)
         })?;
         let queue = Arc::new(queue);
@@ -300,10 +303,10 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Ends it: queues first, whoever holds them, then the controller. `is_lost`: it does not answer, so
-    /// nothing is asked of it. The second time does nothing.
+    /// Detaches it: first ends all its queues, whoever holds them, then the controller. `is_lost`:
+    /// it does not answer, so no command is sent. A second call does nothing.
     ///
-    /// Takes milliseconds; at most some seconds where the controller does not answer.
+    /// Takes milliseconds, or up to some seconds if the controller does not answer.
     pub fn shut(&self, is_lost: bool) {
         self.events.is_over.store(true, Ordering::Release);
         let Some(controller) = self.raw().take() else { return };
@@ -339,7 +342,7 @@ fn detach(controller: NonNull<sys::spdk_nvme_ctrlr>) {
     // SAFETY: the context is live while the answer is EAGAIN.
     while unsafe { sys::spdk_nvme_detach_poll_async(context) } == -libc::EAGAIN {
         if Instant::now() > deadline {
-            tracing::warn!("a controller does not end; it is left to the end of the process");
+            tracing::warn!("a controller does not detach; it stays until the process ends");
             return;
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -374,10 +377,10 @@ fn transport_id(target: &TransportId) -> Result<sys::spdk_nvme_transport_id> {
     Ok(trid)
 }
 
-/// Copies `text` into a field that ends with NUL.
+/// Copies `text` into a NUL-terminated field.
 fn fill(field: &mut [c_char], text: &str) -> Result<()> {
     if text.len() >= field.len() || text.contains('\0') {
-        let message = format!("'{}' is longer than SPDK takes", text.escape_debug());
+        let message = format!("'{}' is longer than SPDK allows", text.escape_debug());
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
     field.fill(0);
@@ -394,13 +397,13 @@ fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     unsafe { sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&mut options, size) };
     options.num_io_queues = wanted.num_io_queues;
     options.io_queue_size = wanted.queue_entries;
-    // A read larger than a command takes one request more, and one for the whole.
+    // A read larger than one command takes one request per command, and one for the whole.
     options.io_queue_requests = wanted.queue_entries * 2;
     options.keep_alive_timeout_ms = wanted.keep_alive_tmo.as_millis().min(u32::MAX.into()) as u32;
     options.extended_host_id = wanted.hostid;
     options.header_digest = wanted.hdr_digest;
     options.data_digest = wanted.data_digest;
-    options.disable_error_logging = true; // they are told as errors of I/Os
+    options.disable_error_logging = true; // each I/O reports its error
     let step_ms = wanted.step_timeout.as_millis().clamp(1, 600_000) as u32;
     options.admin_timeout_ms = step_ms;
     options.fabrics_connect_timeout_us = u64::from(step_ms) * 1000;
@@ -414,5 +417,6 @@ fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     options
 }
 
-/// SPDK ends the wait for a controller's shutdown itself, after 10 s or what the controller asks for.
+/// SPDK itself stops waiting for a controller's shutdown after 10 s, or the controller's own
+/// time-out.
 const DETACH_LIMIT: Duration = Duration::from_secs(12);

@@ -13,45 +13,46 @@ use spdk_sys as sys;
 use super::log;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The running environment. It stays until the process ends.
+/// The running environment, which stays until the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Environment {
-    /// Whether its memory lies in huge pages that were set aside.
+    /// Whether its memory is in reserved huge pages.
     pub huge_pages: bool,
-    /// What was asked for, in bytes; without huge pages that is all there will ever be.
+    /// Requested memory in bytes; without huge pages, it never grows.
     pub memory_bytes: usize,
     pid: u32,
 }
 
 static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
 
-/// Set in a child process, where nothing of SPDK may be used.
+/// Set in a child process, where SPDK must not be used.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Held by whoever connects, detaches or keeps alive in the background: the process must not end then.
+/// Held while connecting, detaching or sending keep-alives in the background: the process must not
+/// exit meanwhile.
 static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// To be held by a thread that works with controllers while nobody waits for it. Once the process is
-/// ending this never returns, because SPDK's memory goes away under the thread.
+/// Locks out process exit while a background thread works with controllers. During exit this never
+/// returns, because SPDK's memory is freed under the thread.
 pub fn at_work() -> ReentrantMutexGuard<'static, ()> {
     AT_WORK.lock()
 }
 
-/// Waits at the end of the process until the background is out of SPDK, and keeps it out.
+/// Waits at exit until background threads have left SPDK, and keeps them out.
 extern "C" fn hold_at_exit() {
     if !has_forked() {
         std::mem::forget(AT_WORK.try_lock_for(EXIT_LIMIT));
     }
 }
 
-/// The environment of this process, started if need be with `memory_bytes`.
+/// The environment of this process; the first call starts it with `memory_bytes`.
 ///
-/// `huge_pages`: `Some(true)` insists on them, `Some(false)` does without, `None` takes them when enough
-/// are free. The caller's processor affinity is what it was when this returns.
+/// `huge_pages`: `Some(true)` requires them, `Some(false)` avoids them, `None` uses them if enough
+/// are free. The caller's processor affinity is restored before this returns.
 ///
 /// # Errors
-/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process has forked since.
-/// `Io`: DPDK did not start; it cannot be tried again in this process.
+/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process has forked
+/// since. `Io`: DPDK did not start, which cannot be retried in this process.
 pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environment> {
     if has_forked() {
         return Err(forked());
@@ -69,7 +70,7 @@ pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environmen
     drop(started);
     let environment = outcome.map_err(|reason| {
         Error::new(ErrorKind::Io, format!("SPDK's environment did not start{reason}"))
-            .hint("run dlfs doctor; it is not tried again in this process")
+            .hint("run dlfs doctor; it cannot be retried in this process")
     })?;
     if environment.pid != std::process::id() { Err(forked()) } else { Ok(environment) }
 }
@@ -84,7 +85,7 @@ fn forked() -> Error {
         .hint("open spdk: addresses after the fork only, or start workers with spawn; nvme-tcp: addresses work in both")
 }
 
-/// Whether to use huge pages. Decided before DPDK starts, since that cannot be tried twice.
+/// Decides whether to use huge pages, before DPDK starts, since its start cannot be retried.
 fn choose(memory_bytes: usize, huge_pages: Option<bool>) -> Result<bool> {
     let free = free_huge_bytes();
     let short = |wanted: usize| {
@@ -140,9 +141,9 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     options.shm_id = -1;
     options.mem_size = (memory_bytes >> 20) as i32;
     options.no_huge = !huge_pages;
-    // Without huge pages memory has no physical addresses, and a drive could not be used.
+    // Without huge pages, memory has no physical addresses, and a drive could not be used.
     options.no_pci = !huge_pages;
-    // One file: vfio-user passes it to the target. In memory: no mount is needed, no file stays.
+    // One file, which vfio-user passes to the target. In memory: needs no mount, leaves no file.
     options.hugepage_single_segments = huge_pages;
     let context =
         if huge_pages { c"--in-memory --log-level=lib.eal:3" } else { c"--log-level=lib.eal:3" };
@@ -152,7 +153,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     // called once, under the lock of `STARTED`.
     let code = unsafe { sys::spdk_env_init(&options) };
     if let Some(affinity) = &affinity {
-        let _ = sched_setaffinity(None, affinity); // it was this thread's: it may have it again
+        let _ = sched_setaffinity(None, affinity); // cannot fail: the mask was this thread's before
     }
     if code != 0 {
         let error = std::io::Error::from_raw_os_error(code.abs());
@@ -170,15 +171,15 @@ unsafe extern "C" fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// One processor that the caller may use, as SPDK writes lists.
+/// One processor that the caller may use, in SPDK's list syntax.
 fn core_mask(affinity: Option<&CpuSet>) -> CString {
     let allowed = affinity.and_then(|set| (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)));
     CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
 }
 
-/// More than detaching one controller may take.
+/// Longer than detaching one controller can take.
 const EXIT_LIMIT: Duration = Duration::from_secs(15);
 
 const HUGE_LEN: usize = 2 << 20;
-/// What one controller with a few queues needs at least.
+/// The least that one controller with a few queues needs.
 const MIN_MEMORY: usize = 16 << 20;

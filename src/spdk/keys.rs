@@ -1,4 +1,4 @@
-//! Keys for authentication and TLS, by SPDK's keyring.
+//! Keys for authentication and TLS, held by SPDK's keyring.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -21,13 +21,14 @@ unsafe impl Send for Key {}
 unsafe impl Sync for Key {}
 
 impl Key {
-    /// What SPDK wants of a file.
+    /// SPDK's requirements for key files.
     pub const FILES: &str = "the file must be this user's, with mode 0600, and hold a key";
 
-    /// Reads the key in the file at `path`, in the form that nvme-cli prints. The environment runs.
+    /// Reads the key file at `path`, in the format of nvme-cli. The environment must have been
+    /// started.
     ///
     /// # Errors
-    /// `InvalidArgument`: the file is not there, is not the caller's alone, or holds no key.
+    /// `InvalidArgument`: the file does not exist, is accessible to others, or holds no key.
     pub fn read(path: &Path) -> Result<Key> {
         static KEYRING: Once = Once::new();
         // SAFETY: once, after the environment was started.
@@ -35,7 +36,7 @@ impl Key {
             sys::spdk_keyring_init();
         });
         let refused = || {
-            let message = format!("SPDK does not take the key file{}", log::reason());
+            let message = format!("SPDK does not accept the key file{}", log::reason());
             Error::new(ErrorKind::InvalidArgument, message).path(path).hint(Key::FILES)
         };
         let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| refused());

@@ -1,28 +1,27 @@
-//! SPDK's own log: kept for error messages and for `tracing`, off stderr.
+//! Captures SPDK's log for error messages and `tracing`, instead of stderr.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Mutex;
 
 use spdk_sys as sys;
 
-/// The first line that SPDK logged as an error since something was tried: what comes after it follows
-/// from it.
+/// The first error that SPDK logged since the current attempt began; later ones are consequences.
 static FIRST_ERROR: Mutex<String> = Mutex::new(String::new());
 
-/// Takes SPDK's log over.
+/// Redirects SPDK's log to this module.
 pub(super) fn install() {
     // SAFETY: the function may be called from any thread at any time and lives as long as the program.
     unsafe { sys::spdk_log_open(Some(record)) };
 }
 
-/// Forgets what was logged, before something is tried.
+/// Clears the recorded error before a new attempt.
 pub(super) fn forget() {
     if let Ok(mut first) = FIRST_ERROR.lock() {
         first.clear();
     }
 }
 
-/// What SPDK said about an error, to be put behind a message: `: reason`, or nothing.
+/// The recorded error as a suffix for a message: `: reason`, or nothing.
 pub(super) fn reason() -> String {
     match FIRST_ERROR.lock() {
         Ok(first) if !first.is_empty() => format!(": {first}"),
@@ -30,7 +29,7 @@ pub(super) fn reason() -> String {
     }
 }
 
-/// The `va_list` of this platform as bindgen has it in the type of the callback.
+/// The platform's `va_list`, as bindgen declares it in the callback's type.
 #[cfg(target_arch = "x86_64")]
 type Arguments = *mut sys::__va_list_tag;
 
@@ -66,12 +65,12 @@ unsafe extern "C" fn record(
 }
 
 fn keep(level: c_int, text: &str) {
-    // Host, subsystem and address stand in front; whoever reports the error names them.
+    // The prefix names host, subsystem and address, which the reporter of the error adds anyway.
     let text =
         text.strip_prefix('[').and_then(|t| t.split_once("] ")).map_or(text, |(_, said)| said);
     if level == sys::spdk_log_level::SPDK_LOG_ERROR.0 {
         tracing::debug!("SPDK: {text}");
-        // Logging may come from within anything: better no line than a wait.
+        // Logging may happen anywhere: losing a line is better than waiting for the lock.
         if let Ok(mut first) = FIRST_ERROR.try_lock()
             && first.is_empty()
         {

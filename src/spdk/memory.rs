@@ -1,4 +1,4 @@
-//! Memory that devices reach: pages for `buf`'s pools, from SPDK's own heap.
+//! DMA memory: pages for `buf`'s pools from SPDK's heap.
 
 use std::ptr::NonNull;
 
@@ -13,7 +13,7 @@ pub struct DriverMemory(());
 
 static DRIVER_MEMORY: DriverMemory = DriverMemory(());
 
-/// The heap of the environment, which has been started.
+/// The heap of the environment, which must have been started.
 pub fn driver_memory() -> &'static DriverMemory {
     &DRIVER_MEMORY
 }
@@ -38,10 +38,10 @@ unsafe impl PageSource for DriverMemory {
     }
 
     fn is_foreign(&self) -> bool {
-        // The memory is shared with the parent process, which goes on to use it.
+        // The memory is shared with the parent process, which still uses it.
         env::has_forked()
     }
 }
 
-/// Windows of whole huge pages register with devices as one.
+/// Buffers of whole huge pages are registered with devices as one region.
 const ALIGN: usize = 2 << 20;

@@ -1,23 +1,23 @@
-//! The fence around SPDK: everything that is unsafe about it is done here, and nothing else is.
+//! The boundary to SPDK: all unsafe code that concerns it, and nothing else.
 //!
-//! SPDK's rules, and where each is kept:
+//! SPDK's rules, and where each is enforced:
 //!
-//! | rule | kept by |
+//! | rule | enforced by |
 //! |---|---|
 //! | the environment is started once per process, and not used after a fork | `env.rs` |
-//! | starting it pins the thread to one core | `env.rs` gives the affinity back |
-//! | connecting and detaching: one thread at a time | the caller: one keeper thread a process |
-//! | an I/O queue belongs to one thread at a time | the lock of `queue.rs` |
+//! | starting it pins the thread to one core | `env.rs` restores the affinity |
+//! | connecting and detaching: one thread at a time | the caller: one keeper thread per process |
+//! | an I/O queue is used by one thread at a time | the lock of `queue.rs` |
 //! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
-//! | a device writes only into memory that it reaches | `memory.rs`, and whoever submits |
-//! | the background is out of SPDK when the process ends | `env.rs`, [`at_work`] |
-//! | callbacks come in the middle of SPDK's work | they record, and nothing else |
+//! | a device writes only into memory that it can access | `memory.rs`, and whoever submits |
+//! | no background thread is in SPDK when the process exits | `env.rs`, [`at_work`] |
+//! | callbacks run in the middle of SPDK's work | they only record |
 //!
-//! The environment is never stopped: SPDK cannot start it a second time, and what it holds goes with
-//! the process. Controllers are detached in order, when their last user is gone.
+//! The environment is never stopped: SPDK cannot start it again, and its memory is freed with the
+//! process. Controllers are detached in an orderly way when their last user is gone.
 //!
-//! It is not a place for policy: what to connect to, how long to wait and what to do about a failure is
-//! `qpair::spdk`'s business. Read `queue.rs` first.
+//! This module has no policy: `qpair::spdk` decides what to connect to, how long to wait, and what
+//! to do about failures. Read `queue.rs` first.
 #![allow(unsafe_code)] // the fence
 
 mod controller;
@@ -27,7 +27,7 @@ mod log;
 mod memory;
 mod queue;
 
-pub use controller::{Connecting, Controller, ControllerOptions, Facts, TransportId};
+pub use controller::{Connecting, Controller, ControllerOptions, Identified, TransportId};
 pub use env::{Environment, at_work, start};
 pub use keys::Key;
 pub use memory::{DriverMemory, driver_memory};
@@ -40,7 +40,7 @@ pub fn version() -> String {
     format!("{}.{:02}", sys::SPDK_VERSION_MAJOR, sys::SPDK_VERSION_MINOR)
 }
 
-/// Transports that are compiled in, by SPDK's names.
+/// The compiled-in transports, by SPDK's names.
 pub fn transports() -> Vec<&'static str> {
     let all = [c"PCIE", c"TCP", c"RDMA", c"VFIOUSER"];
     let there = all.into_iter().filter(|name| {
@@ -54,7 +54,7 @@ pub fn transports() -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    /// Sizes and offsets that SPDK's own headers pin; bindgen checks its layouts against the compiler.
+    /// Sizes and offsets from SPDK's own headers; bindgen checks its layouts against the compiler.
     #[test]
     fn the_structs_that_the_fence_fills_are_laid_out_as_spdk_says() {
         assert_eq!(size_of::<sys::spdk_nvme_cmd>(), 64);

@@ -1,4 +1,5 @@
-//! An I/O queue: commands go in with what owns their buffer, and come back with their status.
+//! An I/O queue: commands are submitted with the owner of their buffer, and return it with their
+//! status.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -12,59 +13,59 @@ use crate::buf::IoBuf;
 use crate::nvme::Status;
 use crate::units::{Lba, Nsid};
 
-/// What owns the buffer of a command while a device has it.
+/// Owns the buffer of a command while the device uses it.
 pub trait Payload {
-    /// The buffer: the same memory every time, until the payload comes back.
+    /// The buffer: the same memory on every call, until the payload is returned.
     fn buf(&mut self) -> &mut IoBuf;
 }
 
-/// What a command does.
+/// An I/O command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Fills the buffer with this many blocks from the address on.
+    /// Reads this many blocks at the address into the buffer.
     Read(Lba, u32),
-    /// Writes this many blocks of the buffer from the address on.
+    /// Writes this many blocks from the buffer to the address.
     Write(Lba, u32),
-    /// Makes what was written durable.
+    /// Makes completed writes durable.
     Flush,
 }
 
-/// Why a command was not taken.
+/// Why a command was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many as there may be are outstanding.
+    /// The queue is full.
     Full,
     /// The queue is gone.
     Gone,
-    /// The memory is not what the device reaches, or the command cannot be.
+    /// The device cannot access the memory, or the command is invalid.
     Impossible,
 }
 
-/// The queue is gone, or has lost its connection.
+/// The queue is gone or has lost its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone;
 
 /// An I/O queue of a controller.
 ///
-/// Its lock is what SPDK wants: one thread at a time. The owner alone uses it, but when the controller
-/// is shut the queue is taken away from it, whether it polls or not.
+/// The lock ensures that one thread at a time uses it, as SPDK requires. Normally only the owner
+/// does; when the controller is shut, the queue is taken from its owner, whether that polls or not.
 pub struct IoQueue<T: Payload>(Mutex<Core<T>>);
 
-/// The queue while its lock is held.
+/// The queue while it is locked.
 pub struct Core<T: Payload> {
     /// `None` once it is gone.
     raw: Option<NonNull<sys::spdk_nvme_qpair>>,
-    /// How it is polled, for transports for which a group is cheaper.
+    /// Poll group of the queue, for transports that poll groups faster.
     group: Option<NonNull<sys::spdk_nvme_poll_group>>,
     ns: NonNull<sys::spdk_nvme_ns>,
-    /// What callbacks write, and SPDK has the address of.
+    /// Written by callbacks; SPDK holds its address.
     board: NonNull<Board>,
     payloads: Box<[Option<T>]>,
     free: Vec<u16>,
     is_connected: bool,
 }
 
-/// Completions that callbacks have recorded: numbers of slots, in order.
+/// Completions recorded by callbacks: slot numbers, in order.
 struct Board {
     slots: Box<[Slot]>,
     done: Box<[u16]>,
@@ -72,11 +73,11 @@ struct Board {
     is_disconnected: bool,
 }
 
-/// What the callback of one command gets.
+/// Context of one command's callback.
 struct Slot {
     board: *mut Board,
     number: u16,
-    /// As on the wire; bit 0 is the phase.
+    /// Status as on the wire; bit 0 is the phase.
     status: u16,
 }
 
@@ -84,9 +85,9 @@ struct Slot {
 // pointers are of memory that this struct owns.
 unsafe impl<T: Payload + Send> Send for Core<T> {}
 
-/// A queue as its controller sees it.
+/// The controller's view of a queue.
 pub(super) trait Stop: Send + Sync {
-    /// Frees the queue: every command that is outstanding ends.
+    /// Frees the queue; every outstanding command ends.
     fn stop(&self);
 }
 
@@ -97,7 +98,7 @@ impl<T: Payload + Send> Stop for IoQueue<T> {
 }
 
 impl<T: Payload> IoQueue<T> {
-    /// A queue on its way up.
+    /// Creates a queue, which is not connected yet.
     ///
     /// # Safety
     /// The controller is attached, and is detached only after this queue has been stopped.
@@ -135,7 +136,7 @@ impl<T: Payload> IoQueue<T> {
                 core.group = NonNull::new(sys::spdk_nvme_poll_group_create(context, null_mut()));
                 let group = core.group?.as_ptr();
                 if sys::spdk_nvme_poll_group_add(group, raw) != 0 {
-                    return None; // dropping frees both
+                    return None; // `drop` frees both
                 }
             }
             if sys::spdk_nvme_ctrlr_connect_io_qpair(controller, raw) != 0 {
@@ -145,19 +146,19 @@ impl<T: Payload> IoQueue<T> {
         Some(IoQueue(Mutex::new(core)))
     }
 
-    /// Takes the lock. Nobody holds it for long but a controller that is being shut.
+    /// Locks the queue. Only a controller that is being shut holds the lock for long.
     pub fn lock(&self) -> MutexGuard<'_, Core<T>> {
         self.0.lock()
     }
 
-    /// As [`IoQueue::lock`], for a child process, where it may be held for ever.
+    /// [`IoQueue::lock`] for a child process, where the lock may be held for ever.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Core<T>>> {
         self.0.try_lock()
     }
 }
 
 impl<T: Payload> Core<T> {
-    /// Whether it can take commands; it may be polled before.
+    /// Whether it accepts commands; it may be polled before.
     pub fn is_connected(&mut self) -> bool {
         if let (false, Some(raw)) = (self.is_connected, self.raw) {
             // SAFETY: the queue is live while it is here.
@@ -166,20 +167,20 @@ impl<T: Payload> Core<T> {
         self.is_connected
     }
 
-    /// Commands that are with the controller or wait to be handed out.
+    /// Commands that the controller has, or that completed and were not returned yet.
     pub fn outstanding(&self) -> usize {
         self.payloads.len() - self.free.len()
     }
 
-    /// Whether another command may be taken.
+    /// Whether it accepts another command.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Takes a command; its payload comes back from [`Core::poll`] or [`Core::unfinished`].
+    /// Submits a command; [`Core::poll`] or [`Core::unfinished`] returns its payload.
     ///
     /// # Errors
-    /// The payload, and why.
+    /// The payload, and the reason.
     pub fn submit(&mut self, command: Command, mut payload: T) -> Result<(), (T, Refusal)> {
         let Some(raw) = self.raw else { return Err((payload, Refusal::Gone)) };
         let Some(number) = self.free.pop() else { return Err((payload, Refusal::Full)) };
@@ -223,10 +224,10 @@ impl<T: Payload> Core<T> {
         ))
     }
 
-    /// Moves commands forward and hands out those that have ended, at most `max`.
+    /// Makes progress and returns up to `max` ended commands.
     ///
     /// # Errors
-    /// The queue is gone, or lost: [`Core::end`] it. What had ended before was handed out.
+    /// The queue is gone or lost: call [`Core::end`]. Commands that ended before were returned.
     pub fn poll(&mut self, max: usize, mut ended: impl FnMut(T, Status)) -> Result<usize, Gone> {
         let limit = u32::try_from(max).unwrap_or(0);
         let code = match (self.raw, self.group) {
@@ -266,12 +267,12 @@ impl<T: Payload> Core<T> {
         count
     }
 
-    /// Ends the queue: commands that are outstanding end as aborted. The second time does nothing.
+    /// Ends the queue: outstanding commands end as aborted. A second call does nothing.
     pub fn end(&mut self) {
         let (raw, group) = (self.raw.take(), self.group.take());
         self.is_connected = false;
         if env::has_forked() {
-            return; // they are the parent's
+            return; // they belong to the parent
         }
         if let Some(raw) = raw {
             // SAFETY: made in `new`, taken out above, freed once; its callbacks come now, and the board
@@ -284,10 +285,11 @@ impl<T: Payload> Core<T> {
         }
     }
 
-    /// What is left of a queue that has ended and been polled: commands without an answer.
+    /// The commands without a response, after the queue has ended and been polled.
     ///
     /// # Panics
-    /// The queue has not ended.
+    /// If the queue has not ended.
+    ///
     pub fn unfinished(&mut self) -> impl DoubleEndedIterator<Item = T> {
         assert!(self.raw.is_none(), "the device may still write");
         let payloads = std::mem::take(&mut self.payloads);

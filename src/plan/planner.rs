@@ -1,25 +1,26 @@
-//! Placement: which samples a rank keeps in which tier, and where in it.
+//! Chooses which samples a rank keeps in which tier, and at which address.
 //!
-//! A rank's samples are ranked by access frequency, highest first, and among equals by first access.
-//! In that order they fill the first tier until one does not fit: this one closes the tier and begins
-//! the next. Inside a tier, addresses are given in the order of first access over all its samples.
+//! A rank's samples are sorted by access frequency, highest first, then by first access. In that
+//! order they fill the first tier until one does not fit; that sample closes the tier and starts
+//! the next. Inside a tier, addresses follow the order of first access over all its samples.
 //!
-//! No list of samples is sorted or kept. All samples of one frequency that fit as a whole need only
-//! their sum; the frequencies in which a tier ends, at most one a tier, are filled one by one on a walk
-//! of their own; and the last walk meets every sample in the order of its first access.
+//! No list of samples is sorted or kept. Samples of a frequency that fits completely need only
+//! their sum; frequencies that a tier boundary cuts, at most one per tier, are filled sample by
+//! sample on a walk of their own; and the last walk visits every sample in the order of its first
+//! access.
 
 use super::error::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, check_block_len};
 use super::{Accesses, Frequencies, Lengths, PlanError};
 use crate::units::{Lba, SampleId};
 
-/// A tier of one rank, as placement sees it.
+/// A tier of one rank, as seen by the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tier {
     /// Quota in blocks.
     pub num_blocks: u64,
 }
 
-/// One copy that a rank plans to keep.
+/// A copy that a rank plans to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedCopy {
     /// The sample.
@@ -28,13 +29,13 @@ pub struct PlannedCopy {
     pub tier: u8,
     /// Its first block in the tier.
     pub lba: Lba,
-    /// Place of its first access in the rank's access string, from 0.
+    /// Position of its first access in the rank's access string, from 0.
     pub first_access: u64,
     /// How often the rank reads it.
     pub frequency: u16,
 }
 
-/// Computes placements, one rank after the other, in memory that it keeps: 2.2 bytes a sample.
+/// Plans one rank after another, in memory that it reuses: 2.2 bytes per sample.
 #[derive(Debug)]
 pub struct Planner<'a, A: ?Sized, L: ?Sized> {
     accesses: &'a A,
@@ -45,10 +46,10 @@ pub struct Planner<'a, A: ?Sized, L: ?Sized> {
 }
 
 impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
-    /// A planner for tiers of blocks of `block_len_bytes`, each copy beginning at a block.
+    /// A planner for tiers with blocks of `block_len_bytes`; each copy starts at a block boundary.
     ///
     /// # Errors
-    /// A block length that is not 512, 1024, 2048 or 4096, or more ranks than can be named.
+    /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
     pub fn new(
         accesses: &'a A,
         lengths: &'a L,
@@ -65,11 +66,11 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
 
     /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access.
     ///
-    /// Costs two walks of the rank's string and one look at every sample, and one walk more for each
-    /// tier but the last that fills up.
+    /// Costs two walks of the rank's access string and a visit of every sample, and one more walk
+    /// for each tier that fills up, except the last.
     ///
     /// # Errors
-    /// More tiers, or larger ones, than an address can name; nothing was visited.
+    /// More or larger tiers than an address can encode; nothing was visited.
     pub fn place(
         &mut self,
         rank: u32,
@@ -102,17 +103,17 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         self.lengths.num_samples()
     }
 
-    /// Ranks that can be placed.
+    /// Number of ranks that can be planned.
     pub fn num_ranks(&self) -> u32 {
         self.accesses.num_ranks()
     }
 
-    /// How often the rank that was placed last reads each sample.
+    /// How often the last planned rank reads each sample.
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
     }
 
-    /// For each frequency, how far the tiers are filled when its first sample comes.
+    /// For each frequency, how full the tiers are when its first sample is placed.
     fn cut(&mut self, rank: u32, tiers: &[Tier]) -> Vec<Fill> {
         let sums = self.blocks_by_frequency();
         let mut fills = vec![Fill { tier: tiers.len(), used: 0 }; sums.len()];
@@ -147,8 +148,8 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         sums
     }
 
-    /// Calls `visit` with each sample of the rank in the order of first access: sample, place in the
-    /// string, frequency, blocks.
+    /// Calls `visit` with each sample of the rank in the order of first access: sample, position in
+    /// the access string, frequency, blocks.
     fn walk_first_accesses(&mut self, rank: u32, visit: &mut dyn FnMut(SampleId, u64, u16, u64)) {
         let mut seen = std::mem::take(&mut self.seen);
         seen.clear();
@@ -164,13 +165,13 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         self.seen = seen;
     }
 
-    /// A sample takes whole blocks, one at least.
+    /// A sample occupies whole blocks, at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
         u64::from(self.lengths.len_bytes(sample).div_ceil(self.block_len_bytes).max(1))
     }
 }
 
-/// The tier that is being filled, and how much of it is used; past the last tier, none is.
+/// The tier being filled and its used blocks; there is none after the last tier.
 #[derive(Debug, Clone, Copy)]
 struct Fill {
     tier: usize,
@@ -178,7 +179,7 @@ struct Fill {
 }
 
 impl Fill {
-    /// Takes room for a sample of `blocks`, closing each tier that it does not fit in.
+    /// Reserves `blocks`, closing each tier in which they do not fit.
     fn take(&mut self, blocks: u64, tiers: &[Tier]) -> Option<usize> {
         while let Some(tier) = tiers.get(self.tier) {
             if blocks <= tier.num_blocks - self.used {
@@ -191,7 +192,7 @@ impl Fill {
     }
 }
 
-/// One bit a sample.
+/// One bit per sample.
 #[derive(Debug, Default)]
 struct BitSet(Vec<u64>);
 
@@ -204,7 +205,7 @@ impl BitSet {
         self.0.fill(0);
     }
 
-    /// Whether `index` was not there before.
+    /// Sets bit `index`; returns whether it was clear.
     fn insert(&mut self, index: u64) -> bool {
         let (word, bit) = (&mut self.0[(index / 64) as usize], 1 << (index % 64));
         let is_new = *word & bit == 0;
@@ -219,10 +220,11 @@ mod tests {
 
     use super::*;
     use crate::order::{OrderKind, OrderSpec, Tail};
-    use crate::plan::Run;
+    use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples, string};
 
-    /// The definition, with everything in memory: sort, fill, then number by first access.
+    /// The definition, in memory: sort, fill, then assign addresses by first access.
+    ///
     fn by_definition(string: &[u64], lengths: &[u32], tiers: &[Tier]) -> Vec<PlannedCopy> {
         let mut samples: Vec<PlannedCopy> = Vec::new();
         for (index, &id) in string.iter().enumerate() {
@@ -275,7 +277,7 @@ mod tests {
                 if grouped { OrderKind::Grouped { lanes: 2, group: 1 } } else { OrderKind::Global };
             let population = Samples(lengths.len() as u64);
             let order = OrderSpec { kind, seed };
-            let run = Run::new(&population, order, 0..epochs, ranks, Tail::Pad).unwrap();
+            let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Pad).unwrap();
             let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
             for rank in 0..ranks {
                 let mut copies = Vec::new();
@@ -289,7 +291,7 @@ mod tests {
     #[test]
     fn a_tier_smaller_than_one_sample_stays_empty_and_the_next_is_filled() {
         let (population, lengths) = (Samples(10), [1_024; 10]);
-        let run = Run::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut copies = Vec::new();
         planner.place(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
@@ -303,7 +305,7 @@ mod tests {
     #[test]
     fn a_rank_without_tiers_plans_nothing() {
         let (population, lengths) = (Samples(10), [1; 10]);
-        let run = Run::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 4096).unwrap();
         planner.place(0, &[], &mut |copy| panic!("{copy:?}")).unwrap();
     }
@@ -311,7 +313,7 @@ mod tests {
     #[test]
     fn what_an_address_cannot_name_is_refused() {
         let (population, lengths) = (Samples(10), [1; 10]);
-        let run = Run::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
+        let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         for len_bytes in [0, 256, 1_000, 8_192] {
             let error = Planner::new(&run, &lengths[..], len_bytes).unwrap_err();
             assert_eq!(error, PlanError::BlockLen { len_bytes });
