@@ -53,7 +53,11 @@ const LAYERS: &[(&str, &str)] = &[
 
 /// Circles of modules that stay: folder, modules, reason.
 const CIRCLES: &[(&str, &str, &str)] = &[
-    ("src/buf", "pool run", "a run goes home to its pool, which has the headers of its runs"),
+    (
+        "src/buf",
+        "allocation pool",
+        "an allocation returns to its pool, which has the headers of its allocations",
+    ),
     (
         "src/qpair",
         "broken device file folder spdk tcp",

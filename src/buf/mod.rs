@@ -1,25 +1,24 @@
-//! Memory that devices may write into: owned windows, shared slices, and the pool they come from.
+//! Memory for device I/O: owned buffers, shared slices, and the pool they come from.
 //!
-//! A *run* is a piece of memory with a count of the handles on it: an allocation of its own
-//! ([`IoBuf::zeroed`]) or neighbouring slots of a [`Pool`]. An [`IoBuf`] is a window of a run: the only
-//! owner of its bytes, so that it may be given to a device and written by it. [`IoBuf::freeze`] turns
-//! a window into a [`SharedBuf`], which may be cloned and sliced but not written, until one handle is
-//! left and [`SharedBuf::thaw`] takes it back. The run goes back to where it came from when its last
-//! window is gone.
+//! An *allocation* is a piece of memory with a reference count: memory of its own
+//! ([`IoBuf::zeroed`]) or adjacent slots of a [`Pool`]. An [`IoBuf`] is a range of an allocation
+//! and the only owner of its bytes, so that a device may write them. [`IoBuf::freeze`] turns it
+//! into a [`SharedBuf`], which can be cloned and sliced, but not written; when one handle is left,
+//! [`SharedBuf::thaw`] makes it writable again. The memory is returned when the last buffer of its
+//! allocation is dropped.
 //!
-//! Invariants: windows of one run never overlap; every byte of every run is initialised, if only with
-//! what its last owner left there; starts of runs are multiples of 4,096.
+//! Invariants: buffers of one allocation never overlap; every byte of an allocation is initialised,
+//! if only with its last owner's data; allocations are aligned to 4,096.
 //!
+//! Not here: which bytes of a buffer are valid (the I/O's completion says so), locking memory, and
+//! waiting for free memory (an exhausted pool returns `None`).
 //!
-//! Not here: which bytes of a window mean something (the I/O's completion says so), locking into
-//! memory, and any waiting for memory to become free (a pool that is empty says `None`).
-//!
-//! Read `run.rs` first, it is where memory is counted; then this file; then `pool.rs`.
-#![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in windows
+//! Read `allocation.rs` first, which counts references; then this file; then `pool.rs`.
+#![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
+mod allocation;
 mod pages;
 mod pool;
-mod run;
 mod shared;
 mod slots;
 
@@ -30,63 +29,66 @@ pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use shared::SharedBuf;
 
-use run::{MAPPED_FROM_LEN, PASSING_MAPPED_FROM_LEN, Run};
+use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
-/// Owned bytes that move with their I/O: a whole run of memory, or a window of one.
+/// Owned bytes that move with their I/O: an allocation, or a range of one.
 ///
-/// Windows of one run are disjoint, and each has one owner. An empty window holds no memory.
+/// Buffers of one allocation are disjoint, and each has one owner. An empty buffer holds no memory.
 pub struct IoBuf {
-    run: Option<Run>,
+    allocation: Option<Allocation>,
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: an `IoBuf` is the only owner of its window, so it may go to another thread as a `Vec` may;
-// `Run` may as well.
+// SAFETY: an `IoBuf` is the only owner of its bytes, so it may go to another thread as a `Vec` may;
+// `Allocation` may as well.
 unsafe impl Send for IoBuf {}
 // SAFETY: `&IoBuf` gives `&[u8]` only.
 unsafe impl Sync for IoBuf {}
 
 impl IoBuf {
-    /// A buffer of length 0 that owns no memory.
+    /// An empty buffer without memory.
     pub fn empty() -> IoBuf {
-        IoBuf { run: None, start: NonNull::dangling(), len: 0 }
+        IoBuf { allocation: None, start: NonNull::dangling(), len: 0 }
     }
 
-    /// A stand-alone buffer of `len` zero bytes whose start is aligned to 4,096.
+    /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
     ///
     /// Allocates; the read path takes its buffers from a [`Pool`] instead.
     pub fn zeroed(len: usize) -> IoBuf {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
     }
 
-    /// As [`IoBuf::zeroed`], for what comes and goes by the megabyte and in varying lengths: the system has
-    /// it back when it is dropped, where an allocator would keep it, and map more for what does not fit.
-    pub fn passing(len: usize) -> IoBuf {
-        IoBuf::allocated(len, PASSING_MAPPED_FROM_LEN)
+    /// [`IoBuf::zeroed`] for short-lived buffers of megabytes and varying lengths: dropping it
+    /// returns the memory to the system, where an allocator would keep it and map more for the next
+    /// size.
+    pub fn temporary(len: usize) -> IoBuf {
+        IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
     }
 
     fn allocated(len: usize, mapped_from_len: usize) -> IoBuf {
         if len == 0 {
             return IoBuf::empty();
         }
-        let (run, start) = Run::allocate_zeroed(len, mapped_from_len);
-        IoBuf { run: Some(run), start, len }
+        let (allocation, start) = Allocation::allocate_zeroed(len, mapped_from_len);
+        IoBuf { allocation: Some(allocation), start, len }
     }
 
-    /// The first `len` bytes of `run`, which begins at `start`.
+    /// The first `len` bytes of `allocation`, which begins at `start`.
     ///
     /// # Safety
-    /// `run` is the only handle on its memory, and `start..start + len` is initialised memory of it.
-    unsafe fn of_run(run: Run, start: NonNull<u8>, len: usize) -> IoBuf {
-        IoBuf { run: Some(run), start, len }
+    /// `allocation` is the only handle on its memory, and `start..start + len` is initialised
+    /// memory of it.
+    unsafe fn of_allocation(allocation: Allocation, start: NonNull<u8>, len: usize) -> IoBuf {
+        IoBuf { allocation: Some(allocation), start, len }
     }
 
-    /// Splits at `at`: `self` keeps the bytes before it, the rest is returned as its own window.
+    /// Splits at `at`: `self` keeps the bytes before it, the rest is returned as a buffer of its
+    /// own.
     ///
     /// # Panics
-    /// `at` lies past the end.
-    #[must_use = "the rest of the window is given up when it is dropped"]
+    /// If `at` is past the end.
+    #[must_use = "the rest is dropped if it is not used"]
     pub fn split_off(&mut self, at: usize) -> IoBuf {
         assert!(at <= self.len, "split past the end");
         if at == 0 {
@@ -95,26 +97,26 @@ impl IoBuf {
         if at == self.len {
             return IoBuf::empty();
         }
-        // SAFETY: `at` is within this window, which lies in one run.
+        // SAFETY: `at` is within this buffer, which lies in one allocation.
         let start = unsafe { self.start.add(at) };
-        let rest = IoBuf { run: self.run.clone(), start, len: self.len - at };
+        let rest = IoBuf { allocation: self.allocation.clone(), start, len: self.len - at };
         self.len = at;
         rest
     }
 
-    /// Gives up the bytes from `len` on; nothing happens when there are none.
+    /// Drops the bytes from `len` on, if there are any.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len {
             drop(self.split_off(len));
         }
     }
 
-    /// Takes back the window that begins where this one ends: the inverse of [`IoBuf::split_off`].
+    /// Appends the buffer that begins where this one ends: the inverse of [`IoBuf::split_off`].
     ///
-    /// An empty window joins with any other.
+    /// An empty buffer can be joined with any other.
     ///
     /// # Errors
-    /// `other` itself, when it is not the next window of the same run.
+    /// `other`, if it is not adjacent in the same allocation.
     pub fn unsplit(&mut self, other: IoBuf) -> Result<(), IoBuf> {
         if other.is_empty() {
             return Ok(());
@@ -123,17 +125,17 @@ impl IoBuf {
             *self = other;
             return Ok(());
         }
-        // SAFETY: one past the end of this window is still in, or one past, its run.
+        // SAFETY: one past the end of this buffer is still in, or one past, its allocation.
         let end = unsafe { self.start.add(self.len) };
-        if self.run != other.run || end != other.start {
+        if self.allocation != other.allocation || end != other.start {
             return Err(other);
         }
         self.len += other.len;
         Ok(())
     }
 
-    /// As [`IoBuf::unsplit`]; where other memory has taken the place of a window, which a lost device may
-    /// still write to, both are copied into new memory.
+    /// [`IoBuf::unsplit`] for the case that one part was replaced by other memory, because a lost
+    /// device may still write to the original: then both parts are copied into new memory.
     pub fn rejoin(&mut self, other: IoBuf) {
         if let Err(other) = self.unsplit(other) {
             let mut whole = IoBuf::zeroed(self.len + other.len);
@@ -143,24 +145,25 @@ impl IoBuf {
         }
     }
 
-    /// Whether it lies in memory of a device driver's, which its devices reach: see [`PageSource`].
+    /// Whether it is memory of a device driver, for DMA: see [`PageSource`].
     pub fn is_of_driver(&self) -> bool {
-        self.run.as_ref().is_some_and(Run::is_of_driver)
+        self.allocation.as_ref().is_some_and(Allocation::is_of_driver)
     }
 
-    /// Ends writing: the same bytes, to be shared.
+    /// Ends writing: returns the same bytes for sharing.
     pub fn freeze(self) -> SharedBuf {
-        // SAFETY: this window was the only owner of its bytes, and it ends here, so nobody can write
-        // them any more; they are initialised, and the handle keeps them alive.
-        unsafe { SharedBuf::of_window(self.run, self.start, self.len) }
+        // SAFETY: this buffer was the only owner of its bytes, and it ends here, so nobody can
+        // write them any more; they are initialised, and the handle keeps them alive.
+        unsafe { SharedBuf::of_range(self.allocation, self.start, self.len) }
     }
 }
 
 impl Deref for IoBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is initialised memory of a run that `self.run` keeps alive, and nobody
-        // else has it; an empty window has a dangling but aligned start, as an empty slice may.
+        // SAFETY: the buffer is initialised memory of an allocation that `self.allocation` keeps
+        // alive, and nobody else has it; an empty buffer has a dangling but aligned start, as an
+        // empty slice may.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -184,8 +187,8 @@ impl std::fmt::Debug for IoBuf {
     }
 }
 
-/// Asks for the first bytes of `bytes` to be on their way when they are read: the processor then
-/// notices a sequence and fetches the rest by itself.
+/// Prefetches the start of `bytes` into the CPU cache; the processor's own prefetcher then
+/// recognises the sequence and fetches the rest.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -202,7 +205,7 @@ pub(crate) fn prefetch(bytes: &[u8]) {
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE_BYTES: usize = 64;
 
-/// By measurement: 8 to 32 are alike, and all 64 lines of a 4 KiB block cost a fifth more.
+/// Measured: 8 to 32 lines perform alike; all 64 lines of a 4 KiB block cost a fifth more.
 #[cfg(target_arch = "x86_64")]
 const PREFETCHED_LINES: usize = 16;
 

@@ -1,4 +1,4 @@
-//! The pages under a pool: huge ones when there are any.
+//! The pages of a pool: huge pages where available.
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
@@ -10,42 +10,43 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What kind of pages a pool lies in.
+/// The kind of pages that a pool uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pages {
-    /// Pages of 2 MiB that the administrator set aside (`vm.nr_hugepages`).
+    /// Reserved pages of 2 MiB (`vm.nr_hugepages`).
     Huge,
-    /// Pages of 2 MiB that the kernel makes when it can (transparent huge pages, by `madvise`).
+    /// Transparent huge pages of 2 MiB, which the kernel creates if it can (`madvise`).
     Transparent,
     /// Pages of 4 KiB.
     Base,
-    /// Memory of a device driver's, which its devices reach: see [`PageSource`].
+    /// Memory of a device driver, for DMA: see [`PageSource`].
     Driver,
 }
 
-/// Where pages come from that devices of a driver reach by themselves.
+/// A driver's source of pages for DMA.
 ///
 /// # Safety
-/// [`PageSource::allocate`] returns zeroed memory of at least `len` bytes, aligned to 4,096, which nobody
-/// else has until [`PageSource::free`].
+/// [`PageSource::allocate`] returns zeroed memory of at least `len` bytes, aligned to 4,096, which
+/// nobody else has until [`PageSource::free`].
 pub unsafe trait PageSource: Sync {
-    /// Memory of `len` bytes; `None` when there is none left.
+    /// Allocates `len` bytes; `None` if none are left.
     fn allocate(&self, len: usize) -> Option<NonNull<u8>>;
 
-    /// Takes memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// `start` came from [`PageSource::allocate`], is given back once, and nobody uses it any more.
+    /// `start` came from [`PageSource::allocate`], is freed once, and nobody uses it any more.
     unsafe fn free(&self, start: NonNull<u8>);
 
-    /// Whether another process has its memory now: this one is a child of it, and may not write there.
+    /// Whether the memory belongs to the parent process, so that this process must not write to it.
     fn is_foreign(&self) -> bool;
 }
 
-/// Lets pools take their pages from `source` from now on, as long as it has some. The first call holds.
+/// Makes pools allocate from `source` from now on, while it has memory. Only the first call has an
+/// effect.
 pub fn use_pages_of(source: &'static dyn PageSource) {
-    let _ = SOURCE.set(source); // of the same driver: there is one
+    let _ = SOURCE.set(source); // a later call names the same driver: there is only one
 }
 
 static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
@@ -73,18 +74,18 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Mapped memory of zeroes, private to the process, unmapped on drop.
+/// Zeroed, private mapped memory, unmapped on drop.
 pub(super) struct Mapping {
-    /// What was mapped: more than what is used, where the used part is aligned to 2 MiB.
+    /// The whole mapping, which exceeds the used part where that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
     pages: Pages,
-    /// To whom it goes back, unless to the operating system.
+    /// The source to return it to; `None`: the operating system.
     source: Option<&'static dyn PageSource>,
 }
 
-// SAFETY: plain memory; who may touch which bytes is the pool's business.
+// SAFETY: plain memory; the pool decides who may access which bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above, `&Mapping` gives out an address only.
 unsafe impl Sync for Mapping {}
@@ -113,7 +114,7 @@ impl Mapping {
         Ok(Mapping { mapped, mapped_len: len, start, pages: Pages::Base, source: None })
     }
 
-    /// Maps `len` bytes for one buffer: it leaves the pages that were set aside to the pools.
+    /// Maps `len` bytes for one buffer, without the reserved huge pages, which are left to pools.
     pub(super) fn transparent_or_base(len: usize) -> Result<Mapping> {
         let huge = len >= HUGE_LEN && transparent_is_allowed();
         let transparent = if huge { Mapping::transparent(len) } else { None };
@@ -128,12 +129,12 @@ impl Mapping {
         self.pages
     }
 
-    /// Whether it is shared with a parent process, to which it belongs.
+    /// Whether the memory belongs to the parent process.
     pub(super) fn is_foreign(&self) -> bool {
         self.source.is_some_and(|source| source.is_foreign())
     }
 
-    /// Maps `len` bytes of the driver's memory.
+    /// Allocates `len` bytes of the driver's memory.
     pub(super) fn of(source: &'static dyn PageSource, len: usize) -> Option<Mapping> {
         let start = source.allocate(len)?;
         let (mapped, pages) = (start.cast(), Pages::Driver);
@@ -145,7 +146,7 @@ impl Mapping {
         let mapped = map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB).ok()?;
         let (start, pages) = (mapped.cast(), Pages::Huge);
         let mapping = Mapping { mapped, mapped_len: len, start, pages, source: None };
-        // Touched now, since a limit of a control group that is met later is a SIGBUS, not an error.
+        // Touched now: exceeding a control group's limit later would be a SIGBUS, not an error.
         // SAFETY: the range was just mapped and holds nothing yet.
         let populated = unsafe { madvise(mapped.as_ptr(), len, Advice::LinuxPopulateWrite) };
         populated.ok().map(|()| mapping)
@@ -168,11 +169,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(source) = self.source {
-            // SAFETY: it came from there, in `of`; the pool and its windows are gone, see below.
+            // SAFETY: it came from there, in `of`; the pool and its buffers are gone, see below.
             return unsafe { source.free(self.start) };
         }
         // SAFETY: mapped with this length by `map`; the pool that owned it is gone, and with it all
-        // windows, each of which holds a count of the pool.
+        // buffers, each of which holds a reference to the pool.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
     }
@@ -185,7 +186,7 @@ fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
     NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)
 }
 
-/// Whether `madvise` can bring about huge pages: an administrator may have switched them off.
+/// Whether `madvise` can enable huge pages: an administrator may have disabled them.
 fn transparent_is_allowed() -> bool {
     static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ALLOWED.get_or_init(|| {
@@ -194,7 +195,7 @@ fn transparent_is_allowed() -> bool {
     })
 }
 
-/// The size of a huge page: 2 MiB on the machines that this was made for.
+/// The size of a huge page: 2 MiB on x86-64.
 const HUGE_LEN: usize = 2 << 20;
 
 #[cfg(test)]

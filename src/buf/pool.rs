@@ -1,46 +1,46 @@
-//! A pool of fixed slots, handed out as contiguous runs.
-#![allow(unsafe_code)] // hands out windows of mapped memory
+//! A pool of fixed-size slots, allocated in contiguous ranges.
+#![allow(unsafe_code)] // hands out ranges of mapped memory
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::IoBuf;
+use super::allocation::{Allocation, Header};
 use super::pages::{Mapping, PageSource, Pages};
-use super::run::{Header, Run};
 use super::slots::Slots;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::ALIGN_BYTES;
 
-/// Whether a pool looks for huge pages.
+/// Whether a pool uses huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Those set aside, or else transparent ones, or else 4 KiB pages.
+    /// Reserved huge pages, else transparent ones, else 4 KiB pages.
     #[default]
     Auto,
     /// 4 KiB pages.
     Off,
 }
 
-/// How large a pool is.
+/// The size of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Bytes of all slots together; a part of a slot at the end is left away.
+    /// Total length of all slots; a partial slot at the end is not used.
     pub bytes: usize,
-    /// Bytes of one slot: a multiple of 4,096. What is taken is rounded up to whole slots.
+    /// Length of a slot: a multiple of 4,096. Allocations are rounded up to whole slots.
     pub slot_len_bytes: usize,
-    /// Whether to look for huge pages.
+    /// Whether to use huge pages.
     pub huge_pages: HugePages,
 }
 
-/// Memory for reads: a fixed number of slots, taken as runs of neighbours and given back by dropping.
+/// Memory for reads: a fixed number of slots, allocated in contiguous ranges and freed by dropping.
 ///
-/// Clones are handles on the same pool, and any thread may take and drop. The memory is unmapped
-/// when the last handle and the last window are gone.
+/// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped
+/// when the last handle and the last buffer are dropped.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
 pub(super) struct Inner {
-    /// One a slot; a run uses that of its first slot.
+    /// One header per slot; an allocation uses that of its first slot.
     headers: Box<[Header]>,
     slots: Slots,
     slot_len_bytes: usize,
@@ -48,17 +48,17 @@ pub(super) struct Inner {
 }
 
 impl Pool {
-    /// Maps the memory; pages that are not huge are only used up as they are touched.
+    /// Maps the memory; base pages are allocated by the kernel when they are first touched.
     ///
     /// # Errors
-    /// `InvalidArgument`: not even one slot, a slot that is not whole pages, or more than 2^32 slots.
-    /// `OutOfMemory`: the operating system has not that much.
+    /// `InvalidArgument`: less than one slot, a slot length that is not whole pages, or more than
+    /// 2^32 slots. `OutOfMemory`: the operating system does not have that much.
     pub fn new(options: PoolOptions) -> Result<Pool> {
         let huge = options.huge_pages == HugePages::Auto;
         Pool::with_pages(options, |len| Mapping::new(len, huge))
     }
 
-    /// A pool in memory of `source` alone.
+    /// A pool that uses only memory of `source`.
     ///
     /// # Errors
     /// As [`Pool::new`].
@@ -87,11 +87,11 @@ impl Pool {
         Ok(Pool(Arc::new(Inner { headers, slots: Slots::new(num_slots), slot_len_bytes, mapping })))
     }
 
-    /// A window of `len` bytes on a contiguous run of slots, aligned to 4,096, with whatever bytes
-    /// its last owner left there. `None` when no such run is free.
+    /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
+    /// `None` if no range of slots is free.
     ///
-    /// Never blocks, makes no system call and no allocation. In a child process a pool in a driver's
-    /// memory has nothing free, since the parent goes on to use it.
+    /// Never blocks, makes no system call and does not allocate from the heap. In a child process,
+    /// a pool in a driver's memory has nothing free, since the parent still uses it.
     pub fn take(&self, len: usize) -> Option<IoBuf> {
         if len == 0 {
             return Some(IoBuf::empty());
@@ -102,11 +102,11 @@ impl Pool {
         }
         let num_slots = len.div_ceil(inner.slot_len_bytes);
         let first = inner.slots.take(num_slots)?;
-        Some(self.window_on(first, num_slots, len))
+        Some(self.buffer_on(first, num_slots, len))
     }
 
-    /// As [`Pool::take`], the window that begins at the slot that `offset` lies in; `None` when its slots
-    /// are not all free.
+    /// [`Pool::take`] at a fixed location: the slot that contains `offset`. `None` if its slots are
+    /// not all free.
     pub(crate) fn take_at(&self, offset: usize, len: usize) -> Option<IoBuf> {
         let inner = &*self.0;
         let (first, num_slots) =
@@ -114,64 +114,65 @@ impl Pool {
         if num_slots == 0 || inner.mapping.is_foreign() || !inner.slots.take_at(first, num_slots) {
             return None;
         }
-        Some(self.window_on(first, num_slots, len))
+        Some(self.buffer_on(first, num_slots, len))
     }
 
-    /// The window of `len` bytes on slots that the caller has just claimed.
-    fn window_on(&self, first: usize, num_slots: usize, len: usize) -> IoBuf {
+    /// A buffer of `len` bytes on slots that the caller has just claimed.
+    fn buffer_on(&self, first: usize, num_slots: usize, len: usize) -> IoBuf {
         let inner = &*self.0;
         let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
-        // SAFETY: the slots were just claimed, so no window and no handle of them exists; the header
-        // is that of the first.
-        let run = unsafe { Run::of_slots(&self.0, &inner.headers[first], num_slots) };
+        // SAFETY: the slots were just claimed, so no buffer and no handle of them exists; the
+        // header is that of the first.
+        let allocation = unsafe { Allocation::of_slots(&self.0, &inner.headers[first], num_slots) };
         // SAFETY: the slots lie within the mapping, whose bytes the kernel zeroed.
         let start = unsafe { inner.mapping.start().add(first * inner.slot_len_bytes) };
-        // SAFETY: `run` is the only handle, and its slots hold at least `len` bytes from `start`.
-        unsafe { IoBuf::of_run(run, start, len) }
+        // SAFETY: `allocation` is the only handle, and its slots hold at least `len` bytes from
+        // `start`.
+        unsafe { IoBuf::of_allocation(allocation, start, len) }
     }
 
-    /// Where in the pool `bytes` begin, counted from its first slot; `None` when they are not of it.
+    /// Offset of `bytes` in the pool; `None` if they are not part of it.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.0.mapping.start().addr().get())?;
         (offset + bytes.len() <= self.capacity_bytes()).then_some(offset)
     }
 
-    /// The address of the byte at `offset`, for a device that is told once where its buffers lie.
+    /// The address of the byte at `offset`, for a device that registers its buffers once.
     ///
     /// # Panics
-    /// When `offset` is not below [`Pool::capacity_bytes`].
+    /// If `offset` is not below [`Pool::capacity_bytes`].
     pub(crate) fn address_of(&self, offset: usize) -> NonNull<u8> {
         assert!(offset < self.capacity_bytes(), "an offset past the end of the pool");
         // SAFETY: the mapping is at least as long as all slots together.
         unsafe { self.0.mapping.start().add(offset) }
     }
 
-    /// Bytes of all slots.
+    /// Total length of all slots.
     pub fn capacity_bytes(&self) -> usize {
         self.0.slots.num_slots() * self.0.slot_len_bytes
     }
 
-    /// Bytes of the slots that are not taken; while other threads work, a few more may be told.
+    /// Length of the free slots; may be slightly too high while other threads allocate.
     pub fn free_bytes(&self) -> usize {
         self.0.slots.num_free() * self.0.slot_len_bytes
     }
 
-    /// Bytes of a slot.
+    /// Length of a slot.
     pub fn slot_len_bytes(&self) -> usize {
         self.0.slot_len_bytes
     }
 
-    /// The pages that the pool lies in.
+    /// The kind of pages that the pool uses.
     pub fn pages(&self) -> Pages {
         self.0.mapping.pages()
     }
 
-    /// Whether a page is made when it is touched first, not with the pool.
+    /// Whether pages are allocated when they are first touched, not with the pool.
     pub(crate) fn pages_come_later(&self) -> bool {
         matches!(self.pages(), Pages::Transparent | Pages::Base)
     }
 
-    /// Whether the pool lies in huge pages, be they set aside or transparent.
+    /// Whether the pool uses huge pages, reserved or transparent.
     pub fn is_huge(&self) -> bool {
         self.pages() != Pages::Base
     }
@@ -185,12 +186,12 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
-    /// The pages that the pool lies in.
+    /// The kind of pages that the pool uses.
     pub(super) fn pages(&self) -> Pages {
         self.mapping.pages()
     }
 
-    /// Takes back the run that `header` stands for.
+    /// Frees the slots of the allocation with this header.
     pub(super) fn give_back(&self, header: NonNull<Header>, num_slots: u32) {
         let offset = header.addr().get() - self.headers.as_ptr().addr();
         self.slots.give_back(offset / size_of::<Header>(), num_slots as usize);

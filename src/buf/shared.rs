@@ -1,19 +1,19 @@
-//! Bytes that nobody writes any more, shared by counting.
-#![allow(unsafe_code)] // reads raw memory that a run keeps alive
+//! Immutable bytes, shared by reference counting.
+#![allow(unsafe_code)] // reads raw memory that an allocation keeps alive
 
 use std::ops::{Bound, Deref, RangeBounds};
 use std::ptr::NonNull;
 
 use super::IoBuf;
-use super::run::Run;
+use super::allocation::Allocation;
 
 /// Read-only bytes: a frozen [`super::IoBuf`], or a part of one.
 ///
-/// A clone or slice costs one atomic increment. The memory goes back to its pool when the last of
-/// them, and the last window of the same run, is gone.
+/// A clone or slice costs one atomic increment. The memory returns to its pool when the last of
+/// them, and the last buffer of the same allocation, is dropped.
 #[derive(Clone)]
 pub struct SharedBuf {
-    run: Option<Run>,
+    allocation: Option<Allocation>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -24,23 +24,28 @@ unsafe impl Send for SharedBuf {}
 unsafe impl Sync for SharedBuf {}
 
 impl SharedBuf {
-    /// No bytes; holds no memory.
+    /// An empty buffer without memory.
     pub fn empty() -> SharedBuf {
-        SharedBuf { run: None, start: NonNull::dangling(), len: 0 }
+        SharedBuf { allocation: None, start: NonNull::dangling(), len: 0 }
     }
 
-    /// The window `start..start + len` of `run`.
+    /// The bytes `start..start + len` of `allocation`.
     ///
     /// # Safety
-    /// The window is initialised memory that `run` keeps alive, and nobody can write it any more.
-    pub(super) unsafe fn of_window(run: Option<Run>, start: NonNull<u8>, len: usize) -> SharedBuf {
-        SharedBuf { run, start, len }
+    /// The range is initialised memory that `allocation` keeps alive, and nobody can write it any
+    /// more.
+    pub(super) unsafe fn of_range(
+        allocation: Option<Allocation>,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> SharedBuf {
+        SharedBuf { allocation, start, len }
     }
 
-    /// The part `range`, sharing the memory. An empty part holds none.
+    /// The part `range`, which shares the memory. An empty part holds none.
     ///
     /// # Panics
-    /// The range is backwards or ends past the end, as with slices.
+    /// If the range is reversed or ends past the end, as with slices.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> SharedBuf {
         let from = match range.start_bound() {
             Bound::Included(&from) => from,
@@ -56,24 +61,24 @@ impl SharedBuf {
         if from == to {
             return SharedBuf::empty();
         }
-        // SAFETY: `from` is within this window.
+        // SAFETY: `from` is within this buffer.
         let start = unsafe { self.start.add(from) };
-        SharedBuf { run: self.run.clone(), start, len: to - from }
+        SharedBuf { allocation: self.allocation.clone(), start, len: to - from }
     }
 
-    /// Takes the bytes back for writing: the inverse of [`IoBuf::freeze`].
+    /// Makes the bytes writable again: the inverse of [`IoBuf::freeze`].
     ///
     /// # Errors
-    /// `self`, while another handle or window of the same run exists.
+    /// `self`, if another handle on the same allocation exists.
     pub fn thaw(mut self) -> Result<IoBuf, SharedBuf> {
-        match self.run.take() {
+        match self.allocation.take() {
             None => Ok(IoBuf::empty()),
-            Some(run) if run.is_only_handle() => {
-                // SAFETY: the only handle on the run, so nobody else has a window of it; this window
-                // is initialised memory of the run, by `of_window`.
-                Ok(unsafe { IoBuf::of_run(run, self.start, self.len) })
+            Some(allocation) if allocation.is_only_handle() => {
+                // SAFETY: the only handle on the allocation, so nobody else has a buffer of it;
+                // this buffer is initialised memory of the allocation, by `of_range`.
+                Ok(unsafe { IoBuf::of_allocation(allocation, self.start, self.len) })
             }
-            run => Err(SharedBuf { run, ..self }),
+            allocation => Err(SharedBuf { allocation, ..self }),
         }
     }
 }
@@ -81,8 +86,8 @@ impl SharedBuf {
 impl Deref for SharedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialised memory that `self.run` keeps alive and that nobody writes, by
-        // `of_window`; an empty one is dangling but aligned, as an empty slice may be.
+        // SAFETY: initialised memory that `self.allocation` keeps alive and that nobody writes, by
+        // `of_range`; an empty one is dangling but aligned, as an empty slice may be.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,17 +1,17 @@
-//! Which slots of a pool are taken: a bitmap that threads change without a lock.
+//! The bitmap of a pool's used slots, which threads change without a lock.
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// One bit a slot, set while the slot is taken.
+/// One bit per slot, set while the slot is used.
 ///
-/// The lowest run that fits is taken first, which keeps the long runs at the end whole.
+/// Allocates the lowest range that fits, which keeps long ranges at the end free.
 pub(super) struct Slots {
     words: Box<[AtomicU64]>,
     num_slots: usize,
-    /// At least the number of free slots: raised before slots are freed, lowered after they are
-    /// taken.
+    /// An upper bound of the number of free slots: raised before slots are freed, lowered after
+    /// they are allocated.
     num_free: AtomicUsize,
-    /// Where searching begins: no word before it had a free slot when it was last looked at. A hint.
+    /// A hint where to search: no word before it had a free slot at the last search.
     first_word: AtomicUsize,
 }
 
@@ -20,7 +20,7 @@ impl Slots {
         let words: Box<[AtomicU64]> =
             (0..num_slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         if let (Some(last), tail @ 1..) = (words.last(), num_slots % 64) {
-            last.store(!0 << tail, Ordering::Relaxed); // what is past the end stays taken
+            last.store(!0 << tail, Ordering::Relaxed); // bits past the end stay set
         }
         Slots {
             words,
@@ -34,12 +34,12 @@ impl Slots {
         self.num_slots
     }
 
-    /// Free slots; while other threads work, as many or a few more.
+    /// Number of free slots; may be slightly too high while other threads allocate.
     pub(super) fn num_free(&self) -> usize {
         self.num_free.load(Ordering::Relaxed)
     }
 
-    /// Takes `count` neighbouring slots and returns the first; `None` when no such run is free.
+    /// Allocates `count` adjacent slots and returns the first; `None` if no such range is free.
     pub(super) fn take(&self, count: usize) -> Option<usize> {
         if count == 0 || count > self.num_free() {
             return None;
@@ -53,14 +53,14 @@ impl Slots {
                     self.lift_hint(hint, first);
                     return Some(first);
                 }
-                Some(first) => from = first, // another thread was quicker: look again from there
-                None if from > 0 => from = 0, // freed before the hint, or passed over above
+                Some(first) => from = first, // another thread was faster: search again from there
+                None if from > 0 => from = 0, // slots freed before the hint, or skipped above
                 None => return None,
             }
         }
     }
 
-    /// Takes the `count` slots from `first` on, if there are so many and all of them are free.
+    /// Allocates the `count` slots from `first` on, if they exist and are all free.
     pub(super) fn take_at(&self, first: usize, count: usize) -> bool {
         let there = first.checked_add(count).is_some_and(|end| end <= self.num_slots);
         let taken = there && self.claim(first, count);
@@ -70,20 +70,21 @@ impl Slots {
         taken
     }
 
-    /// Frees `count` slots from `first`, which the caller has taken.
+    /// Frees `count` slots from `first`, which the caller has allocated.
     pub(super) fn give_back(&self, first: usize, count: usize) {
         self.num_free.fetch_add(count, Ordering::Relaxed);
         for (word, mask) in words_of(first, count) {
-            // Release: what was done to the slots happens before whoever takes them next.
+            // Release: accesses to the slots happen before those of the next owner.
             let before = self.words[word].fetch_and(!mask, Ordering::Release);
             assert!(before & mask == mask, "slots given back that were not taken");
         }
         self.first_word.fetch_min(first / 64, Ordering::Relaxed);
     }
 
-    /// The first run of `count` free slots that begins at or after slot `from`, as things are now.
+    /// The first range of `count` free slots at or after slot `from`; other threads may change it
+    /// meanwhile.
     fn find(&self, from: usize, count: usize) -> Option<usize> {
-        let mut first = from; // where the run of free slots that is being measured begins
+        let mut first = from; // start of the current range of free slots
         let mut next = from;
         while next < self.num_slots {
             let bit = next % 64;
@@ -94,14 +95,14 @@ impl Slots {
                 return Some(first);
             }
             if bit + free < 64 {
-                next += (rest >> free).trailing_ones() as usize; // skip what is taken
+                next += (rest >> free).trailing_ones() as usize; // skip used slots
                 first = next;
             }
         }
         None
     }
 
-    /// Takes exactly these slots, or none when one of them is taken.
+    /// Allocates exactly these slots, or none if one of them is used.
     fn claim(&self, first: usize, count: usize) -> bool {
         for (done, (word, mask)) in words_of(first, count).enumerate() {
             let claimed =
@@ -118,7 +119,7 @@ impl Slots {
         true
     }
 
-    /// Moves the hint past words that have become full, unless somebody moved it meanwhile.
+    /// Moves the hint past full words, unless another thread moved it meanwhile.
     fn lift_hint(&self, hint: usize, taken: usize) {
         let word = taken / 64;
         if word < hint {
@@ -138,7 +139,7 @@ impl Slots {
     }
 }
 
-/// The words that slots `first..first + count` lie in, with the bits of each.
+/// The words that contain slots `first..first + count`, each with a mask of its bits.
 fn words_of(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
     (first / 64..end.div_ceil(64)).map(move |word| {
@@ -188,7 +189,7 @@ mod tests {
         slots.give_back(0, 1);
     }
 
-    /// The lowest run of `count` free slots by looking at each in turn.
+    /// The lowest range of `count` free slots, found by testing each in turn.
     fn by_hand(taken: &[bool], count: usize) -> Option<usize> {
         (0..=taken.len().checked_sub(count)?)
             .find(|&first| taken[first..first + count].iter().all(|taken| !taken))
@@ -202,17 +203,17 @@ mod tests {
         ) {
             let slots = Slots::new(num_slots);
             let mut taken = vec![false; num_slots];
-            let mut runs = Vec::new();
+            let mut ranges = Vec::new();
             for (take, count, which) in steps {
-                if take || runs.is_empty() {
+                if take || ranges.is_empty() {
                     let first = slots.take(count);
                     prop_assert_eq!(first, by_hand(&taken, count));
                     if let Some(first) = first {
                         taken[first..first + count].fill(true);
-                        runs.push((first, count));
+                        ranges.push((first, count));
                     }
                 } else {
-                    let (first, count) = runs.swap_remove(which.index(runs.len()));
+                    let (first, count) = ranges.swap_remove(which.index(ranges.len()));
                     slots.give_back(first, count);
                     taken[first..first + count].fill(false);
                 }

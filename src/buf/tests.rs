@@ -9,7 +9,7 @@ fn small_pool(num_slots: usize) -> Pool {
 }
 
 #[test]
-fn windows_are_joined_again_also_when_one_was_replaced() {
+fn buffers_are_joined_again_even_when_one_was_replaced() {
     for replace in [false, true] {
         let mut first = IoBuf::zeroed(3000);
         let mut second = first.split_off(1000);
@@ -42,7 +42,7 @@ fn a_stand_alone_buffer_is_zeroed_and_aligned() {
 }
 
 #[test]
-fn windows_join_again_only_in_their_order() {
+fn buffers_join_again_only_in_their_order() {
     let mut first = IoBuf::zeroed(9000);
     let mut second = first.split_off(4096);
     let third = second.split_off(4096);
@@ -50,7 +50,7 @@ fn windows_join_again_only_in_their_order() {
     assert!(second.unsplit(third).is_ok());
     assert!(first.unsplit(second).is_ok());
     assert_eq!(first.len(), 9000);
-    let stranger = first.unsplit(IoBuf::zeroed(10)).expect_err("of another run");
+    let stranger = first.unsplit(IoBuf::zeroed(10)).expect_err("of another allocation");
     assert_eq!(stranger.len(), 10);
 }
 
@@ -117,7 +117,7 @@ fn a_pool_rounds_up_to_slots_and_says_none_when_it_is_empty() {
 }
 
 #[test]
-fn a_run_goes_home_with_its_last_window_frozen_or_not() {
+fn an_allocation_is_freed_with_its_last_buffer_frozen_or_not() {
     let pool = small_pool(8);
     let mut buf = pool.take(8 * 4096).unwrap();
     let rest = buf.split_off(4096).freeze();
@@ -173,7 +173,7 @@ fn threads_never_share_a_byte_and_give_everything_back() {
     assert_eq!(pool.free_bytes(), pool.capacity_bytes());
 }
 
-/// Fills windows with the thread's own byte and looks at them later: another owner would show.
+/// Fills buffers with the thread's own byte and checks them later: another owner would show.
 fn take_split_and_drop(pool: &Pool, thread: u8) {
     let mut held: Vec<IoBuf> = Vec::new();
     let mut state = u32::from(thread) + 1;
@@ -216,7 +216,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Windows, each with the byte that it was filled with.
+/// Buffers, each with the byte that it was filled with.
+///
 #[derive(Default)]
 struct Held {
     owned: Vec<(IoBuf, u8)>,
@@ -283,18 +284,18 @@ impl Held {
             .filter(|r| r.start != r.end)
             .collect();
         ranges.sort_by_key(|range| range.start);
-        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "windows overlap");
+        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "buffers overlap");
         let frozen = self.frozen.iter().map(|(buf, mark)| (&**buf, mark));
         let owned = self.owned.iter().map(|(buf, mark)| (&**buf, mark));
         for (bytes, mark) in owned.chain(frozen) {
-            assert!(bytes.iter().all(|byte| byte == mark), "another window was written here");
+            assert!(bytes.iter().all(|byte| byte == mark), "another buffer was written here");
         }
     }
 }
 
 proptest! {
     #[test]
-    fn windows_stay_disjoint_and_every_run_comes_home_once(steps in steps()) {
+    fn buffers_stay_disjoint_and_every_allocation_is_freed_once(steps in steps()) {
         let pool = small_pool(16);
         let mut held = Held::default();
         for (number, step) in steps.into_iter().enumerate() {
@@ -302,7 +303,7 @@ proptest! {
             held.check();
         }
         drop(held);
-        // A run given back twice would have failed in `give_back`; one not given back shows here.
+        // Freeing an allocation twice would have failed in `give_back`; one not freed shows here.
         prop_assert_eq!(pool.free_bytes(), pool.capacity_bytes());
         prop_assert!(pool.take(pool.capacity_bytes()).is_some());
     }
@@ -324,11 +325,11 @@ fn a_large_buffer_is_zero_aligned_and_its_own_to_the_last_window() {
 #[test]
 fn a_window_is_taken_by_its_place_while_nobody_has_it() {
     let pool = small_pool(8);
-    let mut window = pool.take_at(4096 * 3 + 5, 8192).expect("it is free");
-    window.fill(1);
-    assert_eq!((pool.offset_of(&window), window.len()), (Some(4096 * 3), 8192));
+    let mut buffer = pool.take_at(4096 * 3 + 5, 8192).expect("it is free");
+    buffer.fill(1);
+    assert_eq!((pool.offset_of(&buffer), buffer.len()), (Some(4096 * 3), 8192));
     assert!(pool.take_at(4096 * 4, 4096).is_none() && pool.take_at(4096 * 7, 8192).is_none());
-    drop(window);
+    drop(buffer);
     assert!(pool.take_at(4096 * 4, 4096).is_some() && pool.take_at(0, 0).is_none());
     assert_eq!(pool.free_bytes(), 8 * 4096);
 }

@@ -53,7 +53,7 @@ impl Memory {
                 "what is read next does not fit the window: it is read alone, outside it"
             );
         }
-        Some(IoBuf::passing(len))
+        Some(IoBuf::temporary(len))
     }
 
     /// Whether `run` has pages, or is needed at once.

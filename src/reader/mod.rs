@@ -295,7 +295,7 @@ impl Reader {
                 "batches need more memory than the window has; the rest comes from outside it"
             );
         }
-        Ok(IoBuf::passing(len))
+        Ok(IoBuf::temporary(len))
     }
 
     /// Lets what was asked for after `token` come to nothing.

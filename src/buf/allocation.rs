@@ -1,0 +1,182 @@
+//! Reference-counted allocations.
+//!
+//! The count is in a header beside the memory, not in a separate `Arc`, so that taking slots from a
+//! pool does not allocate: a pool creates one header per slot in advance.
+#![allow(unsafe_code)] // counts the owners of raw memory
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+
+use super::pages::{Mapping, Pages};
+use super::pool::Inner;
+use crate::units::ALIGN_BYTES;
+
+/// A counted handle on an allocation. Dropping the last handle returns the memory.
+pub(super) struct Allocation(NonNull<Header>);
+
+/// The reference count of an allocation, and where its memory is returned to.
+pub(super) struct Header {
+    handles: AtomicUsize,
+    backing: Backing,
+}
+
+enum Backing {
+    /// A heap allocation; the header is a `Box` of its own.
+    Heap { start: NonNull<u8>, layout: Layout },
+    /// A mapping, which is unmapped with the header; the header is a `Box` of its own.
+    Mapped { _mapping: Mapping },
+    /// Slots of a pool, which also owns the header. The thread that claimed the slots sets both
+    /// fields, so nobody else accesses them meanwhile.
+    Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
+}
+
+// SAFETY: the header is atomics and, for the heap, a pointer that only the last handle uses; the
+// memory behind it may be freed by any thread.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; `&Allocation` can only clone the handle, which is atomic.
+unsafe impl Sync for Allocation {}
+// SAFETY: the pointers in a header are used by the last handle only, see `Allocation`.
+unsafe impl Send for Header {}
+// SAFETY: as for `Send`: what `&Header` reaches is atomics, and pointers that the last handle alone uses.
+unsafe impl Sync for Header {}
+
+impl Allocation {
+    /// Allocates `len` zero bytes; returns the allocation and its start. It is on the heap, unless
+    /// `len` is at least `mapped_from_len`.
+    pub(super) fn allocate_zeroed(len: usize, mapped_from_len: usize) -> (Allocation, NonNull<u8>) {
+        assert!(len > 0, "an empty buffer needs no allocation");
+        let mapped = if len >= mapped_from_len { Allocation::mapped(len) } else { None };
+        let (backing, start) = mapped.unwrap_or_else(|| Allocation::on_the_heap(len));
+        let header = Box::new(Header { handles: AtomicUsize::new(1), backing });
+        (Allocation(NonNull::from(Box::leak(header))), start)
+    }
+
+    /// Maps memory for a large buffer, in huge pages where the kernel provides them, since large
+    /// long-lived data (the directory) are accessed at random.
+    fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
+        let mapping = Mapping::transparent_or_base(len).ok()?;
+        let start = mapping.start();
+        Some((Backing::Mapped { _mapping: mapping }, start))
+    }
+
+    fn on_the_heap(len: usize) -> (Backing, NonNull<u8>) {
+        let layout = Layout::from_size_align(len, ALIGN_BYTES).expect("length below isize::MAX");
+        // SAFETY: the layout has a length above zero.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        (Backing::Heap { start, layout }, start)
+    }
+
+    /// The first handle on `num_slots` slots of `pool`, beginning at the slot of `header`.
+    ///
+    /// # Safety
+    /// `header` belongs to `pool`, its slots have just been claimed by the caller, and no handle on
+    /// them exists.
+    pub(super) unsafe fn of_slots(
+        pool: &Arc<Inner>,
+        header: &Header,
+        num_slots: u32,
+    ) -> Allocation {
+        let Backing::Pool { pool: backing, num_slots: count } = &header.backing else {
+            unreachable!("pools are made of pool headers");
+        };
+        // Relaxed: whatever passes the handle to another thread orders these stores, too.
+        backing.store(Arc::into_raw(Arc::clone(pool)).cast_mut(), Ordering::Relaxed);
+        count.store(num_slots, Ordering::Relaxed);
+        header.handles.store(1, Ordering::Relaxed);
+        Allocation(NonNull::from(header))
+    }
+
+    /// Whether this is the only handle. If so, no other can appear, since handles are cloned from
+    /// handles.
+    pub(super) fn is_only_handle(&self) -> bool {
+        // Acquire: accesses through dropped handles happen before accesses through this one.
+        self.header().handles.load(Ordering::Acquire) == 1
+    }
+
+    /// Whether the memory belongs to a device driver.
+    pub(super) fn is_of_driver(&self) -> bool {
+        match &self.header().backing {
+            Backing::Pool { pool, .. } => {
+                // SAFETY: the allocation holds a reference to the pool, see `of_slots`.
+                let pool = unsafe { &*pool.load(Ordering::Relaxed) };
+                pool.pages() == Pages::Driver
+            }
+            Backing::Heap { .. } | Backing::Mapped { .. } => false,
+        }
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: a header lives as long as a handle on its allocation: a boxed one is freed by the
+        // last handle, and a pool's lies in the pool, to which the allocation holds a reference.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Allocation {
+    fn clone(&self) -> Allocation {
+        // Relaxed: the new handle is cloned from an existing one, as with `Arc`.
+        self.header().handles.fetch_add(1, Ordering::Relaxed);
+        Allocation(self.0)
+    }
+}
+
+impl PartialEq for Allocation {
+    fn eq(&self, other: &Allocation) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // Release here and acquire by the last handle: accesses through other handles happen before
+        // the memory is reused.
+        if self.header().handles.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+        match &self.header().backing {
+            Backing::Heap { start, layout } => {
+                let (start, layout) = (*start, *layout);
+                // SAFETY: allocated with this layout in `allocate_zeroed`; this was the last handle.
+                unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
+                // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here; no reference
+                // into the header is alive, `start` and `layout` were copied out.
+                drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+            }
+            Backing::Mapped { .. } => {
+                // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here, with what it
+                // maps; no reference into either is alive, this was the last handle.
+                drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+            }
+            Backing::Pool { pool, num_slots } => {
+                let num_slots = num_slots.load(Ordering::Relaxed);
+                // SAFETY: `of_slots` stored a reference to the pool for this allocation, released
+                // once, here.
+                let pool = unsafe { Arc::from_raw(pool.load(Ordering::Relaxed).cast_const()) };
+                // From here on, another allocation may use the slots; the header is not read again.
+                pool.give_back(self.0, num_slots);
+            }
+        }
+    }
+}
+
+impl Header {
+    /// The header of a free slot.
+    pub(super) fn of_free_slot() -> Header {
+        let backing = Backing::Pool {
+            pool: AtomicPtr::new(std::ptr::null_mut()),
+            num_slots: AtomicU32::new(0),
+        };
+        Header { handles: AtomicUsize::new(0), backing }
+    }
+}
+
+/// Buffers of at least this length are mapped: four huge pages.
+pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
+
+/// Temporary buffers of at least this length are mapped, like in the allocators of C. Mapping
+/// smaller ones would exhaust the 65,530 mappings of a process.
+pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;
