@@ -22,8 +22,8 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::SampleId;
 
 use images::{Sample, sample};
-use support::evil::{Evil, EvilTarget};
 use support::faults::{Fault, Faulty, Rule};
+use support::hostile_target::{HostileTarget, Misbehaviour};
 
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 3, group: 2 };
 /// By chunks, by merged reads of samples, and by chunks as `dlfs export` has them.
@@ -218,15 +218,18 @@ fn behind_a_long_stretch_that_cannot_be_read_samples_are_read_as_before_it() {
 #[test]
 fn a_target_that_fails_a_read_loses_the_samples_that_it_cannot_read() {
     let source = source();
-    let target = EvilTarget::start(media(&source, Pack::Tight));
+    let target = HostileTarget::start(media(&source, Pack::Tight));
     let device = open(&target.address(), &ConnectOptions::default()).unwrap();
     let image = Image::from_devices(vec![device], &OpenOptions::default()).unwrap();
     let block = 3 * 128 + 70;
-    for (evil, lost) in [
-        (Evil::BadBlocks(block..block + 1, BAD), block * 512..(block + 1) * 512),
-        (Evil::BadBlocks(block..block + 9, Status::INTERNAL_ERROR), block * 512..(block + 9) * 512),
+    for (misbehaviour, lost) in [
+        (Misbehaviour::BadBlocks(block..block + 1, BAD), block * 512..(block + 1) * 512),
+        (
+            Misbehaviour::BadBlocks(block..block + 9, Status::INTERNAL_ERROR),
+            block * 512..(block + 9) * 512,
+        ),
     ] {
-        target.behave(evil, None);
+        target.behave(misbehaviour, None);
         let lost = samples_in(&image, lost);
         assert!((1..20).contains(&lost.len()), "{lost:?}");
         assert_lost(&image, &source, &lost);

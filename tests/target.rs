@@ -1,4 +1,4 @@
-//! The target as hosts see it, good ones and hostile ones: plain sockets against a running target.
+//! The target as seen by hosts, correct and hostile: plain sockets against a running target.
 
 mod support;
 
@@ -16,8 +16,8 @@ use dlfs::qpair::{ConnectOptions, Cpus, Device};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
-use support::evil::{Evil, EvilTarget};
 use support::faults::{Fault, Faulty, Rule};
+use support::hostile_target::{HostileTarget, Misbehaviour};
 use support::random::Random;
 use support::raw_host::{RawHost, Reply};
 use zerocopy::FromBytes as _;
@@ -31,7 +31,7 @@ fn nqn() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:test").unwrap()
 }
 
-/// A target with one namespace of 8 MiB in memory, filled with seeded bytes, which are returned.
+/// A target with one namespace of 8 MiB in memory, with seeded contents, which are returned.
 fn serve(change: impl FnOnce(&mut TargetOptions)) -> (Target, Vec<u8>) {
     let device = MemNamespace::new(8 * MIB, 512).unwrap();
     let mut bytes = vec![0; 8 << 20];
@@ -144,29 +144,29 @@ fn writes_in_the_capsule_and_by_r2t_reach_the_namespace() {
 
 #[test]
 fn the_misbehaving_target_is_right_until_it_is_told_otherwise() {
-    let evil = EvilTarget::start((0..1 << 20).map(|i: u32| (i >> 9) as u8).collect());
+    let hostile = HostileTarget::start((0..1 << 20).map(|i: u32| (i >> 9) as u8).collect());
     let read = Sqe::read(0, NSID, Lba(5), 2, 1024);
     for digests in [NO_DIGESTS, BOTH_DIGESTS] {
         let (_admin, [mut io]) =
-            RawHost::with_queues(evil.local_addr(), &EvilTarget::nqn(), digests);
+            RawHost::with_queues(hostile.local_addr(), &HostileTarget::nqn(), digests);
         let (cqe, data) = io.call(read, &[]);
         assert!(cqe.status().is_success() && data == [[5; 512], [6; 512]].concat());
-        evil.behave(Evil::ShortSuccess(512), Some(1));
+        hostile.behave(Misbehaviour::ShortSuccess(512), Some(1));
         assert_eq!(io.call(read, &[]).1.len(), 512);
-        evil.behave(Evil::Status(Status::LBA_OUT_OF_RANGE), Some(1));
+        hostile.behave(Misbehaviour::Status(Status::LBA_OUT_OF_RANGE), Some(1));
         assert!(io.call(read, &[]).0.status().is(Status::LBA_OUT_OF_RANGE));
         assert_eq!(io.call(read, &[]).1.len(), 1024);
-        evil.behave(Evil::Die, Some(1));
+        hostile.behave(Misbehaviour::Die, Some(1));
         io.start(read, &[]);
         assert_eq!(io.receive(), Reply::Closed);
-        evil.die();
-        assert!(std::net::TcpStream::connect(evil.local_addr()).is_err());
-        evil.revive();
+        hostile.die();
+        assert!(std::net::TcpStream::connect(hostile.local_addr()).is_err());
+        hostile.revive();
     }
-    assert_eq!(evil.misbehaved(), 6);
+    assert_eq!(hostile.misbehaved(), 6);
 }
 
-/// A read of `num_blocks` blocks from `slba` on that must give the bytes of the namespace.
+/// Reads `num_blocks` blocks from `slba` on and compares them with the namespace.
 fn check_read(io: &mut RawHost, bytes: &[u8], slba: u64, num_blocks: u32) {
     let (cqe, read) = io.call(Sqe::read(0, NSID, Lba(slba), num_blocks, num_blocks * 512), &[]);
     assert!(cqe.status().is_success(), "{}", cqe.status());
@@ -240,7 +240,7 @@ fn a_host_that_is_killed_while_it_writes_leaves_the_old_bytes() {
 fn a_wrong_data_digest_of_a_write_is_a_transient_error_and_writes_nothing() {
     let (target, bytes) = serve(|options| {
         options.writable = true;
-        options.buffer_bytes = 256 << 10; // so that memory that is not given back would be missed
+        options.buffer_bytes = 256 << 10; // so that leaked memory would be missed
     });
     let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), BOTH_DIGESTS);
     let mut write = Sqe::write(0x77, NSID, Lba(0), 1, Sgl::in_capsule(512));
@@ -262,7 +262,7 @@ fn a_wrong_data_digest_of_a_write_is_a_transient_error_and_writes_nothing() {
     }
     assert_eq!((target.stats().writes, target.stats().errors), (0, 310));
     check_read(&mut io, &bytes, 0, 128);
-    // The same command again, undamaged, and durable (FUA).
+    // The same command again, undamaged, with FUA.
     write.cdw12.set(write.cdw12.get() | dlfs::nvme::sqe::FUA);
     assert!(io.call(write, &[0xEE; 512]).0.status().is_success());
     assert_eq!(io.call(Sqe::read(0, NSID, Lba(0), 1, 512), &[]).1, [0xEE; 512]);
@@ -346,7 +346,7 @@ fn only_hosts_on_the_list_may_connect_and_discovery_shows_nothing_to_others() {
     }
 }
 
-/// The subsystems of the discovery log that a host is shown, read in two commands as nvme-cli does.
+/// The subsystems of the discovery log for a host, read in two commands, as nvme-cli does.
 fn discovered(target: &Target, hostnqn: Nqn) -> Vec<Nqn> {
     let mut host = RawHost::initialised(target.local_addr(), &Nqn::discovery(), NO_DIGESTS);
     host.hostnqn = hostnqn;
@@ -459,7 +459,7 @@ fn a_controller_that_is_disabled_loses_its_queues_and_can_be_enabled_again() {
     enabled(&mut admin);
     admin.call(Sqe::property_set(0, Property::Cc, u64::from(Cc::SHUTDOWN.0)), &[]);
     assert!(Csts(csts(&mut admin)).is_shut_down());
-    // Entries of other sizes cannot be: fatal status in place of ready.
+    // Other entry sizes are invalid: a fatal status instead of ready.
     admin.call(Sqe::property_set(0, Property::Cc, 0), &[]);
     admin.call(Sqe::property_set(0, Property::Cc, 0x0056_0001), &[]);
     assert_eq!(csts(&mut admin), Csts::FATAL);

@@ -1,5 +1,5 @@
-//! Hostile hosts against our target: whatever one of them sends, the target stays, refuses it with the
-//! right reason, and serves the others.
+//! Hostile hosts against our target: whatever a host sends, the target survives, refuses it with
+//! the right reason, and serves the others.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn nqn() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:hostile").unwrap()
 }
 
-/// A target, its namespace, and a good host that stays connected while others do their worst.
+/// A target, its namespace, and a correct host that stays connected while others attack.
 struct Siege {
     target: Target,
     device: MemNamespace,
@@ -65,7 +65,7 @@ impl Siege {
         (admin, io)
     }
 
-    /// The good host still reads what it should.
+    /// The correct host still reads correct data.
     fn check(&mut self) {
         let (cqe, read) = self.good.call(Sqe::read(0, NSID, Lba(9), 16, 8192), &[]);
         assert!(cqe.status().is_success() && read == self.bytes[9 * 512..][..8192]);
@@ -89,7 +89,7 @@ fn blocking(device: &MemNamespace) -> Blocking {
     Blocking::new(device.queue_pair().unwrap()).unwrap()
 }
 
-/// The target has ended the connection, with this fatal error status if it gave one.
+/// Asserts that the target closed the connection, with this fatal error status if it sent one.
 fn assert_terminated(host: &mut RawHost, fes: u16, what: &str) {
     match &host.until_closed()[..] {
         [.., Reply::Term { fes: found, .. }] => assert_eq!(*found, fes, "{what}"),
@@ -110,7 +110,7 @@ fn hosts_that_leave_at_any_byte_of_the_handshake_leave_nothing_behind() {
         let mut host = siege.open();
         host.send(&script[..len]);
         if len % 2 == 0 {
-            // Closing with unread bytes sends RST in place of FIN.
+            // Closing with unread bytes sends RST instead of FIN.
             let socket = socket2::SockRef::from(&host.stream);
             socket.set_linger(Some(Duration::ZERO)).unwrap();
         }
@@ -181,7 +181,7 @@ fn every_pdu_type_in_the_wrong_state_ends_only_its_own_connection() {
 fn data_that_nobody_asked_for_end_only_their_own_connection() {
     let mut siege = Siege::begin(|options| options.writable = true);
     let data = vec![0xEE; 4096];
-    // Before Connect, for a read, for a slot that is idle, and after the last data.
+    // Before Connect, for a read, for an idle slot, and after the last data.
     let mut host = siege.initialised(NONE);
     let pdu = host.h2c_data(0, 0, 0, &data, true);
     host.send(&pdu);
@@ -245,7 +245,7 @@ fn lengths_that_lie_are_refused_without_memory_for_them() {
             "{at} {bytes:?}: {replies:?}"
         );
     }
-    // SGL lengths up to 4 GiB in commands of every kind: an error status, at once.
+    // SGL lengths up to 4 GiB in commands of every kind: an error status at once.
     let (mut admin, mut io) = siege.io_queue(NONE);
     for len in [0, 511, 513, 1 << 20, 0x8000_0000, u32::MAX] {
         let read = Sqe::read(0, NSID, Lba(0), 1, len);
@@ -291,13 +291,14 @@ fn a_flood_of_commands_ends_its_connection_and_a_full_queue_is_served() {
             bytes == siege.bytes[..65_536] && !std::mem::replace(&mut seen[usize::from(cid)], true)
         );
     }
-    // Asynchronous events are never answered: the fifth is refused, the rest would fill the queue.
+    // Asynchronous event requests stay pending: the fifth is refused, the rest would fill the
+    // queue.
     let (mut admin, idle_io) = siege.io_queue(NONE);
     for _ in 0..4 {
         admin.start(Sqe::async_event_request(0), &[]);
     }
     assert!(admin.call(Sqe::async_event_request(0), &[]).0.status().is(Status::AER_LIMIT_EXCEEDED));
-    // Before Connect there is one command at a time.
+    // Before Connect, one command at a time is allowed.
     let mut host = siege.initialised(NONE);
     for _ in 0..200 {
         let refused = host.call(Sqe::keep_alive(0), &[]).0.status();
@@ -338,7 +339,7 @@ fn a_full_house_is_busy_for_newcomers_and_serves_those_inside() {
         assert!(Instant::now() < limit, "the place of the one that left is not given away");
     }
     drop(third);
-    // As many connections as there may be, and all of them in use: the next one is closed at once.
+    // All allowed connections exist and are in use: the next one is closed at once.
     let mut full = Siege::begin(|options| options.max_connections = 2);
     let mut stranger = full.open();
     assert_eq!(stranger.receive(), Reply::Closed);
@@ -354,7 +355,7 @@ fn slow_connections_and_silent_hosts_are_given_up() {
     let mut silent = siege.open();
     let mut half = siege.initialised(NONE);
     assert_eq!((silent.receive(), half.receive()), (Reply::Closed, Reply::Closed));
-    // KATO of 200 ms: the controller goes with all its queues.
+    // KATO is 200 ms: the controller ends with all its queues.
     let mut admin = siege.initialised(NONE);
     let data = ConnectData::new([7; 16], 0xFFFF, &nqn(), &admin.hostnqn);
     let (cqe, _) = admin.call(Sqe::connect(0, 0, 31, 200), data.as_bytes());
@@ -404,7 +405,7 @@ fn a_host_with_many_queues_that_reads_no_answers_leaves_memory_to_the_others() {
     assert!(admin.call(Sqe::set_num_queues(0, 8), &[]).0.status().is_success());
     let mut queues: Vec<RawHost> = (1..=8).map(|qid| connect(qid, 127, cntlid).0).collect();
     for queue in &mut queues {
-        // 8 times 63 MiB, of a pool of 64 MiB.
+        // 8 times 63 MiB, with a pool of 64 MiB.
         let read = |cid| queue.capsule(&Sqe::read(cid, NSID, Lba(0), 1024, 524_288), &[]);
         let reads: Vec<u8> = (0..126u16).flat_map(read).collect();
         queue.send(&reads);
@@ -438,7 +439,7 @@ fn connect_is_checked_field_by_field() {
     let mut sqe = Sqe::connect(0, 0, 31, 0);
     sqe.cdw10.set(1);
     assert_eq!(refused(sqe, good.as_bytes()), (1, 0x80, 0));
-    // Names: none, without an end, too long, of other bytes, of another subsystem.
+    // NQNs: empty, unterminated, too long, not UTF-8, of another subsystem.
     assert_eq!(with_data(&|data| data.hostnqn = [0; 256]), data(512));
     assert_eq!(with_data(&|data| data.hostnqn = [b'a'; 256]), data(512));
     assert_eq!(with_data(&|data| data.hostnqn[..224].fill(b'a')), data(512));
@@ -448,7 +449,7 @@ fn connect_is_checked_field_by_field() {
     assert_eq!(with_data(&|data| data.subnqn[4] ^= 1), data(256));
     assert_eq!(with_data(&|data| data.subnqn = [0; 256]), data(256));
     assert_eq!(with_data(&|data| data.cntlid.set(1)), data(16));
-    // Queues of I/O: before it is granted, of nobody's controller, of another host, beyond the grant.
+    // I/O queues: before the grant, of no controller, of another host, beyond the grant.
     let join = |qid: u16, change: &dyn Fn(&mut ConnectData)| {
         let mut data = good.clone();
         data.cntlid.set(cntlid);
@@ -470,7 +471,7 @@ fn connect_is_checked_field_by_field() {
     assert_eq!(join(1, &|_| {}), (0, 0x0C, 0));
     let queues = admin.call(Sqe::set_num_queues(0, 3), &[]).0.status();
     assert!(queues.is(Status::COMMAND_SEQUENCE_ERROR), "{queues}");
-    // Data of another length, and data that would come by R2T.
+    // Data of another length, and data that would need an R2T.
     let mut host = siege.initialised(NONE);
     let mut sqe = Sqe::connect(0, 0, 31, 0);
     sqe.sgl = Sgl::in_capsule(1020);
@@ -605,8 +606,8 @@ fn refused_commands_under_the_identifiers_of_event_requests_end_those_for_good()
     let (mut admin, _) = RawHost::admin(siege.target.local_addr(), &Nqn::discovery(), NONE);
     let events = [0; 3].map(|_| admin.start(Sqe::async_event_request(0), &[]));
     for cid in events {
-        // The identifier is used again by a command that is refused for its form, before anybody looks
-        // at what it asks for.
+        // A command reuses the identifier, but is refused for its format before its opcode is
+        // examined.
         let mut wrong = Sqe::keep_alive(cid);
         wrong.flags = 0;
         let capsule = admin.capsule(&wrong, &[]);
@@ -614,7 +615,7 @@ fn refused_commands_under_the_identifiers_of_event_requests_end_those_for_good()
         let Reply::Resp(cqe) = admin.receive() else { panic!("no answer") };
         assert_eq!((cqe.cid.get(), cqe.status().is_success()), (cid, false));
     }
-    // Disabling the controller ends the event requests that are left: none.
+    // Disabling the controller ends the remaining event requests: none.
     assert!(admin.call(Sqe::property_set(0, Property::Cc, 0), &[]).0.status().is_success());
     assert!(admin.call(Sqe::property_get(0, Property::Cc), &[]).0.status().is_success());
     drop(admin);

@@ -1,4 +1,4 @@
-//! Hosts that take all they can get: places, memory, time. The others go on.
+//! Hosts that take all they can get: connections, controllers, memory, time. The others go on.
 
 mod support;
 
@@ -18,7 +18,7 @@ use zerocopy::IntoBytes as _;
 
 const NSID: Nsid = Nsid(1);
 const NONE: Digests = Digests { header: false, data: false };
-/// So long that nothing here ends by it.
+/// Too long for anything here to time out.
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn nqn() -> Nqn {
@@ -28,7 +28,7 @@ fn nqn() -> Nqn {
 fn serve(change: impl FnOnce(&mut TargetOptions)) -> Target {
     let mut options = TargetOptions::new(nqn());
     change(&mut options);
-    // In a wrapper that lends nothing, so that reads take buffers.
+    // In a wrapper that lends nothing, so that reads need buffers.
     let device: Arc<dyn Device> = Arc::new(MemNamespace::new(4 << 20, 512).unwrap());
     Target::bind(options, vec![Arc::new(Faulty::new(device))]).unwrap()
 }
@@ -50,7 +50,7 @@ fn assert_admitted(host: &mut RawHost, kato_ms: u32) {
     assert!(status.is_success(), "{status}");
 }
 
-/// An enabled controller of a host that calls itself `name`, with one I/O queue.
+/// An enabled controller of the host `name`, with one I/O queue.
 fn host_named(target: &Target, name: &str) -> (RawHost, RawHost) {
     let hostnqn = Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
     let open = || {
@@ -70,7 +70,7 @@ fn host_named(target: &Target, name: &str) -> (RawHost, RawHost) {
     (admin, io)
 }
 
-/// Waits until the target's counters are as wanted.
+/// Waits until the target's counters satisfy a condition.
 fn wait_for(target: &Target, what: &str, is_so: impl Fn(TargetStats) -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !is_so(target.stats()) {
@@ -117,7 +117,7 @@ fn one_address_has_a_limit_of_controllers_and_the_greediest_makes_room() {
     assert_eq!(connect(&mut fifth, 0), Status::CONNECT_CONTROLLER_BUSY, "it may try again");
     let _others = take(3, 3);
     assert_eq!((target.stats().controllers, target.stats().evicted), (8, 0));
-    // Nothing is left, so the first of those that have half of everything goes.
+    // Nothing is left, so the first of the address that has half of everything is evicted.
     let _newcomer = take(4, 1);
     assert_eq!(greedy[0].receive(), Reply::Closed);
     assert!(greedy[1].call(Sqe::keep_alive(0), &[]).0.status().is(Status::COMMAND_SEQUENCE_ERROR));
@@ -133,7 +133,7 @@ fn discovery_has_places_of_its_own_and_the_longest_silent_makes_room() {
         options.max_discovery_controllers = 6;
         options.max_discovery_controllers_per_address = 3;
     });
-    // None has more than the others, so that silence alone decides.
+    // None has more than the others, so only silence decides.
     let mut silent: Vec<RawHost> = (2..8)
         .map(|octet| {
             let mut host = from(octet, &target, &Nqn::discovery());
@@ -141,7 +141,7 @@ fn discovery_has_places_of_its_own_and_the_longest_silent_makes_room() {
             host
         })
         .collect();
-    // Whoever wants to be told of namespaces only does not suffer.
+    // Hosts that keep alive are not affected.
     let mut good = from(1, &target, &nqn());
     assert_admitted(&mut good, 0);
     let limit = Instant::now() + Duration::from_secs(20);
@@ -194,14 +194,14 @@ fn one_address_has_a_limit_of_connections_and_its_oldest_stranger_makes_room() {
     assert_admitted(&mut strangers[2], 0);
     assert_admitted(&mut strangers[3], 0);
     assert_admitted(&mut fifth, 0);
-    // All four have a queue: the next is refused, but not one from elsewhere.
+    // All four have a queue: the next is refused, but not one from another address.
     let mut sixth = RawHost::open_from(2, target.local_addr(), &nqn());
     assert_eq!(sixth.receive(), Reply::Closed);
     let mut others: Vec<RawHost> = (0..2).map(|_| from(3, &target, &nqn())).collect();
     others.iter_mut().for_each(|host| assert_admitted(host, 0));
     let stats = target.stats();
     assert_eq!((stats.connections, stats.refused, stats.evicted), (8, 1, 1));
-    // All eight are taken. One of the four gives way to the first of another address.
+    // All eight are used. One of the four is evicted for the first of another address.
     let mut newcomer = from(4, &target, &nqn());
     assert_admitted(&mut newcomer, 0);
     assert_eq!(target.stats().evicted, 2);
@@ -212,7 +212,7 @@ fn one_address_has_a_limit_of_connections_and_its_oldest_stranger_makes_room() {
 fn hosts_of_invented_names_that_do_not_read_give_their_memory_to_one_that_does() {
     let target = serve(|options| options.send_timeout = NEVER);
     let (_admin, [mut good]) = RawHost::with_queues(target.local_addr(), &nqn(), NONE);
-    let evil: Vec<(RawHost, RawHost)> = (0..24)
+    let hostile: Vec<(RawHost, RawHost)> = (0..24)
         .map(|number| {
             let (admin, mut io) = host_named(&target, &format!("invented-{number}"));
             let read = |cid| io.capsule(&Sqe::read(cid, NSID, Lba(0), 2048, 1 << 20), &[]);
@@ -226,7 +226,7 @@ fn hosts_of_invented_names_that_do_not_read_give_their_memory_to_one_that_does()
         assert!(cqe.status().is_success() && read.len() == 1 << 20);
     }
     assert!(target.stats().evicted > 0, "{:?}", target.stats());
-    drop(evil);
+    drop(hostile);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn hosts_that_announce_writes_and_send_no_data_give_their_memory_to_others() {
         options.writable = true;
     });
     let (_admin, [mut good]) = RawHost::with_queues(target.local_addr(), &nqn(), NONE);
-    let evil: Vec<(RawHost, RawHost)> = (0..24)
+    let hostile: Vec<(RawHost, RawHost)> = (0..24)
         .map(|number| {
             let (admin, mut io) = host_named(&target, &format!("invented-{number}"));
             let sgl = Sgl::transport(1 << 20);
@@ -249,7 +249,7 @@ fn hosts_that_announce_writes_and_send_no_data_give_their_memory_to_others() {
     let (cqe, read) = good.call(Sqe::read(0, NSID, Lba(0), 2048, 1 << 20), &[]);
     assert!(cqe.status().is_success() && read.len() == 1 << 20);
     assert!(target.stats().evicted > 0, "{:?}", target.stats());
-    drop(evil);
+    drop(hostile);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_host_that_reads_a_byte_now_and_then_or_sends_one_is_given_up_in_time() {
             return;
         }
         assert!(Instant::now() < limit, "{:?}", target.stats());
-        let _ = reader.stream.read(&mut [0]); // it may be closed, and so may the other
+        let _ = reader.stream.read(&mut [0]); // may fail: either may be closed
         writer.try_send(&[*byte]);
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,5 +1,5 @@
-//! What a target costs its process, and what becomes of it when the process forks or runs out of
-//! file descriptors.
+//! A target's costs for its process, and its behaviour when the process forks or runs out of file
+//! descriptors.
 
 #[path = "support/counting_alloc.rs"]
 mod counting_alloc;
@@ -30,7 +30,7 @@ static ALLOCATOR: CountingAlloc = CountingAlloc;
 
 const NONE: Digests = Digests { header: false, data: false };
 
-/// One test at a time: heap, descriptors and forks are the whole process's.
+/// One test at a time: heap, descriptors and forks belong to the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -50,7 +50,7 @@ fn read_works(target: &Target) -> bool {
     io.call(Sqe::read(0, Nsid(1), Lba(0), 8, 4096), &[]).1 == [0; 4096]
 }
 
-/// As much as one command may read, so that no remainder of memory is enough for it.
+/// As much as one command may read, so that leftover memory is never enough.
 fn large_read_works(target: &Target) -> bool {
     let (_admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NONE);
     io.call(large_read(), &[]).1 == vec![0; 1 << 20]
@@ -72,9 +72,9 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 fn a_connection_before_its_connect_holds_little_memory() {
     let _alone = alone();
     let target = serve();
-    assert!(read_works(&target)); // what is allocated once is allocated now
+    assert!(read_works(&target)); // one-time allocations happen now
     wait_until("the first host leaves", || target.stats().connections == 0);
-    // ICReq, and all of a Connect but its last byte: the most that a stranger can make us hold.
+    // ICReq, and a Connect without its last byte: the most that an unknown host can make us hold.
     let mut bytes = IcReq::new(NONE).as_bytes().to_vec();
     let data = ConnectData::new([1; 16], 0xFFFF, &nqn(), &nqn());
     let entry = Sqe::connect(0, 0, 31, 0).as_bytes().try_into().unwrap();
@@ -105,7 +105,7 @@ fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers()
     let _alone = alone();
     let device = MemNamespace::new(1 << 20, 512).unwrap();
     let mut options = TargetOptions::new(nqn());
-    // The discovery service is there for those who are on no list.
+    // Anyone may use the discovery service.
     options.allow_hosts = vec![Nqn::new("nqn.2026-11.io.dlfs:raw-host").unwrap()];
     let target = Target::bind(options, vec![Arc::new(device)]).unwrap();
     assert!(read_works(&target));
@@ -113,7 +113,7 @@ fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers()
         let hosts: Vec<RawHost> = (0..20)
             .map(|_| {
                 let (mut host, _) = RawHost::admin(target.local_addr(), &Nqn::discovery(), NONE);
-                // An error log of 1 MiB for each entry of the queue: it is refused, or kept for us.
+                // An error log of 1 MiB for each queue entry: it is refused, or its memory is held.
                 let mut log = Sqe::get_log_page(0, 1, 0, 4);
                 log.cdw10.set(0xFFFF_0001);
                 log.cdw11.set(3);
@@ -124,7 +124,7 @@ fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers()
             .collect();
         std::thread::sleep(Duration::from_millis(300));
         assert!(read_works(&target));
-        // Though they have the name of one who is on the list.
+        // Although they use the name of an allowed host.
         assert!(large_read_works(&target));
         hosts
     });
@@ -164,7 +164,7 @@ fn data_in_capsules_wait_in_the_socket_while_a_slow_device_has_the_buffers() {
         std::thread::scope(|scope| {
             for queue in &mut queues {
                 scope.spawn(|| {
-                    // 32 MiB in all, of which the target has room for a quarter.
+                    // 32 MiB in total, of which the target has room for a quarter.
                     let data = vec![7; 16 << 10];
                     (0..WRITES).for_each(|_| _ = queue.start(write, &data));
                     for _ in 0..WRITES {
@@ -215,8 +215,8 @@ fn a_forked_child_that_drops_its_handle_leaves_the_target_alone() {
 #[test]
 fn a_target_without_file_descriptors_recovers_when_there_are_some_again() {
     let _alone = alone();
-    // In a process of its own, where nobody else misses them.
-    // An even and an odd number of them: with one of the two, a connection is left without.
+    // In a child process, where nothing else needs the descriptors. With an even or an odd number
+    // of them, one connection is left without.
     assert!(in_child(|| {
         let starved = [30, 31].map(|spare| {
             let target = serve();

@@ -10,16 +10,19 @@ use dlfs::nvme::{Address, Status, TcpAddress};
 use dlfs::qpair::{ConnectOptions, Io, IoError, IoOp, open};
 use dlfs::units::Lba;
 use support::contract::{Driver, read};
-use support::evil::{Evil, EvilTarget, Step, identify_controller};
 use support::fork::in_child;
-use support::hasty::{LEN, bytes, hasty, one, refusal};
+use support::hostile_target::{HostileTarget, Misbehaviour, Step, identify_controller};
 use support::random::Random;
+use support::short_timeouts::{LEN, bytes, one, refusal, short_timeouts};
 use zerocopy::IntoBytes as _;
 
 const BLOCKS: u64 = LEN as u64 / 512;
 
-fn with_paths(targets: &[&EvilTarget]) -> ConnectOptions {
-    ConnectOptions { paths: targets.iter().map(|target| target.address()).collect(), ..hasty() }
+fn with_paths(targets: &[&HostileTarget]) -> ConnectOptions {
+    ConnectOptions {
+        paths: targets.iter().map(|target| target.address()).collect(),
+        ..short_timeouts()
+    }
 }
 
 fn write(slba: u64, len: usize, fill: u8) -> Io {
@@ -33,7 +36,7 @@ fn flush() -> Io {
     Io { op: IoOp::Flush, ..read(0, 0) }
 }
 
-/// Reads everything in 4 KiB pieces, deep; each comes back once and is right.
+/// Reads everything in 4 KiB pieces at full depth; each completes once with correct data.
 fn read_all(driver: &mut Driver, expected: &[u8]) {
     let ios = (0..BLOCKS / 8).map(|i| read(i * 8, 4096)).collect();
     for (sent, completion) in driver.run(ios) {
@@ -43,7 +46,7 @@ fn read_all(driver: &mut Driver, expected: &[u8]) {
     }
 }
 
-/// Waits for what another thread is about to bring; the limit is only against waiting for ever.
+/// Waits for an effect of another thread; the limit only prevents waiting for ever.
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -59,7 +62,7 @@ fn an_absent_target_is_refused_by_name() {
     drop(listener);
     let address: Address =
         format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:none").parse().unwrap();
-    let error = refusal(&address, &hasty());
+    let error = refusal(&address, &short_timeouts());
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.report().contains(&format!("127.0.0.1:{port}")), "{}", error.report());
     assert!(error.report().contains("is the target running"), "{}", error.report());
@@ -68,7 +71,7 @@ fn an_absent_target_is_refused_by_name() {
 #[test]
 fn a_host_name_that_stands_for_nothing_is_not_found() {
     let address: Address = "nvme-tcp://no-such-host.invalid/nqn.2026-11.io:x".parse().unwrap();
-    let error = refusal(&address, &hasty());
+    let error = refusal(&address, &short_timeouts());
     assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut), "{error:?}");
     assert!(error.report().contains("no-such-host.invalid"), "{}", error.report());
 }
@@ -76,10 +79,10 @@ fn a_host_name_that_stands_for_nothing_is_not_found() {
 #[test]
 fn a_target_that_hangs_at_a_step_of_connecting_is_given_up_naming_the_step() {
     for step in Step::ALL {
-        let target = EvilTarget::start(bytes(1));
-        target.behave(Evil::Hang(step), None);
+        let target = HostileTarget::start(bytes(1));
+        target.behave(Misbehaviour::Hang(step), None);
         let address = without_nsid(&target);
-        let error = refusal(&address, &hasty());
+        let error = refusal(&address, &short_timeouts());
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{step:?}: {}", error.report());
         assert!(error.report().contains("127.0.0.1"), "{step:?}: {}", error.report());
         assert!(error.report().contains(words(step)), "{step:?}: {}", error.report());
@@ -90,28 +93,32 @@ fn a_target_that_hangs_at_a_step_of_connecting_is_given_up_naming_the_step() {
 #[test]
 fn a_target_that_closes_or_fails_at_a_step_of_connecting_is_refused() {
     for step in Step::ALL {
-        for evil in [Evil::Close(step), Evil::Fail(step, Status::INTERNAL_ERROR.do_not_retry())] {
-            if evil == Evil::Fail(Step::IcResp, Status::INTERNAL_ERROR.do_not_retry())
-                || matches!(evil, Evil::Fail(Step::NamespaceList, _))
+        for misbehaviour in [
+            Misbehaviour::Close(step),
+            Misbehaviour::Fail(step, Status::INTERNAL_ERROR.do_not_retry()),
+        ] {
+            if misbehaviour
+                == Misbehaviour::Fail(Step::IcResp, Status::INTERNAL_ERROR.do_not_retry())
+                || matches!(misbehaviour, Misbehaviour::Fail(Step::NamespaceList, _))
             {
                 continue; // there is no status in ICResp; without a list it is namespace 1
             }
-            let target = EvilTarget::start(bytes(1));
-            target.behave(evil.clone(), None);
-            let error = refusal(&without_nsid(&target), &hasty());
-            assert!(error.report().contains("127.0.0.1"), "{evil:?}: {}", error.report());
-            assert!(target.misbehaved() > 0, "{evil:?}");
+            let target = HostileTarget::start(bytes(1));
+            target.behave(misbehaviour.clone(), None);
+            let error = refusal(&without_nsid(&target), &short_timeouts());
+            assert!(error.report().contains("127.0.0.1"), "{misbehaviour:?}: {}", error.report());
+            assert!(target.misbehaved() > 0, "{misbehaviour:?}");
         }
     }
-    for evil in [Evil::NeverReady, Evil::FatalStatus] {
-        let target = EvilTarget::start(bytes(1));
-        target.behave(evil.clone(), None);
-        let error = refusal(&target.address(), &hasty());
+    for misbehaviour in [Misbehaviour::NeverReady, Misbehaviour::FatalStatus] {
+        let target = HostileTarget::start(bytes(1));
+        target.behave(misbehaviour.clone(), None);
+        let error = refusal(&target.address(), &short_timeouts());
         assert!(error.report().contains("enabling the controller"), "{}", error.report());
     }
 }
 
-/// The step as an error names it.
+/// How an error names the step.
 fn words(step: Step) -> &'static str {
     match step {
         Step::IcResp => "ICResp",
@@ -129,17 +136,17 @@ fn words(step: Step) -> &'static str {
     }
 }
 
-fn without_nsid(target: &EvilTarget) -> Address {
+fn without_nsid(target: &HostileTarget) -> Address {
     let Address::Tcp(address) = target.address() else { unreachable!("it serves TCP") };
     Address::Tcp(TcpAddress { nsid: None, ..address })
 }
 
 #[test]
 fn a_target_that_does_not_allow_the_host_says_so_with_a_hint() {
-    let target = EvilTarget::start(bytes(1));
+    let target = HostileTarget::start(bytes(1));
     let status = Status::CONNECT_INVALID_HOST.do_not_retry();
-    target.behave(Evil::Fail(Step::AdminConnect, status), None);
-    let error = refusal(&target.address(), &hasty());
+    target.behave(Misbehaviour::Fail(Step::AdminConnect, status), None);
+    let error = refusal(&target.address(), &short_timeouts());
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.report().contains("--hostnqn"), "{}", error.report());
 }
@@ -147,11 +154,11 @@ fn a_target_that_does_not_allow_the_host_says_so_with_a_hint() {
 #[test]
 fn reads_survive_a_target_that_dies_in_the_middle_of_a_batch_and_returns() {
     let expected = bytes(2);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
-    for death in [Evil::Die, Evil::CloseIo, Evil::CloseInData] {
-        let returns = death == Evil::Die;
+    for death in [Misbehaviour::Die, Misbehaviour::CloseIo, Misbehaviour::CloseInData] {
+        let returns = death == Misbehaviour::Die;
         target.behave(death, Some(1));
         std::thread::scope(|scope| {
             if returns {
@@ -171,8 +178,8 @@ fn reads_survive_a_target_that_dies_in_the_middle_of_a_batch_and_returns() {
 #[test]
 fn many_deaths_and_returns_lose_and_double_nothing() {
     let expected = bytes(3);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -194,8 +201,8 @@ fn many_deaths_and_returns_lose_and_double_nothing() {
 
 #[test]
 fn a_target_that_never_returns_fails_everything_after_its_time_and_from_then_on_at_once() {
-    let target = EvilTarget::start(bytes(1));
-    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..hasty() };
+    let target = HostileTarget::start(bytes(1));
+    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     target.die();
@@ -216,11 +223,11 @@ fn a_target_that_never_returns_fails_everything_after_its_time_and_from_then_on_
 #[test]
 fn a_frozen_queue_is_torn_down_and_its_reads_are_issued_again() {
     let expected = bytes(5);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
     let before = target.accepted();
-    target.behave(Evil::HangIo, Some(3));
+    target.behave(Misbehaviour::HangIo, Some(3));
     read_all(&mut driver, &expected);
     assert_eq!(target.misbehaved(), 3);
     assert!(target.accepted() > before);
@@ -234,8 +241,8 @@ fn a_target_that_returns_with_another_namespace_is_refused_naming_both() {
         (LEN * 2, [0xE7; 16], "4096 blocks of 512 bytes"),
     ];
     for (len, nguid, found) in cases {
-        let target = EvilTarget::start(bytes(1));
-        let device = open(&target.address(), &hasty()).unwrap();
+        let target = HostileTarget::start(bytes(1));
+        let device = open(&target.address(), &short_timeouts()).unwrap();
         let mut driver = Driver::new(&*device);
         target.die();
         target.replace(vec![0; len], nguid);
@@ -255,7 +262,7 @@ fn a_target_that_returns_with_another_namespace_is_refused_naming_both() {
 fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
     let expected = bytes(6);
     let (first, second) =
-        (EvilTarget::start(expected.clone()), EvilTarget::start(expected.clone()));
+        (HostileTarget::start(expected.clone()), HostileTarget::start(expected.clone()));
     first.die();
     let device = open(&first.address(), &with_paths(&[&second])).unwrap();
     let mut driver = Driver::new(&*device);
@@ -269,7 +276,7 @@ fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
         (BLOCKS as usize / 8, BLOCKS as usize / 8)
     );
     second.revive();
-    first.behave(Evil::HangIo, None); // frozen, not dead
+    first.behave(Misbehaviour::HangIo, None); // frozen, not dead
     read_all(&mut driver, &expected);
     assert_eq!(second.io_commands(), BLOCKS as usize / 4);
 }
@@ -277,9 +284,11 @@ fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
 #[test]
 fn a_second_path_to_another_namespace_is_never_read_from() {
     let expected = bytes(7);
-    let (first, other) = (EvilTarget::start(expected.clone()), EvilTarget::start(vec![0; LEN]));
+    let (first, other) =
+        (HostileTarget::start(expected.clone()), HostileTarget::start(vec![0; LEN]));
     other.replace(vec![0; LEN], [0x22; 16]);
-    // The namespace is the one that is reached first: on a busy machine, too, that is to be the first.
+    // The namespace is the one that is reached first; that must be the first even on a loaded
+    // machine.
     let patient = ConnectOptions {
         connect_timeout: Duration::from_secs(120),
         io_timeout: Duration::from_secs(60),
@@ -294,21 +303,21 @@ fn a_second_path_to_another_namespace_is_never_read_from() {
     assert_eq!(other.io_commands(), 0);
 }
 
-/// A target whose controller says that a command carries at most 2^`mdts` pages.
-fn with_small_transfers(bytes: Vec<u8>, mdts: u8) -> EvilTarget {
-    let target = EvilTarget::start(bytes);
+/// A target whose controller limits a command to 2^`mdts` pages.
+fn with_small_transfers(bytes: Vec<u8>, mdts: u8) -> HostileTarget {
+    let target = HostileTarget::start(bytes);
     let mut id = identify_controller();
     id.mdts = mdts;
     let mut page = id.as_bytes().to_vec();
     page.resize(4096, 0);
-    target.behave(Evil::Page(Step::IdentifyController, page), None);
+    target.behave(Misbehaviour::Page(Step::IdentifyController, page), None);
     target
 }
 
 #[test]
 fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
     let expected = bytes(15);
-    let large = EvilTarget::start(expected.clone());
+    let large = HostileTarget::start(expected.clone());
     let small = with_small_transfers(expected.clone(), 2);
     let smallest = with_small_transfers(expected.clone(), 1);
     let device = open(&large.address(), &with_paths(&[&small, &smallest])).unwrap();
@@ -325,19 +334,19 @@ fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
     };
     read_largest(&mut driver);
     assert_eq!(large.io_commands(), LEN / most);
-    // Under way when the path is lost, and begun on the next ones.
-    large.behave(Evil::HangIo, None);
+    // In flight when the path is lost, and restarted on the next ones.
+    large.behave(Misbehaviour::HangIo, None);
     read_largest(&mut driver);
     large.die();
     read_largest(&mut driver);
     assert!(small.io_commands() >= LEN / (16 << 10), "{}", small.io_commands());
-    small.behave(Evil::CloseIo, Some(1)); // in the middle of what is cut already
+    small.behave(Misbehaviour::CloseIo, Some(1)); // in the middle of a split I/O
     read_largest(&mut driver);
     small.die();
     read_largest(&mut driver);
     read_largest(&mut driver);
     assert!(smallest.io_commands() >= LEN / (8 << 10), "{}", smallest.io_commands());
-    // A write, and the queue pairs that are made from now on.
+    // A write, and queue pairs that are created from now on.
     let mut io = write(64, most, 9);
     io.tag = 0;
     one(&mut driver, io).result.unwrap();
@@ -347,8 +356,8 @@ fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
     let mut late = Driver::new(&*device);
     let completion = one(&mut late, read(64, 4096));
     assert!(completion.result.is_ok() && *completion.buf == expected[64 * 512..][..4096]);
-    // What one of them is refused fails the whole, once.
-    smallest.behave(Evil::BadBlocks(80..81, Status::UNRECOVERED_READ_ERROR), None);
+    // An error of one part fails the whole I/O, once.
+    smallest.behave(Misbehaviour::BadBlocks(80..81, Status::UNRECOVERED_READ_ERROR), None);
     let failed = one(&mut driver, read(0, most));
     assert_eq!(failed.result, Err(IoError::Status(Status::UNRECOVERED_READ_ERROR)));
     assert_eq!(failed.buf.len(), most, "the buffer comes back whole");
@@ -358,13 +367,13 @@ fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
 fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
     let expected = bytes(8);
     let (first, second) =
-        (EvilTarget::start(expected.clone()), EvilTarget::start(expected.clone()));
+        (HostileTarget::start(expected.clone()), HostileTarget::start(expected.clone()));
     let device = open(&first.address(), &with_paths(&[&second])).unwrap();
     let mut driver = Driver::new(&*device);
-    first.behave(Evil::Status(Status::ANA_INACCESSIBLE), None);
+    first.behave(Misbehaviour::Status(Status::ANA_INACCESSIBLE), None);
     read_all(&mut driver, &expected);
     assert!(second.io_commands() >= BLOCKS as usize / 8);
-    second.behave(Evil::Status(Status::ANA_INACCESSIBLE), Some(1));
+    second.behave(Misbehaviour::Status(Status::ANA_INACCESSIBLE), Some(1));
     first.be_good();
     one(&mut driver, write(0, 512, 7)).result.unwrap();
     assert_eq!(first.bytes()[..512], [7; 512]);
@@ -373,12 +382,12 @@ fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
 #[test]
 fn statuses_are_retried_or_told_as_they_ask() {
     let expected = bytes(9);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
-    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(2));
+    target.behave(Misbehaviour::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(2));
     assert!(one(&mut driver, read(0, 512)).result.is_ok());
-    target.behave(Evil::Status(Status::INTERNAL_PATH_ERROR), Some(2));
+    target.behave(Misbehaviour::Status(Status::INTERNAL_PATH_ERROR), Some(2));
     assert!(one(&mut driver, write(0, 512, 1)).result.is_ok());
     for status in [
         Status::UNRECOVERED_READ_ERROR,
@@ -386,24 +395,24 @@ fn statuses_are_retried_or_told_as_they_ask() {
         Status::INTERNAL_PATH_ERROR.do_not_retry(),
         Status::new(7, 0xFF),
     ] {
-        target.behave(Evil::Status(status), Some(1));
+        target.behave(Misbehaviour::Status(status), Some(1));
         assert_eq!(one(&mut driver, read(0, 512)).result, Err(IoError::Status(status)));
     }
-    // A write is not repeated on a mere guess.
-    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(1));
+    // A write is not repeated when its outcome is unknown.
+    target.behave(Misbehaviour::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(1));
     let result = one(&mut driver, write(0, 512, 1)).result;
     assert_eq!(result, Err(IoError::Status(Status::TRANSIENT_TRANSPORT_ERROR)));
-    // For ever is not for ever.
-    target.behave(Evil::Status(Status::TRANSIENT_TRANSPORT_ERROR), None);
+    // Even an unlimited retry has a limit.
+    target.behave(Misbehaviour::Status(Status::TRANSIENT_TRANSPORT_ERROR), None);
     assert!(matches!(one(&mut driver, read(0, 512)).result, Err(IoError::Status(_))));
 }
 
 #[test]
 fn a_read_that_kills_every_connection_ends() {
-    let target = EvilTarget::start(bytes(1));
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(bytes(1));
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
-    target.behave(Evil::CloseIo, None);
+    target.behave(Misbehaviour::CloseIo, None);
     let completion = one(&mut driver, read(0, 512));
     assert!(matches!(completion.result, Err(IoError::Disconnected(_))), "{completion:?}");
     target.be_good();
@@ -412,15 +421,15 @@ fn a_read_that_kills_every_connection_ends() {
 
 #[test]
 fn writes_and_flushes_that_were_on_their_way_are_not_issued_again() {
-    let target = EvilTarget::start(bytes(1));
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(bytes(1));
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
     for io in [write(0, 512, 1), write(0, 64 << 10, 1), flush()] {
         let before = target.io_commands();
-        target.behave(Evil::CloseIo, Some(1));
+        target.behave(Misbehaviour::CloseIo, Some(1));
         let completion = one(&mut driver, io);
         assert!(matches!(completion.result, Err(IoError::Disconnected(_))), "{completion:?}");
-        // The next command shows that the queue is back, and that it brought nothing else with it.
+        // The next command shows that the queue is back, without other effects.
         one(&mut driver, read(0, 512)).result.unwrap();
         assert_eq!(target.io_commands(), before + 2);
     }
@@ -428,10 +437,10 @@ fn writes_and_flushes_that_were_on_their_way_are_not_issued_again() {
 
 #[test]
 fn a_flush_fails_when_completed_writes_may_have_been_lost_with_the_last_session() {
-    let target = EvilTarget::start(bytes(1));
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(bytes(1));
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
-    // A read is issued again, so when it ends the queue is on a new connection.
+    // A read is retried, so when it ends the queue is on a new connection.
     let lose_session = |driver: &mut Driver| {
         target.cut();
         one(driver, read(0, 512)).result.unwrap();
@@ -439,39 +448,39 @@ fn a_flush_fails_when_completed_writes_may_have_been_lost_with_the_last_session(
     one(&mut driver, write(0, 512, 1)).result.unwrap();
     one(&mut driver, flush()).result.unwrap();
     lose_session(&mut driver);
-    one(&mut driver, flush()).result.unwrap(); // nothing was in the cache that may be lost
+    one(&mut driver, flush()).result.unwrap(); // there was no cached write to lose
     one(&mut driver, write(0, 512, 2)).result.unwrap();
     lose_session(&mut driver);
     let told = one(&mut driver, flush()).result;
     assert!(matches!(told, Err(IoError::Disconnected(_))), "{told:?}");
-    one(&mut driver, flush()).result.unwrap(); // told once
+    one(&mut driver, flush()).result.unwrap(); // reported once
     one(&mut driver, write(0, 512, 3)).result.unwrap();
-    target.behave(Evil::CloseIo, Some(1));
+    target.behave(Misbehaviour::CloseIo, Some(1));
     let told = one(&mut driver, flush()).result;
     assert!(matches!(told, Err(IoError::Disconnected(_))), "{told:?}");
     one(&mut driver, read(0, 512)).result.unwrap();
-    one(&mut driver, flush()).result.unwrap(); // told once
+    one(&mut driver, flush()).result.unwrap(); // reported once
 }
 
 #[test]
 fn idle_connections_are_kept_alive_and_come_back_without_any_io() {
     let expected = bytes(10);
-    let target = EvilTarget::start(expected.clone());
-    let options = ConnectOptions { keep_alive_tmo: Duration::from_millis(200), ..hasty() };
+    let target = HostileTarget::start(expected.clone());
+    let options = ConnectOptions { keep_alive_tmo: Duration::from_millis(200), ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();
     let before = target.accepted();
     target.cut();
     eventually("the admin queue is back", || target.accepted() > before);
     let before = target.accepted();
-    target.behave(Evil::Hang(Step::KeepAlive), Some(1));
+    target.behave(Misbehaviour::Hang(Step::KeepAlive), Some(1));
     eventually("keep-alive shows the hang", || target.accepted() > before);
     read_all(&mut Driver::new(&*device), &expected);
 }
 
 #[test]
 fn no_more_queue_pairs_than_were_granted() {
-    let target = EvilTarget::start(bytes(1));
-    let options = ConnectOptions { nr_io_queues: 2, ..hasty() };
+    let target = HostileTarget::start(bytes(1));
+    let options = ConnectOptions { nr_io_queues: 2, ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();
     let (first, _second) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
     let error = device.queue_pair().map(drop).unwrap_err();
@@ -482,8 +491,8 @@ fn no_more_queue_pairs_than_were_granted() {
 
 #[test]
 fn what_cannot_be_is_refused_before_it_is_sent() {
-    let target = EvilTarget::start(bytes(1));
-    let options = ConnectOptions { writable: false, ..hasty() };
+    let target = HostileTarget::start(bytes(1));
+    let options = ConnectOptions { writable: false, ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     for io in [write(0, 512, 1), read(BLOCKS, 512), read(0, 100), read(u64::MAX, 512), read(0, 0)] {
@@ -496,15 +505,15 @@ fn what_cannot_be_is_refused_before_it_is_sent() {
 #[test]
 fn a_child_process_reads_on_connections_of_its_own_and_the_parent_is_undisturbed() {
     let expected = bytes(11);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
     read_all(&mut driver, &expected);
     let before = target.accepted();
     assert!(in_child(|| {
         let mut own = Driver::new(&*device);
         read_all(&mut own, &expected);
-        read_all(&mut driver, &expected); // the parent's, which it has inherited
+        read_all(&mut driver, &expected); // the parent's driver, which the child inherited
         device.namespace().num_blocks == BLOCKS
     }));
     let children = target.accepted() - before;
@@ -516,11 +525,11 @@ fn a_child_process_reads_on_connections_of_its_own_and_the_parent_is_undisturbed
 #[test]
 fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
     let expected = bytes(12);
-    let target = EvilTarget::start(expected.clone());
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut pair = device.queue_pair().unwrap();
     let mut pending = (0..16).map(|i| Io { tag: i, ..read(i * 8, 4096) }).collect();
-    target.behave(Evil::HangIo, Some(1));
+    target.behave(Misbehaviour::HangIo, Some(1));
     pair.submit(&mut pending);
     let mut finish = || {
         let (mut done, limit) = (Vec::new(), Instant::now() + Duration::from_secs(30));
@@ -546,10 +555,10 @@ fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
 
 #[test]
 fn an_error_names_the_block_it_is_about() {
-    let target = EvilTarget::start(bytes(1));
-    let device = open(&target.address(), &hasty()).unwrap();
+    let target = HostileTarget::start(bytes(1));
+    let device = open(&target.address(), &short_timeouts()).unwrap();
     let mut driver = Driver::new(&*device);
-    target.behave(Evil::Status(Status::UNRECOVERED_READ_ERROR), Some(1));
+    target.behave(Misbehaviour::Status(Status::UNRECOVERED_READ_ERROR), Some(1));
     let error = one(&mut driver, read(24, 512)).result.unwrap_err();
     let error = error.at(&device.namespace(), Lba(24));
     assert!(error.report().contains("LBA 24"), "{}", error.report());

@@ -1,4 +1,5 @@
-//! The NVMe/TCP engine against this project's own target: what it promises, and how it survives.
+//! The NVMe/TCP engine against this project's own target: its contract, and how it survives
+//! failures.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! The NVMe/TCP engine against a target that lies: every lie is refused or survived, no byte of it is
-//! believed, nothing panics and nothing waits for ever.
+//! The NVMe/TCP engine against a target that lies: every lie is refused or survived, no wrong byte
+//! is accepted, nothing panics and nothing waits for ever.
 
 mod support;
 
@@ -14,76 +14,81 @@ use dlfs::qpair::{ConnectOptions, IoError, IoOp, open};
 use dlfs::tcp::Digests;
 use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T, put_term_req};
 use support::contract::{Driver, read};
-use support::evil::{Evil, EvilTarget, Step, identify_controller};
-use support::hasty::{LEN, bytes, hasty, one, refusal};
+use support::hostile_target::{HostileTarget, Misbehaviour, Step, identify_controller};
 use support::random::Random;
+use support::short_timeouts::{LEN, bytes, one, refusal, short_timeouts};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 fn with_digests() -> ConnectOptions {
-    ConnectOptions { hdr_digest: true, data_digest: true, ..hasty() }
+    ConnectOptions { hdr_digest: true, data_digest: true, ..short_timeouts() }
 }
 
-/// What is wrong with an answer to a read.
-fn lies() -> Vec<Evil> {
+/// The ways in which an answer to a read is wrong.
+fn lies() -> Vec<Misbehaviour> {
     let r2t = |len| {
         let mut bytes = Vec::new();
         Form::default().put(&mut bytes, &R2T::new(0, 1, 0, len, Form::default()));
         bytes
     };
     vec![
-        Evil::WrongCid(1),
-        Evil::WrongCid(0x1000),
-        Evil::WrongCid(0x8000),
-        Evil::WrongCompletionCid(1),
-        Evil::WrongCompletionCid(0x1000),
-        Evil::WrongCompletionCid(0xFFFF),
-        Evil::DoubleCompletion,
-        Evil::DoubleData,
-        Evil::WrongOffset(4),
-        Evil::WrongOffset(512),
-        Evil::WrongOffset(0u32.wrapping_sub(512)),
-        Evil::TooMuchData(4),
-        Evil::TooMuchData(64 << 10),
-        Evil::SuccessWithoutLast,
-        Evil::R2tForRead,
-        Evil::CloseInData,
-        Evil::CloseIo,
-        Evil::HangIo,
-        Evil::TermReq(0),
-        Evil::TermReq(3),
-        Evil::TermReq(u16::MAX),
-        Evil::GarbageIo(vec![0; 24]),
-        Evil::GarbageIo(vec![0xFF; 24]),
-        Evil::GarbageIo(vec![7, 12, 24, 24, 0xFF, 0xFF, 0xFF, 0xFF]),
-        Evil::GarbageIo(vec![7, 12, 24, 24, 24, 0, 0, 0]),
-        Evil::GarbageIo(vec![5, 0, 255, 0, 255, 0, 0, 0]),
-        Evil::GarbageIo(IcResp::new(Digests::default(), 4096).as_bytes().to_vec()),
-        Evil::GarbageIo(r2t(0)),
-        Evil::GarbageIo(r2t(u32::MAX)),
-        Evil::WrongHeaderDigest,
+        Misbehaviour::WrongCid(1),
+        Misbehaviour::WrongCid(0x1000),
+        Misbehaviour::WrongCid(0x8000),
+        Misbehaviour::WrongCompletionCid(1),
+        Misbehaviour::WrongCompletionCid(0x1000),
+        Misbehaviour::WrongCompletionCid(0xFFFF),
+        Misbehaviour::DoubleCompletion,
+        Misbehaviour::DoubleData,
+        Misbehaviour::WrongOffset(4),
+        Misbehaviour::WrongOffset(512),
+        Misbehaviour::WrongOffset(0u32.wrapping_sub(512)),
+        Misbehaviour::TooMuchData(4),
+        Misbehaviour::TooMuchData(64 << 10),
+        Misbehaviour::SuccessWithoutLast,
+        Misbehaviour::R2tForRead,
+        Misbehaviour::CloseInData,
+        Misbehaviour::CloseIo,
+        Misbehaviour::HangIo,
+        Misbehaviour::TermReq(0),
+        Misbehaviour::TermReq(3),
+        Misbehaviour::TermReq(u16::MAX),
+        Misbehaviour::GarbageIo(vec![0; 24]),
+        Misbehaviour::GarbageIo(vec![0xFF; 24]),
+        Misbehaviour::GarbageIo(vec![7, 12, 24, 24, 0xFF, 0xFF, 0xFF, 0xFF]),
+        Misbehaviour::GarbageIo(vec![7, 12, 24, 24, 24, 0, 0, 0]),
+        Misbehaviour::GarbageIo(vec![5, 0, 255, 0, 255, 0, 0, 0]),
+        Misbehaviour::GarbageIo(IcResp::new(Digests::default(), 4096).as_bytes().to_vec()),
+        Misbehaviour::GarbageIo(r2t(0)),
+        Misbehaviour::GarbageIo(r2t(u32::MAX)),
+        Misbehaviour::WrongHeaderDigest,
     ]
 }
 
 #[test]
 fn a_lie_told_once_costs_a_connection_and_no_read() {
-    for options in [hasty(), with_digests()] {
+    for options in [short_timeouts(), with_digests()] {
         for len in [4096, 64 << 10] {
-            for evil in lies() {
+            for misbehaviour in lies() {
                 let expected = bytes(1);
-                let target = EvilTarget::start(expected.clone());
+                let target = HostileTarget::start(expected.clone());
                 let device = open(&target.address(), &options).unwrap();
                 let mut driver = Driver::new(&*device);
                 one(&mut driver, read(0, 512)).result.unwrap();
-                target.behave(evil.clone(), Some(1));
+                target.behave(misbehaviour.clone(), Some(1));
                 for round in 0..2 {
                     let ios = (0..6).map(|i| read(i * 128, len)).collect();
                     for (sent, completion) in driver.run(ios) {
                         let at = sent.slba.0 as usize * 512;
-                        completion.result.unwrap_or_else(|e| panic!("{evil:?}, {round}: {e}"));
-                        assert!(*completion.buf == expected[at..at + len], "{evil:?} at {at}");
+                        completion
+                            .result
+                            .unwrap_or_else(|e| panic!("{misbehaviour:?}, {round}: {e}"));
+                        assert!(
+                            *completion.buf == expected[at..at + len],
+                            "{misbehaviour:?} at {at}"
+                        );
                     }
                 }
-                assert_eq!(target.misbehaved(), 1, "{evil:?}");
+                assert_eq!(target.misbehaved(), 1, "{misbehaviour:?}");
             }
         }
     }
@@ -91,42 +96,48 @@ fn a_lie_told_once_costs_a_connection_and_no_read() {
 
 #[test]
 fn a_target_that_always_lies_is_never_believed_and_never_waited_for() {
-    // Side by side, since a host hurries less and less to a target that does not work.
+    // Concurrently, since a host backs off from a target that fails.
     std::thread::scope(|scope| {
-        for evil in lies().into_iter().filter(|evil| *evil != Evil::HangIo) {
-            scope.spawn(move || always_lies(&evil));
+        for misbehaviour in
+            lies().into_iter().filter(|misbehaviour| *misbehaviour != Misbehaviour::HangIo)
+        {
+            scope.spawn(move || always_lies(&misbehaviour));
         }
     });
 }
 
-fn always_lies(evil: &Evil) {
+fn always_lies(misbehaviour: &Misbehaviour) {
     let expected = bytes(2);
-    let target = EvilTarget::start(expected.clone());
+    let target = HostileTarget::start(expected.clone());
     let device = open(&target.address(), &with_digests()).unwrap();
     let mut driver = Driver::new(&*device);
-    target.behave(evil.clone(), None);
+    target.behave(misbehaviour.clone(), None);
     for (sent, completion) in driver.run((0..4).map(|i| read(i * 8, 4096)).collect()) {
         let at = sent.slba.0 as usize * 512;
         match completion.result {
-            // What comes before the lie may be right: data and then a completion too many.
-            Ok(()) => assert!(*completion.buf == expected[at..at + 4096], "{evil:?}"),
-            Err(error) => assert!(matches!(error, IoError::Disconnected(_)), "{evil:?}: {error}"),
+            // What precedes the lie may be correct: data, then an extra completion.
+            Ok(()) => assert!(*completion.buf == expected[at..at + 4096], "{misbehaviour:?}"),
+            Err(error) => {
+                assert!(matches!(error, IoError::Disconnected(_)), "{misbehaviour:?}: {error}")
+            }
         }
     }
     target.be_good();
     let completion = one(&mut driver, read(0, 4096));
-    assert!(completion.result.is_ok() && *completion.buf == expected[..4096], "{evil:?}");
+    assert!(completion.result.is_ok() && *completion.buf == expected[..4096], "{misbehaviour:?}");
 }
 
 #[test]
 fn success_with_too_few_bytes_is_a_short_read_and_others_go_on() {
-    for options in [hasty(), with_digests()] {
+    for options in [short_timeouts(), with_digests()] {
         for found in [0, 4, 512, 4092] {
-            for evil in [Evil::ShortSuccess(found), Evil::ShortCapsule(found)] {
-                let target = EvilTarget::start(bytes(3));
+            for misbehaviour in
+                [Misbehaviour::ShortSuccess(found), Misbehaviour::ShortCapsule(found)]
+            {
+                let target = HostileTarget::start(bytes(3));
                 let device = open(&target.address(), &options).unwrap();
                 let mut driver = Driver::new(&*device);
-                target.behave(evil, Some(1));
+                target.behave(misbehaviour, Some(1));
                 let ios = (0..8).map(|i| read(i * 8, 4096)).collect();
                 let done = driver.run(ios);
                 let failed: Vec<_> =
@@ -139,12 +150,12 @@ fn success_with_too_few_bytes_is_a_short_read_and_others_go_on() {
 
 #[test]
 fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
-    let target = EvilTarget::start(bytes(4));
+    let target = HostileTarget::start(bytes(4));
     let device = open(&target.address(), &with_digests()).unwrap();
     let mut driver = Driver::new(&*device);
     let before = target.accepted();
     for len in [4096, 64 << 10] {
-        target.behave(Evil::WrongDataDigest, Some(1));
+        target.behave(Misbehaviour::WrongDataDigest, Some(1));
         assert_eq!(one(&mut driver, read(0, len)).result, Err(IoError::DataDigest));
         one(&mut driver, read(0, len)).result.unwrap();
     }
@@ -154,10 +165,10 @@ fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
 #[test]
 fn a_stream_of_single_bytes_is_read_as_any_other() {
     let expected = bytes(5);
-    let target = EvilTarget::start(expected.clone());
+    let target = HostileTarget::start(expected.clone());
     let device = open(&target.address(), &with_digests()).unwrap();
     let mut driver = Driver::new(&*device);
-    target.behave(Evil::OneByteAtATime, None);
+    target.behave(Misbehaviour::OneByteAtATime, None);
     for len in [512, 20 << 10] {
         let completion = one(&mut driver, read(0, len));
         completion.result.unwrap();
@@ -168,24 +179,24 @@ fn a_stream_of_single_bytes_is_read_as_any_other() {
 #[test]
 fn r2ts_that_lie_get_no_data_and_the_write_is_not_issued_again() {
     let lies = [
-        Evil::R2t { offset: 0, len: 0 },
-        Evil::R2t { offset: 512, len: 512 },
-        Evil::R2t { offset: 0, len: u32::MAX },
-        Evil::R2t { offset: u32::MAX, len: 2 },
-        Evil::TwoR2ts,
-        Evil::DataForWrite,
+        Misbehaviour::R2t { offset: 0, len: 0 },
+        Misbehaviour::R2t { offset: 512, len: 512 },
+        Misbehaviour::R2t { offset: 0, len: u32::MAX },
+        Misbehaviour::R2t { offset: u32::MAX, len: 2 },
+        Misbehaviour::TwoR2ts,
+        Misbehaviour::DataForWrite,
     ];
-    for evil in lies {
+    for misbehaviour in lies {
         let expected = bytes(6);
-        let target = EvilTarget::start(expected.clone());
-        let device = open(&target.address(), &hasty()).unwrap();
+        let target = HostileTarget::start(expected.clone());
+        let device = open(&target.address(), &short_timeouts()).unwrap();
         let mut driver = Driver::new(&*device);
-        target.behave(evil.clone(), Some(1));
+        target.behave(misbehaviour.clone(), Some(1));
         let mut io = read(0, 64 << 10);
         io.op = IoOp::Write;
         let result = one(&mut driver, io).result;
-        assert!(matches!(result, Err(IoError::Disconnected(_))), "{evil:?}: {result:?}");
-        assert!(target.bytes() == expected, "{evil:?}");
+        assert!(matches!(result, Err(IoError::Disconnected(_))), "{misbehaviour:?}: {result:?}");
+        assert!(target.bytes() == expected, "{misbehaviour:?}");
         one(&mut driver, read(0, 512)).result.unwrap();
     }
 }
@@ -215,13 +226,13 @@ fn every_ic_resp_that_cannot_be_is_refused_with_the_reason() {
             "terminated",
         ),
     ] {
-        let target = EvilTarget::start(bytes(7));
-        target.behave(Evil::IcResp(resp), None);
-        let error = refusal(&target.address(), &hasty());
+        let target = HostileTarget::start(bytes(7));
+        target.behave(Misbehaviour::IcResp(resp), None);
+        let error = refusal(&target.address(), &short_timeouts());
         assert!(error.report().contains(reason), "{reason}: {}", error.report());
     }
-    let target = EvilTarget::start(bytes(7));
-    target.behave(Evil::IcResp(good.as_bytes().to_vec()), None);
+    let target = HostileTarget::start(bytes(7));
+    target.behave(Misbehaviour::IcResp(good.as_bytes().to_vec()), None);
     let error = open(&target.address(), &with_digests()).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.report().contains("--hdr-digest"), "{}", error.report());
@@ -236,7 +247,7 @@ fn garbage_at_any_step_of_connecting_is_refused() {
         let mut noise = vec![0; 200];
         random.fill(&mut noise);
         garbage.push(noise);
-        // A capsule for a command that is not, and data and an R2T for one that has none.
+        // A capsule for an unknown command, and data and an R2T for one without data.
         let form = Form::default();
         let cqe: [u8; 16] = zerocopy::transmute!(Cqe::new(0x0BAD, Status::SUCCESS));
         let mut capsule = Vec::new();
@@ -248,11 +259,12 @@ fn garbage_at_any_step_of_connecting_is_refused() {
         form.put(&mut r2t, &R2T::new(0, 1, 0, 1024, form));
         garbage.extend([capsule, data, r2t]);
         for bytes_sent in garbage {
-            let target = EvilTarget::start(bytes(9));
-            target.behave(Evil::Garbage(step, bytes_sent.clone()), None);
+            let target = HostileTarget::start(bytes(9));
+            target.behave(Misbehaviour::Garbage(step, bytes_sent.clone()), None);
             let address = target.address();
-            let result = open(&address, &hasty()).and_then(|device| device.queue_pair().map(drop));
-            // The namespace list is not asked for where the address names a namespace.
+            let result =
+                open(&address, &short_timeouts()).and_then(|device| device.queue_pair().map(drop));
+            // The namespace list is not requested if the address names a namespace.
             assert!(result.is_err() || step == Step::NamespaceList, "{step:?}: {bytes_sent:?}");
         }
     }
@@ -291,9 +303,9 @@ fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
         (Step::IdentifyNamespace, vec![0; 4]),
     ];
     for (step, page) in refused {
-        let target = EvilTarget::start(bytes(10));
-        target.behave(Evil::Page(step, page.clone()), None);
-        let error = refusal(&target.address(), &hasty());
+        let target = HostileTarget::start(bytes(10));
+        target.behave(Misbehaviour::Page(step, page.clone()), None);
+        let error = refusal(&target.address(), &short_timeouts());
         assert!(error.report().contains("Identify"), "{step:?}: {}", error.report());
     }
     let odd = [
@@ -312,9 +324,9 @@ fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
     ];
     for (step, page) in odd {
         let expected = bytes(11);
-        let target = EvilTarget::start(expected.clone());
-        target.behave(Evil::Page(step, page), None);
-        let device = open(&target.address(), &hasty()).unwrap();
+        let target = HostileTarget::start(expected.clone());
+        target.behave(Misbehaviour::Page(step, page), None);
+        let device = open(&target.address(), &short_timeouts()).unwrap();
         let namespace = device.namespace();
         assert!((4096..=1 << 20).contains(&namespace.max_transfer_bytes), "{namespace:?}");
         let completion = one(&mut Driver::new(&*device), read(0, 4096));
@@ -331,21 +343,21 @@ fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
     let more = [vec![0; 24], vec![0xFF; 24], vec![7], resp.clone(), term, unasked];
     let expected = bytes(21);
     for more in more {
-        // Of the admin queue: opening has one attempt, and fails with what is wrong.
-        let target = EvilTarget::start(expected.clone());
+        // On the admin queue: opening makes one attempt, and fails with the reason.
+        let target = HostileTarget::start(expected.clone());
         let segment = [&resp[..], &more].concat();
-        target.behave(Evil::IcResp(segment.clone()), None);
-        let error = refusal(&target.address(), &hasty());
+        target.behave(Misbehaviour::IcResp(segment.clone()), None);
+        let error = refusal(&target.address(), &short_timeouts());
         println!("{more:02x?}: {error}");
-        // Of an I/O queue: it is connected again.
+        // On an I/O queue: it reconnects.
         target.be_good();
-        let device = open(&target.address(), &hasty()).unwrap();
-        target.behave(Evil::IcResp(segment.clone()), Some(1));
+        let device = open(&target.address(), &short_timeouts()).unwrap();
+        target.behave(Misbehaviour::IcResp(segment.clone()), Some(1));
         let mut driver = Driver::new(&*device);
         assert!(*one(&mut driver, read(0, 4096)).buf == expected[..4096]);
-        // In the midst of reads, on whichever queue is the first to connect again.
+        // During reads, on whichever queue reconnects first.
         for _ in 0..3 {
-            target.behave(Evil::IcResp(segment.clone()), Some(1));
+            target.behave(Misbehaviour::IcResp(segment.clone()), Some(1));
             target.cut();
             for (sent, completion) in driver.run((0..6).map(|i| read(i * 8, 4096)).collect()) {
                 completion.result.unwrap();
@@ -353,11 +365,12 @@ fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
                 assert!(*completion.buf == expected[at..at + 4096]);
             }
         }
-        // For ever: an error within the time after which a controller is given up.
-        let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..hasty() };
+        // Permanently: an error before the controller is given up.
+        let options =
+            ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..short_timeouts() };
         let device = open(&target.address(), &options).unwrap();
         let mut driver = Driver::new(&*device);
-        target.behave(Evil::IcResp(segment), None);
+        target.behave(Misbehaviour::IcResp(segment), None);
         target.cut();
         let result = one(&mut driver, read(0, 4096)).result;
         assert!(matches!(result, Err(IoError::Disconnected(_))), "{result:?}");
@@ -366,24 +379,24 @@ fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
 
 #[test]
 fn a_discovery_log_that_cannot_be_is_refused_within_bounds() {
-    let ask = |target: &EvilTarget| {
+    let ask = |target: &HostileTarget| {
         let address = target.local_addr();
-        discover(&address.ip().to_string(), address.port(), &hasty())
+        discover(&address.ip().to_string(), address.port(), &short_timeouts())
     };
-    let target = EvilTarget::start(bytes(12));
+    let target = HostileTarget::start(bytes(12));
     assert_eq!(ask(&target).unwrap().len(), 0);
     for num_records in [4097, u64::MAX] {
         let mut header = DiscoveryLogHeader::new_zeroed();
         header.numrec.set(num_records);
-        target.behave(Evil::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
+        target.behave(Misbehaviour::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
         let error = ask(&target).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.report());
     }
     let mut header = DiscoveryLogHeader::new_zeroed();
     header.recfmt.set(1);
-    target.behave(Evil::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
+    target.behave(Misbehaviour::Page(Step::DiscoveryLog, header.as_bytes().to_vec()), Some(1));
     assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Unsupported);
-    target.behave(Evil::RestlessLog(3), None);
+    target.behave(Misbehaviour::RestlessLog(3), None);
     assert_eq!(ask(&target).unwrap_err().kind(), ErrorKind::Busy);
 }
 
@@ -395,25 +408,26 @@ fn events_without_end_disturb_nothing_and_a_namespace_that_shrinks_is_given_up()
     let mut controller = identify_controller();
     controller.oaes = u32::MAX.into();
     for dw0 in [NAMESPACE_CHANGED, ANA_CHANGED, 0, 7 | 0xFF << 8, u32::MAX] {
-        let target = EvilTarget::start(expected.clone());
+        let target = HostileTarget::start(expected.clone());
         let page = controller.as_bytes().to_vec();
-        target.behave(Evil::Page(Step::IdentifyController, page), None);
-        target.behave(Evil::Event(dw0), None);
+        target.behave(Misbehaviour::Page(Step::IdentifyController, page), None);
+        target.behave(Misbehaviour::Event(dw0), None);
         let started = Instant::now();
-        let device = open(&target.address(), &hasty()).unwrap();
+        let device = open(&target.address(), &short_timeouts()).unwrap();
         let mut driver = Driver::new(&*device);
         for i in 0..200 {
             let completion = one(&mut driver, read(i, 4096));
             completion.result.unwrap();
             assert!(*completion.buf == expected[i as usize * 512..][..4096], "{dw0:08X}");
         }
-        // At most one event is taken in 20 ms, however fast they come; one page was sent before.
+        // At most one event is processed per 20 ms, however fast they come; one page was sent
+        // before.
         let misbehaved = target.misbehaved();
         let most = started.elapsed().as_millis() as usize / 20 + 2;
         assert!(misbehaved <= most + 1, "{misbehaved} of {most}");
         if dw0 == NAMESPACE_CHANGED {
             target.replace([&expected[..], &expected[..]].concat(), [0xE7; 16]);
-            one(&mut driver, read(0, 4096)).result.unwrap(); // it has grown: used as it was
+            one(&mut driver, read(0, 4096)).result.unwrap(); // it has grown; the old size is still used
             target.replace(expected[..LEN / 2].to_vec(), [0xE7; 16]);
             let reason = loop {
                 match one(&mut driver, read(0, 4096)).result {

@@ -1,5 +1,5 @@
-//! Tiers in front of an origin: the same bytes in the same order whatever is kept, never more than the
-//! quota, and every fault of a tier no more than a miss. The table of rows is in `tiers_rows.rs`.
+//! Tiers in front of an origin: the same data in the same order whatever is kept, never more than
+//! the quota, and a fault of a tier is only a miss. The table of features is in `tiers_rows.rs`.
 
 mod images;
 mod support;
@@ -33,14 +33,14 @@ use support::faults::{Fault, Faulty, Rule};
 use support::random::Random;
 use support::warnings::warnings_of;
 
-/// A data set on two namespaces in memory, and counters of what is read of them.
+/// A data set on two namespaces in memory, with counters of the reads.
 struct Data {
     source: Vec<Sample>,
     origins: Vec<Arc<Faulty>>,
 }
 
 impl Data {
-    /// Samples of all kinds of lengths: less than a block, many blocks, more than a unit.
+    /// Samples of many lengths: less than a block, many blocks, more than a unit.
     fn new() -> Data {
         let lens = [100, 5_000, 70_000, 33_000, 8_192, 200_000, 0, 4_097];
         let mut source: Vec<Sample> = (0..120)
@@ -70,7 +70,7 @@ impl Data {
         Image::from_devices(devices.collect(), &options)
     }
 
-    /// Reads epochs along an order, compares every byte, and returns the ids in their order.
+    /// Reads epochs along an order, compares every byte, and returns the ids in order.
     fn epochs(&self, image: &Image, options: LoaderOptions) -> Vec<u64> {
         let mut loader = image.prefetcher(options).unwrap();
         let mut order = Vec::new();
@@ -249,7 +249,7 @@ fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
     for name in ["a", "b", "c"] {
         fs::write(folder.path().join(name), &bytes).unwrap();
     }
-    // Where there is room the copier reads too: on a slow machine what the reader comes to meanwhile.
+    // Where there is room, the copier reads ahead of the reader on a slow machine.
     for (tier, limit) in [("ram:1M", 3 * 14), ("ram:64M", 3 * 2 * 14)] {
         let origin = Arc::new(FolderNamespace::open(folder.path()).unwrap());
         let begins: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();
@@ -260,7 +260,7 @@ fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
         let mut io = Blocking::new(image.devices()[0].queue_pair().unwrap()).unwrap();
         let piece = 256 << 10;
         for at in (0..len).step_by(piece) {
-            // Three files by turns: each is a sequence of its own.
+            // Three files in turn: each is a sequence of its own.
             for begin in &begins {
                 let end = len.min(at + piece);
                 let found = io.read(begin + at as u64, end - at).unwrap();
@@ -349,7 +349,7 @@ fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
     data.all(&image);
     assert_eq!(data.origin_reads(), 0, "after {opening} to open: {:#?}", settle(&image));
     drop(image);
-    // A flipped bit is found before anybody reads it; the rest is used.
+    // A flipped bit is detected before the copy is used; the rest is used.
     let path = folder.path().join("tier.dlfs");
     let mut bytes = fs::read(&path).unwrap();
     let at = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap() - 1;
@@ -446,7 +446,7 @@ fn a_full_disk_switches_the_tier_off_and_reads_go_on() {
     let Some(disk) = SmallDisk::new(20 << 20) else { return };
     let tiers = options(Policy::FirstTouch, &[&format!("file:{}:16M", disk.path().display())]);
     let image = data.open(&tiers);
-    // Somebody else takes the room meanwhile.
+    // Other data fill the disk meanwhile.
     fs::write(disk.path().join("ballast"), vec![1; 18 << 20]).unwrap();
     for _ in 0..2 {
         data.all(&image);
@@ -555,7 +555,7 @@ fn the_copier_keeps_to_its_bandwidth() {
         drop(io.read(unit << 20, 4096).unwrap()); // a part of each: the copier fetches the rest
     }
     settle_cache(&cache);
-    // Seven of eight units have to pass before the last begins; time can only be longer.
+    // Seven of eight units must pass before the last begins; it can only take longer.
     assert!(began.elapsed() >= Duration::from_millis(7 * 49), "{:?}", began.elapsed());
     assert_eq!(cache.stats().tiers[0].fills, 8);
 }
@@ -568,7 +568,7 @@ fn an_origin_that_fails_fails_the_read_and_not_the_tier() {
     for origin in &data.origins {
         origin.add(Rule::any_read(2, Fault::Status(dlfs::nvme::Status::UNRECOVERED_READ_ERROR)));
     }
-    let _ = reader.read_batch(&[SampleId(5)], &mut Batch::new()); // may be read again and succeed
+    let _ = reader.read_batch(&[SampleId(5)], &mut Batch::new()); // the retry may succeed
     data.all(&image);
     let stats = settle(&image);
     assert!(stats.tiers[0].fills > 0 && !stats.tiers[0].is_off, "{stats:?}");
@@ -640,7 +640,7 @@ fn settle_cache(cache: &Cache) {
     }
 }
 
-/// Changes a file in place: whoever has it open sees it.
+/// Changes a file in place: existing descriptors see it.
 fn overwrite(path: &Path, bytes: &[u8]) {
     use std::os::unix::fs::FileExt;
     fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, 0).unwrap();
@@ -649,7 +649,7 @@ fn overwrite(path: &Path, bytes: &[u8]) {
 #[test]
 fn an_origin_lends_and_starts_through_tiers_as_it_does_without_them() {
     let data = Data::new();
-    // Blocks of 512 bytes beneath pages of 4,096.
+    // Blocks of 512 bytes below pages of 4,096.
     let memory = MemNamespace::new(data.origins[0].namespace().len_bytes(), 512).unwrap();
     let first = &data.origins[0];
     let mut from = Blocking::new(first.queue_pair().unwrap()).unwrap();

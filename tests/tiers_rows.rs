@@ -1,13 +1,13 @@
-//! Which test shows which row of what NoPFS (N) and Monarch (M) are known for.
+//! Which test covers which feature of NoPFS (N) and Monarch (M).
 //!
-//! The table is `ROWS`; that each test is there is a test itself.
+//! The table is `ROWS`; a test checks that each listed test exists.
 
 use std::fs;
 use std::path::Path;
 
 /// Row, file, test.
 const ROWS: &[(&str, &str, &str)] = &[
-    // One seed, one order for all; each node's string known to all.
+    // One seed, one order for all; each node's access string is known to all.
     ("N1", "src/plan/access.rs", "the_strings_of_all_ranks_hold_each_sample_once_an_epoch"),
     // Frequencies over all epochs.
     ("N2", "src/plan/frequency.rs", "the_order_gives_ranks_the_frequencies_that_chance_has"),
@@ -33,7 +33,7 @@ const ROWS: &[(&str, &str, &str)] = &[
         "tests/staging.rs",
         "staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use",
     ),
-    // A planned sample that is not there yet is kept by the read that needs it.
+    // A planned sample without a copy is kept by the read that needs it.
     (
         "N9",
         "tests/staging.rs",
@@ -51,7 +51,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("N13", "tools/sim/tests/thesis.rs", "scenario_2_is_within_the_stated_tolerances"),
     ("N13", "tools/sim/tests/thesis.rs", "scenario_3_is_within_the_stated_tolerances"),
     ("N13", "tools/sim/tests/thesis.rs", "scenario_4_is_within_the_stated_tolerances"),
-    // Stall time, read time and place.
+    // Stall time, read time and source.
     ("N14", "tests/tiers.rs", "reads_are_counted_and_timed_by_place_and_stalls_are_known"),
     // Ordered levels over a read-only source, quota never exceeded.
     ("M1", "src/tier/ledger.rs", "the_quota_is_never_exceeded_and_no_two_copies_share_a_page"),
@@ -67,7 +67,7 @@ const ROWS: &[(&str, &str, &str)] = &[
         "src/tier/ledger.rs",
         "monarchs_stop_rule_ends_placement_at_the_first_unit_that_fits_nowhere",
     ),
-    // Served at once, copied behind; a partial read has the whole fetched once.
+    // Served at once, copied in the background; a partial read fetches the whole file once.
     (
         "M4",
         "tests/tiers.rs",
@@ -79,14 +79,14 @@ const ROWS: &[(&str, &str, &str)] = &[
         "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
     ),
     ("M5", "tests/tiers.rs", "pieces_read_in_sequence_come_from_the_origin_in_large_reads"),
-    // The switch is one step; bytes equal before, during and after.
+    // The switch is atomic; bytes are equal before, during and after.
     (
         "M6",
         "src/tier/places.rs",
         "a_unit_is_reserved_once_published_once_and_distrusted_without_losing_its_room",
     ),
     ("M6", "tests/tiers_runs.rs", "bytes_are_equal_while_copies_come_and_give_way"),
-    // Names to addresses to places; descriptors are shared, and gone with the file's end.
+    // Names to addresses to locations; descriptors are shared, and closed with the file.
     (
         "M7",
         "tests/folder.rs",
@@ -96,7 +96,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     // Storage drivers: memory, files, block devices.
     ("M9", "tests/tiers.rs", "a_device_with_tiers_keeps_the_contract_of_a_read_only_engine"),
     ("M9", "tests/tiers_runs.rs", "a_block_device_is_a_tier_and_its_copies_survive"),
-    // Counters by level: reads, bytes, opens; epochs are known.
+    // Counters per tier: reads, bytes, opens; ends of epochs are known.
     ("M10", "tests/tiers.rs", "reads_are_counted_and_timed_by_place_and_stalls_are_known"),
     ("M10", "tests/tiers.rs", "a_folder_has_tiers_as_an_image_has"),
     // More data than the cache.

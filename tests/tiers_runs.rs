@@ -1,5 +1,5 @@
-//! Tiers from one run to the next: what a new plan keeps, what a change of the origin does to copies,
-//! block devices, and readers that look while copies come and go.
+//! Tiers from one run to the next: what a new plan keeps, how a change of the origin affects
+//! copies, block devices, and readers that read while copies change.
 
 mod support;
 
@@ -26,7 +26,7 @@ use dlfs::units::{Generation, SampleId};
 use support::disk::{LoopDevice, SmallDisk};
 use support::random::Random;
 
-/// An origin of random bytes, cut into equal units.
+/// An origin of random bytes, divided into equal units.
 struct Origin {
     bytes: Vec<u8>,
     device: Arc<dyn Device>,
@@ -63,7 +63,7 @@ impl Origin {
     }
 }
 
-/// A plan that keeps `copies` in the first tier; all units are read once but those of `often`.
+/// A plan that keeps `copies` in the first tier; all units are read once, except those in `often`.
 fn plan(copies: impl Iterator<Item = u32>, often: std::ops::Range<usize>) -> TierPlan {
     let mut reads = vec![1; NUM_UNITS as usize];
     reads[often].fill(5);
@@ -79,7 +79,7 @@ fn settle(cache: &Cache) {
     }
 }
 
-/// Waits until the copier has fetched what the plan names.
+/// Waits until the copier has fetched all planned units.
 fn settle_fills(cache: &Cache, fills: u64) {
     let until = Instant::now() + Duration::from_secs(60);
     while cache.stats().tiers[0].fills < fills {
@@ -111,7 +111,8 @@ fn after_a_restart_copies_give_way_to_what_the_new_plan_reads_more_often() {
         if checked {
             settle(&cache);
         }
-        // The second half is wanted; a quarter of all is read more often than what there is.
+        // The second half is planned; a quarter of all units is read more often than the existing
+        // copies.
         let often = NUM_UNITS as usize / 2..NUM_UNITS as usize * 3 / 4;
         cache.set_plan(&plan(second.clone(), often.clone())).unwrap();
         settle_fills(&cache, if checked { NUM_UNITS / 4 } else { 0 });
@@ -254,7 +255,7 @@ fn a_folder_that_changes_during_a_run_is_stale_and_what_was_copied_is_still_righ
         }
         drop(loader);
         settle(image.tiers().unwrap());
-        std::thread::sleep(Duration::from_millis(20)); // a time stamp of its own
+        std::thread::sleep(Duration::from_millis(20)); // ensures a new time stamp
         for index in 0..40_u8 {
             fs::write(folder.path().join(format!("{index:02}")), vec![index ^ 99; 20_000]).unwrap();
         }
@@ -290,7 +291,7 @@ fn a_tier_whose_file_system_goes_away_in_mid_run_is_missed_and_reads_go_on() {
     origin.read(&cache, 0..NUM_UNITS / 2);
     settle(&cache);
     fs::remove_file(disk.path().join("tier.dlfs")).unwrap();
-    drop(disk); // taken away lazily: what is open stays usable, what is opened anew is not there
+    drop(disk); // lazy unmount: open files stay usable, opening fails
     origin.read(&cache, 0..NUM_UNITS);
     settle(&cache);
     origin.read(&cache, 0..NUM_UNITS);

@@ -1,4 +1,4 @@
-//! Archives and shards made by hand, for tests of sources.
+//! Hand-made archives and shards, for tests of sources.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
 use std::fs;

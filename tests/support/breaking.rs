@@ -1,4 +1,4 @@
-//! A device that breaks in one thread: every queue pair that a thread of that name polls, once told to.
+//! A device that breaks on request, in the queue pairs that threads of a given name poll.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub enum How {
     Hangs,
     /// `poll` does not return.
     Blocks,
-    /// Every I/O ends with EIO.
+    /// Every I/O fails with EIO.
     Fails,
 }
 
@@ -30,7 +30,7 @@ impl How {
     pub const ALL: [How; 4] = [How::Panics, How::Hangs, How::Blocks, How::Fails];
 }
 
-/// A device around another one.
+/// A device around another one, which breaks on request.
 pub struct Breaking {
     inner: Arc<dyn Device>,
     how: How,
@@ -38,13 +38,13 @@ pub struct Breaking {
 }
 
 struct Told {
-    /// The thread's name begins with this; empty: any.
+    /// Prefix of the thread's name; empty: any thread.
     thread: &'static str,
     is_on: AtomicBool,
     struck: AtomicU32,
 }
 
-/// What blocked threads sleep for: the process ends before.
+/// How long blocked threads sleep; the process ends before.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 impl Breaking {
@@ -53,12 +53,12 @@ impl Breaking {
         Arc::new(Breaking { inner, how, told: Arc::new(told) })
     }
 
-    /// From now on it is broken.
+    /// Breaks it from now on.
     pub fn break_now(&self) {
         self.told.is_on.store(true, Ordering::Release);
     }
 
-    /// Whether a poll has been struck.
+    /// Whether a poll has been affected.
     pub fn has_struck(&self) -> bool {
         self.told.struck.load(Ordering::Acquire) > 0
     }

@@ -1,7 +1,7 @@
-//! What every engine promises, as one suite: `contract::check(writable, read_only)`.
+//! The contract of all engines as one test suite: `contract::check(writable, read_only)`.
 //!
-//! An engine's test makes a writable namespace of a few MiB whose bytes nobody else changes, and a
-//! read-only device on the same bytes, and gives both to [`check`].
+//! An engine's test creates a writable namespace of a few MiB that nobody else changes, and a
+//! read-only device on the same data, and passes both to [`check`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub fn check(writable: Arc<dyn Device>, read_only: Arc<dyn Device>) {
     refuses_writes_when_read_only(&*writable, &*read_only);
 }
 
-/// The part of the suite that an engine without a writable side can run: its bytes are what they are.
+/// The part of the suite for engines without a writable side: their data do not change.
 pub fn check_read_only(device: Arc<dyn Device>) {
     describes_itself(&*device);
     completes_each_io_exactly_once_with_its_own_buffer(&*device);
@@ -190,7 +190,7 @@ fn refuses_what_cannot_be_and_goes_on(device: &dyn Device) {
 fn takes_memory_of_any_alignment(device: &dyn Device) {
     let block_len = device.namespace().block_len_bytes as usize;
     let mut pair = Driver::new(device);
-    // A pool may lie in memory that the device reaches, a buffer of its own does not.
+    // A pool may use memory that the device can access; a buffer of its own does not.
     let pool = PoolOptions { bytes: 64 << 10, slot_len_bytes: 4096, huge_pages: HugePages::Off };
     let pool = Pool::new(pool).unwrap();
     let takes: [&dyn Fn(usize) -> IoBuf; 2] = [&IoBuf::zeroed, &|len| pool.take(len).unwrap()];
@@ -297,7 +297,7 @@ pub fn read(slba: u64, len: usize) -> Io {
     Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(len), tag: 0 }
 }
 
-/// What is remembered of an I/O whose buffer is under way.
+/// What the driver records of an I/O whose buffer is in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     pub op: IoOp,
@@ -305,7 +305,7 @@ pub struct Sent {
     pub buf_len: usize,
 }
 
-/// Runs lists of I/Os to their end.
+/// Runs lists of I/Os to completion.
 pub struct Driver(PollGroup);
 
 impl Driver {
@@ -348,7 +348,7 @@ impl Deadline {
     }
 }
 
-/// The first bytes of a namespace, as they should be.
+/// The expected contents of the first blocks of a namespace.
 struct Model {
     bytes: Vec<u8>,
     block_len: usize,
@@ -356,7 +356,7 @@ struct Model {
 }
 
 impl Model {
-    /// What the device holds now.
+    /// Reads the current contents of the device.
     fn new(device: &dyn Device) -> Model {
         let namespace = device.namespace();
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();

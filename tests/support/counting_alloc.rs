@@ -1,4 +1,4 @@
-//! The system's allocator, counting what each thread asks of it.
+//! The system's allocator, which counts the allocations of each thread.
 #![allow(unsafe_code)] // an allocator is one
 #![allow(dead_code, unreachable_pub)] // a module of several programs, each of which uses a part
 
@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// To be named `#[global_allocator]` by a test program.
+/// Test programs declare it as `#[global_allocator]`.
 pub struct CountingAlloc;
 
 thread_local! {
@@ -31,7 +31,7 @@ pub fn allocations_of_all_during<T>(work: impl FnOnce() -> T) -> (u64, T) {
     (ALL_ALLOCATIONS.load(Ordering::Relaxed) - before, result)
 }
 
-/// How far the heap's use rises above what it was, at most, while `work` runs; in bytes.
+/// The heap's peak while `work` runs, in bytes above its use before.
 pub fn peak_during<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = LIVE_BYTES.load(Ordering::Relaxed);
     PEAK_BYTES.store(before, Ordering::Relaxed);
@@ -40,7 +40,7 @@ pub fn peak_during<T>(work: impl FnOnce() -> T) -> (usize, T) {
 }
 
 fn count(grown: usize) {
-    // During the end of a thread its counter may be gone already: nobody asks for it then.
+    // When a thread ends, its counter may be gone already; nobody needs it then.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
     ALL_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     let live = LIVE_BYTES.fetch_add(grown, Ordering::Relaxed) + grown;

@@ -1,13 +1,13 @@
-//! A disk of a few MiB, to be filled up.
+//! Small disks, to be filled up.
 
 use std::path::Path;
 use std::process::Command;
 
-/// A tmpfs of a stated size, unmounted on drop.
+/// A tmpfs of a given size, unmounted on drop.
 pub struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None`, and a line that says so, where this process may not mount.
+    /// `None`, with a message, if this process may not mount.
     pub fn new(len_bytes: u64) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={len_bytes},mode=700");
@@ -24,13 +24,13 @@ impl SmallDisk {
         }
     }
 
-    /// Nothing may be written to it from now on.
+    /// Makes it read-only.
     pub fn make_read_only(&self) {
         let mount = Command::new("mount").args(["-o", "remount,ro"]).arg(self.0.path()).status();
         assert!(mount.is_ok_and(|status| status.success()), "it was mounted by this process");
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -49,7 +49,7 @@ impl Drop for SmallDisk {
 pub struct LoopDevice(std::path::PathBuf);
 
 impl LoopDevice {
-    /// `None`, and a line that says so, where this process may not make one.
+    /// `None`, with a message, if this process may not create one.
     pub fn new(file: &Path) -> Option<LoopDevice> {
         match Command::new("losetup").args(["--find", "--show"]).arg(file).output() {
             Ok(output) if output.status.success() => {
@@ -63,7 +63,7 @@ impl LoopDevice {
         }
     }
 
-    /// The device.
+    /// Path of the device.
     pub fn path(&self) -> &Path {
         &self.0
     }

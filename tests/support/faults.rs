@@ -1,7 +1,7 @@
-//! A device whose queue pairs misbehave on request, around any other device.
+//! A device around another one, whose queue pairs fail on request.
 //!
-//! Rules are added while it is in use; each strikes the next I/Os that it matches, a stated number of
-//! times. What no rule matches passes through.
+//! Rules can be added while it is in use; each applies to the next I/Os that it matches, a given
+//! number of times. Other I/Os pass through.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,30 +20,30 @@ use dlfs::units::Lba;
 
 use super::random::Random;
 
-/// What goes wrong with an I/O.
+/// What happens to an I/O.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
-    /// Its completion is held back for this many polls.
+    /// Its completion is delayed by this many polls.
     Delay { polls: u32 },
-    /// Its completion is held back for this long.
+    /// Its completion is delayed by this time.
     DelayTime(Duration),
-    /// It never completes while its queue pair lives.
+    /// It never completes while its queue pair exists.
     Swallow,
-    /// Bit `bit` of the bytes that were read is flipped, counted from the start of the buffer.
+    /// Bit `bit` of the data read is flipped, counted from the start of the buffer.
     FlipBit { bit: usize },
-    /// It completes with this status and no bytes.
+    /// It completes with this status and without data.
     Status(Status),
-    /// Half of its bytes come, called success by the target and found out by the engine.
+    /// Half of its data arrive, reported as success by the target and detected by the engine.
     Short,
-    /// The operating system fails it.
+    /// It fails with an error of the operating system.
     Os(i32),
-    /// The operating system fails it after this long.
+    /// It fails with an error of the operating system after this time.
     LateOs(Duration, i32),
-    /// All I/Os of the queue pair, and all later ones, end with `Disconnected`.
+    /// All I/Os of the queue pair, and all later ones, fail with `Disconnected`.
     Disconnect,
 }
 
-/// Which I/Os a fault strikes, and how often.
+/// Which I/Os a fault applies to, and how often.
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub op: IoOp,
@@ -58,7 +58,7 @@ impl Rule {
         Rule { op: IoOp::Read, blocks, times, fault }
     }
 
-    /// The next `times` reads, wherever they are.
+    /// The next `times` reads, at any address.
     pub fn any_read(times: u32, fault: Fault) -> Rule {
         Rule::read(0..u64::MAX, times, fault)
     }
@@ -69,7 +69,7 @@ impl Rule {
     }
 }
 
-/// A device around another one, and its rules. Clones share the rules.
+/// A device around another one, with its rules. Clones share the rules.
 #[derive(Clone)]
 pub struct Faulty {
     inner: Arc<dyn Device>,
@@ -90,27 +90,27 @@ impl Faulty {
         Faulty { inner, rules: Arc::default() }
     }
 
-    /// Adds a rule; the oldest that matches strikes.
+    /// Adds a rule; the oldest matching rule applies.
     pub fn add(&self, rule: Rule) {
         self.rules.lock().unwrap().rules.push(rule);
     }
 
-    /// From now on new queue pairs complete in a random order.
+    /// From now on, new queue pairs complete in random order.
     pub fn shuffle_completions(&self, seed: u64) {
         self.rules.lock().unwrap().shuffle = Some(seed);
     }
 
-    /// How many I/Os have been struck.
+    /// How many I/Os a rule has been applied to.
     pub fn struck(&self) -> u32 {
         self.rules.lock().unwrap().struck
     }
 
-    /// How often queue pairs were told to start what they have.
+    /// How often queue pairs were told to start their pending I/Os.
     pub fn starts(&self) -> u32 {
         self.rules.lock().unwrap().starts
     }
 
-    /// The I/Os submitted since the last call: operation, block and bytes.
+    /// The I/Os submitted since the last call: operation, block and length.
     pub fn take_seen(&self) -> Vec<(IoOp, Lba, usize)> {
         std::mem::take(&mut self.rules.lock().unwrap().seen)
     }
@@ -148,9 +148,9 @@ struct FaultyPair {
     inner: Box<dyn QueuePair>,
     rules: Arc<Mutex<Rules>>,
     shuffle: Option<Random>,
-    /// Tags under way in `inner` that a fault will strike when they complete.
+    /// Tags outstanding in `inner` to which a fault applies when they complete.
     struck: Vec<(u64, Fault)>,
-    /// Completions held back: until so many polls, or a time, have passed.
+    /// Delayed completions, with the number of polls or the time to wait for.
     held: Vec<(u32, Option<Instant>, Completion)>,
     ready: VecDeque<Completion>,
     swallowed: Vec<Completion>,
@@ -273,7 +273,7 @@ impl QueuePair for FaultyPair {
     }
 
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        // What is lent cannot be struck: with a rule there is nothing to lend.
+        // Lent data cannot be changed, so nothing is lent while there are rules.
         let has_rules = !self.rules.lock().unwrap().rules.is_empty();
         if has_rules { None } else { self.inner.lend(slba, len_bytes) }
     }

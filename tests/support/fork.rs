@@ -1,4 +1,4 @@
-//! A child process without a new program, as a data loader's workers are made.
+//! A forked child process without exec, as data loaders create their workers.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: fork has no safe form
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Runs `work` in a forked child; whether it said so and ended within a minute.
+/// Runs `work` in a forked child; returns whether it returned true and the child ended within a
+/// minute.
 ///
 /// The child has only the calling thread. It neither prints nor returns.
 pub fn in_child(work: impl FnOnce() -> bool) -> bool {

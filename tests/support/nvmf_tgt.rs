@@ -1,4 +1,5 @@
-//! SPDK's own target as a child process: a RAM disk over TCP and vfio-user, without huge pages or root.
+//! SPDK's own target as a child process: a RAM disk over TCP and vfio-user, without huge pages or
+//! root.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -18,7 +19,7 @@ pub struct NvmfTgt {
     memory_mib: u64,
 }
 
-/// The program `name` of SPDK's, below `SPDK_DIR` or on the path.
+/// SPDK's program `name`, below `SPDK_DIR` or on the path.
 pub fn program(name: &str) -> Option<PathBuf> {
     let below = std::env::var_os("SPDK_DIR").map(PathBuf::from);
     let below = below.into_iter().flat_map(|dir| [dir.join("bin"), dir.join("build/bin")]);
@@ -27,12 +28,12 @@ pub fn program(name: &str) -> Option<PathBuf> {
 }
 
 impl NvmfTgt {
-    /// A target with one namespace of `mib` MiB; says why when there is no such program.
+    /// A target with one namespace of `mib` MiB; prints why if the program does not exist.
     pub fn start(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
         NvmfTgt::start_with(mib, block_len_bytes, true)
     }
 
-    /// As [`NvmfTgt::start`], with pools as large as they are when nobody asks: a gigabyte beside the disk.
+    /// [`NvmfTgt::start`] with SPDK's default pool sizes: a gigabyte besides the disk.
     pub fn start_as_shipped(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
         NvmfTgt::start_with(mib, block_len_bytes, false)
     }
@@ -54,7 +55,7 @@ impl NvmfTgt {
         Some(target)
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills it, like a crash.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -62,13 +63,13 @@ impl NvmfTgt {
 
     /// Starts it again after [`NvmfTgt::kill`], with an empty disk of the same identity.
     pub fn restart(&mut self) {
-        let _ = std::fs::remove_dir_all(self.folder.path().join("vfu")); // what the dead one left
+        let _ = std::fs::remove_dir_all(self.folder.path().join("vfu")); // left behind by the killed process
         std::fs::create_dir(self.folder.path().join("vfu")).unwrap();
         self.child = spawn(&program("nvmf_tgt").unwrap(), self.folder.path(), self.memory_mib);
         self.wait_ready();
     }
 
-    /// Stops it, as a machine that hangs, or lets it go on.
+    /// Stops it, like a machine that hangs, or continues it.
     pub fn freeze(&self, freeze: bool) {
         let signal = if freeze { "-STOP" } else { "-CONT" };
         let pid = self.child.id().to_string();
@@ -76,7 +77,7 @@ impl NvmfTgt {
     }
 
     fn wait_ready(&mut self) {
-        // Its configuration has been carried out when it answers this.
+        // It answers this once it has applied its configuration.
         let deadline = Instant::now() + Duration::from_secs(30);
         while self.try_call("framework_wait_init", json!({})).is_none() {
             assert!(Instant::now() < deadline, "nvmf_tgt does not start: {}", self.log());
@@ -89,7 +90,7 @@ impl NvmfTgt {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Calls a method of its JSON-RPC.
+    /// Calls a JSON-RPC method.
     pub fn call(&self, method: &str, params: Value) -> Value {
         self.try_call(method, params).unwrap_or_else(|| panic!("{method}: {}", self.log()))
     }
@@ -111,12 +112,12 @@ impl NvmfTgt {
         }
     }
 
-    /// The namespace over NVMe/TCP, by our host.
+    /// The address of the namespace over NVMe/TCP, with our host.
     pub fn tcp(&self) -> Address {
         format!("nvme-tcp://127.0.0.1:{}/{NQN}", self.port).parse().unwrap()
     }
 
-    /// The same by SPDK's host.
+    /// The same with SPDK's host.
     pub fn spdk_tcp(&self) -> Address {
         format!("spdk:{}", self.tcp()).parse().unwrap()
     }
@@ -127,12 +128,12 @@ impl NvmfTgt {
         format!("trtype:VFIOUSER traddr:{} subnqn:{NQN}", folder.display()).parse().unwrap()
     }
 
-    /// Where [`NvmfTgt::tcp`] listens.
+    /// The port of [`NvmfTgt::tcp`].
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on [`NvmfTgt::tcp`] is spoken in TLS.
+    /// From now on, [`NvmfTgt::tcp`] uses TLS.
     pub fn listen_with_tls(&self) {
         let [address, _] = listen_addresses(self.folder.path(), self.port);
         let listener = json!({"nqn": NQN, "listen_address": address});
@@ -176,7 +177,7 @@ fn spawn(program: &Path, folder: &Path, memory_mib: u64) -> Child {
         .unwrap()
 }
 
-/// Where it listens: over TCP and over vfio-user.
+/// Its listen addresses: TCP and vfio-user.
 fn listen_addresses(folder: &Path, port: u16) -> [Value; 2] {
     let vfu = folder.join("vfu");
     [
@@ -185,7 +186,7 @@ fn listen_addresses(folder: &Path, port: u16) -> [Value; 2] {
     ]
 }
 
-/// What it is told to do. A small target has pools of 128 MiB beside the disk.
+/// Its configuration. A small target has pools of 128 MiB besides the disk.
 fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bool) -> Value {
     let method = |method: &str, params: Value| json!({"method": method, "params": params});
     let iobuf = json!({"small_pool_count": 1024, "large_pool_count": 128});
@@ -203,7 +204,7 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bo
     });
     let tcp = match is_small {
         true => json!({"trtype": "TCP", "num_shared_buffers": 127, "buf_cache_size": 8}),
-        // As deep as vfio-user's.
+        // As deep as that of vfio-user.
         false => json!({"trtype": "TCP", "max_queue_depth": 256}),
     };
     let [tcp_listener, vfio_user_listener] = listen_addresses(folder, port)
@@ -235,5 +236,5 @@ fn config(folder: &Path, port: u16, mib: u64, block_len_bytes: u64, is_small: bo
     json!({"subsystems": subsystems})
 }
 
-/// The subsystem of the target.
+/// NQN of the subsystem.
 pub const NQN: &str = "nqn.2026-11.io.dlfs:spdk";

@@ -1,4 +1,4 @@
-//! Runs a program of this workspace to its end, with a time limit, and holds what it left behind.
+//! Runs a program of this workspace to its end, with a time limit, and collects its output.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What a run left behind.
+/// The result of a run.
 pub struct Ran {
     pub status: ExitStatus,
     pub stdout: Vec<u8>,
@@ -16,7 +16,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Asserts the exit code, and shows all that was printed when it is another.
+    /// Asserts the exit code; prints the output if it is another.
     #[track_caller]
     pub fn code(self, expected: i32) -> Ran {
         let stdout = String::from_utf8_lossy(&self.stdout);
@@ -47,7 +47,7 @@ impl Ran {
         })
     }
 
-    /// Asserts that the failure was explained with these words.
+    /// Asserts that the error output contains these words.
     #[track_caller]
     pub fn complains_of(&self, words: &[&str]) {
         for word in words {
@@ -57,7 +57,7 @@ impl Ran {
     }
 }
 
-/// Runs `command` to its end, and fails when that takes longer than any test should.
+/// Runs `command` to its end; fails if that takes longer than any test should.
 pub fn finish(mut command: Command) -> Ran {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     end_of(child.expect("the program starts"))
@@ -81,7 +81,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> 
     })
 }
 
-/// Waits for the child's end, and kills it when that takes longer than any test should.
+/// Waits for the child's end; kills it if that takes longer than any test should.
 pub fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -103,5 +103,5 @@ pub fn signal(child: &Child, signal: &str) {
     assert!(status.expect("kill runs").success());
 }
 
-/// Nothing here takes as long, but on a machine that does much else.
+/// No test takes this long, except on a heavily loaded machine.
 const LIMIT: Duration = Duration::from_secs(240);

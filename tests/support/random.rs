@@ -1,11 +1,11 @@
-//! A small seeded generator (SplitMix64), so that a failing random test can be run again.
+//! A small seeded generator (SplitMix64), so that a failing random test can be repeated.
 
-/// A sequence of numbers that its seed determines.
+/// A sequence of numbers determined by its seed.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`, which is printed: the output of a failing test names it.
+    /// The sequence of `seed`, which is printed so that the output of a failing test shows it.
     pub fn new(seed: u64) -> Random {
         println!("seed {seed}");
         Random(seed)

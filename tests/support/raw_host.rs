@@ -1,4 +1,4 @@
-//! A host made of a plain socket: it sends whatever bytes a test wants, in any order, right or wrong.
+//! A host made of a plain socket: it sends any bytes that a test wants, in any order, valid or not.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use dlfs::tcp::pdu::{CapsuleCmd, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcR
 use socket2::{Domain, Socket, Type};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-/// A plain socket that speaks as much NVMe/TCP as a test asks it to.
+/// A plain socket that speaks as much NVMe/TCP as a test needs.
 pub struct RawHost {
     pub stream: TcpStream,
     pub form: Form,
@@ -21,7 +21,7 @@ pub struct RawHost {
     pub hostid: [u8; 16],
     deframer: Deframer,
     input: Vec<u8>,
-    /// Bytes of `input` that are used.
+    /// Bytes of `input` that were consumed.
     used: usize,
     next_cid: u16,
 }
@@ -56,12 +56,12 @@ pub enum Reply {
 const LIMIT: Duration = Duration::from_secs(20);
 
 impl RawHost {
-    /// Only the TCP connection.
+    /// Opens a TCP connection, and nothing else.
     pub fn open(target: SocketAddr, subnqn: &Nqn) -> RawHost {
         RawHost::over(TcpStream::connect(target).unwrap(), subnqn)
     }
 
-    /// Only the TCP connection, from another address of this machine: all of 127.0.0.0/8 are.
+    /// Opens a TCP connection from another local address, of which 127.0.0.0/8 has many.
     pub fn open_from(last_octet: u8, target: SocketAddr, subnqn: &Nqn) -> RawHost {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 0, last_octet], 0)).into()).unwrap();
@@ -69,7 +69,7 @@ impl RawHost {
         RawHost::over(socket.into(), subnqn)
     }
 
-    /// On a connection that there is.
+    /// Uses an existing connection.
     pub fn over(stream: TcpStream, subnqn: &Nqn) -> RawHost {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
@@ -135,7 +135,7 @@ impl RawHost {
             "ICResp with the digests asked for"
         );
         self.form = Form { digests, pda: 0 };
-        // The deframer has to see the ICResp itself.
+        // The deframer must also process the ICResp.
         assert!(matches!(self.deframer.next(&mut &resp[..]), Ok(Some(Event::Header { .. }))));
         self.deframer.initialised(self.form);
     }
@@ -149,12 +149,12 @@ impl RawHost {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Sends bytes where the target may have closed the connection already.
+    /// Sends bytes when the target may have closed the connection already.
     pub fn try_send(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes); // either way the test looks at what comes back
+        let _ = self.stream.write_all(bytes); // may fail: the test checks the replies
     }
 
-    /// The bytes of a capsule, right in every respect.
+    /// The bytes of a valid capsule.
     pub fn capsule(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let entry: [u8; 64] = sqe.as_bytes().try_into().unwrap();
@@ -166,7 +166,7 @@ impl RawHost {
         bytes
     }
 
-    /// The bytes of an H2CData, right in every respect.
+    /// The bytes of a valid H2CData.
     pub fn h2c_data(&self, cid: u16, ttag: u16, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.form
@@ -178,7 +178,7 @@ impl RawHost {
         bytes
     }
 
-    /// Sends a command, `data` in its capsule, under a fresh CID, which is returned.
+    /// Sends a command with `data` in its capsule; returns its new CID.
     pub fn start(&mut self, mut sqe: Sqe, data: &[u8]) -> u16 {
         self.next_cid = self.next_cid.wrapping_add(1);
         sqe.cid.set(self.next_cid);
@@ -187,8 +187,8 @@ impl RawHost {
         self.next_cid
     }
 
-    /// Sends a command and waits for its completion, answering R2Ts from nothing: `data` go in the
-    /// capsule. Returns the completion, made up where SUCCESS stands for it, and what was read.
+    /// Sends a command and waits for its completion; `data` go in the capsule, R2Ts are not
+    /// answered. Returns the completion, made up if a SUCCESS flag replaces it, and the data read.
     pub fn call(&mut self, sqe: Sqe, data: &[u8]) -> (Cqe, Vec<u8>) {
         let cid = self.start(sqe, data);
         let mut read = Vec::new();
@@ -207,7 +207,7 @@ impl RawHost {
         }
     }
 
-    /// The next thing that the target sends; [`Reply::Closed`] when the connection ends.
+    /// The next reply of the target; [`Reply::Closed`] if the connection ends.
     pub fn receive(&mut self) -> Reply {
         let mut data: Option<(dlfs::tcp::pdu::C2HData, Vec<u8>)> = None;
         loop {
@@ -260,8 +260,8 @@ impl RawHost {
         }
     }
 
-    /// Reads replies up to the end of the connection, which must come. Closes it itself after a
-    /// termination request, as hosts do.
+    /// Reads replies until the connection ends, which it must. Closes it after a termination
+    /// request, as hosts do.
     pub fn until_closed(&mut self) -> Vec<Reply> {
         let mut replies = Vec::new();
         loop {
@@ -269,7 +269,7 @@ impl RawHost {
                 Reply::Closed => return replies,
                 reply @ Reply::Term { .. } => {
                     replies.push(reply);
-                    let _ = self.stream.shutdown(Shutdown::Both); // the target may have closed it
+                    let _ = self.stream.shutdown(Shutdown::Both); // may fail: the target may have closed it
                     return replies;
                 }
                 reply => replies.push(reply),
@@ -290,7 +290,8 @@ impl RawHost {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 panic!("the target neither answered nor closed within {LIMIT:?}")
             }
-            // A signal, of a fuzzer's clock: the read ends though its handler says to restart it.
+            // A signal, for example of a fuzzer's timer: the read ends although the handler has
+            // SA_RESTART.
             Err(error) if error.kind() == ErrorKind::Interrupted => true,
             Err(_) => false, // reset: the connection is gone all the same
         }

@@ -1,4 +1,4 @@
-//! What the library warns of on the calling thread.
+//! Captures the library's warnings on the calling thread.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-/// Runs `work`; each warning meanwhile as `name=value ...`, its text under the name `message`.
+/// Runs `work`; returns each warning as `name=value ...`, with its text as `message`.
 pub fn warnings_of<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let result = tracing::subscriber::with_default(Collector(Arc::clone(&seen)), work);

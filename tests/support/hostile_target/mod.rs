@@ -1,12 +1,12 @@
 //! A target that misbehaves on request, over a real socket.
 //!
-//! Left alone it is a plain, correct, slow controller: one thread a connection, one namespace in
-//! memory, no digest refused. [`EvilTarget::behave`] says what it does wrong, and how often; counts
-//! and kills let a test prove that it did.
+//! Without requests it is a plain, correct, slow controller: one thread per connection, one
+//! namespace in memory, any digests. [`HostileTarget::behave`] requests a misbehaviour, and how
+//! often; counters let a test prove that it happened.
 //!
 //! ```text
-//! let target = EvilTarget::start(bytes);           // blocks of 512 bytes
-//! target.behave(Evil::ShortSuccess(100), Some(1)); // the next read only
+//! let target = HostileTarget::start(bytes);           // blocks of 512 bytes
+//! target.behave(Misbehaviour::ShortSuccess(100), Some(1)); // the next read only
 //! let device = dlfs::qpair::open(&target.address(), &options)?;
 //! ...
 //! target.die(); target.revive();
@@ -28,7 +28,7 @@ use zerocopy::FromZeros as _;
 
 use connection::Connection;
 
-/// Where in connecting something goes wrong. In the order in which they come.
+/// The steps of connecting, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     IcResp,
@@ -42,12 +42,12 @@ pub enum Step {
     IdentifyNamespace,
     NamespaceDescriptors,
     KeepAlive,
-    /// Reading the header of the discovery log, which is otherwise one of no records.
+    /// Reading the header of the discovery log, which otherwise has no records.
     DiscoveryLog,
 }
 
 impl Step {
-    /// Every step that connecting cannot do without.
+    /// Every step that connecting requires.
     pub const ALL: [Step; 9] = [
         Step::IcResp,
         Step::AdminConnect,
@@ -63,83 +63,83 @@ impl Step {
 
 /// What the target does wrong.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Evil {
+pub enum Misbehaviour {
     /// Never answers at this step.
     Hang(Step),
     /// Closes the connection at this step.
     Close(Step),
     /// Answers this step with this status.
     Fail(Step, Status),
-    /// Sends this in place of ICResp.
+    /// Sends this instead of ICResp.
     IcResp(Vec<u8>),
-    /// Sends these 4,096 bytes in place of the page of this step.
+    /// Sends these 4,096 bytes instead of the page of this step.
     Page(Step, Vec<u8>),
-    /// Sends these bytes in place of the answer to this step.
+    /// Sends these bytes instead of the answer to this step.
     Garbage(Step, Vec<u8>),
-    /// The discovery log has this many records, and another generation whenever it is read.
+    /// The discovery log has this many records, and a new generation at every read.
     RestlessLog(u64),
-    /// Each asynchronous event request is answered at once, with this dword 0.
+    /// Answers each asynchronous event request at once, with this dword 0.
     Event(u32),
-    /// CSTS never says that the controller is ready.
+    /// CSTS never reports ready.
     NeverReady,
-    /// CSTS says that the controller has failed.
+    /// CSTS reports a fatal error.
     FatalStatus,
-    /// Read: only so many bytes, and then success by the flag of the data.
+    /// Read: only this many bytes, then success by the flag of the data.
     ShortSuccess(u32),
-    /// Read: only so many bytes, and then a capsule that says success.
+    /// Read: only this many bytes, then a capsule with success.
     ShortCapsule(u32),
-    /// Read: the data digest is wrong. Nothing happens where none is in force.
+    /// Read: the data digest is wrong. No effect without data digests.
     WrongDataDigest,
-    /// Read: the header digest is wrong. Nothing happens where none is in force.
+    /// Read: the header digest is wrong. No effect without header digests.
     WrongHeaderDigest,
-    /// Read: the data come for another command identifier: this one's exclusive-or with the number.
+    /// Read: the data have another command identifier: the right one XOR this number.
     WrongCid(u16),
-    /// Read or write: the completion comes for another command identifier.
+    /// Read or write: the completion has another command identifier.
     WrongCompletionCid(u16),
-    /// Read: everything right, and then a second completion.
+    /// Read: all correct, then a second completion.
     DoubleCompletion,
-    /// Read: everything right, and then the data once more.
+    /// Read: all correct, then the data again.
     DoubleData,
-    /// Read: the data begin so far from where they should; negative is u32 arithmetic.
+    /// Read: the data offset is wrong by this much; negative by wrapping.
     WrongOffset(u32),
-    /// Read: more data than were asked for.
+    /// Read: more data than requested.
     TooMuchData(u32),
     /// Read: SUCCESS without LAST_PDU.
     SuccessWithoutLast,
-    /// Read: an R2T, as if it were a write.
+    /// Read: an R2T, as for a write.
     R2tForRead,
-    /// Write: an R2T for the bytes from `offset`, `len` of them, in place of the right one.
+    /// Write: an R2T for `len` bytes from `offset`, instead of the right one.
     R2t { offset: u32, len: u32 },
     /// Write: the R2T twice in one segment.
     TwoR2ts,
-    /// Write: data, as if it were a read.
+    /// Write: data, as for a read.
     DataForWrite,
-    /// Read: data of the block so many further.
+    /// Read: the data of the block this much further on.
     WrongLba(u64),
-    /// Read: one bit is flipped, and the digest fits to that.
+    /// Read: one bit is flipped, with a matching digest.
     FlippedBit(usize),
     /// Read or write: this status.
     Status(Status),
-    /// Read: this status, where any of these blocks is asked for.
+    /// Read: this status if the read contains any of these blocks.
     BadBlocks(Range<u64>, Status),
     /// Read or write: no answer.
     HangIo,
-    /// Read or write: all connections are closed, and nobody listens, until [`EvilTarget::revive`].
+    /// Read or write: closes all connections and stops listening until [`HostileTarget::revive`].
     Die,
-    /// Read or write: this connection is closed.
+    /// Read or write: closes this connection.
     CloseIo,
-    /// Read: half of the data, then the connection is closed.
+    /// Read: half of the data, then closes the connection.
     CloseInData,
     /// Read or write: a termination request with this status.
     TermReq(u16),
-    /// Read or write: these bytes in place of an answer.
+    /// Read or write: these bytes instead of an answer.
     GarbageIo(Vec<u8>),
-    /// Read: the right bytes, one at a time, each in a segment of its own.
+    /// Read: the correct bytes, each in a segment of its own.
     OneByteAtATime,
 }
 
-/// A target that misbehaves on request. It ends when it is dropped.
-pub struct EvilTarget {
+/// A target that misbehaves on request. Dropping it ends it.
+pub struct HostileTarget {
     shared: Arc<Shared>,
     address: SocketAddr,
 }
@@ -153,7 +153,7 @@ struct Shared {
 }
 
 struct State {
-    plan: Vec<(Evil, Option<u32>)>,
+    plan: Vec<(Misbehaviour, Option<u32>)>,
     bytes: Vec<u8>,
     block_len: u32,
     nguid: [u8; 16],
@@ -161,17 +161,17 @@ struct State {
     is_alive: bool,
     is_listening: bool,
     is_over: bool,
-    /// Reads answered since the start, by starting block, for tests of re-issue.
+    /// Number of answered reads by first block, for tests of retries.
     reads: HashMap<u64, u32>,
 }
 
-impl EvilTarget {
+impl HostileTarget {
     /// Serves `bytes` as a writable namespace of 512-byte blocks on a free port of loopback.
-    pub fn start(bytes: Vec<u8>) -> EvilTarget {
-        EvilTarget::with_block_len(bytes, 512)
+    pub fn start(bytes: Vec<u8>) -> HostileTarget {
+        HostileTarget::with_block_len(bytes, 512)
     }
 
-    pub fn with_block_len(bytes: Vec<u8>, block_len: u32) -> EvilTarget {
+    pub fn with_block_len(bytes: Vec<u8>, block_len: u32) -> HostileTarget {
         assert!(bytes.len().is_multiple_of(block_len as usize), "whole blocks");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -193,35 +193,36 @@ impl EvilTarget {
             accepted: AtomicUsize::new(0),
             commands: AtomicUsize::new(0),
         });
-        let target = EvilTarget { shared: shared.clone(), address };
+        let target = HostileTarget { shared: shared.clone(), address };
         std::thread::spawn(move || accept(&shared, Some(listener), address));
         target
     }
 
     pub fn nqn() -> Nqn {
-        Nqn::new("nqn.2026-11.io.dlfs:evil").unwrap()
+        Nqn::new("nqn.2026-11.io.dlfs:hostile").unwrap()
     }
 
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// How a host of this library reaches it.
+    /// Its address for a host of this library.
     pub fn address(&self) -> Address {
         Address::Tcp(TcpAddress {
             traddr: self.address.ip().to_string(),
             trsvcid: self.address.port(),
-            subnqn: EvilTarget::nqn(),
+            subnqn: HostileTarget::nqn(),
             nsid: Some(Nsid(1)),
         })
     }
 
-    /// Does this whenever there is occasion, `times` times or for ever; several plans may run.
-    pub fn behave(&self, evil: Evil, times: Option<u32>) {
-        self.shared.state.lock().plan.push((evil, times));
+    /// Requests a misbehaviour at the next `times` occasions, or at all; several requests may be
+    /// active.
+    pub fn behave(&self, misbehaviour: Misbehaviour, times: Option<u32>) {
+        self.shared.state.lock().plan.push((misbehaviour, times));
     }
 
-    /// Forgets all plans; what hangs goes on hanging until its connection is closed.
+    /// Cancels all requests; what hangs keeps hanging until its connection closes.
     pub fn be_good(&self) {
         self.shared.state.lock().plan.clear();
     }
@@ -241,23 +242,23 @@ impl EvilTarget {
         self.shared.commands.load(Ordering::SeqCst)
     }
 
-    /// How often the block was the first of a read.
+    /// How often this was the first block of a read.
     pub fn reads_of(&self, slba: u64) -> u32 {
         self.shared.state.lock().reads.get(&slba).copied().unwrap_or(0)
     }
 
-    /// The bytes of the namespace now.
+    /// The current contents of the namespace.
     pub fn bytes(&self) -> Vec<u8> {
         self.shared.state.lock().bytes.clone()
     }
 
-    /// Puts other bytes under it, as if another image were served; `nguid` is the new identity.
+    /// Replaces the contents, as if another image were served; `nguid` is the new identity.
     pub fn replace(&self, bytes: Vec<u8>, nguid: [u8; 16]) {
         let mut state = self.shared.state.lock();
         (state.bytes, state.nguid) = (bytes, nguid);
     }
 
-    /// Closes every connection and stops listening: connecting is refused.
+    /// Closes all connections and stops listening: connecting is refused.
     pub fn die(&self) {
         self.shared.die();
         self.wait_until(|state| !state.is_listening);
@@ -279,13 +280,13 @@ impl EvilTarget {
         }
     }
 
-    /// Closes every connection; new ones are accepted.
+    /// Closes all connections; new ones are accepted.
     pub fn cut(&self) {
         self.shared.cut();
     }
 }
 
-impl Drop for EvilTarget {
+impl Drop for HostileTarget {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
         self.shared.die();
@@ -301,16 +302,16 @@ impl Shared {
 
     fn cut(&self) {
         for stream in self.state.lock().streams.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both); // it may be closed already
+            let _ = stream.shutdown(Shutdown::Both); // may fail: it may be closed already
         }
     }
 
-    /// The first plan that `applies`, taken once.
-    fn take(&self, applies: impl Fn(&Evil) -> bool) -> Option<Evil> {
+    /// Takes the first request that `applies`, once.
+    fn take(&self, applies: impl Fn(&Misbehaviour) -> bool) -> Option<Misbehaviour> {
         let mut state = self.state.lock();
-        let index = state.plan.iter().position(|(evil, _)| applies(evil))?;
-        let (evil, times) = &mut state.plan[index];
-        let evil = evil.clone();
+        let index = state.plan.iter().position(|(misbehaviour, _)| applies(misbehaviour))?;
+        let (misbehaviour, times) = &mut state.plan[index];
+        let misbehaviour = misbehaviour.clone();
         let is_spent = times.as_mut().is_some_and(|times| {
             *times -= 1;
             *times == 0
@@ -319,7 +320,7 @@ impl Shared {
             state.plan.remove(index);
         }
         self.misbehaved.fetch_add(1, Ordering::SeqCst);
-        Some(evil)
+        Some(misbehaviour)
     }
 }
 
@@ -331,9 +332,9 @@ fn accept(shared: &Arc<Shared>, mut listener: Option<TcpListener>, address: Sock
             while !state.is_alive && !state.is_over {
                 listener = None;
                 state.is_listening = false;
-                // Whoever came back before nobody listened any more.
+                // Hosts that reconnected before the listener was closed.
                 for stream in state.streams.drain(..) {
-                    let _ = stream.shutdown(Shutdown::Both); // it may be closed already
+                    let _ = stream.shutdown(Shutdown::Both); // may fail: it may be closed already
                 }
                 shared.changed.notify_all();
                 shared.changed.wait(&mut state);
@@ -367,7 +368,7 @@ fn accept(shared: &Arc<Shared>, mut listener: Option<TcpListener>, address: Sock
     }
 }
 
-/// A right answer to Identify Controller, which tests may spoil.
+/// A correct answer to Identify Controller, for tests to modify.
 pub fn identify_controller() -> IdentifyController {
     let mut id = IdentifyController::new_zeroed();
     id.cntrltype = IdentifyController::TYPE_IO;
@@ -383,9 +384,9 @@ pub fn identify_controller() -> IdentifyController {
     id.ioccsz.set(4 + 4096 / 16);
     id.iorcsz.set(1);
     id.msdbd = 1;
-    id.subnqn = EvilTarget::nqn().to_field();
+    id.subnqn = HostileTarget::nqn().to_field();
     id
 }
 
-/// Every controller has this identifier: it looks at none.
+/// The identifier of every controller; requests are not checked for it.
 const CNTLID: u16 = 1;

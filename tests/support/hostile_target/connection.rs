@@ -1,4 +1,4 @@
-//! One connection of the misbehaving target: what is right, and at each place what may go wrong.
+//! One connection of the hostile target: correct behaviour, and the places where it misbehaves.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -20,9 +20,9 @@ use dlfs::tcp::pdu::{
 use dlfs::units::Nsid;
 use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 
-use super::{CNTLID, Evil, Shared, Step, identify_controller};
+use super::{CNTLID, Misbehaviour, Shared, Step, identify_controller};
 
-/// The connection is over, for whatever reason.
+/// The connection has ended, for any reason.
 pub(super) struct Over;
 
 pub(super) struct Connection {
@@ -33,16 +33,16 @@ pub(super) struct Connection {
     is_io: bool,
     is_enabled: bool,
     flow_control: bool,
-    /// Writes whose data come by R2T: command identifier to command and what has come.
+    /// Writes with an R2T, by command identifier: the command and the data so far.
     writes: HashMap<u16, (Sqe, Vec<u8>)>,
-    /// The command that the data now coming belong to, and those in its capsule.
+    /// The command whose data arrive now, and its in-capsule data.
     current: Option<(Sqe, Vec<u8>)>,
     filling: Option<u16>,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, shared: Arc<Shared>) -> Connection {
-        let _ = stream.set_nodelay(true); // it only makes it quicker
+        let _ = stream.set_nodelay(true); // may fail: it only saves time
         Connection {
             stream,
             shared,
@@ -122,7 +122,7 @@ impl Connection {
         self.stream.write_all(bytes).map_err(|_| Over)
     }
 
-    /// Never answers; the connection stays open until somebody closes it.
+    /// Never answers; the connection stays open until the other side or the test closes it.
     fn hang(&mut self) -> Result<(), Over> {
         let mut byte = [0; 4096];
         while self.stream.read(&mut byte).map_err(|_| Over)? > 0 {}
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     fn close(&mut self) -> Result<(), Over> {
-        let _ = self.stream.shutdown(Shutdown::Both); // either way it is over
+        let _ = self.stream.shutdown(Shutdown::Both); // may fail: it is over either way
         Err(Over)
     }
 
@@ -139,29 +139,31 @@ impl Connection {
         if let Some(result) = self.misbehave_at(Step::IcResp, None) {
             return result;
         }
-        let evil = self.shared.take(|evil| matches!(evil, Evil::IcResp(_)));
+        let misbehaviour =
+            self.shared.take(|misbehaviour| matches!(misbehaviour, Misbehaviour::IcResp(_)));
         self.form = Form { digests, pda: req.hpda };
         self.deframer.initialised(Form { digests, pda: 0 });
-        match evil {
-            Some(Evil::IcResp(bytes)) => self.send(&bytes),
+        match misbehaviour {
+            Some(Misbehaviour::IcResp(bytes)) => self.send(&bytes),
             _ => self.send(IcResp::new(digests, 128 << 10).as_bytes()),
         }
     }
 
-    /// What goes wrong at `step`, if anything does: then the step is over.
+    /// Misbehaves at `step`, if requested: `Some` replaces the normal answer.
     fn misbehave_at(&mut self, step: Step, sqe: Option<&Sqe>) -> Option<Result<(), Over>> {
-        let evil = self.shared.take(|evil| match evil {
-            Evil::Hang(at) | Evil::Close(at) | Evil::Garbage(at, _) | Evil::Page(at, _) => {
-                *at == step
-            }
-            Evil::Fail(at, _) => *at == step && sqe.is_some(),
+        let misbehaviour = self.shared.take(|misbehaviour| match misbehaviour {
+            Misbehaviour::Hang(at)
+            | Misbehaviour::Close(at)
+            | Misbehaviour::Garbage(at, _)
+            | Misbehaviour::Page(at, _) => *at == step,
+            Misbehaviour::Fail(at, _) => *at == step && sqe.is_some(),
             _ => false,
         })?;
-        Some(match (evil, sqe) {
-            (Evil::Close(_), _) => self.close(),
-            (Evil::Garbage(_, bytes), _) => self.send(&bytes),
-            (Evil::Fail(_, status), Some(sqe)) => self.complete(sqe, status, 0),
-            (Evil::Page(_, page), Some(sqe)) => self.page(sqe, &page),
+        Some(match (misbehaviour, sqe) {
+            (Misbehaviour::Close(_), _) => self.close(),
+            (Misbehaviour::Garbage(_, bytes), _) => self.send(&bytes),
+            (Misbehaviour::Fail(_, status), Some(sqe)) => self.complete(sqe, status, 0),
+            (Misbehaviour::Page(_, page), Some(sqe)) => self.page(sqe, &page),
             _ => self.hang(),
         })
     }
@@ -190,7 +192,7 @@ impl Connection {
         bytes
     }
 
-    /// Answers with data, rightly.
+    /// Answers with data, correctly.
     fn page(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Over> {
         let len = data.len().min(sqe.sgl.len.get() as usize);
         let cid = sqe.cid.get();
@@ -235,9 +237,11 @@ impl Connection {
                 self.complete(sqe, Status::SUCCESS, u64::from(Vs::V1_4.0))
             }
             (fctype::PROPERTY_GET, Some(Property::Csts)) => {
-                let evil = |evil: &Evil| matches!(evil, Evil::NeverReady | Evil::FatalStatus);
-                let csts = match self.shared.take(evil) {
-                    Some(Evil::FatalStatus) => Csts::FATAL,
+                let misbehaviour = |misbehaviour: &Misbehaviour| {
+                    matches!(misbehaviour, Misbehaviour::NeverReady | Misbehaviour::FatalStatus)
+                };
+                let csts = match self.shared.take(misbehaviour) {
+                    Some(Misbehaviour::FatalStatus) => Csts::FATAL,
                     Some(_) => 0,
                     None => u32::from(self.is_enabled),
                 };
@@ -291,8 +295,10 @@ impl Connection {
             }
             Some(Step::DiscoveryLog) => {
                 let mut header = DiscoveryLogHeader::new_zeroed();
-                let evil = self.shared.take(|evil| matches!(evil, Evil::RestlessLog(_)));
-                if let Some(Evil::RestlessLog(num_records)) = evil {
+                let misbehaviour = self
+                    .shared
+                    .take(|misbehaviour| matches!(misbehaviour, Misbehaviour::RestlessLog(_)));
+                if let Some(Misbehaviour::RestlessLog(num_records)) = misbehaviour {
                     header.genctr.set(self.shared.misbehaved.load(Ordering::SeqCst) as u64);
                     header.numrec.set(num_records);
                 }
@@ -302,8 +308,13 @@ impl Connection {
                 self.page(sqe, &vec![0; sqe.log_len_bytes().min(64 << 10) as usize])
             }
             _ if sqe.opcode == admin::ASYNC_EVENT_REQUEST => {
-                match self.shared.take(|evil| matches!(evil, Evil::Event(_))) {
-                    Some(Evil::Event(dw0)) => self.complete(sqe, Status::SUCCESS, u64::from(dw0)),
+                match self
+                    .shared
+                    .take(|misbehaviour| matches!(misbehaviour, Misbehaviour::Event(_)))
+                {
+                    Some(Misbehaviour::Event(dw0)) => {
+                        self.complete(sqe, Status::SUCCESS, u64::from(dw0))
+                    }
                     _ => Ok(()),
                 }
             }
@@ -316,8 +327,8 @@ impl Connection {
 
     fn io(&mut self, sqe: &Sqe, data: Option<&[u8]>) -> Result<(), Over> {
         self.shared.commands.fetch_add(1, Ordering::SeqCst);
-        if let Some(evil) = self.shared.take(concerns_any_io) {
-            return self.misbehave_in_io(&evil, sqe);
+        if let Some(misbehaviour) = self.shared.take(concerns_any_io) {
+            return self.misbehave_in_io(&misbehaviour, sqe);
         }
         match (sqe.opcode, data) {
             (nvm::READ, _) => self.read(sqe),
@@ -327,45 +338,48 @@ impl Connection {
         }
     }
 
-    fn misbehave_in_io(&mut self, evil: &Evil, sqe: &Sqe) -> Result<(), Over> {
-        match evil {
-            Evil::Status(status) => self.complete(sqe, *status, 0),
-            Evil::HangIo => Ok(()),
-            Evil::CloseIo => self.close(),
-            Evil::Die => {
+    fn misbehave_in_io(&mut self, misbehaviour: &Misbehaviour, sqe: &Sqe) -> Result<(), Over> {
+        match misbehaviour {
+            Misbehaviour::Status(status) => self.complete(sqe, *status, 0),
+            Misbehaviour::HangIo => Ok(()),
+            Misbehaviour::CloseIo => self.close(),
+            Misbehaviour::Die => {
                 self.shared.die();
                 Err(Over)
             }
-            Evil::TermReq(fes) => {
+            Misbehaviour::TermReq(fes) => {
                 let mut bytes = Vec::new();
                 put_term_req(&mut bytes, false, *fes, 0, sqe.as_bytes());
                 self.send(&bytes)
             }
-            Evil::GarbageIo(bytes) => self.send(bytes),
-            Evil::WrongCompletionCid(change) => {
+            Misbehaviour::GarbageIo(bytes) => self.send(bytes),
+            Misbehaviour::WrongCompletionCid(change) => {
                 let bytes = self.completion(sqe.cid.get() ^ change, Status::SUCCESS, 0);
                 self.send(&bytes)
             }
-            other => unreachable!("{other:?} is not for any I/O"),
+            other => unreachable!("{other:?} does not apply to all I/O"),
         }
     }
 
     fn ask_for_data(&mut self, sqe: &Sqe) -> Result<(), Over> {
         let cid = sqe.cid.get();
         let len = sqe.sgl.len.get();
-        let evil = self
-            .shared
-            .take(|evil| matches!(evil, Evil::R2t { .. } | Evil::TwoR2ts | Evil::DataForWrite));
+        let misbehaviour = self.shared.take(|misbehaviour| {
+            matches!(
+                misbehaviour,
+                Misbehaviour::R2t { .. } | Misbehaviour::TwoR2ts | Misbehaviour::DataForWrite
+            )
+        });
         let mut bytes = Vec::new();
-        match evil {
-            Some(Evil::DataForWrite) => {
+        match misbehaviour {
+            Some(Misbehaviour::DataForWrite) => {
                 bytes = self.data(cid, 0, &vec![0; len as usize], FLAG_LAST_PDU)
             }
-            Some(Evil::R2t { offset, len }) => {
+            Some(Misbehaviour::R2t { offset, len }) => {
                 self.form.put(&mut bytes, &R2T::new(cid, 1, offset, len, self.form));
             }
-            evil => {
-                let times = if evil.is_some() { 2 } else { 1 };
+            misbehaviour => {
+                let times = if misbehaviour.is_some() { 2 } else { 1 };
                 for _ in 0..times {
                     self.form.put(&mut bytes, &R2T::new(cid, 1, 0, len, self.form));
                 }
@@ -392,38 +406,42 @@ impl Connection {
 
     fn read(&mut self, sqe: &Sqe) -> Result<(), Over> {
         let (start, end) = (sqe.slba().0, sqe.slba().0 + u64::from(sqe.num_blocks()));
-        let is_bad = |evil: &Evil| matches!(evil, Evil::BadBlocks(bad, _) if bad.start < end && start < bad.end);
-        if let Some(Evil::BadBlocks(_, status)) = self.shared.take(is_bad) {
+        let is_bad = |misbehaviour: &Misbehaviour| match misbehaviour {
+            Misbehaviour::BadBlocks(bad, _) => bad.start < end && start < bad.end,
+            _ => false,
+        };
+        if let Some(Misbehaviour::BadBlocks(_, status)) = self.shared.take(is_bad) {
             return self.complete(sqe, status, 0);
         }
-        let evil = self.shared.take(concerns_reads);
-        let further = if let Some(Evil::WrongLba(further)) = evil { further } else { 0 };
+        let misbehaviour = self.shared.take(concerns_reads);
+        let further =
+            if let Some(Misbehaviour::WrongLba(further)) = misbehaviour { further } else { 0 };
         let data = {
             let mut state = self.shared.state.lock();
             *state.reads.entry(sqe.slba().0).or_default() += 1;
             let len = sqe.num_blocks() as usize * state.block_len as usize;
             let mut at = (sqe.slba().0 + further) as usize * state.block_len as usize;
             if further > 0 && at + len > state.bytes.len() {
-                at = 0; // the wrong block all the same
+                at = 0; // a wrong block, too
             }
             state.bytes.get(at..at + len).map(<[u8]>::to_vec)
         };
         let Some(mut data) = data.filter(|data| data.len() == sqe.sgl.len.get() as usize) else {
             return self.complete(sqe, Status::LBA_OUT_OF_RANGE.do_not_retry(), 0);
         };
-        if let Some(Evil::FlippedBit(bit)) = evil {
+        if let Some(Misbehaviour::FlippedBit(bit)) = misbehaviour {
             let byte = bit / 8 % data.len();
             data[byte] ^= 1 << (bit % 8);
         }
-        let bytes = self.read_answer(sqe.cid.get(), &data, evil.as_ref());
-        match evil {
-            Some(Evil::OneByteAtATime) => {
+        let bytes = self.read_answer(sqe.cid.get(), &data, misbehaviour.as_ref());
+        match misbehaviour {
+            Some(Misbehaviour::OneByteAtATime) => {
                 for byte in bytes.chunks(1) {
                     self.send(byte)?;
                 }
                 Ok(())
             }
-            Some(Evil::CloseInData) => {
+            Some(Misbehaviour::CloseInData) => {
                 self.send(&bytes)?;
                 self.close()
             }
@@ -431,8 +449,8 @@ impl Connection {
         }
     }
 
-    /// The bytes that answer a read, right or wrong.
-    fn read_answer(&self, cid: u16, data: &[u8], evil: Option<&Evil>) -> Vec<u8> {
+    /// The answer to a read, correct or not.
+    fn read_answer(&self, cid: u16, data: &[u8], misbehaviour: Option<&Misbehaviour>) -> Vec<u8> {
         let done = if self.flow_control { FLAG_LAST_PDU } else { FLAG_LAST_PDU | FLAG_SUCCESS };
         let right = |bytes: &mut Vec<u8>| {
             bytes.extend_from_slice(&self.data(cid, 0, data, done));
@@ -444,48 +462,50 @@ impl Connection {
         let cut = |len: u32| &data[..(len as usize).min(data.len())];
         let hlen = if self.form.digests.header { 28 } else { 24 };
         let mut bytes = Vec::new();
-        match evil {
-            Some(Evil::ShortSuccess(0)) | Some(Evil::ShortCapsule(0)) => bytes = success(),
-            Some(Evil::ShortSuccess(len)) => {
+        match misbehaviour {
+            Some(Misbehaviour::ShortSuccess(0)) | Some(Misbehaviour::ShortCapsule(0)) => {
+                bytes = success()
+            }
+            Some(Misbehaviour::ShortSuccess(len)) => {
                 bytes = self.data(cid, 0, cut(*len), FLAG_LAST_PDU | FLAG_SUCCESS);
             }
-            Some(Evil::ShortCapsule(len)) => {
+            Some(Misbehaviour::ShortCapsule(len)) => {
                 bytes = self.data(cid, 0, cut(*len), 0);
                 bytes.extend_from_slice(&success());
             }
-            Some(Evil::WrongDataDigest) => {
+            Some(Misbehaviour::WrongDataDigest) => {
                 bytes = self.data(cid, 0, data, FLAG_LAST_PDU | FLAG_SUCCESS);
                 if bytes[1] & FLAG_DDGST != 0 {
                     *bytes.last_mut().unwrap() ^= 0xFF;
                 }
             }
-            Some(Evil::WrongHeaderDigest) => {
+            Some(Misbehaviour::WrongHeaderDigest) => {
                 right(&mut bytes);
                 if hlen == 28 {
                     bytes[24] ^= 0xFF;
                 }
             }
-            Some(Evil::WrongCid(change)) => {
+            Some(Misbehaviour::WrongCid(change)) => {
                 bytes = self.data(cid ^ change, 0, data, FLAG_LAST_PDU | FLAG_SUCCESS);
             }
-            Some(Evil::DoubleCompletion) => {
+            Some(Misbehaviour::DoubleCompletion) => {
                 right(&mut bytes);
                 bytes.extend_from_slice(&success());
             }
-            Some(Evil::DoubleData) => {
+            Some(Misbehaviour::DoubleData) => {
                 right(&mut bytes);
                 right(&mut bytes);
             }
-            Some(Evil::WrongOffset(offset)) => bytes = self.data(cid, *offset, data, done),
-            Some(Evil::TooMuchData(more)) => {
+            Some(Misbehaviour::WrongOffset(offset)) => bytes = self.data(cid, *offset, data, done),
+            Some(Misbehaviour::TooMuchData(more)) => {
                 let longer = [data, &vec![0xEE; *more as usize]].concat();
                 bytes = self.data(cid, 0, &longer, done);
             }
-            Some(Evil::SuccessWithoutLast) => bytes = self.data(cid, 0, data, FLAG_SUCCESS),
-            Some(Evil::R2tForRead) => {
+            Some(Misbehaviour::SuccessWithoutLast) => bytes = self.data(cid, 0, data, FLAG_SUCCESS),
+            Some(Misbehaviour::R2tForRead) => {
                 self.form.put(&mut bytes, &R2T::new(cid, 1, 0, data.len() as u32, self.form));
             }
-            Some(Evil::CloseInData) => {
+            Some(Misbehaviour::CloseInData) => {
                 right(&mut bytes);
                 bytes.truncate(hlen + data.len() / 2);
             }
@@ -495,18 +515,18 @@ impl Connection {
     }
 }
 
-fn concerns_any_io(evil: &Evil) -> bool {
-    use Evil::*;
+fn concerns_any_io(misbehaviour: &Misbehaviour) -> bool {
+    use Misbehaviour::*;
     matches!(
-        evil,
+        misbehaviour,
         Status(_) | HangIo | CloseIo | Die | TermReq(_) | GarbageIo(_) | WrongCompletionCid(_)
     )
 }
 
-fn concerns_reads(evil: &Evil) -> bool {
-    use Evil::*;
+fn concerns_reads(misbehaviour: &Misbehaviour) -> bool {
+    use Misbehaviour::*;
     matches!(
-        evil,
+        misbehaviour,
         ShortSuccess(_)
             | ShortCapsule(_)
             | WrongDataDigest

@@ -1,4 +1,4 @@
-//! A host over NVMe/TCP that gives up soon, for tests of targets that fail or lie.
+//! An NVMe/TCP host with short time-outs, for tests of targets that fail or lie.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use dlfs::qpair::{Completion, ConnectOptions, Io, open};
 use super::contract::Driver;
 use super::random::Random;
 
-/// The size of the namespace, in bytes.
+/// Size of the namespace, in bytes.
 pub const LEN: usize = 1 << 20;
 
-/// The namespace's bytes.
+/// Contents of the namespace.
 pub fn bytes(seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
     Random::new(seed).fill(&mut bytes);
     bytes
 }
 
-/// Short waits, so that giving up is seen soon.
-pub fn hasty() -> ConnectOptions {
+/// Short time-outs, so that tests see the host give up soon.
+pub fn short_timeouts() -> ConnectOptions {
     ConnectOptions {
         writable: true,
         io_timeout: Duration::from_millis(300),
@@ -30,12 +30,12 @@ pub fn hasty() -> ConnectOptions {
     }
 }
 
-/// Runs one command to its completion.
+/// Runs one command to completion.
 pub fn one(driver: &mut Driver, io: Io) -> Completion {
     driver.run(vec![io]).remove(0).1
 }
 
-/// Why connecting does not succeed.
+/// The error with which connecting fails.
 pub fn refusal(address: &Address, options: &ConnectOptions) -> Error {
     match open(address, options) {
         Err(error) => error,
