@@ -82,8 +82,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     // The switch is atomic; bytes are equal before, during and after.
     (
         "M6",
-        "src/tier/places.rs",
-        "a_unit_is_reserved_once_published_once_and_distrusted_without_losing_its_room",
+        "src/tier/copies.rs",
+        "a_unit_is_reserved_once_published_once_and_keeps_its_room_when_it_is_corrupt",
     ),
     ("M6", "tests/tiers_runs.rs", "bytes_are_equal_while_copies_come_and_give_way"),
     // Names to addresses to locations; descriptors are shared, and closed with the file.

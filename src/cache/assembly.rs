@@ -1,4 +1,4 @@
-//! A unit on its way into a tier: which of its pages have come.
+//! A unit being assembled for a tier: which of its pages have arrived.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -6,20 +6,20 @@ use std::time::Instant;
 use crate::buf::IoBuf;
 use crate::tier::PAGE_BYTES;
 
-/// The pages of one unit, gathered in any order.
+/// The pages of one unit, collected in any order.
 pub(super) struct Assembly {
-    /// Empty until the first page comes.
+    /// Empty until the first page arrives.
     buf: IoBuf,
     has: Vec<bool>,
     missing: usize,
     /// Reads by others that will bring some of it.
     pub(super) expected: u32,
-    /// When something last happened to it.
+    /// When it last changed.
     pub(super) touched: Instant,
-    /// Reads of the copier's own under way.
+    /// The copier's outstanding reads for it.
     pub(super) fetching: usize,
     pub(super) is_writing: bool,
-    /// How often a fetch of it has failed.
+    /// Failed fetches of it.
     pub(super) failures: u32,
 }
 
@@ -37,17 +37,17 @@ impl Assembly {
         }
     }
 
-    /// Bytes of the unit.
+    /// Length of the unit in bytes.
     pub(super) fn len_bytes(&self) -> usize {
         self.has.len() * PAGE_BYTES as usize
     }
 
-    /// Memory that it holds.
+    /// Length of the memory that it holds.
     pub(super) fn held_bytes(&self) -> usize {
         self.buf.len()
     }
 
-    /// Takes whole pages from byte `offset` on.
+    /// Adds whole pages at byte `offset`.
     pub(super) fn add(&mut self, offset: usize, bytes: &[u8]) {
         if self.buf.is_empty() {
             self.buf = IoBuf::zeroed(self.len_bytes());
@@ -59,18 +59,18 @@ impl Assembly {
         }
     }
 
-    /// Whether all pages have come.
+    /// Whether all pages have arrived.
     pub(super) fn is_whole(&self) -> bool {
         self.missing == 0
     }
 
-    /// All bytes, once they are there.
+    /// The complete data.
     pub(super) fn take(&mut self) -> IoBuf {
         assert!(self.is_whole(), "a unit is written when all of it is there");
         std::mem::take(&mut self.buf)
     }
 
-    /// The first range of bytes that is missing and lies behind `from`.
+    /// The first missing range of bytes at or after `from`.
     pub(super) fn next_missing(&self, from: usize) -> Option<Range<usize>> {
         let page = PAGE_BYTES as usize;
         let first = (from / page..self.has.len()).find(|&at| !self.has[at])?;

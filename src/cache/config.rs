@@ -1,5 +1,6 @@
-//! An environment in TOML: tiers with HDMLP's notions (capacity, threads, bandwidth tables), and the
-//! origin's own table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit it.
+//! The TOML description of an environment: tiers in HDMLP's terms (capacity, threads, bandwidth
+//! tables) and the origin's table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit
+//! it.
 
 use std::path::Path;
 
@@ -11,20 +12,20 @@ use crate::plan::{Curve, Rate, Stage};
 use crate::tier::{Policy, Stop};
 use crate::units::parse_size;
 
-/// Tiers and how fast they are.
+/// Tiers and their speeds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Environment {
     /// `none`, `first-touch` or `clairvoyant`; `None`: the program decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// The most that copying takes from the origin, as a size a second.
+    /// The most that the copier reads from the origin, as a size per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bandwidth: Option<String>,
-    /// Whether keeping stops for good when a sample first fits nowhere, as Monarch does.
+    /// Whether admission ends for good when a sample first fits nowhere, as in Monarch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop_at_first_failure: bool,
-    /// Aggregate reads of the origin by clients; empty where it was not measured.
+    /// Aggregate read rate of the origin by clients; empty if it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
     /// The tiers, fastest first.
@@ -38,7 +39,7 @@ pub struct Environment {
 pub struct Point {
     /// Threads, or clients of the origin.
     pub threads: u32,
-    /// What all of them get together, in 10^6 bytes a second.
+    /// Their aggregate rate, in 10^6 bytes per second.
     pub mb_per_s: f64,
 }
 
@@ -46,32 +47,32 @@ pub struct Point {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierTable {
-    /// `memory` or `filesystem`, HDMLP's names of its backends.
+    /// `memory` or `filesystem`, HDMLP's names of backends.
     pub backend: String,
-    /// Where a `filesystem` tier lies.
+    /// Path of a `filesystem` tier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What it may keep, as a size: `20G`.
+    /// Quota, as a size: `20G`.
     pub capacity: String,
-    /// Whether whatever lies at `path` now may be destroyed.
+    /// Whether existing data at `path` may be destroyed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
     /// Threads that fetch into it, in the performance model.
     #[serde(default = "two")]
     pub threads: u32,
-    /// Aggregate reads by threads.
+    /// Aggregate read rate by threads.
     pub read: Vec<Point>,
-    /// Aggregate writes by threads; as the reads where they are not given.
+    /// Aggregate write rate by threads; the read rate if missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub write: Vec<Point>,
 }
 
 impl Environment {
-    /// Reads it from TOML.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// `InvalidArgument`: no TOML, an unknown key or backend, a size that is none, a table that is
-    /// empty or unsorted, or a rate of nothing or less. The message says where.
+    /// `InvalidArgument`: invalid TOML, an unknown key or backend, an invalid size, an empty or
+    /// unsorted table, or a rate of 0 or less. The message says where.
     pub fn parse(text: &str) -> Result<Environment> {
         let environment: Environment =
             toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
@@ -80,10 +81,10 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Reads it from a file of TOML.
+    /// Reads and parses a TOML file.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`, as
+    /// `NotFound`, `Refused`: errors of the operating system. `InvalidArgument`: see
     /// [`Environment::parse`].
     pub fn read(path: impl AsRef<Path>) -> Result<Environment> {
         let path = path.as_ref();
@@ -91,15 +92,15 @@ impl Environment {
         Environment::parse(&text).map_err(|error| error.path(path))
     }
 
-    /// As TOML.
+    /// Formats as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("tables of numbers and texts")
     }
 
-    /// How its tiers are used.
+    /// The options of its tiers.
     ///
     /// # Errors
-    /// `InvalidArgument`, as [`Environment::parse`].
+    /// `InvalidArgument`: see [`Environment::parse`].
     pub fn options(&self) -> Result<TierOptions> {
         let policy = self.policy.as_deref().map(str::parse::<Policy>).transpose();
         let policy = policy.map_err(|error| refuse(error.to_string()))?;
@@ -118,7 +119,7 @@ impl Environment {
     /// The tiers as stages of the performance model, and the origin's table.
     ///
     /// # Errors
-    /// `InvalidArgument`: a table that is empty or unsorted, or a rate of nothing or less.
+    /// `InvalidArgument`: an empty or unsorted table, or a rate of 0 or less.
     pub fn stages(&self) -> Result<(Vec<Stage>, Option<Curve>)> {
         let mut stages = Vec::new();
         for (number, tier) in self.tiers.iter().enumerate() {

@@ -1,8 +1,9 @@
-//! The copier: a thread that gathers units, fetches what is missing, writes them, and says they are there.
+//! The copier: a thread that assembles units, fetches missing parts, writes them to tiers, and
+//! publishes the copies.
 //!
-//! What readers bring is not read again: a unit waits a moment for the rest of what is on its way, and
-//! only what nobody brings is fetched, in large reads, at most as fast as the bandwidth allows. What a
-//! plan wants ahead of the readers is fetched only while no reader waits for the origin.
+//! Data that readers fetch are not read again: a unit waits briefly for outstanding reads, and only
+//! parts that no reader requests are fetched, in large reads and within the bandwidth limit.
+//! Planned units ahead of the readers are fetched only while no reader waits for the origin.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -19,46 +20,46 @@ use crate::checksum::crc32c;
 use crate::error::{ErrorKind, Result};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::{PairScope, open_pairs};
-use crate::tier::{Kept, PAGE_BYTES, Place, State};
+use crate::tier::{CopyLocation, CopyState, Kept, PAGE_BYTES};
 
-/// What the copier is told.
+/// A message to the copier.
 pub(super) enum Job {
-    /// Room is reserved for these units, and their copies are missing.
+    /// Room is reserved for these units; their copies are missing.
     Begin(Range<u32>),
-    /// A read of the origin will bring bytes of the unit.
+    /// A read of the origin will bring part of the unit.
     Expect(u32),
-    /// Bytes of a unit, whole pages from `offset` on: one that was expected.
+    /// Expected data of a unit: whole pages from `offset` on.
     Piece { unit: u32, offset: usize, bytes: Vec<u8> },
-    /// What was expected does not come.
+    /// Expected data will not arrive.
     Gone(u32),
-    /// Units that a plan keeps, in the order in which they are first read, and those that give way.
-    Plan { wanted: Vec<u32>, leaving: Vec<u32> },
+    /// Planned units in the order of their first read, and units whose copies to evict.
+    Plan { wanted: Vec<u32>, evicted: Vec<u32> },
 }
 
 pub(super) struct Copier {
     shared: Arc<Shared>,
     calls: Calls,
-    /// Number of the first tier's pair in `calls`; the origins come before.
+    /// Index of the first tier's pair in `calls`; the origins come before it.
     first_tier: usize,
     jobs: Receiver<Job>,
     gathering: HashMap<u32, Assembly>,
-    /// Memory of all of them.
+    /// Memory of all assemblies.
     held_bytes: usize,
-    /// Units that are not whole, to be looked at in turn.
+    /// Incomplete units, to be checked in turn.
     incomplete: VecDeque<u32>,
-    /// Copies of an earlier run, with their tiers.
+    /// Copies of an earlier run to verify, with their tiers.
     to_check: VecDeque<(u8, Kept)>,
     unchecked: HashSet<u32>,
     planned: VecDeque<u32>,
     active: Vec<Active>,
-    /// Pages of each tier's index that are not on it yet, and whether one is being written.
+    /// For each tier: unwritten pages of its index, and whether one is being written.
     dirty: Vec<(BTreeSet<usize>, bool)>,
     bandwidth: Option<u64>,
-    /// When the bandwidth allows the next fetch.
+    /// When the bandwidth limit allows the next fetch.
     next_fetch: Instant,
 }
 
-/// A call under way.
+/// An outstanding call.
 struct Active {
     ticket: Ticket,
     began: Instant,
@@ -67,7 +68,7 @@ struct Active {
 
 enum What {
     Fetch { unit: u32, offset: usize },
-    Write { unit: u32, place: Place, crc32c: u32, len: usize },
+    Write { unit: u32, location: CopyLocation, crc32c: u32, len: usize },
     Index { tier: usize },
     Check { tier: u8, kept: Kept },
 }
@@ -86,7 +87,7 @@ impl Copier {
     ) -> Result<Copier> {
         let scope = PairScope::new();
         for pairs in open_pairs(&shared.origins, std::slice::from_ref(&scope))? {
-            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one each
+            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one call each
         }
         for media in &shared.media {
             calls.add(media.device.queue_pair_in(&scope)?);
@@ -117,16 +118,16 @@ impl Copier {
 
     pub(super) fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            if !self.turn(Instant::now()) {
+            if !self.poll_once(Instant::now()) {
                 let idle = self.incomplete.is_empty() && self.planned.is_empty();
                 let limit = if idle { IDLE_WAIT } else { BUSY_WAIT };
                 self.calls.wait_until(Instant::now() + limit);
             }
         }
-        self.keep_indices();
+        self.write_indices();
     }
 
-    fn turn(&mut self, now: Instant) -> bool {
+    fn poll_once(&mut self, now: Instant) -> bool {
         let mut moved = self.calls.turn();
         while let Ok(job) = self.jobs.try_recv() {
             self.handle(job, now);
@@ -150,16 +151,16 @@ impl Copier {
                 self.add(unit, offset, &bytes, now);
             }
             Job::Gone(unit) => self.arrived(unit, now),
-            Job::Plan { wanted, leaving } => {
-                leaving.into_iter().for_each(|unit| self.leave(unit));
+            Job::Plan { wanted, evicted } => {
+                evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
             }
         }
     }
 
-    /// The copies of a unit, and of those kept together with it, give way. One that is being gathered or
-    /// checked right now stays for this time.
-    fn leave(&mut self, unit: u32) {
+    /// Evicts the copies of a unit and of units kept together with it. A copy that is being
+    /// assembled or verified stays for now.
+    fn evict(&mut self, unit: u32) {
         let together = self.shared.units.together_with(unit);
         let is_moving = |unit| {
             let checks = |active: &Active| match active.what {
@@ -172,7 +173,8 @@ impl Copier {
             return;
         }
         for unit in together {
-            let (State::Reserved(place) | State::Copied(place)) = self.shared.places.state(unit)
+            let (CopyState::Reserved(location) | CopyState::Copied(location)) =
+                self.shared.copies.state(unit)
             else {
                 continue;
             };
@@ -180,25 +182,27 @@ impl Copier {
                 self.to_check.retain(|(_, kept)| kept.unit != unit);
                 self.shared.counters.unsettle(-1);
             }
-            self.remember(place.tier, unit, None);
-            self.forget(unit);
-            self.shared.counters.left(place.tier);
+            self.record(location.tier, unit, None);
+            self.drop_copy(unit);
+            self.shared.counters.left(location.tier);
         }
     }
 
-    /// There is no copy of the unit any more, and its room is free.
-    fn forget(&self, unit: u32) {
+    /// Removes the copy of the unit and frees its room.
+    fn drop_copy(&self, unit: u32) {
         let shared = &*self.shared;
-        if let State::Reserved(place) | State::Copied(place) = shared.places.state(unit) {
-            shared.places.forget(unit);
-            // Whoever reads the copy now sees this number, or has its bytes before others lie there.
+        if let CopyState::Reserved(location) | CopyState::Copied(location) =
+            shared.copies.state(unit)
+        {
+            shared.copies.clear(unit);
+            // Readers of the copy see the new number, or had its data before the room was reused.
             shared.evictions.fetch_add(1, Ordering::AcqRel);
-            shared.ledger.lock().give_back(place, shared.units.get(unit).pages.into());
+            shared.ledger.lock().give_back(location, shared.units.get(unit).pages.into());
         }
     }
 
     fn expect(&mut self, unit: u32, more: u32, now: Instant) {
-        let is_reserved = matches!(self.shared.places.state(unit), State::Reserved(_));
+        let is_reserved = matches!(self.shared.copies.state(unit), CopyState::Reserved(_));
         if !is_reserved || self.unchecked.contains(&unit) {
             return;
         }
@@ -226,7 +230,7 @@ impl Copier {
         }
         let before = assembly.held_bytes();
         if before == 0 && self.held_bytes + assembly.len_bytes() > MAX_HELD_BYTES {
-            return; // it is fetched when there is memory
+            return; // the data are fetched later, when there is memory
         }
         assembly.add(offset, bytes);
         self.held_bytes += assembly.held_bytes() - before;
@@ -240,19 +244,19 @@ impl Copier {
         let buf = assembly.take();
         assembly.is_writing = true;
         self.held_bytes -= buf.len();
-        let State::Reserved(place) = self.shared.places.state(unit) else {
+        let CopyState::Reserved(location) = self.shared.copies.state(unit) else {
             return self.end(unit);
         };
         let (crc32c, len) = (crc32c(&buf), buf.len());
-        let media = &self.shared.media[usize::from(place.tier)];
-        let offset = media.data_offset + place.page * PAGE_BYTES;
-        let pair = self.first_tier + usize::from(place.tier);
+        let media = &self.shared.media[usize::from(location.tier)];
+        let offset = media.data_offset + location.page * PAGE_BYTES;
+        let pair = self.first_tier + usize::from(location.tier);
         match self.calls.begin_write(pair, offset, buf) {
             Ok(ticket) => {
-                let what = What::Write { unit, place, crc32c, len };
+                let what = What::Write { unit, location, crc32c, len };
                 self.active.push(Active { ticket, began: now, what });
             }
-            Err(error) => self.give_up(unit, place, &error.report()),
+            Err(error) => self.tier_failed(unit, location, &error.report()),
         }
     }
 
@@ -264,10 +268,10 @@ impl Copier {
         }
     }
 
-    /// The tier does not take the copy: it takes no others either.
-    fn give_up(&mut self, unit: u32, place: Place, why: &str) {
-        self.shared.switch_off(place.tier, &why);
-        self.shared.places.forget(unit);
+    /// A write to the tier failed: stops copying to it.
+    fn tier_failed(&mut self, unit: u32, location: CopyLocation, why: &str) {
+        self.shared.switch_off(location.tier, &why);
+        self.shared.copies.clear(unit);
         self.end(unit);
     }
 
@@ -289,14 +293,18 @@ impl Copier {
     fn ended(&mut self, active: Active, result: Result<IoBuf>, now: Instant) {
         match active.what {
             What::Fetch { unit, offset } => self.fetched(unit, offset, result, now),
-            What::Write { unit, place, crc32c, len } => match result {
+            What::Write { unit, location, crc32c, len } => match result {
                 Ok(_) => {
-                    self.remember(place.tier, unit, Some(Kept { unit, page: place.page, crc32c }));
-                    self.shared.counters.filled(place.tier, len, now - active.began);
-                    self.shared.places.publish(unit);
+                    self.record(
+                        location.tier,
+                        unit,
+                        Some(Kept { unit, page: location.page, crc32c }),
+                    );
+                    self.shared.counters.filled(location.tier, len, now - active.began);
+                    self.shared.copies.publish(unit);
                     self.end(unit);
                 }
-                Err(error) => self.give_up(unit, place, &error.report()),
+                Err(error) => self.tier_failed(unit, location, &error.report()),
             },
             What::Index { tier } => {
                 self.dirty[tier].1 = false;
@@ -321,29 +329,29 @@ impl Copier {
                 let gone = error.kind() == ErrorKind::Stale || assembly.failures >= MAX_FAILURES;
                 tracing::debug!(unit, error = %error.report(), "not copied");
                 if gone {
-                    // Readers meet the same error by themselves; their next read may begin anew.
-                    self.forget(unit);
+                    // Readers see the same error themselves; their next read may try again.
+                    self.drop_copy(unit);
                     self.end(unit);
                 }
             }
         }
     }
 
-    /// Compares what an earlier run left with the checksum that it left beside it.
+    /// Verifies a copy of an earlier run against the checksum in the index.
     fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
         self.unchecked.remove(&kept.unit);
         if result.is_ok_and(|bytes| crc32c(&bytes) == kept.crc32c) {
             self.shared.counters.restored(tier);
-            self.shared.places.publish(kept.unit);
+            self.shared.copies.publish(kept.unit);
         } else {
             self.shared.counters.damaged(tier);
-            self.remember(tier, kept.unit, None);
+            self.record(tier, kept.unit, None);
             self.expect(kept.unit, 0, now);
         }
-        self.shared.counters.unsettle(-1); // last: who sees all settled sees what became of it
+        self.shared.counters.unsettle(-1); // last: whoever sees everything settled also sees the result
     }
 
-    fn remember(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
+    fn record(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
         let tier = usize::from(tier);
         if let Some(index) = &self.shared.media[tier].index {
             self.dirty[tier].0.insert(index.lock().set(unit, kept).start);
@@ -369,7 +377,7 @@ impl Copier {
     }
 
     fn start_fetches(&mut self, now: Instant) {
-        for _ in 0..self.incomplete.len().min(MAX_LOOKS) {
+        for _ in 0..self.incomplete.len().min(MAX_CHECKED) {
             if self.active.len() >= MAX_ACTIVE || now < self.next_fetch {
                 return;
             }
@@ -386,7 +394,7 @@ impl Copier {
         }
         while self.may_fetch_ahead() && now >= self.next_fetch {
             let Some(unit) = self.planned.pop_front() else { return };
-            if self.shared.places.state(unit) == State::Absent && self.shared.reserve(unit) {
+            if self.shared.copies.state(unit) == CopyState::Absent && self.shared.reserve(unit) {
                 for unit in self.shared.units.together_with(unit) {
                     self.expect(unit, 0, now);
                     self.fetch(unit, now);
@@ -395,8 +403,8 @@ impl Copier {
         }
     }
 
-    /// Whether another unit of the same sample is being fetched: one at a time, since a reader that goes
-    /// through the sample reads what is under way once more.
+    /// Whether another unit of the same sample is being fetched. One at a time, since a reader that
+    /// reads the sample sequentially would read outstanding units a second time.
     fn fetches_of_sample(&self, unit: u32) -> bool {
         let together = self.shared.units.together_with(unit);
         let of_sample = |active: &Active| match active.what {
@@ -412,7 +420,7 @@ impl Copier {
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
-    /// Reads what is missing of a unit from the origin.
+    /// Reads a missing part of a unit from the origin.
     fn fetch(&mut self, unit: u32, now: Instant) {
         let Some(assembly) = self.gathering.get_mut(&unit) else { return };
         if assembly.is_whole() {
@@ -422,12 +430,12 @@ impl Copier {
         if assembly.held_bytes() == 0 && !room {
             return;
         }
-        let place = self.shared.units.get(unit);
+        let location = self.shared.units.get(unit);
         let namespace = usize::from(self.shared.units.namespace_of(unit));
         let (mut from, mut bytes, mut reads) = (0, 0, 0);
         while let Some(missing) = assembly.next_missing(from) {
             from = missing.end;
-            let offset = place.start_bytes() + missing.start as u64;
+            let offset = location.start_bytes() + missing.start as u64;
             let len = missing.end - missing.start;
             match self.calls.begin_read(namespace, offset, IoBuf::zeroed(len)) {
                 Ok(ticket) => {
@@ -463,8 +471,8 @@ impl Copier {
         }
     }
 
-    /// At the end: a copy that the index does not tell of would be copied again.
-    fn keep_indices(&mut self) {
+    /// Writes the indices at the end: copies that no index lists would be copied again.
+    fn write_indices(&mut self) {
         let until = Instant::now() + LAST_WRITES;
         while Instant::now() < until {
             let is_clean =
@@ -479,26 +487,26 @@ impl Copier {
     }
 }
 
-/// How long a unit waits for bytes that readers may still ask for, before it is fetched.
+/// How long a unit waits for data that readers may still request, before it is fetched.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Calls under way at most; each is one unit, or a part of one.
+/// The most outstanding calls; each is for one unit, or a part of one.
 const MAX_ACTIVE: usize = 16;
 
-/// Units looked at in one turn.
-const MAX_LOOKS: usize = 64;
+/// Units checked in one iteration.
+const MAX_CHECKED: usize = 64;
 
-/// Memory of units that are not whole.
+/// The most memory of incomplete units.
 const MAX_HELD_BYTES: usize = 128 << 20;
 
-/// A unit that could not be fetched so often is left to its readers.
+/// Failed fetches of a unit before the copier leaves it to readers.
 const MAX_FAILURES: u32 = 3;
 
-/// The longest that one call may take.
+/// The longest duration of one call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
-/// How long the last entries of an index may take when everything ends.
+/// How long the last index writes may take at the end.
 pub(super) const LAST_WRITES: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! Where the copies of a tier lie: opened, locked, and told apart from those of another data set.
+//! The storage of a tier: opens and locks it, and identifies the data set of its copies.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -17,23 +17,23 @@ use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
 use crate::tier::{Index, IndexError, Kept, PAGE_BYTES, Units};
 
-/// One tier's storage.
+/// The storage of one tier.
 pub(super) struct Media {
-    /// As the user named it.
+    /// Its name as the user wrote it.
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
-    /// Where copies begin.
+    /// Offset of the first copy.
     pub(super) data_offset: u64,
-    /// Pages of copies.
+    /// Number of pages for copies.
     pub(super) capacity_pages: u64,
-    /// What it remembers across a restart; none in memory.
+    /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
-    /// Keeps a block device from being mounted meanwhile.
+    /// Prevents mounting a block device meanwhile.
     _claim: Option<File>,
 }
 
 impl Media {
-    /// Opens a tier, and says which copies it may still have.
+    /// Opens a tier, and returns the copies that its index lists.
     pub(super) fn open(
         number: u8,
         spec: &TierSpec,
@@ -54,7 +54,7 @@ impl Media {
 }
 
 fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
-    // No more than there is to keep: memory is taken at once.
+    // No more than the data set: memory is allocated at once.
     let all: u64 = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum();
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all);
     let len_bytes = (capacity_pages * PAGE_BYTES).max(PAGE_BYTES);
@@ -134,8 +134,8 @@ fn in_file(
             }
             let index = Index::new(identity.uuid, identity.generation, units);
             io.write_at(0, index.header())?;
-            // Before the first copy: copies without it would be a stranger's file that nothing may
-            // overwrite.
+            // Before the first copy: without the header, copies would be unknown data that nothing
+            // may overwrite.
             io.flush()?;
             (index, Vec::new())
         }
@@ -145,8 +145,8 @@ fn in_file(
     Ok((Media { name, device, data_offset, capacity_pages, index, _claim: claim }, kept))
 }
 
-/// What the file system has free for the tier's file, with what the file has of it already; `None` where it
-/// does not say, and of a block device.
+/// Free space for the tier's file, including what the file already occupies; `None` if unknown, or
+/// for a block device.
 fn room_on_disk(path: &Path) -> Option<u64> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => found.blocks().saturating_mul(STAT_BLOCK_BYTES),
@@ -154,19 +154,19 @@ fn room_on_disk(path: &Path) -> Option<u64> {
         Err(_) => 0,
     };
     let stat = rustix::fs::statvfs(path.parent()?).ok()?;
-    // Some file systems in user space say nothing of their size.
+    // Some user-space file systems do not report their size.
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     (stat.f_blocks > 0).then(|| has_bytes.saturating_add(free))
 }
 
-/// Opens the tier's file for this process alone, and makes it as long as the quota.
+/// Opens the tier's file exclusively, and extends it to the quota.
 fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
     let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
     Ok(Arc::new(FileNamespace::open(path, options)?))
 }
 
-/// `st_blocks` counts these, whatever the file system's own blocks are (`stat(2)`).
+/// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// The one file of a tier in a folder.
+/// The only file of a tier in a folder.
 const FILE_NAME: &str = "tier.dlfs";

@@ -1,4 +1,4 @@
-//! What the user says of tiers, on a command line or in a program.
+//! Options of tiers, from a command line or a program.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,50 +8,51 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::tier::{Policy, Stop};
 use crate::units::parse_size;
 
-/// How tiers are used.
+/// Options of tiers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierOptions {
-    /// The tiers, fastest first; without any, the origin is read as if there were no such thing.
+    /// The tiers, fastest first; empty: the origin is read directly.
     pub tiers: Vec<TierSpec>,
     /// Which samples are kept.
     pub policy: Policy,
-    /// When first-touch stops to look for room.
+    /// When first-touch stops looking for room.
     pub stop: Stop,
-    /// The most that the copier takes from the origin for itself, in bytes a second; `None`: no limit.
+    /// The most that the copier itself reads from the origin, in bytes per second; `None`: no
+    /// limit.
     pub bandwidth_bytes_per_s: Option<u64>,
 }
 
-/// One tier: what it is and how much it may keep.
+/// One tier: its storage and its quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierSpec {
-    /// Where copies lie.
+    /// Its storage.
     pub kind: TierKind,
-    /// The most that it may keep, its index included.
+    /// Its quota in bytes, including its index.
     pub quota_bytes: u64,
-    /// Whether whatever lies at the path now may be destroyed. Without it, only an empty file or device
-    /// and an earlier tier are taken over.
+    /// Whether existing data at the path may be destroyed. Otherwise only an empty file or device,
+    /// or an earlier tier, is taken over.
     pub overwrite: bool,
 }
 
-/// Where the copies of a tier lie.
+/// The storage of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TierKind {
     /// In this process's memory.
     Ram,
-    /// In a file within this folder, or on this block device or in this file itself.
+    /// In a file in this folder, or in this block device or file itself.
     File(PathBuf),
 }
 
 impl TierOptions {
-    /// Whether there is anything to do.
+    /// Whether any tier is used.
     pub fn is_active(&self) -> bool {
         !self.tiers.is_empty() && self.policy != Policy::None
     }
 
-    /// Whether they can be.
+    /// Checks the options.
     ///
     /// # Errors
-    /// `InvalidArgument`: more tiers than a place can name, a tier without room, or two in one place.
+    /// `InvalidArgument`: too many tiers, a tier without room, or two tiers with the same path.
     pub fn check(&self) -> Result<()> {
         let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
         if self.tiers.len() > MAX_TIERS {
@@ -88,7 +89,7 @@ impl fmt::Display for TierSpec {
 impl FromStr for TierSpec {
     type Err = Error;
 
-    /// Reads `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
+    /// Parses `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
     fn from_str(text: &str) -> Result<TierSpec> {
         let refuse = |why: &str| {
             Error::new(ErrorKind::InvalidArgument, format!("'{text}' is no tier: {why}"))
@@ -112,10 +113,10 @@ impl FromStr for TierSpec {
     }
 }
 
-/// The consent to destroy what lies where the tier is to be.
+/// The suffix that permits destroying existing data.
 const OVERWRITE: &str = ":overwrite";
 
-/// What a place can name.
+/// The most tiers that a copy location can encode.
 const MAX_TIERS: usize = 15;
 
 #[cfg(test)]

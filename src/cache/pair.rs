@@ -1,4 +1,4 @@
-//! A namespace with tiers in front of it: each read is cut where copies begin and end.
+//! A namespace with tiers in front of it: each read is split where copies begin and end.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
-use super::ahead::{Ahead, WINDOW_BYTES, Waiting};
 use super::copier::Job;
+use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
@@ -35,7 +35,7 @@ struct TieredDevice {
 }
 
 impl TieredDevice {
-    /// The origin's namespace in blocks of a page, so that whole blocks are whole pages of a copy.
+    /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
     fn describe(&self, origin: Namespace) -> Namespace {
         let tiers = self.shared.media.iter().map(|media| media.device.namespace());
         let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(u32::MAX);
@@ -58,19 +58,19 @@ impl Device for TieredDevice {
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
-        let mut ways = vec![Way::to(origin)];
+        let mut sources = vec![Source::to(origin)];
         for media in &self.shared.media {
-            ways.push(Way::to(media.device.queue_pair_in(scope)?));
+            sources.push(Source::to(media.device.queue_pair_in(scope)?));
         }
         Ok(Box::new(TieredPair {
             shared: Arc::clone(&self.shared),
             number: self.number,
             namespace,
-            ways,
+            sources,
             reads: Slab::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
-            ahead: Ahead::default(),
+            ahead: ReadAhead::default(),
             cuts: Vec::new(),
         }))
     }
@@ -83,7 +83,7 @@ impl Device for TieredDevice {
             is_exclusive: false,
             late_writes: origin.late_writes,
             checks_writes: origin.checks_writes,
-            // What is copied is whole units, so whole chunks are what to read.
+            // Whole units are copied, so whole chunks should be read.
             is_page_cached: false,
             local_path: origin.local_path,
         }
@@ -94,7 +94,7 @@ impl Device for TieredDevice {
     }
 }
 
-/// A read that was taken: what is missing of it, and the pieces that have come.
+/// An accepted read: the number of missing pieces, and the pieces that have arrived.
 struct Read {
     tag: u64,
     pieces: Vec<Piece>,
@@ -103,38 +103,38 @@ struct Read {
 }
 
 struct Piece {
-    /// First byte on the namespace.
+    /// Offset of its first byte on the namespace.
     start: u64,
     len: usize,
-    /// Which of the ways it takes: 0 is the origin, 1 the first tier; or [`AHEAD`].
-    way: usize,
+    /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`].
+    source: usize,
     began: Instant,
-    /// How often copies had given way before.
+    /// Number of evictions before it began.
     evictions: usize,
     buf: Option<IoBuf>,
-    /// Units that are to be kept, of which these bytes are.
+    /// Units to be copied that contain these bytes.
     wanted: Vec<u32>,
 }
 
-/// Bytes that come from one place.
+/// A range of bytes from one source.
 struct Cut {
     range: Range<u64>,
-    way: usize,
-    /// First byte at that place.
+    source: usize,
+    /// Offset of its first byte at the source.
     at: u64,
 }
 
-/// A queue pair beneath, and what it has no room for yet.
-struct Way {
+/// A queue pair of the origin or of a tier, with I/O that it has no room for yet.
+struct Source {
     pair: Box<dyn QueuePair>,
     block_len: u64,
     pending: VecDeque<Io>,
 }
 
-impl Way {
-    fn to(pair: Box<dyn QueuePair>) -> Way {
+impl Source {
+    fn to(pair: Box<dyn QueuePair>) -> Source {
         let block_len = u64::from(pair.namespace().block_len_bytes);
-        Way { pair, block_len, pending: VecDeque::new() }
+        Source { pair, block_len, pending: VecDeque::new() }
     }
 
     fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {
@@ -157,11 +157,11 @@ struct TieredPair {
     shared: Arc<Shared>,
     number: u16,
     namespace: Namespace,
-    ways: Vec<Way>,
+    sources: Vec<Source>,
     reads: Slab<Read>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
-    ahead: Ahead,
+    ahead: ReadAhead,
     cuts: Vec<Cut>,
 }
 
@@ -189,16 +189,16 @@ impl TieredPair {
             let len = (cut.range.end - cut.range.start) as usize;
             let behind = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, behind);
-            let way = match cut.way {
-                0 | AHEAD => self.way_of_origin(&cut.range, now),
+            let source = match cut.source {
+                0 | AHEAD => self.origin_or_ahead(&cut.range, now),
                 tier => tier,
             };
-            let wanted = if way == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
+            let wanted = if source == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
             let start = cut.range.start;
-            let piece = Piece { start, len, way, began: now, evictions, buf: None, wanted };
+            let piece = Piece { start, len, source, began: now, evictions, buf: None, wanted };
             self.reads[key].pieces.push(piece);
-            if way != AHEAD {
-                self.ways[way].push(cut.at, buf, (key as u64) << 32 | number as u64);
+            if source != AHEAD {
+                self.sources[source].push(cut.at, buf, (key as u64) << 32 | number as u64);
                 continue;
             }
             let waiting = Waiting { piece: (key, number), start: cut.range.start, buf };
@@ -209,32 +209,33 @@ impl TieredPair {
         self.cuts = cuts;
     }
 
-    /// Whether `range` comes from the origin or from a window, which is opened where it is worth one.
-    fn way_of_origin(&mut self, range: &Range<u64>, now: Instant) -> usize {
+    /// The source for `range`: the origin, or an ahead read, which begins here if it is worthwhile.
+    fn origin_or_ahead(&mut self, range: &Range<u64>, now: Instant) -> usize {
         let follows = self.ahead.note(range);
         if self.ahead.has(range) {
             return AHEAD;
         }
-        let window = range.start..if follows { self.end_of_window(range) } else { range.end };
-        if window.end <= range.end || !self.ahead.has_room() {
+        let ahead = range.start..if follows { self.end_of_ahead(range) } else { range.end };
+        if ahead.end <= range.end || !self.ahead.has_room() {
             return 0;
         }
-        let wanted = self.begin_origin(&window);
-        let len = (window.end - window.start) as usize;
-        let id = self.ahead.open(window, wanted, now);
-        self.ways[0].push(range.start, IoBuf::zeroed(len), WINDOW | u64::from(id));
+        let wanted = self.begin_origin(&ahead);
+        let len = (ahead.end - ahead.start) as usize;
+        let id = self.ahead.open(ahead, wanted, now);
+        self.sources[0].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
         AHEAD
     }
 
-    /// How far a read that begins with `range` may go: to the end of the sample, or to a copy.
-    fn end_of_window(&self, range: &Range<u64>) -> u64 {
+    /// How far an ahead read that starts with `range` may go: to the end of the sample, or to a
+    /// copy.
+    fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
-        let namespace = self.ways[0].pair.namespace();
-        let limit = range.start + WINDOW_BYTES.min(namespace.max_transfer_bytes.into());
+        let namespace = self.sources[0].pair.namespace();
+        let limit = range.start + MAX_AHEAD_BYTES.min(namespace.max_transfer_bytes.into());
         let limit = limit.min(self.namespace.len_bytes());
         let mut end = range.end;
         for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
-            if shared.places.copy_of(unit).is_some() {
+            if shared.copies.copy_of(unit).is_some() {
                 break;
             }
             let unit = shared.units.get(unit);
@@ -246,7 +247,7 @@ impl TieredPair {
         end.min(limit)
     }
 
-    /// A piece has its bytes from a window.
+    /// An ahead read has served a piece.
     fn served(&mut self, Waiting { piece: (key, number), buf, .. }: Waiting) {
         self.shared.counters.ahead(buf.len());
         self.end_piece(key, number, buf);
@@ -262,17 +263,17 @@ impl TieredPair {
         }
     }
 
-    /// The read of a window has ended. Without its bytes each piece is read by itself: the window may
-    /// have failed for bytes that nobody asked for.
-    fn window_ended(&mut self, completion: Completion, now: Instant) {
-        let id = (completion.tag & !WINDOW) as u32;
+    /// An ahead read has ended. Without data, each piece is read separately, since the read may
+    /// have failed for bytes that nobody requested.
+    fn ahead_ended(&mut self, completion: Completion, now: Instant) {
+        let id = (completion.tag & !AHEAD_TAG) as u32;
         let (wanted, began) = {
-            let window = self.ahead.get(id).expect("it is kept while it is under way");
-            (std::mem::take(&mut window.wanted), window.began)
+            let ahead = self.ahead.get(id).expect("it is kept while it is under source");
+            (std::mem::take(&mut ahead.wanted), ahead.began)
         };
         self.shared.demand.fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
-            wanted.iter().for_each(|&unit| self.shared.tell(Job::Gone(unit)));
+            wanted.iter().for_each(|&unit| self.shared.send(Job::Gone(unit)));
             for Waiting { piece: (key, number), buf, .. } in self.ahead.ended(id, None).1 {
                 self.read_origin_instead(key, number, buf);
             }
@@ -287,28 +288,30 @@ impl TieredPair {
         }
     }
 
-    /// Where the bytes of `range` are now, in order.
+    /// Splits `range` by the current source of its bytes, in order.
     fn cut(&self, range: &Range<u64>, cuts: &mut Vec<Cut>) {
         let shared = &*self.shared;
         let mut at = range.start;
         for unit in shared.units.within(self.number, range) {
-            let Some(place) = shared.places.copy_of(unit) else { continue };
+            let Some(location) = shared.copies.copy_of(unit) else { continue };
             let unit = shared.units.get(unit);
             let (from, to) = (unit.start_bytes().max(at), unit.end_bytes().min(range.end));
             if from >= to {
-                continue; // its bytes come with the copy before it
+                continue; // the previous copy contains its bytes
             }
             if from > at {
                 self.cut_origin(at..from, cuts);
             }
-            let data = shared.media[usize::from(place.tier)].data_offset;
-            let offset = data + place.page * PAGE_BYTES + (from - unit.start_bytes());
-            let way = usize::from(place.tier) + 1;
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            let offset = data + location.page * PAGE_BYTES + (from - unit.start_bytes());
+            let source = usize::from(location.tier) + 1;
             match cuts.last_mut() {
-                Some(last) if last.way == way && last.at + (from - last.range.start) == offset => {
+                Some(last)
+                    if last.source == source && last.at + (from - last.range.start) == offset =>
+                {
                     last.range.end = to;
                 }
-                _ => cuts.push(Cut { range: from..to, way, at: offset }),
+                _ => cuts.push(Cut { range: from..to, source, at: offset }),
             }
             at = to;
         }
@@ -317,36 +320,37 @@ impl TieredPair {
         }
     }
 
-    /// What is not copied: from windows where they have it, from the origin where they do not.
+    /// Splits a range without copies: from ahead reads where possible, otherwise from the origin.
     fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         let mut at = range.start;
         while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
             let end = end.min(range.end);
-            cuts.push(Cut { range: at..end, way: AHEAD, at });
+            cuts.push(Cut { range: at..end, source: AHEAD, at });
             at = end;
         }
         if at < range.end {
-            cuts.push(Cut { range: at..range.end, way: 0, at });
+            cuts.push(Cut { range: at..range.end, source: 0, at });
         }
     }
 
-    /// Notes that `range` is read from the origin; returns the units whose copies want the bytes.
+    /// Records that `range` is read from the origin; returns the units to be copied that contain
+    /// it.
     fn begin_origin(&self, range: &Range<u64>) -> Vec<u32> {
         let shared = &*self.shared;
         shared.demand.fetch_add(1, Ordering::AcqRel);
-        if !shared.copies() {
+        if !shared.has_copier() {
             return Vec::new();
         }
         let within = shared.units.within(self.number, range);
         let touched = within.filter(|&unit| shared.units.is_touched(self.number, unit, range));
         let wanted: Vec<u32> = touched.filter(|&unit| shared.wants(unit)).collect();
-        wanted.iter().for_each(|&unit| shared.tell(Job::Expect(unit)));
+        wanted.iter().for_each(|&unit| shared.send(Job::Expect(unit)));
         wanted
     }
 
-    fn complete(&mut self, way: usize, completion: Completion, now: Instant) {
-        if completion.tag & WINDOW != 0 {
-            return self.window_ended(completion, now);
+    fn complete(&mut self, source: usize, completion: Completion, now: Instant) {
+        if completion.tag & AHEAD_TAG != 0 {
+            return self.ahead_ended(completion, now);
         }
         let key = (completion.tag >> 32) as usize;
         let number = (completion.tag & u64::from(u32::MAX)) as usize;
@@ -354,11 +358,12 @@ impl TieredPair {
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
         let took = now.saturating_duration_since(piece.began);
         let wanted = std::mem::take(&mut piece.wanted);
-        let gave_way = way != 0 && piece.evictions != self.shared.evictions.load(Ordering::Acquire);
+        let gave_way =
+            source != 0 && piece.evictions != self.shared.evictions.load(Ordering::Acquire);
         if gave_way && !self.is_copied(&range) {
             return self.read_origin_instead(key, number, completion.buf);
         }
-        match (&completion.result, way) {
+        match (&completion.result, source) {
             (Ok(()), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 self.shared.counters.origin_read(len, took);
@@ -367,60 +372,60 @@ impl TieredPair {
             (Ok(()), tier) => self.shared.counters.hit(tier as u8 - 1, len, took),
             (Err(error), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
-                wanted.iter().for_each(|&unit| self.shared.tell(Job::Gone(unit)));
+                wanted.iter().for_each(|&unit| self.shared.send(Job::Gone(unit)));
                 self.reads[key].failed.get_or_insert(error.clone());
             }
             (Err(_), _) => {
-                // A copy that cannot be read is no copy: the origin still has the bytes.
-                self.forget_copies(&range);
+                // An unreadable copy counts as missing: the origin still has the data.
+                self.mark_corrupt(&range);
                 return self.read_origin_instead(key, number, completion.buf);
             }
         }
         self.end_piece(key, number, completion.buf);
     }
 
-    /// A piece could not be had from elsewhere.
+    /// Reads a piece from the origin after another source has failed.
     fn read_origin_instead(&mut self, key: usize, number: usize, buf: IoBuf) {
         let start = self.reads[key].pieces[number].start;
         let wanted = self.begin_origin(&(start..start + buf.len() as u64));
         let piece = &mut self.reads[key].pieces[number];
-        (piece.way, piece.wanted) = (0, wanted);
-        self.ways[0].push(start, buf, (key as u64) << 32 | number as u64);
+        (piece.source, piece.wanted) = (0, wanted);
+        self.sources[0].push(start, buf, (key as u64) << 32 | number as u64);
     }
 
-    /// Whether all of `range` is copied, so that what was read of it was what it should be.
+    /// Whether all of `range` is copied, so that the data read from it were valid.
     fn is_copied(&self, range: &Range<u64>) -> bool {
         let mut within = self.shared.units.within(self.number, range);
-        within.all(|unit| self.shared.places.copy_of(unit).is_some())
+        within.all(|unit| self.shared.copies.copy_of(unit).is_some())
     }
 
-    /// Gives the copier what came from the origin and is to be kept, while it can take more.
+    /// Passes data from the origin that are to be kept to the copier, while it has room.
     fn pass_on(&self, wanted: &[u32], start: u64, bytes: &[u8]) {
         let shared = &*self.shared;
         for &unit in wanted {
-            let place = shared.units.get(unit);
-            let from = place.start_bytes().max(start);
-            let to = place.end_bytes().min(start + bytes.len() as u64);
+            let bounds = shared.units.get(unit);
+            let from = bounds.start_bytes().max(start);
+            let to = bounds.end_bytes().min(start + bytes.len() as u64);
             let len = (to - from) as usize;
             if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
                 shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
-                shared.tell(Job::Gone(unit));
+                shared.send(Job::Gone(unit));
                 continue;
             }
             let skip = (from - start) as usize;
             let bytes = bytes[skip..skip + len].to_vec();
-            shared.tell(Job::Piece { unit, offset: (from - place.start_bytes()) as usize, bytes });
+            shared.send(Job::Piece { unit, offset: (from - bounds.start_bytes()) as usize, bytes });
         }
     }
 
-    fn forget_copies(&self, range: &Range<u64>) {
+    fn mark_corrupt(&self, range: &Range<u64>) {
         let shared = &*self.shared;
         for unit in shared.units.within(self.number, range) {
-            let Some(place) = shared.places.copy_of(unit) else { continue };
-            if shared.places.distrust(unit) {
-                shared.counters.damaged(place.tier);
-                if shared.copies() {
-                    shared.tell(Job::Begin(unit..unit + 1));
+            let Some(location) = shared.copies.copy_of(unit) else { continue };
+            if shared.copies.mark_corrupt(unit) {
+                shared.counters.damaged(location.tier);
+                if shared.has_copier() {
+                    shared.send(Job::Begin(unit..unit + 1));
                 }
             }
         }
@@ -449,42 +454,42 @@ impl QueuePair for TieredPair {
         for io in pending.drain(..count) {
             self.take(io, now);
         }
-        self.ways.iter_mut().for_each(Way::submit);
+        self.sources.iter_mut().for_each(Source::submit);
         count
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        for way in 0..self.ways.len() {
-            self.ways[way].submit();
+        for source in 0..self.sources.len() {
+            self.sources[source].submit();
             let mut scratch = std::mem::take(&mut self.scratch);
-            // All of them: pieces are no completions of this pair yet.
-            self.ways[way].pair.poll(now, usize::MAX, &mut scratch);
+            // All of them: a piece is not yet a completion of this pair.
+            self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
             for completion in scratch.drain(..) {
-                self.complete(way, completion, now);
+                self.complete(source, completion, now);
             }
             self.scratch = scratch;
         }
-        self.ways[0].submit(); // what a tier did not have
+        self.sources[0].submit(); // pieces that a tier could not serve
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count
     }
 
     fn start(&mut self) {
-        for way in &mut self.ways {
-            way.submit();
-            way.pair.start();
+        for source in &mut self.sources {
+            source.submit();
+            source.pair.start();
         }
     }
 
     fn use_pool(&mut self, pool: &Pool) {
-        self.ways.iter_mut().for_each(|way| way.pair.use_pool(pool));
+        self.sources.iter_mut().for_each(|source| source.pair.use_pool(pool));
     }
 
-    /// The origin's own bytes, whatever is copied: an origin that lends is memory already. Tiers do not
-    /// lend, since copies give way to others.
+    /// Lends only the origin's own memory, whatever is copied: an origin that lends is in memory
+    /// already. Tiers do not lend, since copies may be evicted.
     fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        let origin = &self.ways[0];
+        let origin = &self.sources[0];
         let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len);
         let lent = origin.pair.lend(slba, len_bytes)?;
         self.shared.counters.origin_read(len_bytes, Duration::ZERO);
@@ -498,31 +503,31 @@ impl QueuePair for TieredPair {
     fn distrust(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0.saturating_mul(PAGE_BYTES);
         let range = start..start.saturating_add(len_bytes as u64);
-        self.ahead.distrust(&range);
-        self.forget_copies(&range);
+        self.ahead.drop_corrupt(&range);
+        self.mark_corrupt(&range);
     }
 
-    /// Only reads come through tiers.
+    /// Only reads pass through tiers.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn shared_queue(&self) -> Option<usize> {
-        self.ways[0].pair.shared_queue()
+        self.sources[0].pair.shared_queue()
     }
 
     fn join(&mut self, registry: &Registry) {
-        self.ways.iter_mut().for_each(|way| way.pair.join(registry));
+        self.sources.iter_mut().for_each(|source| source.pair.join(registry));
     }
 
     fn notice(&self) -> Notice {
         if !self.ready.is_empty() {
             return Notice::Poll;
         }
-        let busy = self.ways.iter().filter(|way| way.is_busy());
-        busy.map(|way| way.pair.notice()).max().unwrap_or(Notice::Event)
+        let busy = self.sources.iter().filter(|source| source.is_busy());
+        busy.map(|source| source.pair.notice()).max().unwrap_or(Notice::Event)
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.ways.iter().filter_map(|way| way.pair.next_timeout()).min()
+        self.sources.iter().filter_map(|source| source.pair.next_timeout()).min()
     }
 }
 
@@ -533,23 +538,24 @@ impl Drop for TieredPair {
             return;
         }
         for (_, read) in &self.reads {
-            for piece in read.pieces.iter().filter(|piece| piece.way == 0 && piece.buf.is_none()) {
+            for piece in read.pieces.iter().filter(|piece| piece.source == 0 && piece.buf.is_none())
+            {
                 shared.demand.fetch_sub(1, Ordering::AcqRel);
-                piece.wanted.iter().for_each(|&unit| shared.tell(Job::Gone(unit)));
+                piece.wanted.iter().for_each(|&unit| shared.send(Job::Gone(unit)));
             }
         }
-        for window in self.ahead.under_way() {
+        for ahead in self.ahead.outstanding() {
             shared.demand.fetch_sub(1, Ordering::AcqRel);
-            window.wanted.iter().for_each(|&unit| shared.tell(Job::Gone(unit)));
+            ahead.wanted.iter().for_each(|&unit| shared.send(Job::Gone(unit)));
         }
     }
 }
 
-/// The way of a piece that a window serves.
+/// Source of a piece that an ahead read serves.
 const AHEAD: usize = usize::MAX;
 
-/// Marks the tag of a window's read; the rest is its id.
-const WINDOW: u64 = 1 << 63;
+/// Marks the tag of an ahead read; the other bits are its id.
+const AHEAD_TAG: u64 = 1 << 63;
 
-/// What may wait for the copier; more is read from the origin again, later.
+/// The most data queued for the copier; more data are read from the origin again later.
 const MAX_QUEUED_BYTES: usize = 64 << 20;

@@ -1,21 +1,21 @@
-//! What a plan of a run says to the tiers.
+//! A run's plan for the tiers.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::Units;
 
-/// Which units a run keeps where, and how often it reads each.
+/// Which units a run keeps in which tier, and how often it reads each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TierPlan {
-    /// Units with their tiers, in the order in which they are to be fetched.
+    /// Units with their tiers, in the order in which to fetch them.
     pub copies: Vec<(u32, u8)>,
-    /// For each unit, how often the run reads it; of those kept together the first counts.
+    /// For each unit, how often the run reads it; for units kept together, the first counts.
     pub reads: Vec<u16>,
-    /// Of the units that it was made for: see [`Units::fingerprint`].
+    /// Fingerprint of its units: see [`Units::fingerprint`].
     pub fingerprint: u64,
 }
 
 impl TierPlan {
-    /// Whether it is one of `units` and as many tiers.
+    /// Checks that it belongs to `units` and to this many tiers.
     pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
         let refuse = |text: &'static str| {
             Err(Error::new(ErrorKind::InvalidArgument, text)
@@ -29,7 +29,7 @@ impl TierPlan {
             return refuse("the plan names a unit that the data set does not have");
         }
         match self.copies.iter().any(|&(_, tier)| usize::from(tier) >= num_tiers) {
-            true => refuse("the plan names a tier that there is not"),
+            true => refuse("the plan names a tier that does not exist"),
             false => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Measures tiers and an origin, a few seconds in all, and writes down what a plan needs to know.
+//! Measures tiers and an origin in a few seconds, and records what planning needs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
 use crate::threads::caught;
 
-/// What is measured.
+/// What to measure.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// Numbers of threads, rising.
+    /// Numbers of threads, ascending.
     pub threads: Vec<u32>,
-    /// How long one number of threads is measured, for reads and for writes each.
+    /// How long each number of threads is measured, for reads and for writes.
     pub slice: Duration,
-    /// Bytes that each tier is measured with, at most its quota.
+    /// Bytes used to measure each tier, at most its quota.
     pub bytes: u64,
 }
 
@@ -32,13 +32,13 @@ impl Default for Probe {
     }
 }
 
-/// Measures each tier, and the first of `origin`; the fastest tier comes first in what comes out.
+/// Measures each tier, and the first of `origin`; the result lists the fastest tier first.
 ///
-/// A tier in a file system is measured with a file of its own in the folder, which is removed again;
-/// on a block device or in a file of its own it is read only, and is taken to write as fast.
+/// A tier in a file system is measured with a temporary file in its folder. A block device or a
+/// file of its own is only read; its write rate is assumed to equal its read rate.
 ///
 /// # Errors
-/// Those of opening a tier and of moving bytes.
+/// Errors of opening a tier and of I/O.
 pub fn probe(
     tiers: &[TierSpec],
     origin: &[Arc<dyn Device>],
@@ -73,7 +73,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         }
     };
     let is_writable = !device.namespace().read_only;
-    // Written first: holes of a new file would be read from nowhere.
+    // Written first: holes of a new file are read without I/O.
     let write = if is_writable {
         fill(&device, bytes)?;
         table(&device, options, bytes, true)?
@@ -93,7 +93,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     })
 }
 
-/// Bypasses the page cache where that can be: memory is a tier of its own.
+/// Bypasses the page cache if possible: memory is a tier of its own.
 fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     let open = |direct| {
         let options = FileOptions { create_len: Some(bytes), direct, ..FileOptions::default() };
@@ -102,12 +102,12 @@ fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(open(Direct::On).or_else(|_| open(Direct::Off))?))
 }
 
-/// A file that is gone with its owner.
+/// A file that is removed with its owner.
 struct OwnFile(std::path::PathBuf);
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        // It may not have been made.
+        // May fail: the file may not have been created.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -135,8 +135,8 @@ fn table(
         let runs = std::thread::scope(|scope| -> Result<Vec<Moved>> {
             let running: Vec<_> = (0..threads)
                 .map(|thread| {
-                    let places = Places::new(bytes, thread, threads);
-                    let run = move || run(device, places, options.slice, writes);
+                    let offsets = Offsets::new(bytes, thread, threads);
+                    let run = move || run(device, offsets, options.slice, writes);
                     scope.spawn(move || caught("a thread of the probe", run).and_then(|run| run))
                 })
                 .collect();
@@ -150,15 +150,15 @@ fn table(
     Ok(points)
 }
 
-/// What a thread moved, and when.
+/// How much a thread moved, and when.
 struct Moved {
     bytes: usize,
     began: Instant,
     ended: Instant,
 }
 
-/// From the first thread's begin to the last one's end: those that end earlier leave what is shared to the
-/// others, so their own rates add up to more than there is.
+/// Measured from the start of the first thread to the end of the last: a thread that ends early
+/// leaves its share to the others, so the sum of their own rates would be too high.
 fn mb_per_s(runs: &[Moved]) -> f64 {
     let bytes: usize = runs.iter().map(|run| run.bytes).sum();
     let began = runs.iter().map(|run| run.began).min();
@@ -167,32 +167,32 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
     (bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)).max(0.001)
 }
 
-/// Where one thread moves bytes: each place once before any comes again, none beside the one before it.
-/// Otherwise it would be the processor's cache that is measured.
-struct Places {
+/// Offsets of one thread's I/O: each once before any repeats, never adjacent to the previous one.
+/// Otherwise the CPU cache would be measured.
+struct Offsets {
     count: u64,
     step: u64,
     next: u64,
 }
 
-impl Places {
-    /// Places in `bytes`; those of several threads begin apart.
-    fn new(bytes: u64, thread: u32, threads: u32) -> Places {
+impl Offsets {
+    /// Offsets in `bytes`; threads start at different ones.
+    fn new(bytes: u64, thread: u32, threads: u32) -> Offsets {
         let count = (bytes / IO_BYTES).max(1);
-        // The golden section lies far from every simple fraction. A step with no divisor in common
-        // with the count comes to all places.
+        // The golden ratio is far from every simple fraction. A step without a common divisor with
+        // the count reaches all offsets.
         let mut step = (count as f64 * 0.618) as u64 | 1;
         while gcd(step, count) != 1 {
             step += 2;
         }
-        Places { count, step, next: count * u64::from(thread) / u64::from(threads) }
+        Offsets { count, step, next: count * u64::from(thread) / u64::from(threads) }
     }
 
-    /// Where the next I/O begins, in bytes.
+    /// Offset of the next I/O, in bytes.
     fn next(&mut self) -> u64 {
-        let place = self.next;
-        self.next = (place + self.step) % self.count;
-        place * IO_BYTES
+        let offset = self.next;
+        self.next = (offset + self.step) % self.count;
+        offset * IO_BYTES
     }
 }
 
@@ -200,10 +200,10 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Reads or writes of one thread, with one buffer that has all its pages: those that read samples have.
+/// Reads or writes of one thread, with one buffer that is faulted in, as in sample readers.
 fn run(
     device: &Arc<dyn Device>,
-    mut places: Places,
+    mut offsets: Offsets,
     slice: Duration,
     writes: bool,
 ) -> Result<Moved> {
@@ -214,7 +214,7 @@ fn run(
     let mut moved = 0;
     let began = Instant::now();
     while began.elapsed() < slice {
-        let offset = places.next();
+        let offset = offsets.next();
         buf = if writes { io.write(offset, buf)? } else { io.read_into(offset, buf)? };
         moved += len;
     }
@@ -248,37 +248,37 @@ mod tests {
     }
 
     #[test]
-    fn every_place_is_come_to_before_any_comes_again_and_no_two_are_neighbours() {
+    fn every_offset_is_used_before_any_repeats_and_no_two_are_neighbours() {
         for count in (1..200).chain([256, 4096, 65_536, 104_729]) {
             for thread in 0..3 {
-                let mut places = Places::new(count * IO_BYTES, thread, 3);
+                let mut offsets = Offsets::new(count * IO_BYTES, thread, 3);
                 let mut seen = vec![false; count as usize];
                 let mut before = None;
                 for _ in 0..count {
-                    let place = places.next() / IO_BYTES;
+                    let offset = offsets.next() / IO_BYTES;
                     assert!(
-                        !std::mem::replace(&mut seen[place as usize], true),
-                        "{place} of {count}"
+                        !std::mem::replace(&mut seen[offset as usize], true),
+                        "{offset} of {count}"
                     );
-                    let near = before.is_some_and(|before: u64| before.abs_diff(place) == 1);
-                    assert!(!near || count < 8, "{place} of {count} comes behind its neighbour");
-                    before = Some(place);
+                    let near = before.is_some_and(|before: u64| before.abs_diff(offset) == 1);
+                    assert!(!near || count < 8, "{offset} of {count} comes behind its neighbour");
+                    before = Some(offset);
                 }
                 assert_eq!(
-                    places.next() / IO_BYTES,
+                    offsets.next() / IO_BYTES,
                     count * u64::from(thread) / 3,
                     "from the start"
                 );
             }
         }
-        assert_eq!(Places::new(100, 0, 1).next(), 0, "less than one I/O is one place");
+        assert_eq!(Offsets::new(100, 0, 1).next(), 0, "less than one I/O is one offset");
     }
 
     #[test]
     fn threads_that_share_a_link_are_measured_together() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        // Four threads of one link of 100 MB/s: one ends after the other, all have moved as much.
+        // Four threads on one link of 100 MB/s end one after another, with equal amounts.
         let runs =
             [250, 260, 270, 280].map(|end| Moved { bytes: 7_000_000, began: zero, ended: at(end) });
         assert_eq!(mb_per_s(&runs).round(), 100.0);

@@ -1,4 +1,4 @@
-//! What tiers did, counted without locks.
+//! Counters of tiers, without locks.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,69 +8,69 @@ use serde::Serialize;
 use super::media::Media;
 use crate::tier::{Ledger, PAGE_BYTES};
 
-/// What was served from where and what was copied.
+/// Counters of reads and copies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct CacheStats {
-    /// By tier, fastest first.
+    /// Per tier, fastest first.
     pub tiers: Vec<TierStats>,
-    /// What was read from the origin.
+    /// Reads from the origin.
     pub origin: OriginStats,
-    /// Why nothing is copied any more, if the thread that copies has died.
+    /// Why nothing is copied any more, if the copier has died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
 }
 
-/// What one tier did.
+/// Counters of one tier.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TierStats {
-    /// As the user named it.
+    /// Its name as the user wrote it.
     pub name: String,
-    /// What it may keep, its index not counted.
+    /// Its quota in bytes, without its index.
     pub capacity_bytes: u64,
-    /// What is reserved of that.
+    /// Reserved bytes.
     pub used_bytes: u64,
     /// Reads, or pieces of reads, that it served.
     pub hits: u64,
-    /// Bytes of those.
+    /// Bytes of those reads.
     pub hit_bytes: u64,
-    /// Time from submission to completion, summed over those.
+    /// Total time of those reads from submission to completion, in seconds.
     pub hit_s: f64,
     /// Units copied into it.
     pub fills: u64,
-    /// Bytes of those.
+    /// Bytes of those units.
     pub fill_bytes: u64,
-    /// Time that writing them took, summed.
+    /// Total time of writing them, in seconds.
     pub fill_s: f64,
-    /// Units of an earlier run that were checked and are used again.
+    /// Units of an earlier run that were verified and reused.
     pub restored: u64,
-    /// Copies that gave way to what a later plan reads more often.
+    /// Copies that were evicted for units that a later plan reads more often.
     pub left: u64,
-    /// Copies that were damaged, cut off or unreadable: each was a miss, and is written anew.
+    /// Copies that were corrupt, truncated or unreadable: each was a miss and is written anew.
     pub damaged: u64,
-    /// Whether it takes no more copies, since one could not be written.
+    /// Whether it accepts no more copies, because a write failed.
     pub is_off: bool,
 }
 
-/// What was read from the origin.
+/// Counters of the origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct OriginStats {
     /// Reads that somebody waited for.
     pub reads: u64,
-    /// Bytes of those.
+    /// Bytes of those reads.
     pub bytes: u64,
-    /// Time from submission to completion, summed over those.
+    /// Total time of those reads from submission to completion, in seconds.
     pub read_s: f64,
-    /// Reads, or pieces of reads, served from what one of those had read ahead.
+    /// Reads, or pieces of reads, served from ahead reads.
     pub ahead: u64,
     /// Bytes of those.
     pub ahead_bytes: u64,
-    /// Reads by the copier for itself.
+    /// Reads by the copier itself.
     pub copier_reads: u64,
-    /// Bytes of those.
+    /// Bytes of those reads.
     pub copier_bytes: u64,
 }
 
-/// The counters behind it.
+/// The counters behind [`CacheStats`].
 pub(super) struct Counters {
     tiers: Vec<TierCounters>,
     reads: AtomicU64,
@@ -80,7 +80,7 @@ pub(super) struct Counters {
     ahead_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
-    /// Units reserved, or to be checked, and not yet decided.
+    /// Units that are reserved or to be verified, without a result yet.
     unsettled: AtomicI64,
 }
 
@@ -157,7 +157,7 @@ impl Counters {
         add(&self.tiers[usize::from(tier)].damaged, 1);
     }
 
-    /// `by` more units wait for the copier, or fewer.
+    /// `by` more units wait for the copier; negative: fewer.
     pub(super) fn unsettle(&self, by: i64) {
         self.unsettled.fetch_add(by, Ordering::AcqRel);
     }

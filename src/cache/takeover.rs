@@ -1,9 +1,9 @@
-//! What a tier may take over: nothing that anybody could miss.
+//! Decides what a tier may overwrite: nothing that anybody could miss.
 //!
-//! A tier overwrites whatever lies at its path, so the path is judged before it is opened for writing:
-//! an empty file, a device of zeroes, or an earlier tier may be taken over. Anything else needs the
-//! user's word for this very path (`file:PATH:SIZE:overwrite`); what is in use, by a file system or as
-//! the data set itself, is refused whatever the user says.
+//! A tier overwrites the data at its path, so the path is checked before it is opened for writing:
+//! an empty file, a zeroed device or an earlier tier may be taken over. Anything else needs the
+//! user's consent for this very path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
+//! or as the data set itself, is always refused.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -21,18 +21,18 @@ use crate::tier::Index;
 
 /// A path that a tier may overwrite.
 pub(super) struct Taken {
-    /// The file or block device, without symbolic links; a file may be yet to be made.
+    /// The file or block device, without symbolic links; a file need not exist yet.
     pub(super) path: PathBuf,
-    /// Keeps a block device from being mounted, or used by anybody else who asks for it alone.
+    /// Prevents mounting a block device, and other exclusive use.
     pub(super) claim: Option<File>,
 }
 
-/// Judges whether a tier may have `path`: a folder for its one file `name`, a file, or a block device.
+/// Checks whether a tier may use `path`: a folder for its file `name`, a file, or a block device.
 ///
 /// # Errors
-/// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it, or is
-/// neither folder nor file nor block device. `Busy`: the block device is mounted or held. `Refused`: it
-/// holds something that is no tier, and `overwrite` is not set.
+/// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
+/// or is not a folder, file or block device. `Busy`: the block device is mounted or in use.
+/// `Refused`: it contains other data, and `overwrite` is not set.
 pub(super) fn take_over(
     path: &Path,
     name: &str,
@@ -50,7 +50,7 @@ pub(super) fn take_over(
             Ok(resolved) => path = resolved,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 refuse_own_data(&path, None, origins)?;
-                // A dangling symbolic link is nobody's empty file: opening would make what it names.
+                // A dangling symbolic link is not an empty file: opening would create its target.
                 if path.is_symlink() {
                     return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
                 }
@@ -81,7 +81,7 @@ fn occupied(named: &Path, path: &Path, found: &str) -> Error {
     Error::new(ErrorKind::Refused, text).path(path).hint(hint)
 }
 
-/// The data set that the tier is to cache must survive it, whatever link leads to it.
+/// Refuses the data set itself, through any link: it must survive its cache.
 fn refuse_own_data(
     path: &Path,
     found: Option<&Metadata>,
@@ -103,14 +103,14 @@ fn refuse_own_data(
     Ok(())
 }
 
-/// Whether both are one file, or nodes of one device.
+/// Whether both are the same file, or nodes of the same device.
 fn is_same(a: &Metadata, b: &Metadata) -> bool {
     let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
     if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }
 }
 
-/// Opens a block device as its only user: the kernel refuses that while it is mounted, or part of a
-/// volume, and refuses those while this is open (`open(2)`, O_EXCL).
+/// Opens a block device exclusively. The kernel refuses that while it is mounted or part of a
+/// volume, and prevents both while it is open (`open(2)`, O_EXCL).
 fn claim(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     opened.map_err(|error| match error.raw_os_error() {
@@ -122,7 +122,7 @@ fn claim(path: &Path) -> Result<File> {
     })
 }
 
-/// What lies there that somebody could miss; `None`: nothing, or an earlier tier.
+/// Describes existing data that somebody could miss; `None`: nothing, or an earlier tier.
 fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
     let mut file = File::open(path)?;
     let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
@@ -137,7 +137,7 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
         return Ok(Some("a dlfs image"));
     }
     if metadata.is_file() {
-        // A tier that was made long and not yet written has a length, and no data.
+        // A tier that was created but not written yet has a length, but no data.
         let has_data = match rustix::fs::seek(&file, SeekFrom::Data(0)) {
             Ok(_) => true,
             Err(Errno::NXIO) => false,
@@ -152,5 +152,6 @@ fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static 
     Ok((!is_blank).then_some("a block device with content"))
 }
 
-/// How much of either end of a block device has to be zero.
+/// How much of either end of a block device must be zero.
+///
 const LOOK_BYTES: u64 = 1 << 20;

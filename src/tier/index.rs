@@ -1,8 +1,10 @@
-//! What a tier on local storage remembers across a restart: which data set it is of, and what it has.
+//! The index of a tier on local storage, which survives restarts: which data set it belongs to, and
+//! its copies.
 //!
-//! The index lies at the begin of the tier's file or device, the copies behind it. Only a new header is
-//! flushed: no entry is believed before the copy's own checksum has been compared. That says that the copy
-//! is whole, not whose it is, so each entry belongs to its header: entries of another data set that a power
+//! The index is at the start of the tier's file or device; the copies follow. Only a new header is
+//! flushed, since every copy is verified against its own checksum before use. That proves the copy
+//! intact, but not which data set it belongs to; therefore each entry is bound to its header, and
+//! entries of another data set that a power loss leaves behind a new header are ignored.
 //! loss left behind a new header do not count.
 
 use zerocopy::little_endian::{U32, U64};
@@ -20,7 +22,7 @@ use super::{PAGE_BYTES, Units};
 /// |------------|---------------|---------------------------------------------------|
 /// | 0..8       | `magic`       | "DLFSTIER"                                        |
 /// | 8..12      | `version`     | 2                                                 |
-/// | 12..16     | `num_units`   | entries behind this page, one a unit              |
+/// | 12..16     | `num_units`   | entries after this page, one per unit             |
 /// | 16..32     | `uuid`        | the image                                         |
 /// | 32..40     | `generation`  | of the image                                      |
 /// | 40..48     | `fingerprint` | of the cut into units                             |
@@ -28,7 +30,7 @@ use super::{PAGE_BYTES, Units};
 /// | 508..512   | `crc`         | CRC32C of bytes 0..508                            |
 /// | 512..4096  | `reserved_b`  | zero                                              |
 ///
-/// All of it lies in one sector, which a power loss leaves as it was or as it was to be.
+/// All fields lie in one sector, so a power loss leaves the old or the new header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHeader {
@@ -49,7 +51,7 @@ const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
 ///
 /// | bytes  | field  | meaning                                                     |
 /// |--------|--------|-------------------------------------------------------------|
-/// | 0..8   | `page` | first page of the copy, from the begin of the copies, and 1 |
+/// | 0..8   | `page` | first page of the copy, counted from the first copy, plus 1 |
 /// | 8..12  | `crc`  | CRC32C of the copy                                          |
 /// | 12..16 | `own`  | CRC32C of bytes 0..12, the unit's index as 4 bytes, and the |
 /// |        |        | header's `crc`                                              |
@@ -62,42 +64,42 @@ struct RawEntry {
 }
 const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
 
-/// A copy that an index tells of.
+/// A copy that an index lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     /// The unit.
     pub unit: u32,
-    /// Its first page, from the begin of the copies.
+    /// Its first page, counted from the first copy.
     pub page: u64,
     /// CRC32C of all its pages.
     pub crc32c: u32,
 }
 
-/// Why an index is not used: the tier begins empty then.
+/// Why an index is not used; the tier then starts empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// No index lies there, or a damaged one, or that of another version.
+    /// There is no index, or it is damaged, or has another version.
     #[error("there is no index")]
     None,
-    /// The copies are of another image or generation, or cut otherwise.
+    /// The copies belong to another image or generation, or to another division into units.
     #[error("the copies are of another data set or generation")]
     Other,
-    /// The copies are of a generation of this image that is newer than the one that is open.
-    #[error("the copies are of generation {found}, which is newer than what is open")]
+    /// The copies belong to a newer generation of this image than the one that is open.
+    #[error("the copies are of generation {found}, which is newer than the open generation")]
     Newer {
-        /// Theirs.
+        /// Their generation.
         found: Generation,
     },
 }
 
-/// The index of one tier, as it lies on it.
+/// The index of one tier, in its on-media form.
 #[derive(Debug, Clone)]
 pub struct Index {
     bytes: Vec<u8>,
 }
 
 impl Index {
-    /// Bytes of the index of `num_units` units, whole pages: the copies begin behind them.
+    /// Length of the index of `num_units` units, in whole pages; the copies follow it.
     pub fn len_bytes(num_units: u32) -> u64 {
         let entries = u64::from(num_units) * ENTRY_BYTES as u64;
         HEADER_BYTES as u64 + entries.next_multiple_of(PAGE_BYTES)
@@ -110,10 +112,10 @@ impl Index {
         Index { bytes }
     }
 
-    /// The index in `bytes`, as many as [`Index::len_bytes`] says, with the copies that it tells of.
+    /// Parses an index of [`Index::len_bytes`] bytes, and lists its copies.
     ///
     /// # Errors
-    /// Why the tier begins empty.
+    /// Why the tier starts empty.
     pub fn parse(
         bytes: &[u8],
         uuid: Uuid,
@@ -139,7 +141,7 @@ impl Index {
         Ok((index, kept))
     }
 
-    /// Enters a copy, or takes it out; returns the range of bytes, one page, that has changed.
+    /// Sets or clears the entry of a unit; returns the range of bytes, one page, that has changed.
     pub fn set(&mut self, unit: u32, kept: Option<Kept>) -> std::ops::Range<usize> {
         let at = HEADER_BYTES + unit as usize * ENTRY_BYTES;
         let mut raw = RawEntry { page: 0.into(), crc: 0.into(), own: 0.into() };
@@ -153,17 +155,18 @@ impl Index {
         at / page * page..at / page * page + page
     }
 
-    /// Whether an index of any data set begins here, whole or not: these bytes are a tier's.
+    /// Whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
     pub fn is_tier(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)
     }
 
-    /// What an empty index writes first, and durably: entries that lie behind it do not count then.
+    /// The header, which a new index writes and flushes first: it invalidates the entries behind
+    /// it.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..HEADER_BYTES]
     }
 
-    /// The bytes as they are to lie on the tier.
+    /// The on-media form.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -203,7 +206,7 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
     bytes
 }
 
-/// Where the header's checksum lies.
+/// Offset of the header's checksum.
 const CRC_OFFSET: usize = 508;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;

@@ -1,10 +1,10 @@
-//! Quota and admission: what is reserved where, before a byte is copied.
+//! Quota and admission: reserves room in the tiers before anything is copied.
 
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::Place;
-use super::room::Room;
+use super::CopyLocation;
+use super::page_allocator::PageAllocator;
 
 /// Which units are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,11 +14,11 @@ pub enum Policy {
     /// Those that are read first, while there is room.
     #[default]
     FirstTouch,
-    /// Those that the plan of the run names.
+    /// Those that the plan of the run selects.
     Clairvoyant,
 }
 
-/// The name of no policy.
+/// The text is not the name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no policy: none, first-touch or clairvoyant")]
 pub struct NotAPolicy(String);
@@ -36,56 +36,56 @@ impl FromStr for Policy {
     }
 }
 
-/// When `first-touch` stops to look for room.
+/// When `first-touch` stops looking for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stop {
     /// Never: a smaller unit may fit where a larger one did not.
     #[default]
     Never,
-    /// For good, when the first unit fits in no tier: Monarch's own rule.
+    /// When the first unit fits in no tier: Monarch's rule.
     AtFirstFailure,
 }
 
-/// Room in all tiers, and who gets it. All that it counts is pages.
+/// Reserves room in all tiers according to the policy. It counts in pages.
 #[derive(Debug, Clone)]
 pub struct Ledger {
-    tiers: Vec<Room>,
+    tiers: Vec<PageAllocator>,
     policy: Policy,
     stop: Stop,
     is_stable: bool,
-    /// For each unit, the tier that the plan keeps it in.
+    /// For each unit, the tier that the plan assigns.
     planned: Vec<u8>,
 }
 
 impl Ledger {
     /// Empty tiers of these capacities in pages, fastest first.
     pub fn new(policy: Policy, stop: Stop, capacities: &[u64]) -> Ledger {
-        let tiers = capacities.iter().map(|&capacity| Room::new(capacity)).collect();
+        let tiers = capacities.iter().map(|&capacity| PageAllocator::new(capacity)).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
     }
 
-    /// Keeps what `planned` says from now on: a tier for each unit, or [`Ledger::NOT_PLANNED`].
+    /// Sets the plan: a tier for each unit, or [`Ledger::NOT_PLANNED`].
     pub fn set_plan(&mut self, planned: Vec<u8>) {
         self.planned = planned;
     }
 
-    /// A unit that the plan keeps nowhere.
+    /// A unit without a planned copy.
     pub const NOT_PLANNED: u8 = u8::MAX;
 
-    /// Takes what was found in tier `tier` after a restart; `false` when it cannot lie there, since it
-    /// goes beyond the quota, or over what was found before.
+    /// Reserves the pages of a copy found in `tier` after a restart; `false` if they exceed the
+    /// quota or overlap another copy.
     pub fn restore(&mut self, tier: u8, pages: Range<u64>) -> bool {
         self.tiers[usize::from(tier)].take_at(pages)
     }
 
-    /// Takes back what was reserved or restored: only a new plan makes copies give way.
-    pub fn give_back(&mut self, place: Place, pages: u64) {
-        self.tiers[usize::from(place.tier)].give_back(place.page..place.page + pages);
+    /// Frees reserved or restored pages; during a run, only a new plan evicts copies.
+    pub fn give_back(&mut self, location: CopyLocation, pages: u64) {
+        self.tiers[usize::from(location.tier)].give_back(location.page..location.page + pages);
     }
 
-    /// Reserves `pages` for unit `unit` (or the first of those kept together), if the policy wants it
-    /// and there is room. What is reserved stays so: nothing is evicted during a run.
-    pub fn reserve(&mut self, unit: u32, pages: u64) -> Option<Place> {
+    /// Reserves `pages` for `unit` (or the first of units kept together), if the policy wants it
+    /// and there is room. Nothing reserved is evicted during a run.
+    pub fn reserve(&mut self, unit: u32, pages: u64) -> Option<CopyLocation> {
         match self.policy {
             Policy::None => None,
             Policy::FirstTouch => {
@@ -106,28 +106,28 @@ impl Ledger {
         }
     }
 
-    /// No more room is given out in `tier`; `false` when that was so before.
+    /// Stops reserving in `tier`; `false` if it had stopped already.
     pub fn switch_off(&mut self, tier: u8) -> bool {
         !std::mem::replace(&mut self.tiers[usize::from(tier)].is_off, true)
     }
 
-    /// Pages of `tier` that are reserved.
+    /// Reserved pages of `tier`.
     pub fn used(&self, tier: u8) -> u64 {
         self.tiers[usize::from(tier)].used
     }
 
-    /// Whether no more room is given out in `tier`.
+    /// Whether reserving in `tier` has stopped.
     pub fn is_off(&self, tier: u8) -> bool {
         self.tiers[usize::from(tier)].is_off
     }
 
-    /// Pages that `tier` may keep.
+    /// Quota of `tier` in pages.
     pub fn capacity(&self, tier: u8) -> u64 {
         self.tiers[usize::from(tier)].capacity
     }
 
-    fn take(&mut self, tier: usize, pages: u64) -> Option<Place> {
-        Some(Place { tier: tier as u8, page: self.tiers[tier].take(pages)? })
+    fn take(&mut self, tier: usize, pages: u64) -> Option<CopyLocation> {
+        Some(CopyLocation { tier: tier as u8, page: self.tiers[tier].take(pages)? })
     }
 }
 
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn at(tier: u8, page: u64) -> Option<Place> {
-        Some(Place { tier, page })
+    fn at(tier: u8, page: u64) -> Option<CopyLocation> {
+        Some(CopyLocation { tier, page })
     }
 
     #[test]
@@ -172,7 +172,7 @@ mod tests {
         assert!(ledger.switch_off(1) && !ledger.switch_off(1));
         assert_eq!((ledger.reserve(0, 1), ledger.reserve(0, 1)), (at(0, 9), None));
         assert_eq!(ledger.used(0), 10);
-        ledger.give_back(Place { tier: 0, page: 4 }, 5);
+        ledger.give_back(CopyLocation { tier: 0, page: 4 }, 5);
         assert_eq!((ledger.used(0), ledger.reserve(0, 5)), (5, at(0, 4)));
     }
 
@@ -186,9 +186,9 @@ mod tests {
             let mut ledger = Ledger::new(Policy::FirstTouch, stop, &capacities);
             let mut taken = vec![Vec::new(); capacities.len()];
             for pages in wanted {
-                if let Some(place) = ledger.reserve(0, pages) {
-                    let tier: &mut Vec<u64> = &mut taken[usize::from(place.tier)];
-                    tier.extend(place.page..place.page + pages);
+                if let Some(location) = ledger.reserve(0, pages) {
+                    let tier: &mut Vec<u64> = &mut taken[usize::from(location.tier)];
+                    tier.extend(location.page..location.page + pages);
                 }
             }
             for (tier, capacity) in taken.iter().zip(&capacities) {

@@ -1,35 +1,35 @@
-//! Which copies are kept in which tier, and where: decided here, moved by `cache`. Pure.
+//! Decides which copies are kept in which tier, and where; `cache` moves them. Pure.
 //!
-//! A *tier* is a bounded, faster place in front of an *origin*: memory, a local file. What is kept is
-//! cut into [`Units`]: runs of samples that are copied as a whole. The [`Ledger`] reserves room before
-//! anything is copied and never more than the quota; [`Places`] says for each unit where its copy is,
-//! and changes in one step, so that a reader sees the origin or a whole copy and nothing between.
+//! A *tier* is a bounded, faster place in front of an *origin*: memory, or a local file. Data are
+//! kept in [`Units`]: ranges of samples that are copied as a whole. The [`Ledger`] reserves room
+//! before anything is copied, within the quota. The [`CopyTable`] holds the location of each unit's
+//! copy and changes atomically, so a reader sees either the origin or a complete copy.
 //!
-//! Two policies, both without eviction during a run and without migration, since an epoch goes through
-//! everything in random order and evicting would only churn:
+//! There are two policies. Neither evicts or migrates during a run, since an epoch reads everything
+//! in random order and eviction would only churn:
 //!
-//! - *first-touch* (Monarch): the first read of a unit reserves room for it in the first tier that has
-//!   some, top down; the read itself is served from where the bytes are now.
-//! - *clairvoyant* (NoPFS): a plan made of the whole run (`plan`) says which units each tier keeps,
-//!   ranked by how often this rank reads them. Copies that an earlier run left give way to those that
-//!   this one reads more often ([`give_way`]).
+//! - *first-touch* (Monarch): the first read of a unit reserves room in the fastest tier that has
+//!   some; the read itself is served from where the data are now.
+//! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the units of each tier, ranked
+//!   by how often this rank reads them. Copies of an earlier run are evicted for copies that this
+//!   run reads more often ([`copies_to_evict`]).
 //!
-//! [`index`](Index) is what a tier on local storage remembers across a restart.
+//! [`Index`] is what a tier on local storage keeps across restarts.
 //!
-//! Read `units.rs`, `places.rs`, `ledger.rs`, in that order.
+//! Read `units.rs`, `copies.rs`, `ledger.rs`, in that order.
 
-mod change;
+mod copies;
+mod eviction;
 mod index;
 mod ledger;
-mod places;
-mod room;
+mod page_allocator;
 mod units;
 
-pub use change::{Candidate, give_way};
+pub use copies::{CopyLocation, CopyState, CopyTable};
+pub use eviction::{Candidate, copies_to_evict};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept};
 pub use ledger::{Ledger, Policy, Stop};
-pub use places::{Place, Places, State};
 pub use units::{Unit, Units};
 
-/// Copies begin at multiples of this, as everything on media does.
+/// Copies start at multiples of this, like everything on media.
 pub const PAGE_BYTES: u64 = crate::units::ALIGN_BYTES as u64;

@@ -1,4 +1,4 @@
-//! What is copied as a whole: runs of samples, by where they lie.
+//! Units: the ranges of samples that are copied as a whole.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ use super::PAGE_BYTES;
 pub struct Unit {
     /// First page on its namespace.
     pub page: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u32,
-    /// The next unit belongs to the same sample: both are kept or none.
+    /// The next unit belongs to the same sample: both are kept, or neither.
     pub continues: bool,
 }
 
@@ -30,27 +30,27 @@ impl Unit {
         u64::from(self.pages) * PAGE_BYTES
     }
 
-    /// The byte behind it.
+    /// The offset after its last byte.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes()
     }
 }
 
-/// All units of a data set, by namespace and place on it: 16 bytes each.
+/// All units of a data set, sorted by namespace and offset: 16 bytes each.
 ///
-/// Neighbouring samples share a unit until it has 64 KiB, so that small samples cost no more to keep
-/// track of than large ones; a sample of more than 4 MiB has several units that are kept together. The
-/// files of a plain folder have units of their own, whatever their length: what a copy saves there is
-/// an open. Neighbouring units may share one page; each copy has it then.
+/// Adjacent samples share a unit up to 64 KiB, so that tracking small samples costs no more than
+/// large ones. A sample above 4 MiB has several units, which are kept together. Each file of a
+/// plain folder has its own units, whatever its length, since a copy saves opening the file.
+/// Neighbouring units may share a page; each copy then contains it.
 #[derive(Debug, Clone, Default)]
 pub struct Units {
     units: Vec<Unit>,
-    /// For each namespace, the index of its first unit; and the number of all at the end.
+    /// For each namespace, the index of its first unit; then the total number.
     first: Vec<u32>,
 }
 
 impl Units {
-    /// The units of a data set's live samples. Costs one look at every sample.
+    /// The units of a data set's live samples. Visits every sample once.
     pub fn of(directory: &Directory) -> Units {
         let alone = directory.learned().is_some();
         let num_namespaces = usize::from(directory.layout().num_namespaces);
@@ -71,7 +71,7 @@ impl Units {
         units
     }
 
-    /// Units of one namespace that begin and end where `pages` say, for tests and benches.
+    /// Units of one namespace with these first pages and lengths, for tests and benches.
     pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
         let unit = |(page, pages)| Unit { page, pages, continues: false };
         let mut units: Vec<Unit> = pages.into_iter().map(unit).collect();
@@ -80,12 +80,12 @@ impl Units {
         Units { units, first }
     }
 
-    /// How many there are.
+    /// Number of units.
     pub fn len(&self) -> u32 {
         self.units.len() as u32
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
     }
@@ -93,7 +93,7 @@ impl Units {
     /// The unit with this index.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the index is out of range.
     pub fn get(&self, unit: u32) -> Unit {
         self.units[unit as usize]
     }
@@ -109,7 +109,7 @@ impl Units {
         (self.first.partition_point(|&first| first <= unit) - 1) as u16
     }
 
-    /// The units of a namespace with bytes in `range`, in their order.
+    /// The units of a namespace with bytes in `range`, in ascending order.
     pub fn within(&self, namespace: u16, range: &Range<u64>) -> Range<u32> {
         let all = self.of_namespace(namespace);
         let units = &self.units[all.start as usize..all.end as usize];
@@ -118,7 +118,7 @@ impl Units {
         all.start + first as u32..all.start + last.max(first) as u32
     }
 
-    /// The units that are kept together with `unit`: those of one sample.
+    /// The units that are kept together with `unit`: all those of its sample.
     pub fn together_with(&self, unit: u32) -> Range<u32> {
         let (mut first, mut last) = (unit, unit);
         while first > 0 && self.get(first - 1).continues {
@@ -130,8 +130,8 @@ impl Units {
         first..last + 1
     }
 
-    /// Whether a read of `range` asks for bytes of `unit`, beyond a page that it shares with a
-    /// neighbour which may be what is meant.
+    /// Whether a read of `range` needs `unit`: beyond a page that the unit shares with a neighbour,
+    /// which the read may mean instead.
     pub fn is_touched(&self, namespace: u16, unit: u32, range: &Range<u64>) -> bool {
         let this = self.get(unit);
         let all = self.of_namespace(namespace);
@@ -148,8 +148,8 @@ impl Units {
         range.start < own.end && own.start < range.end
     }
 
-    /// For each sample, by id, the unit that it begins in; `NO_UNIT` where it has no bytes, or
-    /// chunks overlap so that none is found.
+    /// For each sample, by id, the unit in which it begins; `NO_UNIT` if it has no bytes, or if
+    /// overlapping chunks leave none.
     pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
@@ -160,9 +160,11 @@ impl Units {
                 let end = extent.offset_bytes + u64::from(extent.len_bytes);
                 let range = extent.offset_bytes..end;
                 let within = self.within(extent.namespace, &range);
-                // Of two that share its first page the second is its own, unless that is not touched.
+                // Of two units that share its first page, the second is the sample's, unless the
+                // sample does not reach it.
                 let mut own = within.clone().filter(|unit| self.holds_begin(*unit, &range));
-                // Where chunks overlap, which no import makes, units are not in the order of their ends.
+                // Where chunks overlap, which no import creates, units are not sorted by their
+                // ends.
                 let any = within.clone().next();
                 by_sample[id as usize] = own.next_back().or(any).unwrap_or(Units::NO_UNIT);
             }
@@ -170,7 +172,7 @@ impl Units {
         by_sample
     }
 
-    /// Stands for no unit.
+    /// No unit.
     pub const NO_UNIT: u32 = u32::MAX;
 
     fn holds_begin(&self, unit: u32, range: &Range<u64>) -> bool {
@@ -179,7 +181,7 @@ impl Units {
         unit.start_bytes() <= range.start && (end <= unit.end_bytes() || unit.continues)
     }
 
-    /// A number that another cut of the data would not have: what an index is compared by.
+    /// Hash of the division into units, which an index records.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = u64::from(self.len());
         for unit in &self.units {
@@ -205,7 +207,7 @@ fn units_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, units: &mu
     push(run, units);
 }
 
-/// Cuts a run into units of 4 MiB at most.
+/// Divides a range of pages into units of at most 4 MiB.
 fn push(run: Option<Range<u64>>, units: &mut Vec<Unit>) {
     let Some(mut run) = run else { return };
     while run.start < run.end {
@@ -216,10 +218,10 @@ fn push(run: Option<Range<u64>>, units: &mut Vec<Unit>) {
     }
 }
 
-/// Samples share a unit until it is so long.
+/// Samples share a unit up to this length.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// A unit is held in memory once while it is copied.
+/// A unit is held in memory while it is copied.
 const MAX_UNIT_PAGES: u64 = (4 << 20) / PAGE_BYTES;
 
 #[cfg(test)]
@@ -250,8 +252,9 @@ mod tests {
         assert_eq!(cut(&[(0, (4 << 20) + 1)], false), [(0, 1024, true), (1024, 1, false)]);
     }
 
-    /// A sample that lies within another's chunk: units in the order of their begins are not in that of
-    /// their ends, and none may be found for it.
+    /// A sample inside another sample's chunk: units sorted by their starts are then not sorted by
+    /// their ends, and a sample may find none.
+    ///
     #[test]
     fn samples_of_chunks_that_overlap_have_some_unit_or_none() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();

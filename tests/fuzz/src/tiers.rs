@@ -3,7 +3,7 @@
 use dlfs::format::Uuid;
 use dlfs::format::checksum::crc32c;
 use dlfs::tier::{
-    ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, Place, Places, Policy, Stop, Units,
+    CopyLocation, CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, Policy, Stop, Units,
 };
 use dlfs::units::Generation;
 
@@ -71,13 +71,13 @@ fn parse(bytes: &[u8]) {
     assert_eq!(index.bytes(), bytes);
     // As the cache takes them: what lies outside the tier or upon another copy is left.
     let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[CAPACITY_PAGES]);
-    let (places, mut pages) = (Places::new(NUM_UNITS), 0);
+    let (copies, mut pages) = (CopyTable::new(NUM_UNITS), 0);
     for copy in kept {
         let end = copy.page.saturating_add(2);
         if ledger.restore(0, copy.page..end) {
             assert!(
                 end <= CAPACITY_PAGES
-                    && places.reserve(copy.unit, Place { tier: 0, page: copy.page })
+                    && copies.reserve(copy.unit, CopyLocation { tier: 0, page: copy.page })
             );
             pages += 2;
         }

@@ -6,8 +6,8 @@
 
 mod sync;
 
-#[path = "../../../src/tier/places.rs"]
-mod places;
+#[path = "../../../src/tier/copies.rs"]
+mod copies;
 #[path = "../../../src/buf/slots.rs"]
 mod slots;
 #[path = "../../../src/qpair/wake.rs"]
@@ -16,9 +16,9 @@ mod wake;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
+use copies::{CopyLocation, CopyTable};
 use loom::sync::Arc;
 use loom::thread;
-use places::{Place, Places};
 use slots::Slots;
 use sync::{AtomicU64, Ordering, weaken};
 use wake::{Mark, Wake};
@@ -107,17 +107,17 @@ fn a_mark_brings_what_came_before() {
 }
 
 fn a_copy_is_published_with_its_bytes() {
-    let (places, bytes) = (Arc::new(Places::new(1)), Arc::new(AtomicU64::new(0)));
+    let (copies, bytes) = (Arc::new(CopyTable::new(1)), Arc::new(AtomicU64::new(0)));
     let copier = {
-        let (places, bytes) = (Arc::clone(&places), Arc::clone(&bytes));
+        let (copies, bytes) = (Arc::clone(&copies), Arc::clone(&bytes));
         thread::spawn(move || {
-            assert!(places.reserve(0, Place { tier: 1, page: 7 }));
+            assert!(copies.reserve(0, CopyLocation { tier: 1, page: 7 }));
             bytes.store(1, Ordering::Relaxed);
-            assert!(places.publish(0));
+            assert!(copies.publish(0));
         })
     };
-    if let Some(place) = places.copy_of(0) {
-        assert_eq!((place.tier, place.page), (1, 7));
+    if let Some(location) = copies.copy_of(0) {
+        assert_eq!((location.tier, location.page), (1, 7));
         assert_eq!(bytes.load(Ordering::Relaxed), 1, "read before it was written");
     }
     copier.join().unwrap();

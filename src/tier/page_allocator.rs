@@ -1,29 +1,29 @@
-//! The pages of one tier: which are given out, and which are free.
+//! Allocates the pages of one tier.
 
 use std::ops::Range;
 
-/// The room of one tier. All that it counts is pages.
+/// Allocates ranges of pages within a quota.
 #[derive(Debug, Clone)]
-pub(super) struct Room {
+pub(super) struct PageAllocator {
     pub(super) capacity: u64,
     pub(super) used: u64,
     pub(super) is_off: bool,
-    /// What is free, in order, with something between each two.
+    /// Free ranges in ascending order; none are adjacent.
     free: Vec<Range<u64>>,
 }
 
-impl Room {
-    pub(super) fn new(capacity: u64) -> Room {
+impl PageAllocator {
+    pub(super) fn new(capacity: u64) -> PageAllocator {
         let all = 0..capacity;
-        Room { capacity, used: 0, is_off: false, free: vec![all] }
+        PageAllocator { capacity, used: 0, is_off: false, free: vec![all] }
     }
 
-    /// Whether so many pages in a row are free and may be given out.
+    /// Whether this many contiguous pages are free and within the quota.
     pub(super) fn fits(&self, pages: u64) -> bool {
         !self.is_off && self.free.iter().any(|free| pages <= free.end - free.start)
     }
 
-    /// Gives out the first that fit.
+    /// Allocates the first range that fits.
     pub(super) fn take(&mut self, pages: u64) -> Option<u64> {
         let at = self.free.iter().position(|free| pages <= free.end - free.start)?;
         let page = self.free[at].start;
@@ -35,7 +35,7 @@ impl Room {
         Some(page)
     }
 
-    /// Gives out exactly these; `false` when some of them are not free.
+    /// Allocates exactly these pages; `false` if some of them are not free.
     pub(super) fn take_at(&mut self, pages: Range<u64>) -> bool {
         let has = |free: &Range<u64>| free.start <= pages.start && pages.end <= free.end;
         let Some(at) = self.free.iter().position(has) else { return false };
@@ -46,7 +46,7 @@ impl Room {
         true
     }
 
-    /// Takes back what was given out.
+    /// Frees allocated pages.
     pub(super) fn give_back(&mut self, pages: Range<u64>) {
         self.used -= pages.end - pages.start;
         let at = self.free.partition_point(|free| free.start < pages.start);
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_given_out_again_as_one_piece() {
-        let mut room = Room::new(10);
+        let mut room = PageAllocator::new(10);
         assert_eq!([3, 3, 4, 1].map(|pages| room.take(pages)), [Some(0), Some(3), Some(6), None]);
         room.give_back(0..3);
         room.give_back(6..10);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_at_a_place_must_be_free() {
-        let mut room = Room::new(10);
+        let mut room = PageAllocator::new(10);
         assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
         assert!(room.take_at(0..4) && room.take_at(9..10));
         assert_eq!((room.used, room.take(3), room.take(1)), (7, Some(6), None));
@@ -95,7 +95,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_page_is_given_out_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
-            let (mut room, mut taken) = (Room::new(40), Vec::<Range<u64>>::new());
+            let (mut room, mut taken) = (PageAllocator::new(40), Vec::<Range<u64>>::new());
             for (pages, gives_back) in steps {
                 if gives_back && !taken.is_empty() {
                     room.give_back(taken.swap_remove(pages as usize % taken.len()));
