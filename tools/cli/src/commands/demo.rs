@@ -37,9 +37,9 @@ use crate::text;
 /// Without DIR a small data set is made: 4,000 files, about 140 MB. It and the image are kept in memory
 /// (/dev/shm) where there is plenty, else in a temporary folder; TMPDIR says otherwise. An embedded
 /// target serves the image on a loopback socket, and the user-level host reads it. Every sample that
-/// arrives is compared with its source file, byte for byte. At the end the same files are opened, read and closed
-/// one by one, from the page cache and, those of DIR, from their disk, to show what that means. Everything that was made is removed at the
-/// end, also after Ctrl-C.
+/// arrives is compared with its source file, byte for byte. At the end the same files are opened, read and
+/// closed one by one, from the page cache and, those of DIR, from their disk, to show what that means.
+/// Everything that was made is removed at the end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A folder of files to use instead; it is only read
