@@ -59,7 +59,7 @@ impl LoaderOptions {
             let cost = open::sample_cost(directory);
             let shared = open::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
-                || cost <= LOW_SAMPLE_COST && open::exceeds_window(directory, self)
+                || open::exceeds_window(directory, self)
         };
         if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }
     }
@@ -73,10 +73,6 @@ impl LoaderOptions {
 pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
     devices.iter().all(|device| device.capabilities().is_page_cached)
 }
-
-/// Samples that cost no more than this over their bytes are read one by one rather than in chunks that the
-/// window does not hold: those of 4 KiB and more.
-const LOW_SAMPLE_COST: f64 = 2.05;
 
 /// From here on a read of each sample costs little beside the copy of its bytes.
 const LARGE_SAMPLE_BYTES: u64 = 64 << 10;
