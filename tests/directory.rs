@@ -1,4 +1,4 @@
-//! What a directory answers, for images of every shape.
+//! The directory's answers, for images of every shape.
 
 mod images;
 
@@ -9,7 +9,7 @@ use dlfs::units::{Generation, SampleId, Slot};
 use images::{Image, Sample, folder, sample};
 use proptest::prelude::*;
 
-/// All that is known of a sample by its id, and all ways to find it, agree with the source.
+/// Checks everything that is known of a sample by its id, and all ways to find it, against the source.
 fn check(image: &Image, directory: &Directory, source: &[Sample], deleted: &[u64]) {
     assert_eq!(directory.num_samples(), source.len() as u64);
     assert_eq!(directory.num_live(), (source.len() - deleted.len()) as u64);
@@ -171,7 +171,7 @@ fn a_folder_lists_its_subfolders_and_samples_in_order() {
     assert_eq!(list(&directory, "c//"), [entry("d", Some(7))]);
     assert_eq!(list(&directory, "/"), [entry("abs", Some(8))]);
     assert_eq!(list(&directory, "nowhere"), []);
-    // What is deleted is not listed, nor a folder of which all is deleted.
+    // Deleted samples are not listed, nor are folders in which everything is deleted.
     image.delete(&[4, 0]);
     let (directory, _) = image.open();
     assert_eq!(list(&directory, "b"), [entry("y", None)]);
@@ -221,7 +221,8 @@ fn fields_and_classes_are_kept() {
 #[test]
 fn a_directory_costs_at_most_20_bytes_a_sample_beside_names_and_labels() {
     for pack in [Pack::Aligned, Pack::Tight] {
-        // 64 KiB chunks of 600-byte samples: about 80 a chunk, near the fewest that the bound is for.
+        // 64 KiB chunks of 600-byte samples: about 80 per chunk, near the smallest number for which the
+        // limit holds.
         let source: Vec<Sample> =
             (0..20_000).map(|i| sample(&format!("class/{i:06}"), Some(i % 10), 600)).collect();
         let mut image = Image::new(1, pack);
@@ -301,7 +302,7 @@ proptest! {
         }).collect();
         let pack = if tight { Pack::Tight } else { Pack::Aligned };
         let mut image = Image::new(namespaces, pack);
-        // Imported in two generations, cut anywhere.
+        // Imported in two generations, split anywhere.
         let cut = 1 + cut.index(source.len());
         image.add(&source[..cut], seed, window, &[]);
         if cut < source.len() {

@@ -1,5 +1,5 @@
-//! Damaged, cut and forged bytes: each gives an error or the same meaning, never a panic, and never
-//! memory that the bytes at hand do not account for.
+//! Damaged, truncated and forged bytes: each gives an error or the same meaning, never a panic, and never
+//! more memory than the input justifies.
 
 mod images;
 
@@ -20,7 +20,7 @@ fn small() -> Image {
     image
 }
 
-/// The numbers that decoders trip over.
+/// Boundary values at which decoders fail.
 const EXTREMES: [u64; 12] = [
     0,
     1,
@@ -36,7 +36,7 @@ const EXTREMES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Asks a directory, whatever it came from, all that can be asked.
+/// Calls every query of a directory, whatever it was decoded from.
 fn use_all_of(directory: &Directory) {
     let ids = (0..directory.num_samples().min(200)).chain([u64::MAX, 1 << 40]);
     for id in ids.map(SampleId) {
@@ -102,7 +102,7 @@ fn every_flipped_bit_and_every_cut_of_a_chunk_header_is_seen() {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
         match ChunkHeader::parse(&damaged) {
-            // Padding means nothing.
+            // Padding is ignored.
             Ok(header) => assert!(header == whole && bit / 8 >= head.header_len as usize, "{bit}"),
             Err(_) => assert!(bit / 8 < head.header_len as usize, "bit {bit}"),
         }
@@ -162,7 +162,7 @@ fn an_image_cut_anywhere_opens_whole_or_is_refused() {
                 .superblocks
                 .iter()
                 .any(|s| s.used_len_bytes > cut.namespaces[usize::from(s.namespace)].len() as u64);
-            // Generation 2 is in copy A, generation 1 in copy B behind it.
+            // Generation 2 is in copy A, generation 1 in copy B after it.
             assert!(missing, "namespace {namespace} cut to {len} is shorter than it should be");
             let place = superblock.snapshot;
             let bytes = cut.read(place.namespace, place.offset_bytes, place.len_bytes);
@@ -246,7 +246,7 @@ fn forged_generation_records_are_refused_or_harmless() {
     }
 }
 
-/// Makes both checksums of a chunk's header right again, as far as its length allows.
+/// Recomputes both checksums of a chunk's header, as far as its length allows.
 fn seal_chunk(bytes: &mut [u8]) {
     let header_len = u32::from_le_bytes(*bytes[12..].first_chunk().unwrap()) as usize;
     if (128..=bytes.len()).contains(&header_len) {
@@ -283,7 +283,7 @@ fn forged_snapshots_are_refused_or_harmless() {
     assert!(accepted > 100, "the forgeries get past the checksums: {accepted}");
 }
 
-/// Makes all checksums of a snapshot right again, as far as its sections lie within it.
+/// Recomputes all checksums of a snapshot, as far as its sections lie within it.
 fn seal_snapshot(bytes: &mut [u8]) {
     let sections = usize::from(u16::from_le_bytes([bytes[10], bytes[11]])).min(64);
     for section in (0..sections).map(|i| 128 + i * 32) {
@@ -320,7 +320,7 @@ fn chunks_that_overlap_or_lie_outside_the_image_are_refused() {
     assert!(refused(36, 0xffff, 2), "data that begins behind the chunk");
 }
 
-/// It would be handed out as verified, though its checksum is that of other bytes.
+/// It would be returned as verified, although its checksum is that of other bytes.
 #[test]
 fn a_sample_whose_length_alone_became_zero_is_refused() {
     let mut image = Image::new(1, Pack::Aligned);
@@ -383,7 +383,7 @@ fn mixed_images_namespaces_and_generations_are_told_apart() {
         Err(SuperblockSetError::Blank { given: 1 })
     );
     let mut torn = image.read(1, 0, 4096).to_vec();
-    torn[100..].fill(0); // within the sector that all of it lies in
+    torn[100..].fill(0); // within the sector that holds all differences
     let torn = select_generation(&[now[0].clone(), SuperblockCopies::parse(&torn, &torn)]);
     assert!(matches!(torn, Err(SuperblockSetError::Damaged { given: 1, .. })));
 }
@@ -404,7 +404,7 @@ fn an_import_that_stops_anywhere_in_its_commit_leaves_the_old_generation_or_the_
         (0..expected).for_each(|id| drop(image.sample(&directory, id)));
         seen.push((opened.superblock().generation.0, opened.unfinished));
     }
-    // Three flushes, two writes, two flushes: all of that is the old generation.
+    // Three flushes, two writes, two flushes: at all these points the old generation opens.
     assert_eq!(seen[..4], [(1, false); 4]);
     assert_eq!(seen[4..8], [(1, true); 4]);
     assert_eq!(seen[8..], [(2, false); 2]);
@@ -420,7 +420,7 @@ fn what_generation_g_freed_is_whole_in_g_plus_1_and_used_again_in_g_plus_2() {
         snapshots.push(superblock.snapshot);
         let before = image.clone();
         image.delete(&[id]);
-        // All that the generation before this one read is as it was.
+        // Everything that the previous generation read is unchanged.
         let (directory, superblock) = before.open();
         for run in directory.cell_ranges().chain([superblock.snapshot_range()]) {
             let offset = before.layout.offset_of(run.cell).unwrap();

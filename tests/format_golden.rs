@@ -1,5 +1,5 @@
-//! A small image, byte for byte, as `golden/image.hex` has it. What that file says is the format: a
-//! change of it is a change of what older releases wrote, and needs a new version number.
+//! A small image, byte for byte, as in `golden/image.hex`. That file defines the format: changing it
+//! changes what older releases wrote, and needs a new version number.
 
 mod images;
 
@@ -21,14 +21,14 @@ fn source() -> Vec<Sample> {
     ]
 }
 
-/// A long sample that takes few rows below.
+/// A long sample, mostly zeroes, so that it takes few rows below.
 fn mostly_zero(name: &str, label: Option<i64>, len: usize) -> Sample {
     let mut long = sample(name, label, 16);
     long.record.resize(len, 0);
     long
 }
 
-/// Imported in shuffled order, one sample deleted, two appended.
+/// Imported in shuffled order, with one sample deleted and two appended.
 fn golden_image() -> Image {
     let mut image = Image::new(1, Pack::Aligned);
     image.add(&source(), 42, 4, &[]);
@@ -38,7 +38,7 @@ fn golden_image() -> Image {
     image
 }
 
-/// Rows of 16 bytes that are not all zero, by their offset, and the length.
+/// Rows of 16 bytes that are not all zero, with their offsets, and the length.
 fn hex(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (row, chunk) in bytes.chunks(16).enumerate() {
@@ -140,7 +140,7 @@ fn the_fields_of_every_structure_lie_where_its_table_says() {
 fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_are_marked() {
     let image = golden_image();
     let (directory, superblock) = image.open();
-    // Magic, version and checksum lie at the same place in every version.
+    // Magic, version and checksum have the same offsets in every version.
     let with = |change: &dyn Fn(&mut [u8; 4096])| {
         let mut block = superblock.encode();
         change(&mut block);
@@ -208,7 +208,7 @@ fn a_commit_flushes_then_writes_the_others_then_namespace_0() {
     let expected = [
         ('f', 0),
         ('f', 1),
-        ('f', 2), // what the superblocks will speak of is durable first
+        ('f', 2), // what the superblocks refer to becomes durable first
         ('w', 1),
         ('w', 2),
         ('f', 1),
@@ -219,7 +219,7 @@ fn a_commit_flushes_then_writes_the_others_then_namespace_0() {
     assert_eq!(steps, expected);
 }
 
-/// Makes the CRC32C at `at` that of the bytes before `end`.
+/// Sets the CRC32C at `at` to that of the bytes before `end`.
 fn reseal(bytes: &mut [u8], end: usize, at: usize) {
     let crc = dlfs::format::checksum::crc32c(&bytes[..end]);
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What an import makes of a source: the image, generation by generation.
+//! The image that an import creates from a source, generation by generation.
 
 mod import_support;
 
@@ -58,7 +58,7 @@ fn a_folder_becomes_an_image_that_verifies_and_has_its_names_and_labels() {
     assert_eq!(directory.label(directory.lookup(b"c3/f010").unwrap().unwrap()), Some(3));
     let verified = image.verify(&Default::default(), &mut |_| ()).unwrap();
     assert!(verified.damages.is_empty(), "{:?}", verified.damages);
-    // As long as it needs to be: what lies behind the last used byte is less than a chunk.
+    // No longer than needed: less than a chunk follows the last used byte.
     let len = fs::metadata(dir.path().join("a.dlfs")).unwrap().len();
     assert!(len >= report.image_bytes && len < report.image_bytes + (1 << 20), "{len}: {report:?}");
 }
@@ -117,7 +117,7 @@ fn several_namespaces_share_the_chunks_and_may_be_named_in_any_order() {
     (0..image.directory().num_chunks())
         .for_each(|c| chunks[usize::from(image.directory().chunk(c).namespace)] += 1);
     assert!(chunks.iter().max().unwrap() - chunks.iter().min().unwrap() <= 1, "{chunks:?}");
-    // An append through namespaces in another order finds its way too.
+    // An append works with the namespaces in another order, too.
     let more = tempfile::tempdir().unwrap();
     let mut all = files.clone();
     all.extend(tree(more.path(), 50, 5000, 2));
@@ -162,7 +162,7 @@ fn an_append_keeps_ids_and_class_numbers_and_adds_to_both() {
         assert_eq!(directory.name(SampleId(id)).unwrap().unwrap(), name.as_bytes());
         assert_eq!(directory.label(SampleId(id)), Some(label), "{name}");
     }
-    // What the image has already is named, or left out.
+    // Names that the image already has are reported, or left out.
     fs::write(two.path().join("cat/5"), "5").unwrap();
     let error = import_paths(&paths(two.path()), &disks, &options(Onto::Append)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BadSource);
@@ -211,7 +211,7 @@ fn a_file_that_changes_while_it_is_imported_is_refused_or_left_out() {
     let path = |at: usize| dir.path().join(std::str::from_utf8(&names[at]).unwrap());
     let meddle = || {
         fs::write(path(7), b"something else").unwrap();
-        let _ = fs::remove_file(path(20)); // gone already the second time
+        let _ = fs::remove_file(path(20)); // the second time it is gone already
     };
     for (on_error, disks) in
         [(OnError::Stop, Disks::new(1, 4 << 20)), (OnError::Skip, Disks::new(1, 4 << 20))]
@@ -263,7 +263,7 @@ fn a_target_that_holds_something_is_not_touched_without_being_told_to() {
         }
         import_paths(&paths(dir.path()), &disks, &options(Onto::Force)).unwrap();
         assert_eq!(contents(&disks.devices()).unwrap(), files);
-        // And now it holds an image.
+        // Now it holds an image.
         let error = import_paths(&paths(dir.path()), &disks, &options(Onto::Empty)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Refused);
         assert!(error.report().contains("--append"), "{}", error.report());
@@ -398,7 +398,7 @@ fn a_pipe_is_imported_in_its_own_order_or_by_way_of_a_spool_and_resumes_either_w
         };
         let through_the_pipe = |disks: &Disks, onto, progress: &mut dyn Progress| {
             let (pipe, bytes) = (pipe.clone(), bytes.clone());
-            // An import that stops leaves nobody to read the rest.
+            // An import that stops closes the pipe.
             let writer = std::thread::spawn(move || drop(fs::write(pipe, bytes)));
             let source = [dir.path().join("pipe")];
             let result = import_onto(&source, &disks.devices(), &wanted(onto), progress);
@@ -468,7 +468,7 @@ fn two_importers_of_a_namespace_without_a_lock_do_not_meet() {
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
     let device: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     let wanted = |onto| ImportOptions { lease: Duration::from_millis(800), ..options(onto) };
-    /// Waits in the middle of an import until a second one was tried.
+    /// Waits in the middle of an import until a second one has been attempted.
     struct Second<'a>(Option<&'a dyn Fn()>);
     impl Progress for Second<'_> {
         fn stage(&mut self, _: Stage, _: u64, _: u64) {}
@@ -485,7 +485,7 @@ fn two_importers_of_a_namespace_without_a_lock_do_not_meet() {
     };
     import_onto(&paths(dir.path()), &device, &wanted(Onto::Empty), &mut Second(Some(&second)))
         .unwrap();
-    // The lease was given back: the next one need not wait for it.
+    // The lease was released: the next import need not wait for it.
     import_onto(&paths(dir.path()), &device, &wanted(Onto::Force), &mut ()).unwrap();
     assert_eq!(contents(&device).unwrap().len(), 100);
 }
@@ -513,7 +513,7 @@ fn deleted_samples_are_gone_and_a_purge_gives_their_room_back() {
     assert_eq!((report.generation, report.samples), (Generation(3), 40));
     assert!(report.chunks > 0 && report.freed_bytes > 0, "{report:?}");
     assert_eq!(contents(&disks.devices()).unwrap(), files);
-    // Ids stay, and what is gone stays gone through everything that follows.
+    // Ids stay, and deleted samples stay deleted through everything that follows.
     let after = image_of(&disks.devices());
     let kept: Vec<Vec<u8>> = files.keys().cloned().collect();
     assert_eq!(ids(&after, &mut kept.iter()), ids(&before, &mut kept.iter()));
@@ -586,7 +586,7 @@ fn a_rebuild_finds_every_generation_again_from_its_chunks_alone() {
         let snapshot = |image: &Image| image.directory().to_snapshot().unwrap();
         assert!(snapshot(&after) == snapshot(&before), "{what}: another snapshot");
     }
-    // The generation before the last one is still there to begin from.
+    // The previous generation is still there to start from.
     let report = import::rebuild_on(&disks.devices(), Some(Generation(2)), &mut ()).unwrap();
     assert_eq!((report.chunks, report.lost_samples), (0, 0), "{report:?}");
     assert_eq!(contents(&disks.devices()).unwrap(), files);
@@ -631,7 +631,7 @@ fn an_append_that_stopped_before_its_journal_leaves_nothing_to_go_on_with() {
     let image = [Address::Path(dir.path().join("image"))];
     let connect = ConnectOptions::default();
     import::import(&paths(&first), &image, &options(Onto::Empty), &connect, &mut ()).unwrap();
-    // The journal on the media is that of the first import, which ended.
+    // The journal on the media is that of the first import, which completed.
     let error = import::import(&paths(&second), &image, &options(Onto::Resume), &connect, &mut ())
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}");

@@ -1,4 +1,4 @@
-//! Images that were cut off, or of which a bit is wrong: what is lost is said, what is not is there.
+//! Truncated images, and images with a flipped bit: losses are reported, and everything else is readable.
 
 mod import_support;
 
@@ -73,7 +73,7 @@ fn a_rebuild_of_an_image_cut_off_at_any_block_brings_back_what_is_there() {
         let options = FileOptions { writable: true, ..FileOptions::default() };
         let device: Vec<Arc<dyn Device>> =
             vec![Arc::new(FileNamespace::open(&path, options).unwrap())];
-        // A chunk is found by its header; samples of it behind the cut are damaged, and said to be.
+        // A chunk is found by its header; its samples after the cut are damaged, and reported.
         let headers = chunks
             .iter()
             .filter(|(chunk, _)| chunk.offset_bytes + chunk.header_bytes <= len as u64);
@@ -129,7 +129,7 @@ fn one_flipped_bit_in_each_structure_is_found_and_confined() {
                 import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
                 assert_eq!(contents(&disks.devices()).unwrap(), files);
             }
-            // Padding between its sections means nothing.
+            // Padding between its sections is ignored.
             Ok(image) => assert_eq!(verify(&image).damages.len(), 0, "snapshot byte {at}"),
         }
         let chunk =
@@ -153,7 +153,7 @@ fn an_image_of_a_future_version_is_named_as_such_and_not_written_to() {
     let (_, mut bytes) = small();
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 5, 100, 9);
-    // Version 2 of the superblock, its checksum made right.
+    // Version 2 of the superblock, with a correct checksum.
     bytes[32768 + 8] = 2;
     let crc = crc32c::crc32c(&bytes[32768..32768 + SUPERBLOCK_BYTES - 4]);
     bytes[32768 + SUPERBLOCK_BYTES - 4..32768 + SUPERBLOCK_BYTES]
@@ -170,7 +170,7 @@ fn an_image_of_a_future_version_is_named_as_such_and_not_written_to() {
     assert!(disks.contents()[0] == bytes);
 }
 
-/// A delete writes nothing of its generation but the record and the snapshot.
+/// Of its generation, a delete writes only the record and the snapshot.
 #[test]
 fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed() {
     let (mut files, bytes) = small();
@@ -207,7 +207,7 @@ fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed(
     assert_eq!(contents(&disks.devices()).unwrap(), all, "what was deleted is known to nobody");
 }
 
-/// Puts the checksum of what lies between into the last four bytes of `at..at + len`.
+/// Writes the checksum of the bytes before them into the last four bytes of `at..at + len`.
 fn reseal(bytes: &mut [u8], at: usize, len: usize) {
     let crc = crc32c::crc32c(&bytes[at..at + len - 4]);
     bytes[at + len - 4..at + len].copy_from_slice(&crc.to_le_bytes());
@@ -239,8 +239,8 @@ fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
     }
 }
 
-/// The chunk says that its sample is one of another part, which is there, has the same bytes, and has
-/// an id that no chunk of this part can hold.
+/// The chunk says that its sample belongs to another part, which exists, has the same bytes, and has an id
+/// that no chunk of this part can hold.
 #[test]
 fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -260,7 +260,7 @@ fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
     let gone = image.directory().deleted_ranges()[0].0;
     let ids = (0..4).map(|entry| at + 128 + 32 * entry);
     let live = ids.clone().find(|&id| bytes[id] != gone as u8).unwrap();
-    bytes[live..live + 8].fill(0); // sample 0, which lives
+    bytes[live..live + 8].fill(0); // sample 0, which is live
     let table = crc32c::crc32c(&bytes[at + 128..at + header_len]);
     bytes[at + 120..at + 124].copy_from_slice(&table.to_le_bytes());
     reseal(&mut bytes, at, 128);

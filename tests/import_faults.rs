@@ -1,5 +1,5 @@
-//! An import whose disk fails, fills up, loses its connection or its power: the generation before is
-//! whole, and going on ends with the bytes of an import that nothing happened to.
+//! An import whose disk fails, fills up, or loses its connection or power: the previous generation stays
+//! complete, and resuming ends with the bytes of an undisturbed import.
 
 mod import_support;
 
@@ -13,7 +13,7 @@ use import_support::{Random, contents, options, paths, tree};
 
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A source, and one to append to it.
+/// A source, and one to append.
 struct Scene {
     first: tempfile::TempDir,
     second: tempfile::TempDir,
@@ -60,10 +60,10 @@ impl Scene {
         import_onto(&paths(self.second.path()), &disks.devices(), &options, &mut ()).map(drop)
     }
 
-    /// Appends to what is there: with `Append` where the journal of the append never came to be.
+    /// Appends to what is there: with `Append` if the append's journal was never written.
     fn go_on_appending(&self, disks: &Disks) {
         match self.append(disks, Onto::Resume) {
-            // The journal that is there is that of the first import, of another source.
+            // The journal is that of the first import, of another source.
             Err(error) if matches!(error.kind(), ErrorKind::BadSource | ErrorKind::NotFound) => {
                 self.append(disks, Onto::Append).unwrap();
             }
@@ -94,7 +94,7 @@ fn every_write_of_an_import_may_fail_once_or_for_good() {
             let error = scene.import(&disks, Onto::Empty).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NoSpace, "operation {first}: {error:?}");
             disks.fail(None);
-            // The last write may have come through although its flush failed.
+            // The last write may have been done although its flush failed.
             match contents(&disks.devices()) {
                 Ok(found) => assert_eq!(found, scene.first_files, "operation {first}"),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{error:?}"),
@@ -143,8 +143,8 @@ fn a_connection_that_is_lost_and_comes_back_does_not_end_an_import() {
     }
 }
 
-/// What is on the disks when the power goes after `events`: all that was flushed, and of the rest
-/// whatever `keep` says, sector by sector.
+/// The disks' contents after a power loss following `events`: everything that was flushed, and of the rest
+/// what `keep` selects, sector by sector.
 fn after_power_cut(
     start: &[Vec<u8>],
     events: &[Event],
@@ -157,7 +157,7 @@ fn after_power_cut(
             Event::Flush { disk: flushed } => flushed == disk,
             Event::Write { .. } => false,
         });
-        // Sectors are whole; a write of several may be torn.
+        // Sectors are atomic; a write of several may be torn.
         for (sector, bytes) in
             bytes.chunks(if flushed { usize::MAX } else { TEAR_BYTES }).enumerate()
         {
@@ -216,7 +216,7 @@ fn a_power_cut_in_the_first_import_leaves_nothing_or_all_of_it() {
             match contents(&disks.devices()) {
                 Ok(found) => assert_eq!(found, scene.first_files),
                 Err(error) => assert!(
-                    // A torn first superblock is neither an image nor nothing.
+                    // A torn first superblock is neither an image nor blank.
                     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt),
                     "event {cut}: {error:?}"
                 ),

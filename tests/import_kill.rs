@@ -1,4 +1,4 @@
-//! An import that is killed at any moment, and a disk that fills up under it.
+//! An import that is killed at any moment, and a disk that fills up during it.
 
 mod import_support;
 mod support;
@@ -17,7 +17,7 @@ use dlfs::{ErrorKind, Result};
 use import_support::{Random, contents, options, paths, tree};
 use support::disk::SmallDisk;
 
-/// What a child process of this test imports, as it is told by its environment.
+/// What a child process of this test imports, as its environment says.
 const CHILD: &str = "DLFS_TEST_IMPORT";
 
 fn run(source: &Path, image: &Path, onto: Onto, time_ns: u64) -> Result<()> {
@@ -26,7 +26,7 @@ fn run(source: &Path, image: &Path, onto: Onto, time_ns: u64) -> Result<()> {
     import(&paths(source), &image, &options, &ConnectOptions::default(), &mut ()).map(drop)
 }
 
-/// Not a test of its own: what a child does.
+/// Not a test of its own: the child's work.
 #[test]
 fn child_imports_what_it_is_told() {
     let Some(job) = std::env::var_os(CHILD) else { return };
@@ -76,7 +76,7 @@ impl Killing {
         Killing { dir, first, second, first_files, all_files, after_first, after_second }
     }
 
-    /// Kills an import after `delay`; says whether it was still at work.
+    /// Kills an import after `delay`; returns whether it was still running.
     fn kill(&self, image: &Path, append: bool, delay: Duration) -> bool {
         let mut child = match append {
             true => spawn(&self.second, image, "append", 2),
@@ -93,7 +93,7 @@ impl Killing {
         let found = contents(&devices(image)).unwrap();
         assert!(found == self.first_files || found == self.all_files, "round {round}: torn");
         match run(&self.second, image, Onto::Resume, 2) {
-            // It was killed before it had said what it is about.
+            // It was killed before it wrote its journal.
             Err(error) if matches!(error.kind(), ErrorKind::BadSource | ErrorKind::NotFound) => {
                 run(&self.second, image, Onto::Append, 2).unwrap();
             }
@@ -117,7 +117,7 @@ impl Killing {
     }
 }
 
-/// A file that was killed in its first breath may be too short to be opened.
+/// A file of an import that was killed early may be too short to open.
 fn devices_or_none(image: &Path) -> Vec<Arc<dyn Device>> {
     qpair::open(&Address::from_path(image), &ConnectOptions::default()).into_iter().collect()
 }
@@ -145,7 +145,7 @@ fn an_import_killed_at_200_moments_keeps_the_generation_before_and_resumes_to_th
         let append = round % 2 == 1;
         let most = times[usize::from(append)].as_micros() as usize;
         let delay = Duration::from_micros(random.below(most + most / 10) as u64);
-        let _ = fs::remove_file(&image); // it may not be there yet
+        let _ = fs::remove_file(&image); // it may not exist yet
         if append {
             fs::write(&image, &killing.after_first).unwrap();
         }
@@ -167,7 +167,7 @@ fn a_disk_that_fills_up_under_an_import_loses_nothing_and_room_lets_it_go_on() {
     run(&killing.first, &image, Onto::Empty, 1).unwrap();
     let ballast = disk.path().join("ballast");
     let mut fill = fs::File::create(&ballast).unwrap();
-    // All but 100 KiB of what is left, so that it is full in the middle of the append.
+    // All but 100 KiB of the free space, so that the disk is full in the middle of the append.
     let left = rustix::fs::fstatvfs(&fill).unwrap();
     let len = (left.f_bavail * left.f_frsize).saturating_sub(100 << 10);
     std::io::Write::write_all(&mut fill, &vec![1; len as usize]).unwrap();

@@ -1,4 +1,4 @@
-//! How much memory an import takes: the directory that it makes, and buffers of a fixed size.
+//! The memory of an import: the directory that it builds, and buffers of a fixed size.
 
 #[path = "support/counting_alloc.rs"]
 mod counting_alloc;
@@ -17,7 +17,7 @@ fn masked(bytes: &[u8]) -> [u8; 4] {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// The most heap that importing `count` records of `len` bytes takes.
+/// Peak heap of importing `count` records of `len` bytes.
 fn heap_of_import(count: usize, len: usize) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.tfrecord");
@@ -26,7 +26,7 @@ fn heap_of_import(count: usize, len: usize) -> usize {
     let record = [&header[..], &masked(&header), &payload, &masked(&payload)].concat();
     std::fs::write(&path, record.repeat(count)).unwrap();
     drop((record, payload));
-    // In memory that the heap does not count.
+    // In memory that the heap counter does not see.
     let len_bytes = (count * (len + 64) * 2).next_multiple_of(1 << 20) as u64 + (64 << 20);
     let device: Arc<dyn Device> = Arc::new(MemNamespace::new(len_bytes, 4096).unwrap());
     let options = ImportOptions {
@@ -40,7 +40,7 @@ fn heap_of_import(count: usize, len: usize) -> usize {
     peak
 }
 
-/// One test, since the heap is one.
+/// One test, since all tests of a process share the heap.
 #[test]
 fn an_import_takes_bytes_by_the_sample_for_the_directory_and_none_by_their_length() {
     let (few, many) = (heap_of_import(20_000, 100), heap_of_import(80_000, 100));

@@ -1,4 +1,4 @@
-//! Imports over a network that damages, loses and holds what goes through it.
+//! Imports over a network that damages, loses and delays data.
 
 mod import_support;
 
@@ -53,8 +53,8 @@ fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
     import_to(dir.path(), &address, &short_leased(Onto::Empty), &hasty()).unwrap();
     let mut io = Blocking::new(disk.queue_pair().unwrap()).unwrap();
     for round in 1..=4u64 {
-        // As if it had stopped before its commit, with one chunk not written: the read that finds the
-        // next one in place brings the end of that chunk's write too.
+        // As if it had stopped before its commit with one chunk not written: the read that finds the next
+        // chunk in place also receives the completion of that chunk's write.
         for offset in COPY_OFFSETS {
             io.write_at(offset, &[0; SUPERBLOCK_BYTES]).unwrap();
         }
@@ -85,7 +85,7 @@ fn one_flipped_bit_while_connecting_or_opening_does_not_end_a_command() {
     let mut random = Random::new(13);
     for (connection, [_, to_host]) in carried.into_iter().enumerate() {
         for _ in 0..6 {
-            // Behind ICResp, which no digest covers.
+            // After ICResp, which no digest covers.
             let offset = 128 + random.below(to_host as usize - 128) as u64;
             let flip = Flip { connection, way: Way::ToHost, offset, bit: random.next() as u32 };
             let wire = Wire::to(target.local_addr());
@@ -149,7 +149,7 @@ fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile(
                     std::thread::sleep(Duration::from_millis(100));
                     let other = loop {
                         match import_to(theirs, &direct, &short_leased(Onto::Force), &hasty()) {
-                            // Not held yet.
+                            // Not delayed yet.
                             Err(error) if error.kind() == ErrorKind::Busy => {}
                             result => break result,
                         }
@@ -189,8 +189,8 @@ fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
     assert_eq!(contents(&devices).unwrap(), files);
 }
 
-/// Imports by way of a network with one flipped bit, several times side by side; says how many ended well. What
-/// ended well is whole.
+/// Imports through a network with one flipped bit, several times in parallel; returns how many succeeded.
+/// Those images are intact.
 fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(&dir.path().join("files"), 60, 9000, seed);
@@ -218,7 +218,7 @@ fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> u
     };
     let (calm, carried) = import_through(None);
     calm.unwrap();
-    // What carries chunks, and not the commit: without digests nobody sees where a write went astray.
+    // Connections that carry chunks, not the commit: without digests nobody detects a misdirected write.
     let bulky: Vec<(usize, u64)> = carried.iter().map(|bytes| bytes[0]).enumerate().collect();
     let bulky: Vec<_> = bulky.into_iter().filter(|&(_, to_target)| to_target > 60_000).collect();
     assert!(!bulky.is_empty(), "{carried:?}");
@@ -274,7 +274,7 @@ fn what_no_digest_covers_is_read_back_and_mended_before_the_commit() {
 
 #[test]
 fn a_stream_that_no_digest_covers_is_read_back_before_the_commit() {
-    // A stream cannot be read again: what is damaged ends it, and going on with it mends that.
+    // A stream cannot be read again: damage ends the import, and resuming it repairs the damage.
     let ended_well = import_over_flipped_bits(3, true, true);
     assert!(ended_well < 24, "no flipped bit was seen");
 }

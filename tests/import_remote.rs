@@ -1,4 +1,4 @@
-//! Imports onto a remote namespace: over a socket, one at a time, and over a target that goes away.
+//! Imports onto a remote namespace: over a socket, one at a time, and onto a target that restarts.
 
 mod import_support;
 
@@ -57,7 +57,7 @@ fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
     dlfs::qpair::blocking::Blocking::new(pair).unwrap().read(0, len).unwrap().to_vec()
 }
 
-/// Imports from `source` onto a target that is restarted after so many chunks.
+/// Imports from `source` onto a target that is restarted after this many chunks.
 fn import_over_a_restart(source: &Path, disk_bytes: u64, after: u32) -> Arc<dyn Device> {
     let disk = MemNamespace::new(disk_bytes, 512).unwrap();
     let first = serve(std::slice::from_ref(&disk), None);
@@ -81,7 +81,7 @@ fn a_target_that_dies_in_the_middle_and_returns_does_not_end_an_import() {
     assert_eq!(contents(&[disk]).unwrap(), files);
 }
 
-/// Small files and some of several cells and MiBs, so that chunks and pieces are under way together.
+/// Small files and some of several cells and MiB, so that chunks and pieces are in flight together.
 fn mixed_tree(root: &std::path::Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut files = tree(root, 200, 9000, 1);
     files.extend(tree(root, 9, 3 << 20, 2));

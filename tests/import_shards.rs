@@ -1,4 +1,4 @@
-//! Which files of a source are taken for shards, which for samples, and which for neither.
+//! Which files of a source are detected as shards, as samples, or as neither.
 
 #[path = "support/archives.rs"]
 mod archives;
@@ -24,7 +24,7 @@ fn open_as(kind: SourceKind, paths: &[&Path]) -> Result<Source> {
     Source::open(&paths, &SourceOptions { kind, ..SourceOptions::default() })
 }
 
-/// Why nothing was opened: message, cause and what to do.
+/// Why nothing was opened: message, cause and hint.
 fn refusal(source: Result<Source>) -> String {
     let error = source.map(|source| source.kind()).expect_err("a refusal");
     assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
@@ -48,7 +48,7 @@ fn payloads(source: &Source) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What was taken as what: how many files, and their bytes.
+/// How files were treated: their number and size by kind.
 fn taken(source: &Source) -> BTreeMap<(String, String), (u64, u64)> {
     let one = |it: &dlfs::import::sources::FileCount| {
         ((it.role.to_string(), it.what.clone()), (it.files, it.bytes))
@@ -64,7 +64,7 @@ fn file(name: &str) -> Vec<u8> {
     member(name, b'0', "", name.as_bytes())
 }
 
-/// A header without the magic, as the first tars wrote.
+/// A header without the magic, as early tars wrote it.
 fn v7(name: &str) -> Vec<u8> {
     let mut bytes = file(name);
     bytes[257..265].fill(0);
@@ -116,7 +116,7 @@ fn shards_are_known_by_their_bytes_and_what_describes_them_is_set_aside() {
         (key(Role::SetAside, "side file"), (5, 15)),
     ]);
     assert_eq!(taken(&source), expected);
-    // The same as a shell's pattern names them.
+    // The same files, as a shell pattern lists them.
     let paths = ["README.md", "a.tar", "part-00002"].map(|name| dir.path().join(name));
     let source = open(&paths.each_ref().map(PathBuf::as_path)).unwrap();
     assert_eq!(names(&source), ["a", "c"]);
@@ -133,7 +133,7 @@ fn tfrecords_without_an_extension_are_shards_and_not_samples() {
     let source = open(&[dir.path()]).unwrap();
     assert_eq!(source.kind(), SourceKind::TfRecord);
     assert_eq!(payloads(&source), [&b"first"[..], b"more", b"second", b"more"]);
-    // Their number does not matter, nor where in the folder they are.
+    // Neither their number nor their position in the folder matters.
     for number in 0..1000 {
         fs::write(dir.path().join(format!("{number}.jpg")), b"jpeg").unwrap();
     }
@@ -171,17 +171,17 @@ fn shards_beside_other_files_are_refused_until_a_kind_is_named() {
     let source = open_as(SourceKind::Folder, &[dir.path()]).unwrap();
     assert_eq!(names(&source), ["0.tar", "1.tar", "README.md", "notes.docx"]);
     assert_eq!(taken(&source)[&key(Role::Sample, "file .tar")], (2, 5120));
-    // None of the kind that was named.
+    // No file is of the kind that the caller named.
     let refused = refusal(open_as(SourceKind::TfRecord, &[dir.path()]));
     assert!(refused.contains("no tfrecord shards"), "{refused}");
-    // One that is empty is broken, and no sample.
+    // An empty one is broken, not a sample.
     let empty = folder(&[("0.tar", vec![])]);
     let source = open(&[empty.path()]).unwrap();
     assert_eq!(
         (source.kind(), source.index().len(), source.index().bad.len()),
         (SourceKind::Tar, 0, 1)
     );
-    // And of two kinds.
+    // Likewise with two kinds.
     fs::remove_file(dir.path().join("notes.docx")).unwrap();
     fs::write(dir.path().join("x.tfrecord"), record(b"x")).unwrap();
     let refused = refusal(open(&[dir.path()]));
@@ -235,7 +235,7 @@ fn compressed_shards_are_read_and_grouped_as_plain_ones() {
         ("b.tar.zst", zstd(&large), SourceKind::Tar, 1),
         ("a-00000-of-00001", zstd(&records), SourceKind::TfRecord, 2),
         ("a.tfrecord.gz", gzip(&records), SourceKind::TfRecord, 2),
-        // Frames one behind the other, as parallel compressors write them.
+        // Concatenated frames, as parallel compressors write them.
         ("c.tar.zst", [zstd(&large[..1000]), zstd(&large[1000..])].concat(), SourceKind::Tar, 1),
     ] {
         let dir = folder(&[(name, bytes.clone()), ("README", b"r".to_vec())]);
@@ -247,12 +247,12 @@ fn compressed_shards_are_read_and_grouped_as_plain_ones() {
         let source = Source::open(&[dir.path().to_path_buf()], &options).unwrap();
         assert_eq!((source.kind(), source.index().len()), (kind, samples), "{name}");
         assert_eq!(source.index().bad, [], "{name}");
-        // Cut off, it is never a shorter source.
+        // Truncated, it is an error, never a shorter source.
         fs::write(dir.path().join(name), &bytes[..bytes.len() - 7]).unwrap();
         let refused = refusal(Source::open(&[dir.path().to_path_buf()], &options));
         assert!(refused.contains(name), "{name}: {refused}");
     }
-    // Samples that are compressed each by itself are samples.
+    // Samples that are compressed one by one are samples.
     let dir = folder(&[("c/a.nii.gz", gzip(&noise(5000))), ("c/b.json.zst", zstd(b"{}"))]);
     assert_eq!(open(&[dir.path()]).unwrap().kind(), SourceKind::Folder);
     let dir = folder(&[("a.tar.xz", b"\xfd7zXZ\0 and so on".to_vec())]);
@@ -297,7 +297,7 @@ fn text_that_names_no_files_is_no_list() {
     let source = open(&[&dir.path().join("good.txt")]).unwrap();
     assert_eq!((source.kind(), names(&source)), (SourceKind::List, vec!["sub/here.jpg".into()]));
     assert_eq!(source.index().bad.len(), 1);
-    // A folder of nothing else is no folder of samples, unless it is said to be.
+    // A folder of only such files is not a folder of samples, unless the caller says so.
     let dir = folder(&[("0.jsonl", lines.clone()), ("1.jsonl", lines), ("README", vec![b'r'])]);
     let refused = refusal(open(&[dir.path()]));
     assert!(refused.contains("JSON Lines") && refused.contains("2 files .jsonl"), "{refused}");
@@ -329,7 +329,7 @@ fn archives_one_behind_the_other_are_read_to_the_true_end() {
     assert_eq!(taken(&source)[&key(Role::Appended, "archive behind another")], (2, 4096));
     let (names, appended, bad) = stream(&path);
     assert_eq!((names.join(""), appended[0].files, bad.len()), ("abc".to_owned(), 2, 0));
-    // Whatever else stands there is told, and how much of it.
+    // Anything else there is reported, with its length.
     for rest in [&b"short"[..], &[b'x'; 2000], &v7("d")] {
         fs::write(&path, [&whole.concat(), rest].concat()).unwrap();
         let source = open(&[&path]).unwrap();
@@ -342,7 +342,7 @@ fn archives_one_behind_the_other_are_read_to_the_true_end() {
     }
 }
 
-/// Some hundred holes, which takes blocks of the map beside the header in GNU's old form.
+/// Some hundred holes, which need map blocks after the header in GNU's old sparse format.
 fn make_sparse(path: &Path) {
     let file = File::create(path).unwrap();
     for hole in 0..120 {
@@ -420,11 +420,11 @@ fn what_is_broken_in_a_folder_of_shards_is_named_and_not_set_aside() {
         ("shards/cut.tar", tar(&[file("c")])[..700].to_vec()),
     ]);
     let shards = dir.path().join("shards");
-    // As a hub's cache has them: links out of the folder.
+    // Like a hub's cache: links out of the folder.
     symlink("../blobs/1", shards.join("a.tar")).unwrap();
     symlink("../blobs/2", shards.join("b.tar")).unwrap();
     let source = open(&[&shards]).unwrap();
-    // All of its bytes are there, and not its end.
+    // All its bytes are there, but not its end mark.
     assert_eq!(names(&source), ["a", "c"]);
     let name = |bad: &dlfs::import::sources::BadEntry| {
         String::from_utf8_lossy(bad.name.rsplit(|&b| b == b'/').next().unwrap()).into_owned()

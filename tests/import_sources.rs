@@ -1,4 +1,4 @@
-//! What every kind of source is taken for, entry by entry, good and bad.
+//! What every kind of source yields, entry by entry, good and bad.
 
 #[path = "support/archives.rs"]
 mod archives;
@@ -27,7 +27,7 @@ fn write(root: &Path, name: &[u8], content: &[u8]) {
     fs::write(path, content).unwrap();
 }
 
-/// Name, label and bytes of every sample; fields one behind the other.
+/// Name, label and bytes of every sample; fields concatenated.
 fn samples(source: &Source) -> Vec<(Vec<u8>, Option<i64>, Vec<u8>)> {
     let mut reader = source.reader();
     (0..source.index().len())
@@ -64,7 +64,7 @@ fn python(script: &str, args: &[&Path]) -> Vec<u8> {
 #[test]
 fn a_folder_tree_has_the_ids_and_labels_of_imagefolder() {
     let dir = tempfile::tempdir().unwrap();
-    // `class1-b` sorts before `class1/` as a path and after `class1` as a class.
+    // As a path, `class1-b` sorts before `class1/`; as a class, after `class1`.
     for name in [
         "class1/z.jpg",
         "class1/a/1.jpg",
@@ -80,7 +80,7 @@ fn a_folder_tree_has_the_ids_and_labels_of_imagefolder() {
         write(dir.path(), name.as_bytes(), name.as_bytes());
     }
     fs::create_dir(dir.path().join("an empty class")).unwrap();
-    // torchvision's find_classes and make_dataset, without its filter by extension.
+    // torchvision's find_classes and make_dataset, without the filter by extension.
     let script = "import os,sys\nroot=sys.argv[1]\n\
         classes=sorted(e.name for e in os.scandir(root) if e.is_dir())\n\
         for i,c in enumerate(classes):\n\
@@ -116,7 +116,7 @@ fn odd_names_and_empty_files_are_samples_like_any_other() {
     assert_eq!(bad(&source), BTreeMap::new());
 }
 
-/// Makes a file whose name beneath `root` has `len` bytes, longer than the kernel takes at once.
+/// Makes a file whose name beneath `root` has `len` bytes, longer than the kernel accepts at once.
 fn write_deep(root: &Path, len: usize) -> Vec<u8> {
     let mut at = File::open(root).unwrap();
     let mut name = Vec::new();
@@ -215,7 +215,7 @@ fn things_that_are_no_files_and_files_that_are_too_large_are_named() {
         ("c/large".to_string(), BadReason::TooLarge(1 << 32)),
     ]);
     assert_eq!(bad(&source), expected);
-    // Only root may make a device.
+    // Only root may create a device node.
     let kind = rustix::fs::FileType::CharacterDevice;
     let null = rustix::fs::makedev(1, 3);
     if rustix::fs::mknodat(rustix::fs::CWD, at("null"), kind, 0o644.into(), null).is_ok() {
@@ -224,7 +224,7 @@ fn things_that_are_no_files_and_files_that_are_too_large_are_named() {
     }
 }
 
-/// Root reads everything, so the test runs itself again as nobody.
+/// Root can read everything, so the test runs itself again as nobody.
 #[test]
 fn unreadable_files_and_folders_are_named() {
     const PLACE: &str = "DLFS_TEST_UNREADABLE";
@@ -339,7 +339,7 @@ fn a_list_gives_order_and_labels_and_its_bad_lines_are_told() {
     assert_eq!(bad(&source)["a"], BadReason::Twice);
 }
 
-/// Writes archives in every format of Python's tarfile, and what Python finds in them.
+/// Writes archives in every format of Python's tarfile, and lists what Python finds in them.
 const MAKE_TARS: &str = r"
 import io, os, sys, tarfile, random
 out = sys.argv[1]
@@ -370,7 +370,7 @@ for fmt, name in ((tarfile.USTAR_FORMAT, 'ustar'), (tarfile.GNU_FORMAT, 'gnu'), 
         s = tarfile.TarInfo('f01/soft'); s.type = tarfile.SYMTYPE; s.linkname = '../umlaut-\u00e4'; tar.addfile(s)
 ";
 
-/// Prints a line a file of each archive: archive, name and payload in hexadecimal.
+/// Prints one line per file of each archive: archive, name and payload in hexadecimal.
 const LIST_TARS: &str = r"
 import sys, tarfile
 for path in open(sys.argv[1]).read().split():
@@ -406,7 +406,7 @@ fn list_by_python(dir: &Path, archives: &[PathBuf]) -> Listing {
     listing
 }
 
-/// Names as samples have them.
+/// Names in the form of sample names.
 fn clean((name, bytes): &(Vec<u8>, Vec<u8>)) -> (Vec<u8>, Vec<u8>) {
     let parts = name.split(|&b| b == b'/').filter(|part| !part.is_empty() && *part != b".");
     (parts.collect::<Vec<_>>().join(&b'/'), bytes.clone())
@@ -451,7 +451,7 @@ fn a_damaged_tar_lists_as_python_does_or_is_refused() {
             bytes.truncate(1024 + random.below(bytes.len() - 1024));
         }
         for _ in 0..=random.below(3) {
-            // Headers are where it gets interesting; a header begins every few blocks.
+            // A header begins every few blocks, so most truncations hit one.
             let block = random.below(bytes.len() / 512) * 512;
             let at = block
                 + [0, 124 + random.below(12), 156, 257 + random.below(8), random.below(512)]
@@ -507,7 +507,8 @@ fn what_two_tools_would_read_differently_in_a_tar_is_refused() {
     let file = || member("file", b'0', "", &hidden);
     let pax = |text: &str| member("pax", b'x', "", text.as_bytes());
     for (what, members) in [
-        // CVE-2025-62518: the PAX length decides, or the header's, and one of them shows `hidden`.
+        // CVE-2025-62518: depending on whether the PAX length or the header's is used, `hidden` appears or
+        // not.
         ("pax size broken", vec![pax("10 size=x\n"), file()]),
         ("pax size twice", vec![pax("9 size=1\n9 size=2\n"), file()]),
         ("two pax headers", vec![pax("9 size=1\n"), pax("10 path=y\n"), file()]),
@@ -523,7 +524,7 @@ fn what_two_tools_would_read_differently_in_a_tar_is_refused() {
         let reason = bad.values().next().unwrap_or_else(|| panic!("{what}: {:?}", names(&source)));
         assert!(matches!(reason, BadReason::Syntax(_)), "{what}: {reason}");
     }
-    // With a right PAX length, what it covers is payload and nothing else.
+    // With a correct PAX length, what it covers is payload and nothing else.
     let len = hidden.len();
     let mut liar = member("file", b'0', "", &[]);
     liar.extend_from_slice(&hidden);
@@ -666,7 +667,7 @@ fn tfrecords_are_named_by_shard_and_number_and_their_checksums_are_checked() {
             (name(2), None, vec![7; 5000]),
         ]
     );
-    // A damaged payload is found when it is read, a damaged length ends the shard.
+    // A damaged payload is found when it is read; a damaged length ends the shard.
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(b"F", 12).unwrap();
     let source = open(&path).unwrap();
@@ -742,7 +743,7 @@ fn compressed_archives_and_pipes_go_through_a_spool_or_are_refused() {
     assert_eq!(samples(&from_pipe), expected);
     assert_eq!(from_pipe.index().fingerprint(), from_packed.index().fingerprint());
     assert_eq!(fs::read_dir(spool.path()).unwrap().count(), 0, "a spooled copy has no name");
-    // Cut off: gzip says so itself.
+    // Truncated: gzip itself reports it.
     let cut = fs::read(&packed).unwrap();
     fs::write(&packed, &cut[..cut.len() / 2]).unwrap();
     assert_eq!(Source::open(&[packed], &options).unwrap_err().kind(), ErrorKind::BadSource);

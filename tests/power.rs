@@ -1,11 +1,11 @@
-//! The power goes at any moment of any command: what is found then is the generation before or the next
-//! one, never anything else, and the command can be gone on with or done again.
+//! Power losses at any moment of any command: afterwards the image is at the previous or the next
+//! generation, never in between, and the command can be resumed or repeated.
 //!
-//! Each test records the writes and flushes of a few commands, makes the images that a power loss may
-//! leave (`power/cuts.rs` says which), and checks each of them (`power/check.rs`). The seed is printed;
-//! `DLFS_POWER_SEED` sets it, and `DLFS_POWER_IMAGES` how many images there are to be at most: each history
-//! has an equal share, and most have fewer images than a large one. `tools/check --all` asks for 260,000 and
-//! fails where fewer than 100,000 were checked.
+//! Each test records the writes and flushes of a few commands, generates the images that a power loss may
+//! leave (see `power/cuts.rs`), and checks each of them (`power/check.rs`). The seed is printed;
+//! `DLFS_POWER_SEED` sets it, and `DLFS_POWER_IMAGES` sets the maximum number of images: each history has
+//! an equal share, and most have fewer possible images. `tools/check --all` asks for 260,000 and fails if
+//! fewer than 100,000 were checked.
 
 #![allow(unreachable_pub)] // modules of one test program
 
@@ -107,7 +107,7 @@ fn delete() {
 
 #[test]
 fn purge() {
-    // So many chunks that another command's record and snapshot cannot cover what a purge left behind.
+    // So many chunks that another command's record and snapshot cannot cover what a purge left.
     let more = import(2, Onto::Append, 3_000);
     let before = vec![first(), append(), more, Step::Delete { every: 2 }];
     check(script("purge", 2, before, vec![Step::Purge]));
@@ -140,8 +140,8 @@ fn rebuild_of_lost_superblocks() {
     check(Script { destroyed: true, ..script });
 }
 
-/// Images in all where nobody asks for more.
+/// Images in total, by default.
 const FEW_IMAGES: u64 = 4_000;
 
-/// How many tests share the images.
+/// Number of tests that share the images.
 const SCENES: usize = 13;

@@ -1,9 +1,9 @@
-//! The power goes while files are written: states, snapshots of the directory, image files and tiers.
+//! Power losses while files are written: states, snapshots of the directory, image files and tiers.
 //!
-//! A child does the work under strace; what it did is followed call by call (`power/strace.rs`), and after
-//! each call the folder is made as a power loss might leave it (`power/folder.rs` says how) and looked at.
+//! A child does the work under strace. Its calls are replayed one by one (`power/strace.rs`), and after
+//! each call the test creates and checks the folders that a power loss might leave (see `power/folder.rs`).
 //! `power.rs` does the same with namespaces. The seed is printed; `DLFS_POWER_SEED` sets it, and
-//! `DLFS_POWER_DRAWS` how many losses are drawn after each call.
+//! `DLFS_POWER_DRAWS` sets how many losses are drawn after each call.
 
 #![allow(unreachable_pub)] // modules of one test program
 
@@ -38,10 +38,10 @@ use folder::{Files, Folder};
 use import_support::{contents, options, paths, tree};
 use random::Random;
 
-/// What a child process of this test does: a word and a folder that has all it needs.
+/// The work of a child process of this test: a word, and a folder with all it needs.
 const CHILD: &str = "DLFS_TEST_POWER_CHILD";
 
-/// Not a test of its own: what a child does.
+/// Not a test of its own: the child's work.
 #[test]
 fn child_does_what_it_is_told() {
     let Some(job) = std::env::var_os(CHILD) else { return };
@@ -58,7 +58,7 @@ fn child_does_what_it_is_told() {
     }
 }
 
-/// A place with two sources, and beside them the folder whose files are watched.
+/// A folder with two sources, beside the folder whose files are watched.
 struct Work {
     root: PathBuf,
 }
@@ -87,7 +87,7 @@ impl Work {
         snapshot_save(&image, &self.file("snapshot"), &ConnectOptions::default()).map(drop)
     }
 
-    /// Reads a plain folder twice through a tier, and returns what came.
+    /// Reads a plain folder twice through a tier, and returns the result.
     fn read_with_tier(&self, source: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let tier = format!("file:{}:{TIER_BYTES}", self.file("").display());
         let tiers = TierOptions {
@@ -102,7 +102,7 @@ impl Work {
         let ids: Vec<_> =
             (0..directory.num_live()).map(|rank| directory.id_of_live(rank)).collect();
         let mut found = BTreeMap::new();
-        settle(&image); // what an earlier run left is looked at first
+        settle(&image); // first checks what an earlier run left
         for _ in 0..2 {
             let (mut reader, mut batch) =
                 (image.reader(ReaderOptions::default()).unwrap(), Batch::new());
@@ -133,10 +133,10 @@ fn state(consumed: u64) -> State {
     State { consumed, epoch: Epoch(consumed), ..State::start([7; 16], Generation(1), order) }
 }
 
-/// Losses after the first calls that are always looked at.
+/// The losses after the first calls are always checked.
 const ALWAYS: usize = 12;
 
-/// A child's work, and what is to be true of each folder that a power loss may leave.
+/// A child's work, and the invariant of each folder that a power loss may leave.
 struct Trial {
     folder: tempfile::TempDir,
     work: Work,
@@ -151,13 +151,13 @@ impl Trial {
         Trial { folder, work: Work { root }, before: Files::new() }
     }
 
-    /// What lies in the watched folder now is there to begin with, durably.
+    /// The present contents of the watched folder are the durable initial state.
     fn begin_here(&mut self) {
         self.before = files_of(&self.work.root.join("watched"));
     }
 
-    /// Has a child do `what`, and `check` each loss; it is told whether the child had reported success.
-    /// So many of them are looked at, at most.
+    /// Lets a child do `what`, and checks each loss, at most this many, with `check`, which is told whether
+    /// the child had reported success.
     fn run(
         &self,
         what: &str,
@@ -185,7 +185,7 @@ impl Trial {
             }
         }
         let all = losses.len();
-        // The first ones are all that there can be after the first calls.
+        // The first ones are all possibilities after the first calls.
         while losses.len() > most * draws {
             losses.swap_remove(ALWAYS + random.below((losses.len() - ALWAYS) as u64) as usize);
         }
@@ -215,7 +215,7 @@ fn put_files(folder: &Path, files: &Files) {
         fs::remove_file(folder.join(name)).unwrap();
     }
     for (name, bytes) in files {
-        // What was never written is a hole.
+        // Bytes never written are a hole.
         let file = fs::File::create(folder.join(name)).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
         for (at, page) in (0..).zip(bytes.chunks(4096)).filter(|(_, page)| *page != [0; 4096]) {
@@ -315,7 +315,7 @@ fn an_image_file_holds_the_generation_before_or_the_new_one_and_keeps_its_name()
     });
 }
 
-/// Two folders of the same names and lengths: a tier that mixes them up hands out wrong bytes, since a
+/// Two folders with the same names and lengths: a tier that mixes them up returns wrong bytes, since a
 /// folder has no checksums of its own.
 #[test]
 fn a_tier_is_used_again_without_a_word_and_never_hands_out_copies_of_another_data_set() {

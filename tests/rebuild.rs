@@ -1,4 +1,5 @@
-//! The directory without its snapshot: from chunk headers, alone or on top of an older directory.
+//! Rebuilding the directory without its snapshot: from chunk headers, alone or on top of an older
+//! directory.
 
 mod images;
 
@@ -55,7 +56,7 @@ fn rebuild(image: &Image, base: Option<&Directory>) -> Directory {
     carry_out(image, &selection, &heads, base)
 }
 
-/// An image of several generations: imported, deleted from, appended to, deleted from again.
+/// An image of several generations: an import, a delete, an append, another delete.
 fn lived_in() -> Image {
     let mut image = Image::new(2, Pack::Aligned);
     image.add(&folder(3, 50), 9, 150, &[]);
@@ -66,7 +67,7 @@ fn lived_in() -> Image {
     image
 }
 
-/// Rewrites all chunks of the first part without what is deleted.
+/// Rewrites all chunks of the first part without deleted samples.
 fn purge(image: &mut Image, source: &[Sample]) -> Directory {
     let (directory, superblock) = image.open();
     let part = *directory.parts().next().unwrap();
@@ -168,7 +169,7 @@ fn a_purge_keeps_ids_and_a_rebuild_takes_its_chunks_and_not_those_that_it_replac
 fn an_import_that_was_given_up_leaves_nothing_that_a_rebuild_would_take() {
     let mut image = Image::new(1, Pack::Aligned);
     image.add(&folder(2, 30), 1, 60, &[]);
-    // Generation 2 is written and not committed; then generation 2 is written otherwise, shorter.
+    // Generation 2 is written but not committed; then another, shorter generation 2 is written.
     image.stop_commit_after = 0;
     image.add(&folder(6, 60), 5, 0, &[]);
     image.stop_commit_after = usize::MAX;
@@ -179,7 +180,7 @@ fn an_import_that_was_given_up_leaves_nothing_that_a_rebuild_would_take() {
     let heads = image.heads();
     assert!(heads.iter().any(|head| head.end_slot().0 > 61), "the first attempt lies there still");
     assert_eq!(rebuild(&image, None).to_snapshot().unwrap(), current.to_snapshot().unwrap());
-    // Also when its own chunk is lost, a chunk of the other attempt does not take its place.
+    // If its own chunk is lost, too, no chunk of the other attempt replaces it.
     let (_, record) = record(&image, &heads).unwrap();
     let is_own = |head: &ChunkHead| head.id.generation.0 == 2 && head.num_samples == 1;
     let mut fewer = heads.clone();
@@ -212,7 +213,7 @@ fn a_lost_chunk_costs_its_own_samples_and_no_others() {
                 assert_eq!(rebuilt.name(id), current.name(id));
             }
         }
-        // Such a directory is one to commit and open again.
+        // Such a directory can be committed and opened again.
         let again = Directory::from_snapshot(rebuilt.to_snapshot().unwrap()).unwrap();
         assert_eq!(again.num_live(), rebuilt.num_live());
         assert!(
@@ -268,7 +269,7 @@ fn headers_that_contradict_each_other_are_refused() {
     let mut twice = DirectoryBuilder::new(image.layout);
     twice.add_chunk(&image.header(head)).unwrap();
     assert!(twice.add_chunk(&image.header(head)).is_err(), "the same slots twice");
-    // A part that is cut short has other ids at its slots than its headers say.
+    // The ids in a truncated part differ from those in its headers.
     assert!(twice.finish(Generation(1), 0).is_err());
     let mut other = image.layout;
     other.uuid = dlfs::format::Uuid([1; 16]);

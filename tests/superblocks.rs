@@ -1,5 +1,5 @@
-//! Superblock copies that cannot be read or are damaged: the other one speaks for the image, nobody
-//! writes over what may be a newer generation without being told to, and a rebuild finds it.
+//! Unreadable or damaged superblock copies: the other copy is used, nobody overwrites a possibly newer
+//! generation unless told to, and a rebuild finds it.
 
 mod import_support;
 mod support;
@@ -24,7 +24,7 @@ use support::warnings::warnings_of;
 
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// An image at generation 2 (copy A): an import (copy B), and an append of other files.
+/// An image at generation 2 (copy A): an import (copy B), and an append.
 struct Scene {
     _folders: [tempfile::TempDir; 2],
     appended: Appended,
@@ -124,7 +124,7 @@ fn a_copy_that_cannot_be_read_stops_nobody_who_reads_or_rebuilds() {
             let damages = verify(&devices).damages;
             assert_eq!(damages.len(), 1, "{damages:?}");
             assert!(damages[0].what.starts_with("superblock copy"), "{damages:?}");
-            // The newest is found without its superblock, and nothing is lost.
+            // The newest generation is found without its superblock, and nothing is lost.
             let report = import::rebuild_on(&devices, None, &mut ()).unwrap();
             assert_eq!((report.generation, report.lost_samples), (Generation(2), 0));
         }
@@ -143,7 +143,7 @@ fn a_copy_that_is_bad_once_is_read_again_and_nothing_is_said() {
             (Generation(2), 0),
             "{fault:?}"
         );
-        // So does whoever writes.
+        // So does anyone who writes.
         faulty.add(Rule::read(blocks_of(0), 1, fault.clone()));
         delete_one(&devices, &scene.files[1]).unwrap();
         assert_eq!((faulty.struck(), generation(&devices)), (2, 3), "{fault:?}");
@@ -254,7 +254,7 @@ fn a_rebuild_finds_a_newer_delete_and_purge_too() {
 #[test]
 fn a_rebuild_that_finds_nothing_newer_mends_the_copy_all_the_same() {
     let scene = Scene::new(1);
-    // The copy of the generation before is bad: nothing is lost, but nobody can tell.
+    // The copy of the previous generation is bad: nothing is lost, but nobody can tell.
     let disks = scene.flipped(0, 1);
     let devices = disks.devices();
     assert_eq!(generation(&devices), 2);
@@ -265,13 +265,13 @@ fn a_rebuild_that_finds_nothing_newer_mends_the_copy_all_the_same() {
     assert_eq!((verify(&devices).damages.len(), generation(&devices)), (0, 2));
     delete_one(&devices, &scene.files[1]).unwrap();
     assert_eq!((verify(&devices).damages.len(), generation(&devices)), (0, 3));
-    // Both copies count again: a blank one is missed.
+    // Both copies count again: a blank one is an error.
     let mut bytes = disks.contents();
     bytes[0][..SUPERBLOCK_BYTES].fill(0);
     assert_eq!(verify(&Disks::holding(&bytes).devices()).damages.len(), 1);
 }
 
-/// What a commit that lost its power in the middle of its last superblock leaves behind.
+/// What a commit leaves if it loses power during its last superblock write.
 fn torn(before: &[Vec<u8>], work: impl FnOnce(&[Arc<dyn Device>])) -> Disks {
     let disks = Disks::holding(before);
     disks.keep_events();
@@ -316,7 +316,7 @@ fn an_append_whose_commit_was_torn_goes_on_with_resume_or_rebuild_and_with_nothi
 #[test]
 fn a_delete_whose_commit_was_torn_is_ended_by_a_rebuild_and_not_lost_to_a_resumed_import() {
     let scene = Scene::new(1);
-    // An append was interrupted before its commit; then somebody deleted instead.
+    // An append was interrupted before its commit; then someone deleted instead.
     let interrupted = Disks::holding(&scene.images[0]);
     interrupted.keep_events();
     append(&scene.appended.0, &interrupted.devices(), Onto::Append, false).unwrap();
@@ -333,7 +333,7 @@ fn a_delete_whose_commit_was_torn_is_ended_by_a_rebuild_and_not_lost_to_a_resume
 #[test]
 fn with_several_namespaces_only_namespace_0_decides_and_the_others_vouch_for_it() {
     let scene = Scene::new(2);
-    // Of generation 2 on namespace 1: namespace 0 says the same.
+    // The copy of generation 2 on namespace 1: namespace 0 has the same facts.
     let disks = scene.flipped(1, 0);
     let image = open(&disks.devices()).unwrap();
     assert_eq!(image.directory().generation(), Generation(2));
@@ -342,12 +342,12 @@ fn with_several_namespaces_only_namespace_0_decides_and_the_others_vouch_for_it(
     assert_eq!(verify(&disks.devices()).damages.len(), 1);
     import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
     assert_eq!(verify(&disks.devices()).damages.len(), 0);
-    // The copy before on namespace 0: that of namespace 1 shows that no commit came after.
+    // The older copy on namespace 0: that of namespace 1 shows that no commit followed.
     let disks = scene.flipped(0, 1);
     assert_eq!(verify(&disks.devices()).damages.len(), 1);
     delete_one(&disks.devices(), &scene.files[1]).unwrap();
     assert_eq!(generation(&disks.devices()), 3);
-    // The newest on namespace 0: namespace 1 has it still.
+    // The newest copy on namespace 0: namespace 1 still has it.
     let disks = scene.flipped(0, 0);
     assert_eq!(generation(&disks.devices()), 1);
     refused(delete_one(&disks.devices(), &scene.files[0]));

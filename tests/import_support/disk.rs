@@ -1,4 +1,4 @@
-//! A disk in memory that notes every write and flush, and fails those that it is told to.
+//! A disk in memory that records every write and flush, and fails chosen ones.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,25 +15,25 @@ use dlfs::qpair::{
 };
 use dlfs::units::Lba;
 
-/// What happened to a set of disks, in order.
+/// The history of a set of disks, in order.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Bytes were written; they may be lost until the next flush.
     Write { disk: usize, offset: u64, bytes: Vec<u8> },
-    /// All that was written to the disk before is durable.
+    /// Everything written to the disk before is durable.
     Flush { disk: usize },
 }
 
-/// How writes and flushes fail.
+/// Which writes and flushes fail, and how.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// The first that fails, counted over all disks from 0.
+    /// The first failing one, counted over all disks from 0.
     pub first: u64,
-    /// How many do; all others go through.
+    /// How many fail; all others succeed.
     pub count: u64,
-    /// What they end with.
+    /// Their error.
     pub error: IoError,
-    /// Whether the first takes with it all that its disk was sent since its last flush.
+    /// Whether the first failure also loses everything that its disk received since its last flush.
     pub loses_unflushed: bool,
 }
 
@@ -50,7 +50,7 @@ struct Shared {
     keep_events: bool,
     operations: u64,
     failure: Option<Failure>,
-    /// What each disk would still have after a power cut, kept while a failure is to lose the rest.
+    /// What each disk would still have after a power loss, recorded while a failure is to lose the rest.
     durable: Vec<Vec<u8>>,
 }
 
@@ -60,7 +60,7 @@ impl Disks {
         Disks { disks: (0..count).map(disk).collect(), shared: Arc::default() }
     }
 
-    /// Disks that hold these bytes.
+    /// Disks with these contents.
     pub fn holding(contents: &[Vec<u8>]) -> Disks {
         let disks = Disks::new(contents.len(), contents[0].len() as u64);
         for (disk, bytes) in disks.disks.iter().zip(contents) {
@@ -81,7 +81,7 @@ impl Disks {
         self.disks.iter().map(content).collect()
     }
 
-    /// From now on, keeps what happens.
+    /// Starts recording.
     pub fn keep_events(&self) {
         self.shared.lock().unwrap().keep_events = true;
     }
@@ -90,7 +90,7 @@ impl Disks {
         self.shared.lock().unwrap().events.clone()
     }
 
-    /// Writes and flushes so far, failed ones counted.
+    /// Writes and flushes so far, failed ones included.
     pub fn operations(&self) -> u64 {
         self.shared.lock().unwrap().operations
     }
@@ -135,7 +135,7 @@ impl Device for NotedDevice {
         Capabilities {
             max_queue_pairs: usize::MAX,
             can_grow: false,
-            is_exclusive: true, // so that nothing but the import itself is noted
+            is_exclusive: true, // so that only the import itself is recorded
             late_writes: Duration::ZERO,
             checks_writes: true,
             is_page_cached: false,
@@ -161,7 +161,7 @@ impl Shared {
         self.durable.get(disk).map(|bytes| &bytes[..])
     }
 
-    /// Counts an operation; its error when it is one that fails.
+    /// Counts an operation; returns its error if it is one that fails.
     fn strike(&mut self) -> Option<IoError> {
         let at = self.operations;
         self.operations += 1;
@@ -215,7 +215,7 @@ impl QueuePair for NotedPair {
         let from = done.len();
         let polled = self.inner.poll(now, max - failed, done);
         let mut shared = self.shared.lock().unwrap();
-        // Nothing but a flush has no bytes.
+        // Only a flush has no bytes.
         let flushes = done[from..].iter().filter(|done| done.buf.is_empty()).count();
         if flushes > 0 && shared.durable_of(self.number).is_some() {
             shared.durable[self.number] = content(&self.disk);

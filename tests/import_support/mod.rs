@@ -1,4 +1,4 @@
-//! Sources to import, and disks that note and refuse what is written to them.
+//! Sources to import, and disks that record and fail writes.
 #![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 
 pub mod disk;
@@ -20,13 +20,13 @@ use dlfs::units::SampleId;
 pub struct Random(u64);
 
 impl Random {
-    /// Says its seed, so that a failure can be had again.
+    /// Prints its seed, so that a failure can be reproduced.
     pub fn new(seed: u64) -> Random {
         println!("seed {seed}");
         Random::quiet(seed)
     }
 
-    /// As [`Random::new`], for one of many runs, which says its seed when it fails.
+    /// As [`Random::new`], for one of many runs, which prints its seed when it fails.
     pub fn quiet(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
@@ -63,7 +63,7 @@ pub fn tree(root: &Path, count: usize, max_len: usize, seed: u64) -> BTreeMap<Ve
     files
 }
 
-/// Options under which the same source gives the same bytes, in small chunks and by one thread.
+/// Options under which the same source gives the same bytes, in small chunks and with one thread.
 pub fn options(onto: Onto) -> ImportOptions {
     ImportOptions {
         onto,
@@ -80,7 +80,7 @@ pub fn options(onto: Onto) -> ImportOptions {
 pub fn contents(devices: &[Arc<dyn Device>]) -> dlfs::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let image = Image::from_devices(devices.to_vec(), &OpenOptions::default())?;
     let report = image.verify(&Default::default(), &mut |_| ())?;
-    // A commit that the power ended may have torn the superblock copy that it wrote.
+    // A commit that was cut off by a power loss may have torn the superblock copy that it wrote.
     let damages =
         report.damages.iter().filter(|damage| !damage.what.starts_with("superblock copy"));
     assert_eq!(damages.count(), 0, "{:?}", report.damages);
@@ -103,7 +103,7 @@ pub fn paths(root: &Path) -> Vec<PathBuf> {
     vec![root.to_path_buf()]
 }
 
-/// Stops an import after so many reports of its progress.
+/// Stops an import after this many progress reports.
 pub struct StopAfter(pub u32);
 
 impl Progress for StopAfter {

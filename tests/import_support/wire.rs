@@ -1,4 +1,4 @@
-//! A network between host and target that damages, loses, doubles and holds bytes, or stands still.
+//! A network between host and target that damages, loses, duplicates and delays bytes, or stalls.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     ToTarget,
     ToHost,
 }
 
-/// One bit to flip, once: in the connection of this number, counted from 0 as they are made.
+/// One bit to flip, once: in the connection of this number, counted from 0 in order of creation.
 #[derive(Debug, Clone, Copy)]
 pub struct Flip {
     pub connection: usize,
@@ -23,26 +23,26 @@ pub struct Flip {
     pub bit: u32,
 }
 
-/// What happens to the bytes from a place on.
+/// What happens to the bytes from an offset on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Harm {
-    /// One bit of the first is another.
+    /// One bit of the first byte is flipped.
     Flip(u32),
-    /// The connection is closed in front of them.
+    /// The connection is closed before them.
     Cut,
-    /// Neither they nor what follows them is carried any more; the connection stays open.
+    /// Neither they nor any later bytes are carried; the connection stays open.
     Stall,
-    /// So many come twice.
+    /// This many are duplicated.
     Duplicate(usize),
-    /// So many are lost.
+    /// This many are lost.
     Drop(usize),
-    /// These come before them.
+    /// These are inserted before them.
     Insert(Vec<u8>),
-    /// So many come one by one.
+    /// This many arrive one by one.
     Drip(usize),
 }
 
-/// Harm that is done once: in the connection of this number, counted from 0 as they are made.
+/// A fault that occurs once: in the connection of this number, counted from 0 in order of creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     pub connection: usize,
@@ -51,7 +51,7 @@ pub struct Fault {
     pub harm: Harm,
 }
 
-/// A forwarder of connections. It ends when it is dropped.
+/// Forwards connections. Dropping it ends it.
 pub struct Wire {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -87,7 +87,7 @@ impl Wire {
         Wire { address, shared }
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -97,7 +97,7 @@ impl Wire {
         self.harm(Fault { connection, way, offset, harm: Harm::Flip(bit) });
     }
 
-    /// From now on no digest is asked for through it, as if the target granted none.
+    /// From now on, removes requests for digests, as if the target granted none.
     pub fn without_digests(&self) {
         self.shared.without_digests.store(true, Ordering::SeqCst);
     }
@@ -106,7 +106,7 @@ impl Wire {
         self.shared.faults.lock().unwrap().push(fault);
     }
 
-    /// How often harm was done.
+    /// How many faults have occurred.
     pub fn struck(&self) -> usize {
         self.shared.struck.load(Ordering::SeqCst)
     }
@@ -116,7 +116,7 @@ impl Wire {
         self.shared.carried.lock().unwrap().clone()
     }
 
-    /// Nothing moves any more until [`Wire::go_on`]; what is on its way is kept.
+    /// Stops all traffic until [`Wire::go_on`]; data in transit is kept.
     pub fn hold(&self) {
         self.shared.held.store(true, Ordering::SeqCst);
     }
@@ -190,12 +190,12 @@ impl Shared {
                 break;
             }
         }
-        // One that is closed already stays so.
+        // A closed connection stays closed.
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    /// Passes `bytes`, of which the first is byte `at` of its way, on with the harm that is due to them.
+    /// Forwards `bytes`, whose first byte has offset `at` in its direction, with the faults that are due.
     fn carry(
         &self,
         number: usize,
@@ -243,7 +243,7 @@ impl Shared {
         to.write_all(bytes)
     }
 
-    /// The first harm that is due to these bytes, once.
+    /// The first fault that is due in these bytes; it occurs once.
     fn take_due(&self, number: usize, way: Way, at: u64, len: usize) -> Option<Fault> {
         let mut faults = self.faults.lock().unwrap();
         let is_due = |fault: &Fault| {
@@ -263,8 +263,8 @@ impl Shared {
     }
 }
 
-/// Offset of the digests that are asked for in the first PDU of a connection.
+/// Offset of the requested digests in the first PDU of a connection.
 const DGST_OF_IC_REQ: usize = 11;
 
-/// How soon an idle connection notices that all is over.
+/// How soon an idle connection notices the end.
 const TICK: Duration = Duration::from_millis(50);

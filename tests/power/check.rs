@@ -1,4 +1,5 @@
-//! What must be so after each power loss: the generation before or the next one, whole, and a way on.
+//! The invariants after each power loss: the previous generation or the next one, complete, and a way to
+//! continue.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,12 +11,12 @@ use crate::disk::{Content, Disks, hash_of};
 use crate::random::Random;
 use crate::scene::{LATER, Scene, State, Step};
 
-/// How much to try.
+/// How much to check.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// Images of a scene, at least where there are so many.
+    /// Images per scene, at least, if there are that many.
     pub images: usize,
-    /// Sectors at stake up to which all subsets are tried.
+    /// Up to this many undecided sectors, all subsets are tried.
     pub sectors: usize,
     pub seed: u64,
 }
@@ -37,7 +38,7 @@ impl<'a> Checker<'a> {
         Checker { scene, effort, random, seen, counts, failures }
     }
 
-    /// Tries every cut of the history; how many different images that were.
+    /// Tries every cut of the history; returns the number of distinct images.
     pub fn run(&mut self) -> usize {
         let cuts = cuts(&self.scene.start, &self.scene.events);
         for cut in &cuts {
@@ -76,7 +77,7 @@ impl<'a> Checker<'a> {
         *self.counts.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// Checks one image. Its number decides how far: what comes after a recovery takes longer.
+    /// Checks one image. Its number decides how deeply: what follows a recovery takes longer.
     fn check(
         &mut self,
         acknowledged: usize,
@@ -116,14 +117,14 @@ impl<'a> Checker<'a> {
             let same = disks.hash() == scene.ends[acknowledged];
             same.then_some(()).ok_or("going on ended with other bytes than undisturbed")?;
             if number % 8 != 4 {
-                return Ok(()); // the bytes were looked at when the scene was recorded
+                return Ok(()); // the bytes were checked when the scene was recorded
             }
         }
         expect(scene, &disks, after, "after going on")?;
         if number % 8 == 4 { self.live_on(after, &disks) } else { Ok(()) }
     }
 
-    /// The power goes a second time, while the first loss is being recovered from.
+    /// A second power loss, during the recovery from the first.
     fn second_cut(
         &mut self,
         acknowledged: usize,
@@ -149,7 +150,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// The superblocks are gone too: what a record on media tells of is there, whole.
+    /// The superblocks are destroyed too: what a record on media describes is there, complete.
     fn lose_superblocks(
         &mut self,
         before: &State,
@@ -167,7 +168,7 @@ impl<'a> Checker<'a> {
             .or_else(|_| expect(self.scene, &disks, after, when))
     }
 
-    /// What was interrupted is not gone on with: something else is done instead.
+    /// The interrupted command is not resumed: another one is run instead.
     fn abandon(&mut self, step: &Step, found: &State, disks: &Disks) -> Result<(), String> {
         self.count("abandoned");
         if *found == State::Nothing {
@@ -192,7 +193,7 @@ impl<'a> Checker<'a> {
         self.live_on(&files, disks)
     }
 
-    /// The image can be used as any other: rebuilt, added to, deleted from.
+    /// The image can be used as any other: rebuilt, appended to, deleted from.
     fn live_on(&mut self, state: &State, disks: &Disks) -> Result<(), String> {
         self.count("lived on");
         let append = Step::Import { source: LATER, onto: Onto::Append, time_ns: 1 << 61 };
@@ -207,9 +208,9 @@ impl<'a> Checker<'a> {
         let after = self.scene.after(state, step);
         let mut run = self.scene.run(step, disks);
         let hides_a_newer_one = |error: &Error| error.kind() == ErrorKind::Refused;
-        // Never after a mere power loss, which needs no manual step.
+        // Never after a mere power loss, which must need no manual repair.
         if self.scene.medium_went_bad && run.as_ref().is_err_and(hides_a_newer_one) {
-            // A superblock copy is bad, so that nobody can tell whether it was committed: a rebuild can.
+            // A superblock copy is bad, so it is unknown whether it was committed: a rebuild finds out.
             let rebuilt = self.scene.run(&Step::Rebuild, disks);
             rebuilt.map_err(|error| format!("rebuild of a bad copy: {}", error.report()))?;
             expect(self.scene, disks, state, "after a rebuild of a bad copy")?;
@@ -230,7 +231,7 @@ fn expect(scene: &Scene, disks: &Disks, state: &State, when: &str) -> Result<(),
     }
 }
 
-/// Ends what was interrupted: by going on with it, or by doing it again where it had not begun.
+/// Completes the interrupted command: resumes it, or repeats it if it had not begun.
 fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(), String> {
     let told = |what: &str, error: dlfs::Error| Err(format!("{what}: {}", error.report()));
     let Step::Import { source, onto, time_ns } = step else {
@@ -244,8 +245,8 @@ fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(
         Ok(()) => Ok(()),
         Err(error) => {
             let kind = error.kind();
-            // It had not begun: the generation before is all there is, or what is left of it. Never
-            // that the source is another: no journal of this import says so.
+            // It had not begun: the previous generation is all there is, or what is left of it. It must
+            // never report a different source: no journal of this import says so.
             let not_begun = match onto {
                 Onto::Append => kind == ErrorKind::NotFound,
                 Onto::Force => matches!(kind, ErrorKind::NotFound | ErrorKind::Refused),
@@ -262,8 +263,8 @@ fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(
 /// Cuts of one recovery.
 const SECOND_CUTS: usize = 12;
 
-/// Rounds of one draw a cut: where there are few images, most draws bring none that is new.
+/// Rounds of one draw per cut: with few possible images, most draws repeat one.
 const MOST_ROUNDS: usize = 2_000;
 
-/// More would say the same.
+/// More would add nothing.
 const MOST_FAILURES: usize = 5;

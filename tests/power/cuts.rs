@@ -1,10 +1,10 @@
-//! What may lie on the disks when the power goes: each prefix of a history, and of what was not yet
-//! durable at each point each subset, or as many subsets as there is time for.
+//! The possible disk contents after a power loss: each prefix of a history, combined with each subset, or
+//! as many subsets as time permits, of what was not yet durable at that point.
 //!
 //! A write is durable once a flush of its disk has completed that was submitted after the write had
-//! completed: NVMe promises no more, and neither does a file system. Until then any part of it may have
-//! reached the medium, in sectors of 512 bytes or in blocks of 4,096, whatever was submitted before or
-//! after it.
+//! completed: NVMe guarantees no more, and neither does a file system. Until then any part of it may have
+//! reached the medium, in sectors of 512 bytes or blocks of 4,096, independent of what was submitted before
+//! or after it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::disk::{Content, Event, Page, Write};
 use crate::random::Random;
 
-/// A moment at which the power may go.
+/// A moment at which power may be lost.
 pub struct Cut {
     /// Commands that had reported success.
     pub acknowledged: usize,
@@ -22,18 +22,18 @@ pub struct Cut {
     pub event: usize,
     /// What is durable.
     durable: Vec<Content>,
-    /// What may or may not be there, in the order of submission.
+    /// What may or may not be on the medium, in the order of submission.
     writes: Vec<Write>,
-    /// How closely to look at it.
+    /// How thoroughly to check it.
     pub wanted: Wanted,
 }
 
-/// How closely to look at a cut.
+/// How thoroughly to check a cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// A write was added to those of the cut before: with it, without it, only it, half of it.
+    /// A write was added to those of the previous cut: with it, without it, only it, half of it.
     Newest,
-    /// As many as there is time for.
+    /// As many subsets as time permits.
     Many,
 }
 
@@ -75,7 +75,7 @@ pub fn cuts(start: &[Content], events: &[Event]) -> Vec<Cut> {
     cuts
 }
 
-/// A sector of a write that differs from what is durable, or a page of them.
+/// A sector of a write that differs from the durable contents, or a page of them.
 #[derive(Clone, Copy)]
 struct Atom {
     write: usize,
@@ -84,13 +84,13 @@ struct Atom {
 }
 
 impl Cut {
-    /// Whether nothing is under way: there is one image only.
+    /// Whether nothing is undecided: there is only one image.
     pub fn is_still(&self) -> bool {
         self.writes.is_empty()
     }
 
-    /// Hands out the images of this cut that are always tried: all there can be if no more than `most`
-    /// sectors are at stake, else those of whole writes.
+    /// Yields the images of this cut that are always tried: all possible ones if at most `most` sectors are
+    /// undecided, else those of whole writes.
     pub fn images(&self, most: usize, take: &mut dyn FnMut(Vec<Content>)) {
         let sectors = self.sectors();
         if sectors.len() <= most {
@@ -118,7 +118,7 @@ impl Cut {
         }
     }
 
-    /// An image that keeps each write, page or sector with a probability that is the same for all.
+    /// An image that keeps each write, page or sector with the same probability.
     pub fn draw(&self, random: &mut Random) -> Vec<Content> {
         let sectors = self.sectors();
         let (grain, luck) = (random.below(4), [10, 50, 90, 97][random.below(4) as usize]);

@@ -1,7 +1,7 @@
-//! Disks in memory whose contents are shared page by page, and a recorder of what is written to them.
+//! Disks in memory that share their contents page by page, and a recorder of writes.
 //!
-//! Everything that an image is made of begins and ends at multiples of 4,096 bytes, so a write is a list
-//! of pages, and thousands of contents that differ in a few pages cost little more than one.
+//! All structures of an image begin and end at multiples of 4,096 bytes, so a write is a list of pages, and
+//! thousands of contents that differ in a few pages need little more memory than one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,7 +18,7 @@ use crate::random::Random;
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Bytes that reach the medium whole or not at all.
+/// The unit that reaches the medium atomically.
 pub const SECTOR_BYTES: usize = 512;
 
 /// One page and its hash.
@@ -32,7 +32,7 @@ impl Page {
         Arc::new(Page { hash: xxh3_64_with_seed(&bytes, 0), bytes })
     }
 
-    /// Those sectors of `self` that `mask` names, the others of `below`.
+    /// The sectors of `self` that `mask` selects, the others of `below`.
     pub fn over(self: &Arc<Page>, below: &Arc<Page>, mask: u8) -> Arc<Page> {
         match mask {
             0 => Arc::clone(below),
@@ -55,11 +55,11 @@ impl Page {
     }
 }
 
-/// What lies on one disk.
+/// The contents of one disk.
 #[derive(Clone)]
 pub struct Content {
     pages: Vec<Arc<Page>>,
-    /// Equal for equal contents, and else different but for an accident of 64 bits.
+    /// Equal for equal contents; different ones collide with probability 2^-64.
     hash: u64,
 }
 
@@ -103,19 +103,19 @@ fn mix(at: usize, page: &Page) -> u64 {
     xxh3_64_with_seed(&page.hash.to_le_bytes(), at as u64)
 }
 
-/// What happened to a set of disks, in order.
+/// The history of a set of disks, in order.
 pub enum Event {
     /// A write was submitted.
     Begin(Write),
     /// The write of this number was completed.
     End(usize),
-    /// A flush was completed that had been submitted when there were so many events.
+    /// A flush completed that had been submitted when there were this many events.
     Flush { disk: usize, begun: usize },
     /// The command reported success.
     Acknowledged,
 }
 
-/// Whole pages on their way.
+/// Whole pages in flight.
 #[derive(Clone)]
 pub struct Write {
     /// Its number; all others have another.
@@ -134,7 +134,7 @@ pub struct Disks {
 
 struct Shared {
     contents: Vec<Content>,
-    /// What happened, and when writes complete, if it is to be noted.
+    /// The history, and when writes complete, if recording.
     record: Option<(Vec<Event>, Random)>,
     writes: usize,
 }
@@ -169,7 +169,7 @@ impl Disks {
         (0..count).map(device).collect()
     }
 
-    /// From now on notes what happens, and completes writes late and in any order.
+    /// Starts recording, and completes writes late and in any order.
     pub fn record(&self, random: Random) {
         self.shared.lock().unwrap().record = Some((Vec::new(), random));
     }
@@ -184,7 +184,7 @@ impl Disks {
     }
 }
 
-/// One number for the contents of several disks.
+/// One hash for the contents of several disks.
 pub fn hash_of(contents: &[Content]) -> u64 {
     contents.iter().fold(0, |sum, content| xxh3_64_with_seed(&content.hash.to_le_bytes(), sum))
 }
@@ -208,7 +208,7 @@ impl Device for Disk {
         Capabilities {
             max_queue_pairs: usize::MAX,
             can_grow: false,
-            is_exclusive: true, // so that nothing but the command itself is noted
+            is_exclusive: true, // so that only the command itself is recorded
             late_writes: Duration::ZERO,
             checks_writes: true,
             is_page_cached: false,
@@ -231,9 +231,9 @@ struct Taken {
     io: Io,
     /// Polls before it is done.
     late: u64,
-    /// Number of a write that is noted.
+    /// Number of a recorded write.
     number: usize,
-    /// Events there were when it was submitted.
+    /// Number of events when it was submitted.
     begun: usize,
 }
 

@@ -1,9 +1,9 @@
-//! The files of one folder as a power loss may leave them.
+//! The files of a folder after a power loss.
 //!
-//! The model is the weakest that POSIX allows, as ALICE and CrashMonkey have it: what was written to a file
-//! since its last `fsync` or `fdatasync` may be there in part, page by page and in any order, its length
-//! too; a name that was made, renamed or removed since the folder's last `fsync` may be so or not, each by
-//! itself; syncing a file does not sync its name.
+//! The model is the weakest that POSIX allows, as in ALICE and CrashMonkey. What was written to a file
+//! since its last `fsync` or `fdatasync` may be there in part, page by page and in any order, and so may
+//! its length. A name that was created, renamed or removed since the folder's last `fsync` may be there or
+//! not, each independently. Syncing a file does not sync its name.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::strace::Call;
 /// Names and contents.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A folder whose history is being followed.
+/// A folder whose history is tracked.
 #[derive(Clone, Default)]
 pub struct Folder {
-    /// What each file is durably, and what has been done to it since.
+    /// The durable contents of each file, and the changes since.
     files: Vec<File>,
-    /// Names as they are durably, and what has been done to them since.
+    /// The durable names, and the changes since.
     names: BTreeMap<String, usize>,
     changes: Vec<Change>,
     /// Names as the process sees them.
@@ -29,7 +29,7 @@ pub struct Folder {
 struct File {
     durable: Vec<u8>,
     edits: Vec<Edit>,
-    /// Where the next `write` goes.
+    /// The offset of the next `write`.
     position: usize,
 }
 
@@ -57,7 +57,7 @@ impl Folder {
         folder
     }
 
-    /// Follows one call.
+    /// Applies one call.
     pub fn follow(&mut self, call: &Call) {
         match call.clone() {
             Call::Create { name, truncates } => {
@@ -77,7 +77,7 @@ impl Folder {
                 if offset.is_none() {
                     file.position += bytes.len();
                 }
-                // A page, or what of it is written, comes whole.
+                // A page, or the written part of it, is atomic.
                 let mut at = 0;
                 while at < bytes.len() {
                     let len = (PAGE_BYTES - (start + at) % PAGE_BYTES).min(bytes.len() - at);
@@ -114,8 +114,8 @@ impl Folder {
         self.changes.len() + self.files.iter().map(|file| file.edits.len()).sum::<usize>()
     }
 
-    /// What a power loss may leave now: all there can be where that is little, else with everything,
-    /// with nothing, without each or with it alone, and as many draws as wanted.
+    /// What a power loss may leave now: all possibilities if they are few; else with everything, with
+    /// nothing, without each change or with it alone, and as many random draws as requested.
     pub fn losses(&self, draws: usize, random: &mut Random) -> Vec<Files> {
         let at_stake = self.at_stake();
         if at_stake <= MOST_TRIED_ALL {
@@ -128,7 +128,7 @@ impl Folder {
         // Data without names, and names without data.
         let names = self.changes.len();
         found.extend([self.left(|at| at < names), self.left(|at| at >= names)]);
-        // Each run of what was done, from either end: pages come back in order or the other way round.
+        // Each prefix and suffix of the changes: pages are written back in order or in reverse.
         for _ in 0..draws {
             let luck = [10, 50, 90][random.below(3) as usize];
             let bits: Vec<bool> = (0..at_stake).map(|_| random.below(100) < luck).collect();
@@ -189,5 +189,5 @@ impl File {
 
 const PAGE_BYTES: usize = 4096;
 
-/// 2^7 losses of one moment are few enough.
+/// 2^7 losses per moment are few enough.
 const MOST_TRIED_ALL: usize = 7;

@@ -1,4 +1,4 @@
-//! What is done to an image while the power may go, and what must be found there afterwards.
+//! The commands on an image that a power loss interrupts, and the expected results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +18,13 @@ pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 /// One command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Imports the source of this number, and says this time everywhere.
+    /// Imports the source of this number, with this time stamp everywhere.
     Import {
         source: usize,
         onto: Onto,
         time_ns: u64,
     },
-    /// Deletes every sample whose place in the list of names is a multiple of this.
+    /// Deletes every sample whose index in the list of names is a multiple of this.
     Delete {
         every: usize,
     },
@@ -40,7 +40,7 @@ pub enum State {
     Samples(Files),
 }
 
-/// A history of commands on disks, with what each of them should leave.
+/// A history of commands on disks, with the expected result of each.
 pub struct Scene {
     pub name: &'static str,
     sources: Vec<(tempfile::TempDir, Files)>,
@@ -56,19 +56,19 @@ pub struct Scene {
     pub events: Vec<Event>,
 }
 
-/// What a scene is made of.
+/// The description of a scene.
 pub struct Script {
     pub name: &'static str,
     pub disks: usize,
     pub chunk_size_bytes: u32,
-    /// What was done before, undisturbed.
+    /// The commands before, undisturbed.
     pub before: Vec<Step>,
-    /// Whether all superblocks are destroyed then.
+    /// Whether all superblocks are destroyed after them.
     pub destroyed: bool,
     pub steps: Vec<Step>,
 }
 
-/// Source 3 is for what comes after.
+/// Source 3 is for the commands afterwards.
 pub const LATER: usize = 3;
 
 impl Scene {
@@ -117,7 +117,7 @@ impl Scene {
         scene
     }
 
-    /// Carries out one command.
+    /// Runs one command.
     pub fn run(&self, step: &Step, disks: &Disks) -> Result<()> {
         let devices = disks.devices();
         match step {
@@ -138,7 +138,7 @@ impl Scene {
         }
     }
 
-    /// What `step` makes of `state`.
+    /// The expected state after `step` on `state`.
     pub fn after(&self, state: &State, step: &Step) -> State {
         let mut files = match state {
             State::Samples(files) => files.clone(),
@@ -166,7 +166,7 @@ impl Scene {
     pub fn read_all(&self, disks: &Disks) -> std::result::Result<State, String> {
         let image = match Image::from_devices(disks.devices(), &OpenOptions::default()) {
             Ok(image) => image,
-            // The first superblock of an image may be torn: that is neither an image nor nothing.
+            // The first superblock of an image may be torn: that is neither an image nor blank.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
                 return Ok(State::Nothing);
             }
@@ -199,7 +199,7 @@ impl Scene {
 /// Cells of a disk.
 const CELLS: usize = 28;
 
-/// A few files of all sizes, one of which fits into no chunk of 64 KiB.
+/// A few files of all sizes, one of which does not fit into a 64 KiB chunk.
 fn source(number: u64) -> (tempfile::TempDir, Files) {
     let folder = tempfile::tempdir().unwrap();
     let (count, large) = [(9, 70_000), (6, 80_000), (7, 0), (4, 0)][number as usize];

@@ -1,17 +1,18 @@
-//! What a process does to the files of one folder, by strace: every call that changes one, with its bytes.
+//! The changes that a process makes to the files of one folder, from strace: every modifying call, with its
+//! bytes.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// One system call that changed something.
+/// One modifying system call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Call {
-    /// A file was opened, and made where there was none.
+    /// A file was opened, and created if it did not exist.
     Create {
         name: String,
         truncates: bool,
     },
-    /// `None`: where the call before ended.
+    /// `None`: where the previous call ended.
     Write {
         name: String,
         offset: Option<usize>,
@@ -34,9 +35,9 @@ pub enum Call {
     },
 }
 
-/// Runs `command` under strace. `None`, and a line that says so, where that cannot be.
+/// Runs `command` under strace. Prints a line and returns `None` where that is not possible.
 ///
-/// Rings are refused to it: what a ring writes, strace does not see.
+/// Denies io_uring: strace does not see its writes.
 pub fn run(command: Command, folder: &Path) -> Option<Vec<Call>> {
     let outside = tempfile::tempdir().unwrap();
     let log = outside.path().join("log");
@@ -58,7 +59,7 @@ pub fn run(command: Command, folder: &Path) -> Option<Vec<Call>> {
     Some(whole_lines(&text).iter().filter_map(|line| parse(line, folder)).collect())
 }
 
-/// Each call in one line, in the order of their ends.
+/// Each call on one line, in the order of completion.
 fn whole_lines(text: &str) -> Vec<String> {
     let mut begun: Vec<(&str, &str)> = Vec::new();
     let mut lines = Vec::new();
@@ -77,11 +78,11 @@ fn whole_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// The call of a line, if it succeeded and is about `folder` or a file in it.
+/// The call on a line, if it succeeded and concerns `folder` or a file in it.
 fn parse(line: &str, folder: &Path) -> Option<Call> {
     let (call, result) = line.rsplit_once(" = ")?;
     let (name, arguments) = call.trim_end().strip_suffix(')')?.split_once('(')?;
-    let result: usize = result.split([' ', '<']).next()?.parse().ok()?; // no number: it failed
+    let result: usize = result.split([' ', '<']).next()?.parse().ok()?; // not a number: it failed
     let arguments: Vec<&str> = arguments.split(", ").collect();
     let path = |at: usize| text_of(arguments.get(at)?);
     let within = |path: Vec<u8>| {
@@ -113,7 +114,7 @@ fn parse(line: &str, folder: &Path) -> Option<Call> {
         "renameat" | "renameat2" => Some(Call::Rename { from: file(1)?, to: file(3)? }),
         "unlink" => Some(Call::Unlink { name: file(0)? }),
         "unlinkat" => Some(Call::Unlink { name: file(1)? }),
-        // What this model does not know must not go unseen.
+        // A call that this model does not know must not go unnoticed.
         other => {
             let known = file(0).is_none();
             assert!(known, "{other} of a file that is watched");
