@@ -58,11 +58,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
         "allocation pool",
         "an allocation returns to its pool, which has the headers of its allocations",
     ),
-    (
-        "src/qpair",
-        "broken device file folder spdk tcp",
-        "`device` opens an address with the engine that it names",
-    ),
     ("src/qpair/session", "backlog shared", "a backlog asks its session, which lets it in"),
 ];
 

@@ -9,16 +9,15 @@ use crate::cache::TierOptions;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
+use crate::format::choose::{Candidate, Several, choose};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock_set::{
-    SuperblockSet, saved_at_another_generation, select_generation,
+    SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
 };
 use crate::nvme::Address;
-use crate::qpair::blocking::Blocking;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::read_copies;
-use crate::threads::map_at_once;
 
 use super::directory::{REBUILD, read_directory};
 use super::{Image, folder};
@@ -35,7 +34,8 @@ pub struct OpenOptions {
 }
 
 impl Image {
-    /// Opens the image that lies on `addresses`, given in any order; a plain folder is an image too,
+    /// Opens the image that lies on `addresses`, given in any order. An address of a subsystem without `?ns=`
+    /// stands for all of its namespaces that hold the image. A plain folder is an image too,
     /// whose checksums are learned when its files are read for the first time.
     ///
     /// # Errors
@@ -50,10 +50,14 @@ impl Image {
             let folder = Arc::new(FolderNamespace::open(path)?);
             return folder::image_of(folder)?.with_tiers(&options.tiers);
         }
-        let devices = map_at_once(OPENING, addresses, |address| {
-            qpair::open(address, &connect_options(address, addresses, options))
-        })?;
-        Image::from_devices(devices, options)
+        let opened = qpair::open_all(addresses, &options.connect)?;
+        let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
+        let is_named: Vec<bool> = is_named.collect();
+        let devices: Vec<Arc<dyn Device>> = opened.into_iter().flatten().collect();
+        let copies = read_copies(&devices)?;
+        let chosen = chosen(&devices, &copies, &is_named)?;
+        let devices = chosen.iter().map(|&at| Arc::clone(&devices[at])).collect();
+        Image::of_copies(devices, chosen.iter().map(|&at| copies[at].clone()).collect(), options)
     }
 
     /// As [`Image::open`], on namespaces that are open already.
@@ -61,7 +65,17 @@ impl Image {
     /// # Errors
     /// As [`Image::open`], without those of connecting.
     pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
-        let mut opened = read_superblocks(&devices)?;
+        let copies = read_copies(&devices)?;
+        Image::of_copies(devices, copies, options)
+    }
+
+    /// Of the namespaces whose superblocks these are.
+    fn of_copies(
+        devices: Vec<Arc<dyn Device>>,
+        copies: Vec<SuperblockCopies>,
+        options: &OpenOptions,
+    ) -> Result<Image> {
+        let mut opened = select_superblocks(&devices, &copies)?;
         let devices: Vec<_> = opened.given.iter().map(|&i| Arc::clone(&devices[i])).collect();
         check_sizes(&opened, &devices)?;
         let directory = match &options.snapshot {
@@ -80,21 +94,41 @@ impl Image {
     }
 }
 
-/// `--path` names other ways to one namespace: those to the same subsystem and NSID, or to the only
-/// one there is.
-fn connect_options(address: &Address, all: &[Address], options: &OpenOptions) -> ConnectOptions {
-    let mut connect = options.connect.clone();
-    if all.len() > 1 {
-        connect.paths.retain(|path| path.is_same_namespace(address));
+/// Which of the namespaces make up the image, where an address named only their subsystem.
+fn chosen(
+    devices: &[Arc<dyn Device>],
+    copies: &[SuperblockCopies],
+    is_named: &[bool],
+) -> Result<Vec<usize>> {
+    if is_named.iter().all(|is_named| *is_named) {
+        return Ok((0..devices.len()).collect());
     }
-    connect
+    let candidates = copies.iter().zip(is_named);
+    let candidates: Vec<Candidate> = candidates
+        .map(|(copies, &is_named)| Candidate { copies: copies.clone(), is_named })
+        .collect();
+    let chosen = choose(&candidates).map_err(|Several(images)| {
+        let name = |at: &usize| devices[*at].namespace().address;
+        let list = images.iter().map(|(uuid, places)| {
+            format!("{uuid} at {}", places.iter().map(name).collect::<Vec<_>>().join(","))
+        });
+        let message =
+            format!("{} images lie there: {}", images.len(), list.collect::<Vec<_>>().join("; "));
+        Error::new(ErrorKind::InvalidArgument, message).hint("name the namespaces of one with ?ns=")
+    })?;
+    if chosen.is_empty() {
+        let subsystem = devices[0].namespace().address;
+        let message = format!("none of {} namespaces holds a dlfs image", devices.len());
+        return Err(Error::new(ErrorKind::NotFound, message).target(subsystem));
+    }
+    Ok(chosen)
 }
 
-fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<SuperblockSet> {
-    let copies = map_at_once(OPENING, devices, |device| {
-        read_copies(&mut Blocking::new(device.queue_pair()?)?)
-    })?;
-    let opened = select_generation(&copies).map_err(|error| {
+fn select_superblocks(
+    devices: &[Arc<dyn Device>],
+    copies: &[SuperblockCopies],
+) -> Result<SuperblockSet> {
+    let opened = select_generation(copies).map_err(|error| {
         let error = Error::from(error);
         match devices {
             [only] => error.target(only.namespace().address),
@@ -146,6 +180,3 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
     directory.check_current(superblock).map_err(another)?;
     Ok(directory)
 }
-
-/// The threads that namespaces are opened in, where there are several.
-const OPENING: &str = "dlfs-open";

@@ -7,7 +7,6 @@ use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
-use crate::qpair::blocking::Blocking;
 use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
 use crate::units::{SampleId, deadline};
 
@@ -137,11 +136,7 @@ impl Image {
         if self.directory.learned().is_some() {
             return Ok(()); // a folder has none
         }
-        let mut copies = Vec::with_capacity(self.devices.len());
-        for device in &self.devices {
-            copies.push(read_copies(&mut Blocking::new(device.queue_pair()?)?)?);
-        }
-        let opened = match select_generation(&copies) {
+        let opened = match select_generation(&read_copies(&self.devices)?) {
             Ok(opened) => opened,
             Err(error) => {
                 let what = format!("superblocks: {}", Error::from(error).report());

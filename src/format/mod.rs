@@ -74,6 +74,7 @@
 
 pub mod builder;
 pub mod checksum;
+pub mod choose;
 pub mod chunk;
 
 pub(crate) mod cursor;

@@ -1,22 +1,155 @@
-//! Opens the namespaces of an existing image for writing.
+//! Opens the namespaces of an image for writing: only the user selects among several.
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::Result;
+use crate::format::choose::{Candidate, choose};
+use crate::import::media::Media;
+use crate::import::options::Onto;
 use crate::nvme::Address;
+use crate::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use crate::qpair::{self, ConnectOptions, Device};
+use crate::units::ALIGN_BYTES;
+use crate::{Error, ErrorKind, Result};
 
-/// Opens one namespace of an image; `--path` gives alternative paths to it among those to others.
-pub(super) fn open_device(
-    address: &Address,
+/// What an address without `?ns=` may stand for where a subsystem has several namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// Those of the only image there.
+    OfImage,
+    /// All of them, where one image has them all: whatever is written is written to that.
+    AllOfImage,
+    /// None: what lies on them may be written over.
+    Nothing,
+}
+
+/// Opens the namespaces of an image that is there already.
+///
+/// # Errors
+/// Those of opening; `InvalidArgument`: an address does not say which of several namespaces is meant.
+pub(super) fn open_image(
     image: &[Address],
     connect: &ConnectOptions,
-) -> Result<Arc<dyn Device>> {
-    // Digests are proof that what was written over a network arrived intact.
+    meaning: Meaning,
+) -> Result<Vec<Arc<dyn Device>>> {
+    // What is written over a network is known to be right when it was covered by digests.
     let prefer_digests = connect.prefer_digests || connect.writable;
-    let mut connect = ConnectOptions { prefer_digests, ..connect.clone() };
-    if image.len() > 1 {
-        connect.paths.retain(|path| path.is_same_namespace(address));
+    let connect = ConnectOptions { prefer_digests, ..connect.clone() };
+    one_each(image, qpair::open_all(image, &connect)?, meaning)
+}
+
+/// Opens the namespaces of an image to import onto it. Files are created where there are none, and named
+/// in `created`.
+///
+/// # Errors
+/// As [`open_image`]; those of making files.
+pub(super) fn open_for_import(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+) -> Result<Vec<Arc<dyn Device>>> {
+    let remote: Vec<Address> =
+        image.iter().filter(|address| !matches!(address, Address::Path(_))).cloned().collect();
+    let mut connect = ConnectOptions { writable: true, ..connect.clone() };
+    if let [only] = &remote[..]
+        && image.len() > 1
+    {
+        connect.paths.retain(|path| path.is_same_namespace(only));
     }
-    qpair::open(address, &connect)
+    let meaning = match onto {
+        Onto::Append => Meaning::AllOfImage,
+        Onto::Empty | Onto::Force | Onto::Resume => Meaning::Nothing,
+    };
+    if onto == Onto::Empty {
+        image.iter().try_for_each(refuse_half_block)?;
+    }
+    let connect = ConnectOptions { prefer_digests: true, ..connect };
+    let mut opened = qpair::open_all(&remote, &connect)?.into_iter();
+    let mut devices = Vec::with_capacity(image.len());
+    for address in image {
+        devices.push(match address {
+            Address::Path(path) => {
+                let (device, is_new) = open_file(path, &connect, onto != Onto::Append)?;
+                created.extend(is_new.then(|| path.clone()));
+                vec![device]
+            }
+            _ => opened.next().expect("opened above"),
+        });
+    }
+    one_each(image, devices, meaning)
+}
+
+fn open_file(
+    path: &Path,
+    connect: &ConnectOptions,
+    may_create: bool,
+) -> Result<(Arc<dyn Device>, bool)> {
+    // Each thread waits for its own writes, and what goes into the page cache is copied there
+    // and then: a ring would only hand it to yet another thread.
+    let calls = match is_block_device(path) {
+        true => FileCalls::Auto,
+        false => FileCalls::Pread,
+    };
+    let options = FileOptions {
+        direct: connect.direct,
+        writable: true,
+        create_len: may_create.then_some(0),
+        calls,
+    };
+    let is_new = !path.exists();
+    Ok((Arc::new(FileNamespace::open(path, options)?), is_new))
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// A namespace is whole blocks; a file's last bytes behind them would be overwritten unseen. No image
+/// has any, so a file that ends in the middle of a block holds something else.
+fn refuse_half_block(address: &Address) -> Result<()> {
+    let Address::Path(path) = address else { return Ok(()) };
+    let half = |found: &std::fs::Metadata| {
+        found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
+    };
+    if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
+        return Err(Error::new(ErrorKind::Refused, "the target holds something else")
+            .path(path)
+            .hint("give it up with --force"));
+    }
+    Ok(())
+}
+
+/// The namespaces that the addresses stand for.
+fn one_each(
+    image: &[Address],
+    devices: Vec<Vec<Arc<dyn Device>>>,
+    meaning: Meaning,
+) -> Result<Vec<Arc<dyn Device>>> {
+    let is_open = |devices: &Vec<Arc<dyn Device>>| devices.len() > 1;
+    let Some(at) = devices.iter().position(is_open) else {
+        return Ok(devices.into_iter().flatten().collect());
+    };
+    let names = || devices[at].iter().map(|device| device.namespace().address);
+    let several = || qpair::ambiguous(&image[at], names());
+    if meaning == Meaning::Nothing {
+        return Err(several());
+    }
+    let is_named = devices.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
+    let all: Vec<Arc<dyn Device>> = devices.iter().flatten().cloned().collect();
+    let media = Media::for_reading(all.clone())?;
+    let mut channel = media.channel();
+    let mut candidates = Vec::with_capacity(all.len());
+    for (namespace, is_named) in (0..media.len()).zip(is_named) {
+        candidates.push(Candidate { copies: channel.superblocks(namespace)?, is_named });
+    }
+    let chosen = choose(&candidates).map_err(|_| several())?;
+    let has_image = chosen.iter().all(|&at| candidates[at].copies.newest().is_some());
+    if chosen.is_empty()
+        || meaning == Meaning::AllOfImage && (chosen.len() < all.len() || !has_image)
+    {
+        return Err(several());
+    }
+    Ok(chosen.into_iter().map(|at| Arc::clone(&all[at])).collect())
 }

@@ -16,7 +16,7 @@ use crate::format::{
     CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, FinishedChunk, Part, SampleMeta, Space, Uuid,
 };
 use crate::import::commit;
-use crate::import::device::open_device;
+use crate::import::device::{Meaning, open_image};
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{EditOptions, ImportOptions, Progress, Stage};
@@ -56,7 +56,7 @@ pub fn delete(
     options: &EditOptions,
     connect: &ConnectOptions,
 ) -> Result<EditReport> {
-    delete_with(&open_all(image, connect)?, names, options)
+    delete_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, names, options)
 }
 
 /// As [`delete`] with the default options, on namespaces that are open.
@@ -108,7 +108,7 @@ pub fn purge(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
-    purge_with(&open_all(image, connect)?, options, progress)
+    purge_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, options, progress)
 }
 
 /// As [`purge`] with the default options, on namespaces that are open.
@@ -129,9 +129,8 @@ fn purge_with(
     edit.lease.explain(result)
 }
 
-fn open_all(image: &[Address], connect: &ConnectOptions) -> Result<Vec<Arc<dyn Device>>> {
-    let connect = ConnectOptions { writable: true, ..connect.clone() };
-    image.iter().map(|address| open_device(address, image, &connect)).collect()
+fn writable(connect: &ConnectOptions) -> ConnectOptions {
+    ConnectOptions { writable: true, ..connect.clone() }
 }
 
 /// An edit of an image in progress.

@@ -1,7 +1,7 @@
 //! An import, from opening the source to the commit.
 
 use std::collections::HashSet;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,11 @@ use crate::format::{CellRange, ChunkSpec, Placement, Space};
 use crate::import::chunker::{Chunker, Rows};
 use crate::import::chunks::Job;
 use crate::import::commit;
-use crate::import::device::open_device;
+use crate::import::device::open_for_import;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
-    no_samples,
+    BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
 use crate::import::prepare::{self, ImportState, write_journals};
@@ -27,9 +26,7 @@ use crate::import::sources::{
 };
 use crate::import::streamed;
 use crate::nvme::Address;
-use crate::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use crate::qpair::{ConnectOptions, Device};
-use crate::units::ALIGN_BYTES;
 use crate::{Error, ErrorKind, Result};
 
 /// Imports `sources` onto the image at `image`.
@@ -52,16 +49,7 @@ pub fn import(
     progress.stage(Stage::Indexing, 0, 0);
     let source = open_source(sources, image, options)?;
     let mut created = Vec::new();
-    let mut devices = Vec::new();
-    for address in image {
-        if options.onto == Onto::Empty {
-            refuse_half_block(address)?;
-        }
-        let may_create = options.onto != Onto::Append;
-        let (device, new) = open_for_writing(address, image, connect, may_create)?;
-        created.extend(new);
-        devices.push(device);
-    }
+    let devices = open_for_import(image, options.onto, connect, &mut created)?;
     let result = run(source, devices, options, progress);
     if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::BadSource) {
         for path in created {
@@ -91,53 +79,6 @@ pub fn import_onto(
 enum OpenSource {
     Indexed(Box<Source>),
     Streams(Box<Found>),
-}
-
-/// Refuses a file that ends within a block: a namespace consists of whole blocks, so the last bytes would
-/// be overwritten unseen. No image ends like that, so the file holds something else.
-fn refuse_half_block(address: &Address) -> Result<()> {
-    let Address::Path(path) = address else { return Ok(()) };
-    let half = |found: &std::fs::Metadata| {
-        found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
-    };
-    if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
-        return Err(Error::new(ErrorKind::Refused, "the target holds something else")
-            .path(path)
-            .hint("give it up with --force"));
-    }
-    Ok(())
-}
-
-/// Opens a namespace for an import: creates the file if it does not exist, and then returns its path.
-fn open_for_writing(
-    address: &Address,
-    image: &[Address],
-    connect: &ConnectOptions,
-    may_create: bool,
-) -> Result<(Arc<dyn Device>, Option<PathBuf>)> {
-    if let Address::Path(path) = address {
-        // Each thread waits for its own writes, and a write to the page cache is a copy that completes at
-        // once: io_uring would only hand it to another thread.
-        let calls = match is_block_device(path) {
-            true => FileCalls::Auto,
-            false => FileCalls::Pread,
-        };
-        let options = FileOptions {
-            direct: connect.direct,
-            writable: true,
-            create_len: may_create.then_some(0),
-            calls,
-        };
-        let is_new = !path.exists();
-        let device = FileNamespace::open(path, options)?;
-        return Ok((Arc::new(device), is_new.then(|| path.clone())));
-    }
-    let connect = ConnectOptions { writable: true, ..connect.clone() };
-    Ok((open_device(address, image, &connect)?, None))
-}
-
-fn is_block_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 fn open_source(

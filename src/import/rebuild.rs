@@ -18,7 +18,7 @@ use crate::format::{
     ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space, Superblock, Uuid,
 };
 use crate::import::commit;
-use crate::import::device::open_device;
+use crate::import::device::{Meaning, open_image};
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
@@ -77,8 +77,7 @@ pub fn rebuild(
     progress: &mut dyn Progress,
 ) -> Result<RebuildReport> {
     let connect = ConnectOptions { writable: true, ..connect.clone() };
-    let devices: Vec<Arc<dyn Device>> =
-        image.iter().map(|address| open_device(address, image, &connect)).collect::<Result<_>>()?;
+    let devices = open_image(image, &connect, Meaning::AllOfImage)?;
     rebuild_on(&devices, since, progress)
 }
 

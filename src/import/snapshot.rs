@@ -1,16 +1,15 @@
 //! Saves a snapshot of the directory to a file, to open an image without reading it from the target.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::format::superblock_set::saved_at_another_generation;
 use crate::format::{FormatError, Superblock};
-use crate::import::device::open_device;
+use crate::import::device::{Meaning, open_image};
 use crate::import::media::Media;
 use crate::import::prepare;
 use crate::nvme::Address;
-use crate::qpair::{ConnectOptions, Device};
+use crate::qpair::ConnectOptions;
 use crate::replace_file::replace_file;
 use crate::units::Generation;
 use crate::{Error, Result};
@@ -68,9 +67,7 @@ pub fn snapshot_check(
 }
 
 fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superblock)> {
-    let devices: Vec<Arc<dyn Device>> =
-        image.iter().map(|address| open_device(address, image, connect)).collect::<Result<_>>()?;
-    let media = Media::for_reading(devices)?;
+    let media = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
     let opened = prepare::opened(&media)?;
     Ok((media.in_order(&opened.given), *opened.superblock()))
 }

@@ -7,6 +7,10 @@
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
+//! Without `?ns=` (or `ns:`) an NVMe/TCP address stands for a subsystem: to read an image, for all of its
+//! namespaces that hold the image; to write, or to read a bare namespace, for the only one that there is. Through
+//! SPDK it stands for the first active one.
+//!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte. Any other `%` stands for
 //! itself, so ordinary file names need no escapes. In a URL, every `%XX` stands for a byte.

@@ -15,7 +15,7 @@ pub struct TcpAddress {
     pub trsvcid: u16,
     /// Subsystem NQN.
     pub subnqn: Nqn,
-    /// Namespace; `None`: the first active one.
+    /// Namespace; `None`: those of an image, or the only one.
     pub nsid: Option<Nsid>,
 }
 

@@ -1,13 +1,9 @@
-//! A device: what queue pairs are made from, and how an address becomes one.
+//! A device: what queue pairs are made from.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::file::{FileNamespace, FileOptions};
-use super::folder::FolderNamespace;
-use super::tcp::TcpNamespace;
-use super::{ConnectOptions, Namespace, PairScope, QueuePair};
+use super::{Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 
@@ -67,45 +63,25 @@ pub struct Capabilities {
     pub local_path: Option<PathBuf>,
 }
 
-/// Opens the namespace at `address`.
-///
-/// # Errors
-/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace.
-/// `Unsupported`: an address that needs another build.
-pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
-    let device = open_as_it_is(address, options)?;
-    #[cfg(debug_assertions)]
-    let device = super::broken::as_told(device);
-    Ok(device)
+/// The refusal of an address that does not say which of several namespaces is meant; their addresses.
+pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>) -> Error {
+    let count = found.len();
+    let mut names = found.take(MAX_NAMED).collect::<Vec<_>>().join(",");
+    if count > MAX_NAMED {
+        names.push_str(",...");
+    }
+    let message = format!("the address does not say which of {count} namespaces is meant");
+    let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
+    error.hint(format!("name them with ?ns=: {names}"))
 }
 
-fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
-    let ConnectOptions { direct, writable, .. } = *options;
-    match address {
-        Address::Path(path) if !writable && path.is_dir() => {
-            Ok(Arc::new(FolderNamespace::open(path)?))
-        }
-        Address::Path(path) => {
-            let options = FileOptions { direct, writable, ..FileOptions::default() };
-            Ok(Arc::new(FileNamespace::open(path, options)?))
-        }
-        Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
-        #[cfg(feature = "spdk")]
-        Address::Spdk(address) => {
-            Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))
-        }
-        #[cfg(not(feature = "spdk"))]
-        Address::Spdk(_) => {
-            let message = "this build cannot use SPDK";
-            Err(Error::new(ErrorKind::Unsupported, message)
-                .target(address.to_string())
-                .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither"))
-        }
-    }
-}
+/// Namespaces that an error names.
+const MAX_NAMED: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::shared::SharedDevice;

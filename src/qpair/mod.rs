@@ -3,6 +3,7 @@
 //! An I/O owns its buffer; its completion gives the buffer back. No lifetime crosses the trait, no
 //! callback enters it, no method blocks. It knows blocks, never samples.
 
+mod addresses;
 pub mod blocking;
 #[cfg(debug_assertions)]
 mod broken;
@@ -32,8 +33,9 @@ mod transfer;
 mod uring;
 mod wake;
 
+pub use addresses::{open, open_all};
 pub use cpus::Cpus;
-pub use device::{Capabilities, Device, open};
+pub use device::{Capabilities, Device, ambiguous};
 pub use engines::{Engine, engines};
 pub use fence::Fence;
 pub(crate) use opening::open_pairs;

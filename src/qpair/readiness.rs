@@ -234,6 +234,11 @@ impl Waker {
 }
 
 impl Registry {
+    /// Whether both are of one poller.
+    pub fn is_of_poller_of(&self, other: &Registry) -> bool {
+        Arc::ptr_eq(&self.set, &other.set)
+    }
+
     /// Says that the queue pair has something, though no descriptor of its own is ready: it is polled in the
     /// turn under way or the next, and a sleep of its poller ends. From any thread.
     ///
@@ -367,7 +372,8 @@ impl<F: AsFd> Watched<F> {
         self.place.as_ref().is_none_or(|place| place.source.ready.swap(false, Ordering::Relaxed))
     }
 
-    fn leave(&mut self) {
+    /// Has nobody watch it from now on.
+    pub fn leave(&mut self) {
         let Some(Place { set, key, source, .. }) = self.place.take() else { return };
         if !set.is_ours() {
             return; // the set is the parent's, which still uses it

@@ -1,14 +1,15 @@
 //! Damage, or merely a newer generation? What looks wrong may have been written anew.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::buf::IoBuf;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::format::superblock_set::SuperblockCopies;
-use crate::qpair::blocking::Blocking;
-use crate::qpair::or_unreadable;
+use crate::qpair::calls::{Calls, Ticket};
+use crate::qpair::{Device, PairScope, open_pairs, or_unreadable};
 
 use super::plan::{Fetch, Part};
 use super::pump::Pump;
@@ -73,16 +74,52 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
     Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
-/// Reads both superblock copies of a namespace, a bad one twice: see [`SuperblockCopies::gather`].
-pub(crate) fn read_copies(blocking: &mut Blocking) -> Result<SuperblockCopies> {
-    let len = blocking.namespace().len_bytes();
-    SuperblockCopies::gather(len, |offset, again| {
-        if again {
-            blocking.distrust(offset, SUPERBLOCK_BYTES);
+/// Reads both superblock copies of each namespace, all at the same time, a bad one twice: see
+/// [`SuperblockCopies::gather`].
+pub(crate) fn read_copies(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockCopies>> {
+    let mut calls = Calls::new(DEADLINE)?;
+    let mut begun = Vec::with_capacity(devices.len());
+    for mut pairs in open_pairs(devices, &[PairScope::new()])? {
+        let pair = calls.add(pairs.pop().expect("each device gives one"));
+        let mut tickets = Vec::with_capacity(COPY_OFFSETS.len());
+        for offset in COPY_OFFSETS {
+            if offset + SUPERBLOCK_BYTES as u64 <= calls.namespace(pair).len_bytes() {
+                let buf = IoBuf::zeroed(SUPERBLOCK_BYTES);
+                tickets.push((offset, calls.begin_read(pair, offset, buf)?));
+            }
         }
-        or_unreadable(blocking.read(offset, SUPERBLOCK_BYTES))
-    })
+        begun.push((pair, tickets));
+    }
+    let mut copies = Vec::with_capacity(devices.len());
+    for (pair, tickets) in begun {
+        let len = calls.namespace(pair).len_bytes();
+        copies.push(SuperblockCopies::gather(len, |offset, again| {
+            if again {
+                calls.distrust(pair, offset, SUPERBLOCK_BYTES);
+                return or_unreadable(calls.read(pair, offset, SUPERBLOCK_BYTES));
+            }
+            match tickets.iter().find(|(of, _)| *of == offset) {
+                Some(&(_, ticket)) => or_unreadable(end_of(&mut calls, ticket)),
+                None => or_unreadable(calls.read(pair, offset, SUPERBLOCK_BYTES)), // it has grown
+            }
+        })?);
+    }
+    Ok(copies)
 }
+
+fn end_of(calls: &mut Calls, ticket: Ticket) -> Result<IoBuf> {
+    loop {
+        if let Some(result) = calls.take(ticket) {
+            return result;
+        }
+        if !calls.turn() {
+            calls.wait();
+        }
+    }
+}
+
+/// How long reading a superblock may take.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// No other fetch has this number.
 const CHECK_TOKEN: u64 = u64::MAX;

@@ -3,12 +3,14 @@
 
 use std::ops::Range;
 
+use crate::schedule::namespace_of;
 use crate::subsystem::{BLOCK_LEN, Subsystem, number_at};
 
 /// An I/O and its past.
 struct Asked {
     kind: Kind,
     blocks: Range<u64>,
+    namespace: usize,
     is_done: bool,
     /// The writes that were done when it was asked for.
     writes_done: Vec<u64>,
@@ -35,12 +37,14 @@ pub(crate) struct Outcome<'a> {
 /// A write that is done, and of which no flush has said anything.
 struct Unsettled {
     tag: u64,
+    namespace: usize,
     /// The last session that was live when it was done.
     session: u64,
 }
 
 /// Tags are places in the list of what was asked, from 1: what a write writes is its tag.
 pub(crate) struct Oracle {
+    namespaces: usize,
     asked: Vec<Asked>,
     unsettled: Vec<Unsettled>,
     done: Vec<u64>,
@@ -52,8 +56,9 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    pub(crate) fn new() -> Oracle {
+    pub(crate) fn new(namespaces: usize) -> Oracle {
         Oracle {
+            namespaces,
             asked: Vec::new(),
             unsettled: Vec::new(),
             done: Vec::new(),
@@ -66,8 +71,13 @@ impl Oracle {
     }
 
     fn ask(&mut self, kind: Kind, blocks: Range<u64>) -> u64 {
+        let namespace = namespace_of(blocks.start, self.namespaces);
+        self.ask_of(kind, blocks, namespace)
+    }
+
+    fn ask_of(&mut self, kind: Kind, blocks: Range<u64>, namespace: usize) -> u64 {
         let writes_done = self.done.clone();
-        self.asked.push(Asked { kind, blocks, is_done: false, writes_done });
+        self.asked.push(Asked { kind, blocks, namespace, is_done: false, writes_done });
         self.asked.len() as u64
     }
 
@@ -81,10 +91,23 @@ impl Oracle {
         self.ask(Kind::Write, blocks)
     }
 
-    /// The tag of a flush that is submitted now.
-    pub(crate) fn flush(&mut self) -> u64 {
+    /// The tag of a flush of a namespace that is submitted now.
+    pub(crate) fn flush(&mut self, namespace: usize) -> u64 {
         self.num_flushes += 1;
-        self.ask(Kind::Flush, 0..0)
+        self.ask_of(Kind::Flush, 0..0, namespace)
+    }
+
+    /// Whoever asked for these is gone, and must not be told. The blocks that it was writing.
+    pub(crate) fn abandon(&mut self, tags: &[u64]) -> Vec<Range<u64>> {
+        let mut writes = Vec::new();
+        for &tag in tags {
+            let asked = &mut self.asked[tag as usize - 1];
+            asked.is_done = true;
+            if asked.kind == Kind::Write {
+                writes.push(asked.blocks.clone());
+            }
+        }
+        writes
     }
 
     /// Judges a completion.
@@ -109,11 +132,16 @@ impl Oracle {
             (Kind::Read | Kind::Probe, true) => self.check_read(tag, buf, target),
             (Kind::Write, true) => {
                 self.done.push(tag);
-                self.unsettled.push(Unsettled { tag, session: self.last_session });
+                let (namespace, session) = (asked.namespace, self.last_session);
+                self.unsettled.push(Unsettled { tag, namespace, session });
             }
             (Kind::Flush, true) => self.check_flush(tag, target),
-            // It has told of everything up to the end of the session before.
-            (Kind::Flush, false) => self.unsettled.retain(|write| write.session == live),
+            // It has told of everything on its namespace up to the end of the session before.
+            (Kind::Flush, false) => {
+                let namespace = asked.namespace;
+                self.unsettled
+                    .retain(|write| write.namespace != namespace || write.session == live);
+            }
             (Kind::Read | Kind::Write, false) => {}
         }
     }
@@ -138,8 +166,9 @@ impl Oracle {
     }
 
     fn check_flush(&mut self, tag: u64, target: &Subsystem) {
-        let covered = &self.asked[tag as usize - 1].writes_done;
-        let is_covered = |write: &Unsettled| covered.contains(&write.tag);
+        let Asked { writes_done, namespace, .. } = &self.asked[tag as usize - 1];
+        let is_covered =
+            |write: &Unsettled| write.namespace == *namespace && writes_done.contains(&write.tag);
         for write in self.unsettled.iter().filter(|write| is_covered(write)) {
             let blocks = self.asked[write.tag as usize - 1].blocks.clone();
             if !target.is_durable(blocks, write.tag) {
@@ -147,6 +176,6 @@ impl Oracle {
                 self.broken_rules.push(message);
             }
         }
-        self.unsettled.retain(|write| !covered.contains(&write.tag));
+        self.unsettled.retain(|write| !is_covered(write));
     }
 }

@@ -19,8 +19,8 @@ pub(crate) enum Fault {
     Refuse { way: usize, ms: u64 },
     /// The target restarts, and is away for so long.
     Restart { ms: u64 },
-    /// There is another namespace behind a way from now on.
-    Replace { way: usize },
+    /// There is another namespace behind a way from now on, in the place of the `nth`.
+    Replace { way: usize, nth: usize },
     /// I/O on a way is answered with a path error.
     PathError { way: usize, ms: u64 },
     /// Connect of I/O queues is refused on a way.
@@ -45,7 +45,7 @@ impl fmt::Display for Fault {
             Fault::Silent { way, ms } => write!(f, "way {way} is silent for {ms} ms"),
             Fault::Refuse { way, ms } => write!(f, "way {way} is cut for {ms} ms"),
             Fault::Restart { ms } => write!(f, "the target restarts, {ms} ms away"),
-            Fault::Replace { way } => write!(f, "way {way} leads to another namespace"),
+            Fault::Replace { way, .. } => write!(f, "way {way} leads to another namespace"),
             Fault::PathError { way, ms } => write!(f, "way {way} has path errors for {ms} ms"),
             Fault::Busy { way, ms } => write!(f, "way {way} takes no I/O queue for {ms} ms"),
             Fault::Hang { ms } => write!(f, "the target answers nothing for {ms} ms"),
@@ -57,12 +57,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the host is asked to do, on which queue pair.
+/// What the host is asked to do, on which I/O queue. Blocks lie on the namespaces in turn: see
+/// [`namespace_of`].
 #[derive(Debug, Clone)]
 pub(crate) enum Ask {
     /// A read that has to succeed.
     Probe {
         pair: usize,
+        block: u64,
     },
     Read {
         pair: usize,
@@ -74,6 +76,12 @@ pub(crate) enum Ask {
     },
     Flush {
         pair: usize,
+        namespace: usize,
+    },
+    /// Who submits to a queue for a namespace is gone, and another comes in its place.
+    Renew {
+        pair: usize,
+        namespace: usize,
     },
 }
 
@@ -83,6 +91,9 @@ pub(crate) struct Schedule {
     pub(crate) seed: u64,
     pub(crate) ways: usize,
     pub(crate) pairs: usize,
+    pub(crate) namespaces: usize,
+    /// Whether they are asked for by their numbers, and not as all there are.
+    pub(crate) are_named: bool,
     pub(crate) has_cache: bool,
     pub(crate) mdts: u8,
     pub(crate) faults: Vec<(u64, Fault)>,
@@ -95,12 +106,13 @@ impl Schedule {
         let mut random = Random::new(seed ^ 0xD1F5);
         let ways = 1 + random.below(3) as usize;
         let pairs = 1 + random.below(3) as usize;
+        let namespaces = if random.once_in(2) { 1 } else { 2 + random.below(3) as usize };
         let length = 200 + random.below(1500);
         let mut faults: Vec<(u64, Fault)> = (0..random.below(7))
             .map(|_| {
                 // Some of them at the same moment, some while it is opened.
                 let at = if random.once_in(6) { random.below(4) } else { random.below(length) };
-                (at, fault(&mut random, ways, pairs))
+                (at, fault(&mut random, ways, pairs, namespaces))
             })
             .collect();
         faults.sort_by_key(|(at, _)| *at);
@@ -110,25 +122,33 @@ impl Schedule {
             let pair = random.below(pairs as u64) as usize;
             let length_blocks = [1, 8, 16, 32][random.below(4) as usize];
             let place = random.below(next_write + 2) * WRITE_BLOCKS;
-            let ask = match random.below(10) {
+            let namespace = random.below(namespaces as u64) as usize;
+            let ask = match random.below(if namespaces == 1 { 20 } else { 22 }) / 2 {
                 0..4 => Ask::Read { pair, blocks: place..place + length_blocks },
                 4..8 => {
                     let start = next_write * WRITE_BLOCKS;
                     next_write += 1;
                     Ask::Write { pair, blocks: start..start + length_blocks }
                 }
-                _ => Ask::Flush { pair },
+                8..10 => Ask::Flush { pair, namespace },
+                _ => Ask::Renew { pair, namespace },
             };
             asks.push((random.below(length), ask));
         }
         asks.sort_by_key(|(at, _)| *at);
         assert!((next_write + 2) * WRITE_BLOCKS < NUM_BLOCKS as u64, "within the namespace");
         let (has_cache, mdts) = (!random.once_in(5), 1 + random.below(2) as u8);
-        Schedule { seed, ways, pairs, has_cache, mdts, faults, asks }
+        let are_named = random.once_in(2);
+        Schedule { seed, ways, pairs, namespaces, are_named, has_cache, mdts, faults, asks }
     }
 }
 
-fn fault(random: &mut Random, ways: usize, pairs: usize) -> Fault {
+/// The place of the namespace, of so many, that a block lies on.
+pub(crate) fn namespace_of(block: u64, namespaces: usize) -> usize {
+    (block / WRITE_BLOCKS) as usize % namespaces
+}
+
+fn fault(random: &mut Random, ways: usize, pairs: usize, namespaces: usize) -> Fault {
     let way = random.below(ways as u64) as usize;
     let nth = random.below(8) as usize;
     // Mostly shorter than what is waited for, at times longer than anybody waits.
@@ -143,7 +163,7 @@ fn fault(random: &mut Random, ways: usize, pairs: usize) -> Fault {
         7..9 => Fault::Silent { way, ms },
         9..12 => Fault::Refuse { way, ms },
         12..15 => Fault::Restart { ms },
-        15 => Fault::Replace { way },
+        15 => Fault::Replace { way, nth: random.below(namespaces as u64) as usize },
         16..18 => Fault::PathError { way, ms },
         18 => Fault::Busy { way, ms },
         19..21 => Fault::Hang { ms },
@@ -154,4 +174,4 @@ fn fault(random: &mut Random, ways: usize, pairs: usize) -> Fault {
 }
 
 /// Each write has so many blocks for itself.
-const WRITE_BLOCKS: u64 = 32;
+pub(crate) const WRITE_BLOCKS: u64 = 32;

@@ -102,6 +102,8 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
         seed: 1,
         ways,
         pairs,
+        namespaces: 1,
+        are_named: true,
         has_cache: true,
         mdts: 2,
         faults,
@@ -109,7 +111,7 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
     };
     let read = |at, pair, start| (at, Ask::Read { pair, blocks: start..start + 8 });
     let write = |at, pair, start| (at, Ask::Write { pair, blocks: start..start + 8 });
-    let flush = |at, pair| (at, Ask::Flush { pair });
+    let flush = |at, pair| (at, Ask::Flush { pair, namespace: 0 });
     vec![
         (
             "Reconnect: the target restarts. Reads come again, the write on its way does not, the next flush tells",
@@ -153,7 +155,10 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
             scene(
                 2,
                 1,
-                vec![(30, Fault::Replace { way: 0 }), (200, Fault::Replace { way: 1 })],
+                vec![
+                    (30, Fault::Replace { way: 0, nth: 0 }),
+                    (200, Fault::Replace { way: 1, nth: 0 }),
+                ],
                 vec![read(29, 0, 0), read(100, 0, 8), read(250, 0, 16)],
             ),
         ),

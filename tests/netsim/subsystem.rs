@@ -1,4 +1,4 @@
-//! The simulated target: controllers on several ways to one namespace, whose cache a restart may lose.
+//! The simulated target: controllers on several ways to its namespaces, whose cache a restart may lose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -14,10 +14,18 @@ use dlfs::units::Nsid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::random::Random;
+use crate::schedule::namespace_of;
 use crate::wire::{Wire, bytes_of};
 
 /// The wires of the network, by their numbers.
 pub(crate) type Wires = BTreeMap<u64, Wire>;
+
+impl Way {
+    /// Whether its namespaces are those that the host is to use.
+    pub(crate) fn is_right(&self) -> bool {
+        (0..).zip(&self.nguids).all(|(place, found)| *found == nguid(place))
+    }
+}
 
 /// What a block holds: the number of the write that wrote it, 0 before the first.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,7 +41,8 @@ struct Block {
 /// What a way to the subsystem is like.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
-    pub(crate) nguid: [u8; 16],
+    /// Of each namespace.
+    pub(crate) nguids: Vec<[u8; 16]>,
     /// I/O is answered with a path error until this time.
     pub(crate) path_error_until: Instant,
     /// Connect of I/O queues is refused until this time.
@@ -56,6 +65,8 @@ pub(crate) struct Subsystem {
     next_cntlid: u16,
     work: Vec<Work>,
     pub(crate) num_flushes: u64,
+    /// Writes whose queue pair was dropped, and the first connection that was made after that.
+    pub(crate) abandoned: Vec<(std::ops::Range<u64>, u64)>,
     /// What broke a rule.
     pub(crate) broken_rules: Vec<String>,
     random: Random,
@@ -89,8 +100,15 @@ struct Work {
 }
 
 impl Subsystem {
-    pub(crate) fn new(now: Instant, ways: usize, has_cache: bool, random: Random) -> Subsystem {
-        let way = Way { nguid: NGUID, path_error_until: now, busy_until: now };
+    pub(crate) fn new(
+        now: Instant,
+        ways: usize,
+        namespaces: usize,
+        has_cache: bool,
+        random: Random,
+    ) -> Subsystem {
+        let nguids = (0..namespaces).map(nguid).collect();
+        let way = Way { nguids, path_error_until: now, busy_until: now };
         Subsystem {
             ways: vec![way; ways],
             blocks: vec![Block::default(); NUM_BLOCKS],
@@ -104,6 +122,7 @@ impl Subsystem {
             next_cntlid: 1,
             work: Vec::new(),
             num_flushes: 0,
+            abandoned: Vec::new(),
             broken_rules: Vec::new(),
             random,
         }
@@ -224,12 +243,12 @@ impl Subsystem {
     fn take(&mut self, now: Instant, wire: u64, queue: &mut Queue, event: Event, wires: &Wires) {
         let (id, sqe, data, room) = match event {
             Event::Command { id, sqe, data: DataTransfer::FromHost { len, .. } } => {
-                self.note_command(queue, &sqe, wires[&wire].portal);
+                self.note_command(queue, &sqe, wire, wires[&wire].portal);
                 queue.connection.receive(id, IoBuf::zeroed(len as usize));
                 return;
             }
             Event::Command { id, sqe, data } => {
-                self.note_command(queue, &sqe, wires[&wire].portal);
+                self.note_command(queue, &sqe, wire, wires[&wire].portal);
                 let room = if let DataTransfer::ToHost(len) = data { len } else { 0 };
                 (id, sqe, Vec::new(), room)
             }
@@ -256,17 +275,31 @@ impl Subsystem {
     }
 
     /// An I/O command has come: are these the rules?
-    fn note_command(&mut self, queue: &Queue, sqe: &Sqe, way: usize) {
+    fn note_command(&mut self, queue: &Queue, sqe: &Sqe, wire: u64, way: usize) {
         if queue.of.is_none_or(|(_, qid)| qid == 0) {
             return;
         }
-        if self.ways[way].nguid != NGUID {
+        if !self.ways[way].is_right() {
             self.broken_rules.push("another namespace got an I/O".to_owned());
+        }
+        let nsid = sqe.nsid.get() as usize;
+        let of_block = 1 + namespace_of(sqe.slba().0, self.num_namespaces());
+        if nsid == 0 || nsid > self.num_namespaces() || sqe.opcode != nvm::FLUSH && nsid != of_block
+        {
+            let message = format!("an I/O of namespace {of_block} is for namespace {nsid}");
+            return self.broken_rules.push(message);
         }
         match sqe.opcode {
             nvm::FLUSH => self.num_flushes += 1,
             nvm::WRITE => {
                 let start = sqe.slba().0 as usize;
+                let is_late = |(blocks, first): &(std::ops::Range<u64>, u64)| {
+                    blocks.contains(&(start as u64)) && wire >= *first
+                };
+                if self.abandoned.iter().any(is_late) {
+                    let message = format!("a write of block {start} was sent after it was dropped");
+                    return self.broken_rules.push(message);
+                }
                 for block in &mut self.blocks[start..start + sqe.num_blocks() as usize] {
                     block.received += 1;
                     if block.received > block.refused + 1 {
@@ -360,7 +393,10 @@ impl Subsystem {
         let mut data = None;
         match work.sqe.opcode {
             nvm::FLUSH => {
-                for block in &mut self.blocks {
+                let (nsid, namespaces) = (work.sqe.nsid.get() as usize, self.num_namespaces());
+                let is_of = |lba: u64| namespace_of(lba, namespaces) + 1 == nsid;
+                let blocks = (0..).zip(&mut self.blocks).filter(|(lba, _)| is_of(*lba));
+                for (_, block) in blocks {
                     block.durable = block.cached.take().unwrap_or(block.durable);
                 }
             }
@@ -413,9 +449,12 @@ impl Subsystem {
         match sqe.opcode {
             admin::IDENTIFY => data(match sqe.cns() {
                 cns::CONTROLLER => self.identify().as_bytes().to_vec(),
-                cns::ACTIVE_NAMESPACES => encode_namespace_list([Nsid(1)].into_iter()).to_vec(),
+                cns::ACTIVE_NAMESPACES => {
+                    let nsids = (sqe.nsid.get() + 1..=self.num_namespaces() as u32).map(Nsid);
+                    encode_namespace_list(nsids).to_vec()
+                }
                 cns::NAMESPACE => {
-                    let nguid = self.ways[*way].nguid;
+                    let nguid = self.ways[*way].nguids[sqe.nsid.get() as usize - 1];
                     let id = IdentifyNamespace::new(self.num_blocks, 512, nguid, false);
                     id.as_bytes().to_vec()
                 }
@@ -442,12 +481,16 @@ impl Subsystem {
         id.cntrltype = IdentifyController::TYPE_IO;
         (id.sqes, id.cqes) = (0x66, 0x44);
         id.maxcmd = 32.into();
-        id.nn = 1.into();
+        id.nn = (self.num_namespaces() as u32).into();
         id.sgls = (1 | 1 << 20).into();
         id.vwc = u8::from(self.has_cache);
         id.ioccsz = ((64 + 4096) / 16).into();
         id.iorcsz = 1.into();
         id
+    }
+
+    pub(crate) fn num_namespaces(&self) -> usize {
+        self.ways[0].nguids.len()
     }
 
     /// Connections that its side of the network has.
@@ -474,6 +517,11 @@ pub(crate) fn number_at(block: &[u8], at: usize) -> u64 {
 
 pub(crate) const BLOCK_LEN: usize = 512;
 pub(crate) const NUM_BLOCKS: usize = 2048;
-/// The namespace that the host is to use.
-pub(crate) const NGUID: [u8; 16] = [7; 16];
+
+/// That of the namespace at a place that the host is to use.
+pub(crate) fn nguid(place: usize) -> [u8; 16] {
+    let mut nguid = [7; 16];
+    nguid[0] += place as u8;
+    nguid
+}
 const _: () = assert!(IDENTIFY_LEN_BYTES == 4096);

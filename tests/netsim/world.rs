@@ -14,17 +14,17 @@ use dlfs::nvme::{Nqn, TcpAddress};
 use dlfs::qpair::session::lifecycle::Action;
 use dlfs::qpair::session::queue::{Action as QueueAction, TcpShared};
 use dlfs::qpair::session::{
-    Controller, Failure, Goal, HostIdentity, IoQueue, Lifecycle, Limits, Phase, Portal, Shared,
-    Terms, Turn,
+    Answer, Attached, Controller, Facts, Failure, Goal, HostIdentity, IoQueue, Lifecycle, Limits,
+    Phase, Portal, Shared, Terms, Turn,
 };
-use dlfs::qpair::{Completion, Io, IoOp, Namespace};
+use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 
 use crate::oracle::{Oracle, Outcome};
 use crate::random::Random;
-use crate::schedule::{Ask, Fault, Schedule};
-use crate::subsystem::{BLOCK_LEN, Subsystem, Wires};
+use crate::schedule::{Ask, Fault, Schedule, WRITE_BLOCKS, namespace_of};
+use crate::subsystem::{BLOCK_LEN, Subsystem, Way, Wires};
 use crate::wire::Wire;
 
 /// Everything that is simulated.
@@ -79,8 +79,16 @@ struct Admin {
 struct Pair {
     queue: IoQueue,
     wire: Option<u64>,
-    pending: VecDeque<Io>,
+    /// Of each namespace, who submits for it.
+    members: Vec<Member>,
     until: Option<Instant>,
+}
+
+struct Member {
+    number: usize,
+    pending: VecDeque<Io>,
+    /// What it has asked for and not been told of.
+    owed: Vec<u64>,
 }
 
 thread_local! {
@@ -107,7 +115,10 @@ impl World {
         WOKEN.set(false);
         let terms = Terms {
             subnqn: nqn("train"),
-            goal: Goal::Namespace(Some(Nsid(1))),
+            goal: match schedule.are_named {
+                true => Goal::Namespaces((1..=schedule.namespaces as u32).map(Nsid).collect()),
+                false => Goal::AllNamespaces,
+            },
             host: HostIdentity { nqn: nqn("host"), id: [3; 16] },
             digests: Digests::default(),
             required: Digests::default(),
@@ -116,8 +127,9 @@ impl World {
             tcp_timeout: Duration::from_millis(200),
             io_timeout: IO_TIMEOUT,
         };
-        let mut target =
-            Subsystem::new(start, schedule.ways, schedule.has_cache, Random::new(random.next()));
+        let Schedule { ways, namespaces, has_cache, .. } = schedule;
+        let of_target = Random::new(random.next());
+        let mut target = Subsystem::new(start, ways, namespaces, has_cache, of_target);
         target.mdts = schedule.mdts;
         let at = |ms: u64| start + Duration::from_millis(ms);
         World {
@@ -136,7 +148,7 @@ impl World {
             reach: vec![Reach { refused_until: start, silent_until: start }; schedule.ways],
             faults: schedule.faults.into_iter().map(|(ms, fault)| (at(ms), fault)).collect(),
             asks: schedule.asks.into_iter().map(|(ms, ask)| (at(ms), ask)).collect(),
-            oracle: Oracle::new(),
+            oracle: Oracle::new(namespaces),
             last_live: start,
             trace: is_traced.then(String::new),
             seen_phase: String::new(),
@@ -165,8 +177,11 @@ impl World {
                 // Once everything is well again it works again.
                 asked_for_more = true;
                 let at = self.now + SETTLING;
-                let reads = (0..num_pairs).map(|pair| (at, Ask::Probe { pair }));
-                self.asks.extend(reads);
+                let blocks = (0..self.target.num_namespaces() as u64).map(|at| at * WRITE_BLOCKS);
+                let pairs =
+                    (0..num_pairs).flat_map(|pair| blocks.clone().map(move |at| (pair, at)));
+                let probe = |(pair, block)| (at, Ask::Probe { pair, block });
+                self.asks.extend(pairs.map(probe));
                 continue;
             }
             if is_quiet && (is_dead || asked_for_more || !self.can_work()) {
@@ -199,12 +214,13 @@ impl World {
     }
 
     fn is_idle(&self) -> bool {
-        self.pairs.iter().all(|pair| pair.queue.owed() == 0 && pair.pending.is_empty())
+        let waits = |pair: &Pair| pair.members.iter().any(|member| !member.pending.is_empty());
+        self.pairs.iter().all(|pair| pair.queue.owed() == 0 && !waits(pair))
     }
 
     /// Whether the target as it is now has what the host needs.
     fn can_work(&self) -> bool {
-        self.target.ways.iter().any(|way| way.nguid == crate::subsystem::NGUID)
+        self.target.ways.iter().any(Way::is_right)
             && usize::from(self.target.granted) >= self.pairs.len()
             && !self.pairs.is_empty()
     }
@@ -223,10 +239,10 @@ impl World {
             if self.shared.with(Lifecycle::add_pair).is_err() {
                 break; // fewer are granted
             }
-            let namespace = self.shared.namespace().expect("it is live");
-            let queue = IoQueue::new(self.now, self.terms.clone(), CTRL_LOSS_TMO, namespace);
-            let (pending, until) = (VecDeque::new(), Some(self.now));
-            self.pairs.push(Pair { queue, wire: None, pending, until });
+            let mut queue = IoQueue::new(self.now, self.terms.clone(), CTRL_LOSS_TMO);
+            let places = 0..self.target.num_namespaces();
+            let members = places.map(|place| admit(&mut queue, place, &self.shared)).collect();
+            self.pairs.push(Pair { queue, wire: None, members, until: Some(self.now) });
         }
     }
 
@@ -328,12 +344,12 @@ impl World {
                 Ok(Turn::Quiet) => {}
                 Ok(Turn::Ready) => {
                     let (joint, facts) = (controller.joint(), controller.facts());
-                    let namespace = describe(facts);
-                    self.shared.with(|life| life.handle_ready(now, joint, facts, namespace));
+                    let namespaces = describe(facts);
+                    self.shared.with(|life| life.handle_ready(now, joint, facts, namespaces));
                 }
                 Ok(Turn::Changed) => {
-                    let namespace = describe(controller.facts());
-                    self.shared.with(|lifecycle| lifecycle.handle_changed(now, namespace));
+                    let namespaces = describe(controller.facts());
+                    self.shared.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
                 }
                 Err(failure) => {
                     self.shared.with(|lifecycle| lifecycle.handle_failed(now, failure));
@@ -402,19 +418,18 @@ impl World {
         self.pairs[index].queue.finish(&self.shared);
         self.send(index);
         let mut done = Vec::new();
-        while let Some(completion) = self.pairs[index].queue.next_completion(&self.shared) {
-            done.push(completion);
+        while let Some(answer) = self.pairs[index].queue.next_completion(&self.shared) {
+            done.push(answer);
         }
         let pair = &mut self.pairs[index];
-        pair.queue.handed_out(done.len());
         pair.until = pair.queue.poll_timeout();
         match (was_joined, pair.queue.is_joined()) {
             (false, true) => self.say(|| format!("pair {index} joins")),
             (true, false) => self.say(|| format!("pair {index} is out")),
             _ => {}
         }
-        done.into_iter().for_each(|completion| self.complete(index, completion));
-        self.take_pending(index);
+        done.into_iter().for_each(|answer| self.complete(index, answer));
+        (0..self.target.num_namespaces()).for_each(|place| self.take_pending(index, place));
     }
 
     fn send(&mut self, index: usize) {
@@ -453,9 +468,9 @@ impl World {
         };
         let (index, io) = match ask {
             Ask::Probe { .. } if !self.is_well() => return,
-            Ask::Probe { pair } => {
-                let tag = self.oracle.read(0..1, true);
-                (pair, io(IoOp::Read, 0, 1, tag))
+            Ask::Probe { pair, block } => {
+                let tag = self.oracle.read(block..block + 1, true);
+                (pair, io(IoOp::Read, block, 1, tag))
             }
             Ask::Read { pair, blocks } => {
                 let tag = self.oracle.read(blocks.clone(), false);
@@ -469,18 +484,43 @@ impl World {
                 }
                 (pair, io)
             }
-            Ask::Flush { pair } => (pair, io(IoOp::Flush, 0, 0, self.oracle.flush())),
+            Ask::Flush { pair, namespace } => {
+                // Where nothing is read or written a block says no more than whose it is.
+                let block = namespace as u64 * WRITE_BLOCKS;
+                (pair, io(IoOp::Flush, block, 0, self.oracle.flush(namespace)))
+            }
+            Ask::Renew { pair, namespace } => {
+                return self.renew(pair % self.pairs.len(), namespace);
+            }
         };
         let index = index % self.pairs.len();
+        let place = namespace_of(io.slba.0, self.target.num_namespaces());
+        let io = if io.op == IoOp::Flush { Io { slba: Lba(0), ..io } } else { io };
         let what = format!("{:?} {} of {} blocks", io.op, io.tag, io.buf.len() / BLOCK_LEN);
         self.say(|| format!("pair {index} takes {what}"));
-        self.pairs[index].pending.push_back(io);
-        self.take_pending(index);
+        self.pairs[index].members[place].owed.push(io.tag);
+        self.pairs[index].members[place].pending.push_back(io);
+        self.take_pending(index, place);
     }
 
-    fn take_pending(&mut self, index: usize) {
+    /// One who submits is dropped with what it has asked for.
+    fn renew(&mut self, index: usize, place: usize) {
+        self.say(|| format!("pair {index}: who uses namespace {} is another", place + 1));
+        let Pair { queue, members, until, .. } = &mut self.pairs[index];
+        let new = admit(queue, place, &self.shared);
+        let old = std::mem::replace(&mut members[place], new);
+        queue.part(old.number);
+        *until = Some(self.now);
+        let writes = self.oracle.abandon(&old.owed);
+        let late = writes.into_iter().map(|blocks| (blocks, self.next_wire));
+        self.target.abandoned.extend(late);
+        self.obey(index);
+    }
+
+    fn take_pending(&mut self, index: usize, place: usize) {
         let pair = &mut self.pairs[index];
-        if pair.queue.take(&mut pair.pending) > 0 {
+        let member = &mut pair.members[place];
+        if pair.queue.take(member.number, &mut member.pending) > 0 {
             pair.queue.issue(self.now, &self.shared);
             self.send(index);
             // A poller polls once before it sleeps.
@@ -488,8 +528,13 @@ impl World {
         }
     }
 
-    fn complete(&mut self, index: usize, completion: Completion) {
-        let Completion { tag, buf, result } = completion;
+    fn complete(&mut self, index: usize, answer: Answer) {
+        let Completion { tag, buf, result } = answer.completion;
+        let mut members = self.pairs[index].members.iter_mut();
+        match members.find(|member| member.number == answer.member) {
+            Some(member) if member.owed.contains(&tag) => member.owed.retain(|owed| *owed != tag),
+            _ => self.oracle.broken_rules.push(format!("{tag} comes to somebody else")),
+        }
         let text = match &result {
             Ok(()) => "is done".to_owned(),
             Err(error) => format!("has failed: {error}"),
@@ -536,8 +581,8 @@ impl World {
             }
             // What is there first is what it is to be.
             Fault::Replace { .. } if self.shared.identity().is_none() => {}
-            Fault::Replace { way } => {
-                self.target.ways[way].nguid = [8; 16];
+            Fault::Replace { way, nth } => {
+                self.target.ways[way].nguids[nth] = [8; 16];
                 on(&mut self.wires, way, &mut |wire| wire.break_off(now));
             }
             Fault::PathError { way, ms } => self.target.ways[way].path_error_until = until(ms),
@@ -593,8 +638,14 @@ impl World {
     }
 }
 
-fn describe(facts: &dlfs::qpair::session::Facts) -> Namespace {
-    facts.namespace("train".to_owned(), "tcp".to_owned(), 16, true)
+fn describe(facts: &Facts) -> Vec<Attached> {
+    facts.attached(|_| "train".to_owned(), "tcp", 16, true)
+}
+
+fn admit(queue: &mut IoQueue, place: usize, shared: &TcpShared) -> Member {
+    let namespace = shared.identity().expect("it was live")[place].namespace.clone();
+    let number = queue.admit(place, namespace);
+    Member { number, pending: VecDeque::new(), owed: Vec::new() }
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -594,8 +594,8 @@ const char *dlfs_strerror(int code);
 const char *dlfs_version(void);
 
 // Mounts the data set that lies on `addresses` and gives its handle in `*fs`, to be closed with
-// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn`; several are separated by commas,
-// in any order.
+// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn?ns=1`; several are separated by commas,
+// in any order. Without `?ns=` it means all namespaces of the subsystem that hold the data set.
 //
 // Reads the directory, not the names: those come with the first call that needs one. `options` may be
 // NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
@@ -783,7 +783,8 @@ int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
 int dlfs_log(dlfs_on_log on_log,
              void *user);
 
-// Opens the namespace at `address` (a path, an NVMe/TCP address, or what else the build knows), makes a
+// Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` where the subsystem has several
+// namespaces, or what else the build knows), makes a
 // queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.
 //
 // With no buffers, only dlfs_ns_info can be asked. `writable` is 0 or 1. `options` may be NULL; what

@@ -9,7 +9,7 @@ impl<T: Transport> Remote<T> {
     /// Whether a new queue pair that is not in a session yet may go on trying; `stage` is what it is at.
     ///
     /// # Errors
-    /// The namespace has been given up, or `deadline` has come.
+    /// The controller has been given up, or `deadline` has come.
     pub(in crate::qpair) fn may_wait(
         &self,
         now: Instant,
@@ -18,14 +18,14 @@ impl<T: Transport> Remote<T> {
         stage: &str,
     ) -> Result<()> {
         if let Phase::Dead(failure) = self.phase() {
-            return Err(failure.to_error(&self.name()));
+            return Err(self.error(&failure));
         }
         if now < deadline {
             return Ok(());
         }
         let mut error = Error::new(ErrorKind::TimedOut, format!("no I/O queue: {stage}"));
         if let Some(failure) = backlog.last_failure() {
-            error = error.source(failure.to_error(&self.name()));
+            error = error.source(self.error(failure));
         }
         Err(error.target(self.name()))
     }

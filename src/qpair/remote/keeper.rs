@@ -2,7 +2,7 @@
 //!
 //! It brings controllers up, keeps them alive, takes their events, and reconnects when they are lost:
 //! also while no queue pair is polled, so that a trainer that computes for a minute keeps its
-//! connections. It starts with the first namespace that is opened. A child process has none of its
+//! connections. It starts with the first controller that is opened. A child process has none of its
 //! parent's threads, so it starts its own.
 //!
 //! A mistake that one controller brings out ends that one: its remote is given up with the words of the
@@ -207,12 +207,12 @@ impl<T: Transport> Charge<T> {
                 Ok(Turn::Quiet) => {}
                 Ok(Turn::Ready) => {
                     let (joint, facts) = (admin.joint(), admin.facts());
-                    let namespace = remote.describe(facts);
-                    remote.with(|lifecycle| lifecycle.handle_ready(now, joint, facts, namespace));
+                    let namespaces = remote.describe(facts);
+                    remote.with(|lifecycle| lifecycle.handle_ready(now, joint, facts, namespaces));
                 }
                 Ok(Turn::Changed) => {
-                    let namespace = remote.describe(admin.facts());
-                    remote.with(|lifecycle| lifecycle.handle_changed(now, namespace));
+                    let namespaces = remote.describe(admin.facts());
+                    remote.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
                 }
                 Err(failure) => remote.with(|lifecycle| lifecycle.handle_failed(now, failure)),
             }

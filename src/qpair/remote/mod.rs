@@ -1,4 +1,5 @@
-//! A remote namespace, whatever its transport: its paths, its present session, its fate.
+//! The remote namespaces behind one controller, whatever its transport: their paths, their present session,
+//! their fate.
 //!
 //! A *session* is one association with a controller. The keeper thread brings it up, keeps it alive and
 //! replaces it when it is lost; queue pairs join it, and issue their reads again in the next. What is to be
@@ -11,7 +12,7 @@
 //! Invariants:
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
 //! - A flush succeeds only if no write that it should cover was lost with an earlier session.
-//! - A session is only ever replaced by one on the same namespace: same identifier, size, block length.
+//! - A session is only ever replaced by one on the same namespaces: same identifiers, sizes, block lengths.
 //! - Nothing waits without a limit.
 //!
 //! Read `session/lifecycle.rs` first, then this file, then `keeper.rs`.
@@ -26,11 +27,12 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+pub(in crate::qpair) use super::session::{Attached, Facts, Failure, HostIdentity, Turn};
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
-pub(in crate::qpair) use super::session::{Facts, Failure, HostIdentity, Turn};
-use super::{ConnectOptions, Namespace, Wait};
+use super::{ConnectOptions, Wait};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::process_id;
+use crate::units::Nsid;
 
 /// A way of reaching controllers.
 pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
@@ -51,10 +53,21 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     fn engine(remote: &Remote<Self>, facts: &Facts) -> String;
 }
 
-/// One way to the namespace: an address that a name stands for, on one of the user's paths.
+/// One way to the namespaces: an address that a name stands for, on one of the user's paths.
 pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
-    /// The address, as the user knows it.
-    fn address(&self) -> String;
+    /// The address, as the user knows it; with `nsid`, that of this namespace behind it.
+    fn address(&self, nsid: Option<Nsid>) -> String;
+}
+
+/// Which namespaces behind a controller are wanted.
+#[derive(Debug, Clone)]
+pub(in crate::qpair) enum Wanted {
+    /// The one that each path names, or the first where it names none.
+    OfPath,
+    /// These, on each path.
+    These(Arc<[Nsid]>),
+    /// All that are active when it is opened, or the one that a path names.
+    All,
 }
 
 /// An admin queue. Nothing here blocks for long, so one thread can keep any number of controllers.
@@ -84,8 +97,9 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     fn give_up(&mut self, _failure: &Failure) {}
 }
 
-/// What handles on one remote namespace share: its sessions, and how they are made.
+/// What handles on the namespaces behind one controller share: its sessions, and how they are made.
 pub(in crate::qpair) struct Remote<T: Transport> {
+    pub(in crate::qpair) wanted: Wanted,
     pub(in crate::qpair) options: ConnectOptions,
     pub(in crate::qpair) host: HostIdentity,
     /// Never empty; the user's order.
@@ -107,7 +121,8 @@ impl<T: Transport> Remote<T> {
     pub(in crate::qpair) fn new(
         options: ConnectOptions,
         portals: Vec<T::Portal>,
-        seen: Option<Namespace>,
+        wanted: Wanted,
+        seen: Option<Arc<[Attached]>>,
     ) -> Arc<Remote<T>> {
         let limits = Limits {
             connect_timeout: options.connect_timeout,
@@ -119,6 +134,7 @@ impl<T: Transport> Remote<T> {
         let lifecycle = Lifecycle::new(now, limits, Arc::clone(&portals), seen, random);
         Arc::new(Remote {
             host: HostIdentity::new(&options),
+            wanted,
             options,
             shared: Shared::new(lifecycle, portals.len() > 1, || T::keepers().wake()),
             portals,
@@ -142,7 +158,8 @@ impl<T: Transport> Remote<T> {
     fn make_successor(&self) -> Result<&Arc<Remote<T>>> {
         let keeper = T::keepers().of_this_process()?;
         let seen = self.identity().cloned();
-        let next = Remote::new(self.options.clone(), self.portals.to_vec(), seen);
+        let (options, wanted) = (self.options.clone(), self.wanted.clone());
+        let next = Remote::new(options, self.portals.to_vec(), wanted, seen);
         // Another thread may have been faster: then its remote is the one.
         if self.successor.set(Arc::clone(&next)).is_ok() {
             keeper.keep(&next);
@@ -150,22 +167,38 @@ impl<T: Transport> Remote<T> {
         Ok(self.successor.get().expect("set above or by another thread"))
     }
 
-    /// How the user knows it.
-    pub(in crate::qpair) fn name(&self) -> String {
-        self.portals[0].address()
+    /// How the user knows what lies behind the controller.
+    fn name(&self) -> String {
+        self.portals[0].address(None)
     }
 
-    /// Waits until the namespace is there or given up, at most until `deadline`.
-    pub(in crate::qpair) fn wait_open(&self, deadline: Instant) -> Result<Namespace> {
+    /// How the user knows a namespace of `count`.
+    fn name_of(&self, nsid: Nsid, count: usize) -> String {
+        let is_named = match self.wanted {
+            Wanted::OfPath => false,
+            Wanted::These(_) => true,
+            Wanted::All => count > 1,
+        };
+        self.portals[0].address(is_named.then_some(nsid))
+    }
+
+    /// The library's error for a failure of the controller, or of the namespace that it names.
+    pub(in crate::qpair) fn error(&self, failure: &Failure) -> Error {
+        let seen = self.identity().map_or(usize::MAX, |seen| seen.len());
+        failure.to_error(&failure.nsid.map_or_else(|| self.name(), |nsid| self.name_of(nsid, seen)))
+    }
+
+    /// Waits until the namespaces are there or given up, at most until `deadline`: what they are.
+    pub(in crate::qpair) fn wait_open(&self, deadline: Instant) -> Result<Arc<[Attached]>> {
         let left = deadline.saturating_duration_since(Instant::now());
         let opened = self.shared.wait(left, |lifecycle| match lifecycle.phase() {
-            Phase::Live(session) => Some(Ok(session.namespace.clone())),
+            Phase::Live(_) => lifecycle.identity().cloned().map(Ok),
             Phase::Dead(failure) => Some(Err(failure)),
             Phase::Opening | Phase::Lost(_) => None,
         });
         match opened {
-            Some(Ok(namespace)) => Ok(namespace),
-            Some(Err(failure)) => Err(failure.to_error(&self.name())),
+            Some(Ok(namespaces)) => Ok(namespaces),
+            Some(Err(failure)) => Err(self.error(&failure)),
             None => {
                 let error = Error::new(ErrorKind::TimedOut, "connecting took too long");
                 Err(error.target(self.name()))
@@ -198,10 +231,12 @@ impl<T: Transport> Remote<T> {
         self.shared.with(|lifecycle| lifecycle.give_up(failure));
     }
 
-    /// What `facts` make of the namespace.
-    pub(in crate::qpair) fn describe(&self, facts: &Facts) -> Namespace {
+    /// What `facts` make of the namespaces.
+    pub(in crate::qpair) fn describe(&self, facts: &Facts) -> Vec<Attached> {
         let ConnectOptions { queue_size, writable, .. } = self.options;
-        facts.namespace(self.name(), T::engine(self, facts), queue_size, writable)
+        let count = facts.namespaces.len();
+        let name = |nsid| self.name_of(nsid, count);
+        facts.attached(name, &T::engine(self, facts), queue_size, writable)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::{Durability, Failure, Session, Shared};
+use super::{Failure, Session, Shared};
 use crate::buf::IoBuf;
 use crate::error::ErrorKind;
 use crate::nvme::{RetryClass, Status};
@@ -20,6 +20,10 @@ use crate::units::Lba;
 pub struct Attempt {
     /// The I/O.
     pub io: Io,
+    /// Who submitted it, by the queue's own count.
+    pub member: usize,
+    /// The place of its namespace in the session.
+    pub place: usize,
     /// How often it has been issued before.
     tries: u8,
     /// For a flush: what it will have covered.
@@ -49,6 +53,15 @@ impl Attempt {
     }
 }
 
+/// A completion, and whose it is.
+#[derive(Debug)]
+pub struct Answer {
+    /// Who submitted the I/O.
+    pub member: usize,
+    /// How it ended.
+    pub completion: Completion,
+}
+
 /// An I/O larger than the present session takes at once, while its pieces are under way.
 #[derive(Debug)]
 struct Cut {
@@ -58,7 +71,7 @@ struct Cut {
     failed: Option<IoError>,
 }
 
-/// The I/Os that a queue pair on a remote namespace has taken, but for those in its connection.
+/// The I/Os that an I/O queue has taken, but for those in its connection.
 ///
 /// While the connection is down I/Os are taken and wait. Reads that were on their way when it died are
 /// issued again; writes and flushes are not, since the target may still apply them: they complete with
@@ -71,7 +84,7 @@ pub struct Backlog {
     delayed: VecDeque<(Instant, Attempt)>,
     cuts: Slab<Cut>,
     /// Completions that did not come from the connection just now.
-    finished: VecDeque<Completion>,
+    finished: VecDeque<Answer>,
     /// I/Os taken and not completed.
     owed: usize,
     /// Since when nothing has worked.
@@ -81,7 +94,7 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// That of a queue pair which has no connection yet.
+    /// That of a queue which has no connection yet.
     pub fn new(now: Instant) -> Backlog {
         Backlog {
             waiting: VecDeque::new(),
@@ -94,9 +107,11 @@ impl Backlog {
         }
     }
 
-    /// Takes what there is room for; what cannot be is finished with the reason.
+    /// Takes what there is room for from `member`, for the namespace at `place`; what cannot be is finished
+    /// with the reason.
     pub fn take(
         &mut self,
+        (member, place): (usize, usize),
         pending: &mut VecDeque<Io>,
         namespace: &Namespace,
         fence: Option<&Arc<Fence>>,
@@ -107,12 +122,13 @@ impl Backlog {
             match namespace.check(&io) {
                 Ok(()) => {
                     let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
-                    self.waiting.push_back(Attempt { io, tries: 0, covers: 0, fence, of: None });
+                    let (tries, covers, of) = (0, 0, None);
+                    let attempt = Attempt { io, member, place, tries, covers, fence, of };
+                    self.waiting.push_back(attempt);
                 }
-                Err(error) => self.finished.push_back(Completion {
-                    tag: io.tag,
-                    buf: io.buf,
-                    result: Err(error),
+                Err(error) => self.finished.push_back(Answer {
+                    member,
+                    completion: Completion { tag: io.tag, buf: io.buf, result: Err(error) },
                 }),
             }
         }
@@ -125,15 +141,16 @@ impl Backlog {
         self.owed
     }
 
-    /// The next I/O to issue in a session on `namespace`. What was taken when a session took more at once
-    /// is cut to what this one takes.
-    pub fn next_to_issue(
+    /// The next I/O to issue in `session`. What was taken when a session took more at once is cut to what
+    /// this one takes.
+    pub fn next_to_issue<P: Clone + fmt::Display, J>(
         &mut self,
-        durability: &Durability,
-        namespace: &Namespace,
+        shared: &Shared<P, J>,
+        session: &Session<P, J>,
     ) -> Option<Attempt> {
         loop {
             let mut attempt = self.waiting.pop_front()?;
+            let namespace = &session.namespaces[attempt.place].namespace;
             if attempt.is_fenced() {
                 self.end(attempt, Err(IoError::Fenced));
                 continue;
@@ -143,6 +160,7 @@ impl Backlog {
                 continue;
             }
             if attempt.io.op == IoOp::Flush {
+                let durability = shared.durability(attempt.place);
                 if durability.take_lost() {
                     let reason = "writes that had completed were not durable when the target was \
                                   lost";
@@ -170,6 +188,8 @@ impl Backlog {
             let io = Io { op, slba, buf, tag: attempt.io.tag };
             pieces.push(Attempt {
                 io,
+                member: attempt.member,
+                place: attempt.place,
                 tries,
                 covers: 0,
                 fence: attempt.fence.clone(),
@@ -184,9 +204,11 @@ impl Backlog {
     }
 
     /// The completion of an attempt that has ended; `None` for a piece while others are under way.
-    fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Completion> {
-        let Attempt { io: Io { tag, buf, .. }, of, .. } = attempt;
-        let Some((key, number)) = of else { return Some(Completion { tag, buf, result }) };
+    fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Answer> {
+        let Attempt { io: Io { tag, buf, .. }, member, of, .. } = attempt;
+        let Some((key, number)) = of else {
+            return Some(Answer { member, completion: Completion { tag, buf, result } });
+        };
         let (key, number) = (key as usize, number as usize);
         let cut = &mut self.cuts[key];
         cut.pieces[number] = buf;
@@ -201,7 +223,7 @@ impl Backlog {
     }
 
     /// An attempt has ended; its completion is handed out later.
-    fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
+    pub fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
     }
@@ -212,17 +234,24 @@ impl Backlog {
         self.waiting.push_front(attempt);
     }
 
-    /// Fails one I/O.
-    #[cfg(feature = "spdk")]
-    pub fn fail(&mut self, attempt: Attempt, error: IoError) {
-        self.end(attempt, Err(error));
+    /// Ends what waits of `member`.
+    pub fn fail_those_of(&mut self, member: usize, reason: &str) {
+        let is_of = |attempt: &Attempt| attempt.member == member;
+        let (ended, waiting): (VecDeque<Attempt>, VecDeque<Attempt>) =
+            self.waiting.drain(..).partition(is_of);
+        let (late, delayed): (VecDeque<_>, VecDeque<_>) =
+            self.delayed.drain(..).partition(|(_, attempt)| is_of(attempt));
+        (self.waiting, self.delayed) = (waiting, delayed);
+        for attempt in ended.into_iter().chain(late.into_iter().map(|(_, attempt)| attempt)) {
+            self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+        }
     }
 
     /// Takes back what was in a connection that died, oldest first.
-    pub fn recover(
+    pub fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
-        durability: &Durability,
+        shared: &Shared<P, J>,
         reason: &str,
     ) {
         for attempt in unfinished.rev() {
@@ -232,7 +261,7 @@ impl Backlog {
                 continue;
             }
             if op == IoOp::Flush {
-                durability.flush_failed(attempt.covers);
+                shared.durability(attempt.place).flush_failed(attempt.covers);
             }
             self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }
@@ -246,7 +275,7 @@ impl Backlog {
         session: &Session<P, J>,
         attempt: Attempt,
         result: Result<Status, IoError>,
-    ) -> Option<Completion> {
+    ) -> Option<Answer> {
         let status = match result {
             Ok(status) => status,
             Err(error) => return self.completion(attempt, Err(error)),
@@ -256,9 +285,11 @@ impl Backlog {
             self.down_since = None;
             match attempt.io.op {
                 IoOp::Read => {}
-                IoOp::Write if session.has_volatile_write_cache => shared.wrote(session.number),
+                IoOp::Write if session.has_volatile_write_cache => {
+                    shared.wrote(session.number, attempt.place);
+                }
                 IoOp::Write => {}
-                IoOp::Flush => shared.durability().flushed(attempt.covers),
+                IoOp::Flush => shared.durability(attempt.place).flushed(attempt.covers),
             }
             return self.completion(attempt, Ok(()));
         }
@@ -275,7 +306,7 @@ impl Backlog {
     }
 
     /// The completion of a read that succeeded in a session which is known to work; `None` for a piece.
-    pub fn succeed(&mut self, attempt: Attempt) -> Option<Completion> {
+    pub fn succeed(&mut self, attempt: Attempt) -> Option<Answer> {
         self.down_since = None;
         self.completion(attempt, Ok(()))
     }
@@ -334,12 +365,12 @@ impl Backlog {
     }
 
     /// Keeps a completion to be handed out later.
-    pub fn finish(&mut self, completion: Completion) {
-        self.finished.push_back(completion);
+    pub fn finish(&mut self, answer: Answer) {
+        self.finished.push_back(answer);
     }
 
     /// A completion that waits to be handed out.
-    pub fn pop_finished(&mut self) -> Option<Completion> {
+    pub fn pop_finished(&mut self) -> Option<Answer> {
         self.finished.pop_front()
     }
 

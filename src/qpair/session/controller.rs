@@ -1,33 +1,22 @@
 //! The admin queue of one controller: from a connection to a usable controller, and keeping it alive.
 //!
-//! A state machine of one command after another.
+//! A state machine of one command after another; only namespaces are asked about several at a time.
 
 use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 
 use super::connect::Event;
+use super::identification::{Goal, Identification, Known, Page, check_ana, unsupported};
 use super::{Channel, ConnectTerms, Facts, Failure, HostIdentity, Turn};
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
-use crate::nvme::identify::{IDENTIFY_LEN_BYTES, NamespaceDescriptors, decode_namespace_list};
+use crate::nvme::identify::IDENTIFY_LEN_BYTES;
 use crate::nvme::sqe::{cns, feature, log_page};
-use crate::nvme::{
-    Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, IdentifyError, IdentifyNamespace, Nqn,
-    Property, Sqe, Status,
-};
+use crate::nvme::{Cap, Cc, ConnectData, Cqe, Csts, IdentifyController, Nqn, Property, Sqe};
 use crate::tcp::Digests;
 use crate::tcp::host::Transfer;
 use crate::units::{Nsid, deadline};
-
-/// What an admin queue is to be brought up for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Goal {
-    /// I/O on a namespace; `None`: the first active one.
-    Namespace(Option<Nsid>),
-    /// The records of a discovery service.
-    Discovery,
-}
 
 /// With what to connect.
 #[derive(Debug, Clone)]
@@ -97,7 +86,6 @@ pub struct Joint {
 /// What only the admin queue has to know of its controller.
 #[derive(Debug, Default)]
 struct Properties {
-    anagrpid: u32,
     cap: u64,
     oaes: u32,
     has_ana: bool,
@@ -114,6 +102,9 @@ pub struct Controller {
     facts: Facts,
     joint: Joint,
     properties: Properties,
+    identification: Identification,
+    /// The ANA group of each namespace.
+    anagrpids: Vec<u32>,
     /// Records of the discovery service.
     records: Vec<DiscoveryRecord>,
     /// What is being done, until the goal is reached.
@@ -133,6 +124,8 @@ pub struct Controller {
 pub struct Task {
     step: Step,
     bytes: Vec<u8>,
+    /// The namespace that it asks about, if it asks about one.
+    about: Option<Known>,
 }
 
 impl AsRef<[u8]> for Task {
@@ -212,6 +205,8 @@ impl Controller {
             facts: Facts::default(),
             joint: Joint::default(),
             properties: Properties::default(),
+            identification: Identification::default(),
+            anagrpids: Vec::new(),
             records: Vec::new(),
             step: Step::ReadCapabilities,
             later: None,
@@ -251,11 +246,15 @@ impl Controller {
                 }
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
-                    let step = payload.step;
+                    let (step, nsid) = (payload.step, payload.about.map(|of| of.facts.nsid));
+                    let explain = |failure: Failure| {
+                        let failure = failure.at(step.name());
+                        Failure { nsid: failure.nsid.or(nsid), ..failure }
+                    };
                     let cqe = result
                         .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()))
-                        .map_err(|failure| failure.at(step.name()))?;
-                    let one = self.finish(now, payload, cqe).map_err(|f| f.at(step.name()))?;
+                        .map_err(explain)?;
+                    let one = self.finish(now, payload, cqe).map_err(explain)?;
                     turn = if one == Turn::Quiet { turn } else { one };
                 }
             }
@@ -319,8 +318,6 @@ impl Controller {
         if !self.ready {
             self.step = step;
         }
-        let nsid = self.facts.nsid;
-        let identify = |cns, nsid| (Sqe::identify(0, cns, nsid), In, IDENTIFY_LEN_BYTES);
         let log =
             |lid, offset, len: usize| (Sqe::get_log_page(0, lid, offset, len as u32), In, len);
         let bare = |sqe| (sqe, Transfer::None, 0);
@@ -331,15 +328,19 @@ impl Controller {
             Step::Disable => bare(Sqe::property_set(0, Property::Cc, 0)),
             Step::Enable => bare(Sqe::property_set(0, Property::Cc, Cc::ENABLE.0.into())),
             Step::AwaitDisabled | Step::AwaitReady => bare(Sqe::property_get(0, Property::Csts)),
-            Step::IdentifyController => identify(cns::CONTROLLER, Nsid(0)),
+            Step::IdentifyController => {
+                (Sqe::identify(0, cns::CONTROLLER, Nsid(0)), In, IDENTIFY_LEN_BYTES)
+            }
             Step::SetNumQueues => bare(Sqe::set_num_queues(0, self.terms.nr_io_queues.max(1))),
             Step::ConfigureEvents => {
                 let events = self.properties.oaes & EVENTS_WANTED;
                 bare(Sqe::set_features(0, feature::ASYNC_EVENT_CONFIG, events))
             }
-            Step::ListNamespaces => identify(cns::ACTIVE_NAMESPACES, Nsid(0)),
-            Step::IdentifyNamespace => identify(cns::NAMESPACE, nsid),
-            Step::ReadDescriptors => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
+            Step::ListNamespaces => {
+                let behind = self.identification.last_listed();
+                (Sqe::identify(0, cns::ACTIVE_NAMESPACES, behind), In, IDENTIFY_LEN_BYTES)
+            }
+            Step::IdentifyNamespace | Step::ReadDescriptors => return self.identify_more(now),
             Step::ReadAna => {
                 let (mut sqe, transfer, len) = log(log_page::ANA, 0, ANA_LOG_LEN);
                 sqe.cdw10 = (sqe.cdw10.get() | ANA_GROUPS_ONLY).into();
@@ -358,19 +359,40 @@ impl Controller {
             Step::AwaitEvent => bare(Sqe::async_event_request(0)),
             Step::ReadChangedNamespaces => log(log_page::CHANGED_NAMESPACES, 0, 4096),
         };
-        self.submit(now, step, sqe, transfer, vec![0; len])
+        self.submit(now, sqe, transfer, Task { step, bytes: vec![0; len], about: None })
+    }
+
+    /// Asks about as many namespaces as may be asked about at a time.
+    fn identify_more(&mut self, now: Instant) -> Result<(), Failure> {
+        while let Some(place) = self.identification.next() {
+            let facts = self.facts.namespaces[place];
+            let known = Known { place, facts, anagrpid: self.anagrpids[place] };
+            self.ask_about(now, Step::IdentifyNamespace, known)?;
+        }
+        Ok(())
+    }
+
+    fn ask_about(&mut self, now: Instant, step: Step, known: Known) -> Result<(), Failure> {
+        if !self.ready {
+            self.step = step;
+        }
+        let cns = match step {
+            Step::ReadDescriptors => cns::NAMESPACE_DESCRIPTORS,
+            _ => cns::NAMESPACE,
+        };
+        let sqe = Sqe::identify(0, cns, known.facts.nsid);
+        let task = Task { step, bytes: vec![0; IDENTIFY_LEN_BYTES], about: Some(known) };
+        self.submit(now, sqe, Transfer::In, task)
     }
 
     fn submit(
         &mut self,
         now: Instant,
-        step: Step,
         sqe: Sqe,
         transfer: Transfer,
-        bytes: Vec<u8>,
+        task: Task,
     ) -> Result<(), Failure> {
-        let patient = step == Step::AwaitEvent;
-        let task = Task { step, bytes };
+        let patient = task.step == Step::AwaitEvent;
         // Full means that the target leaves dozens of our few commands unanswered.
         self.channel.submit(now, sqe, transfer, patient, task).map_err(|task| {
             Failure::new(ErrorKind::Disconnected, "the admin queue takes no command")
@@ -380,7 +402,7 @@ impl Controller {
 
     /// Takes the answer to a step and goes on with the next.
     fn finish(&mut self, now: Instant, task: Task, cqe: Cqe) -> Result<Turn, Failure> {
-        let Task { step, bytes } = task;
+        let Task { step, bytes, about } = task;
         let status = cqe.status();
         if !status.is_success() && !may_fail(step) {
             let message = format!("the controller answered {status}");
@@ -420,25 +442,36 @@ impl Controller {
                 self.after_events()
             }
             Step::ListNamespaces => {
-                self.facts.nsid = first_namespace(&bytes, status)?;
-                Step::IdentifyNamespace
+                let end = self.identification.take_page(&bytes, status)?;
+                match end == Page::MoreBehind && self.terms.goal == Goal::AllNamespaces {
+                    true => Step::ListNamespaces,
+                    false => self.begin_identification(),
+                }
             }
             Step::IdentifyNamespace => {
-                self.take_namespace(&bytes)?;
-                Step::ReadDescriptors
+                let mut known = about.expect("it asks about one");
+                known.take_namespace(&bytes)?;
+                self.ask_about(now, Step::ReadDescriptors, known)?;
+                return Ok(Turn::Quiet);
             }
             Step::ReadDescriptors => {
-                if status.is_success() && self.facts.nguid == [0; 16] {
-                    self.facts.nguid = best_identifier(&bytes);
+                let mut known = about.expect("it asks about one");
+                if status.is_success() {
+                    known.take_descriptors(&bytes);
                 }
-                if !self.properties.has_ana {
-                    return Ok(self.reach(now));
+                self.facts.namespaces[known.place] = known.facts;
+                self.anagrpids[known.place] = known.anagrpid;
+                match (self.identification.finish_one(), self.properties.has_ana) {
+                    (false, _) => Step::IdentifyNamespace,
+                    (true, false) => return Ok(self.reach(now)),
+                    (true, true) => Step::ReadAna,
                 }
-                Step::ReadAna
             }
             Step::ReadAna => {
                 if status.is_success() {
-                    check_ana(&bytes, self.properties.anagrpid)?;
+                    let nsids = self.facts.namespaces.iter().map(|facts| facts.nsid);
+                    let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
+                    check_ana(&bytes, &groups)?;
                 }
                 return Ok(self.reach(now));
             }
@@ -460,7 +493,13 @@ impl Controller {
             }
             Step::KeepAlive => return Ok(Turn::Quiet),
             Step::AwaitEvent => return self.take_event(now, &cqe),
-            Step::ReadChangedNamespaces => Step::IdentifyNamespace,
+            Step::ReadChangedNamespaces => {
+                let known = &self.facts.namespaces;
+                if !self.identification.begin_again(&bytes, status, known) {
+                    return Ok(Turn::Quiet);
+                }
+                Step::IdentifyNamespace
+            }
         };
         self.begin(now, next)?;
         Ok(Turn::Quiet)
@@ -468,12 +507,15 @@ impl Controller {
 
     fn after_events(&mut self) -> Step {
         match self.terms.goal {
-            Goal::Namespace(Some(nsid)) => {
-                self.facts.nsid = nsid;
-                Step::IdentifyNamespace
-            }
+            Goal::Namespaces(_) => self.begin_identification(),
             _ => Step::ListNamespaces,
         }
+    }
+
+    fn begin_identification(&mut self) -> Step {
+        self.facts.namespaces = self.identification.begin(&self.terms.goal);
+        self.anagrpids = vec![0; self.facts.namespaces.len()];
+        Step::IdentifyNamespace
     }
 
     /// The goal is reached, at first or once more.
@@ -528,22 +570,6 @@ impl Controller {
         self.properties.has_ana = id.cmic & CMIC_ANA != 0;
         self.properties.keeps_alive = id.kas.get() != 0;
         Ok(Step::SetNumQueues)
-    }
-
-    fn take_namespace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let nsid = self.facts.nsid;
-        let id = IdentifyNamespace::decode(bytes).map_err(|error| match error {
-            IdentifyError::Inactive => {
-                Failure::new(ErrorKind::NotFound, format!("there is no namespace {nsid}"))
-            }
-            error => unsupported(error),
-        })?;
-        self.facts.block_len_bytes = id.block_len_bytes();
-        self.facts.num_blocks = id.num_blocks();
-        self.facts.write_protected = id.is_write_protected();
-        self.properties.anagrpid = id.anagrpid.get();
-        self.facts.nguid = id.nguid;
-        Ok(())
     }
 
     fn take_event(&mut self, now: Instant, cqe: &Cqe) -> Result<Turn, Failure> {
@@ -607,53 +633,6 @@ fn may_fail(step: Step) -> bool {
     )
 }
 
-fn unsupported(error: IdentifyError) -> Failure {
-    Failure::new(ErrorKind::Unsupported, error.to_string())
-}
-
-/// The first namespace of an active list; 1 where the controller has no such list.
-fn first_namespace(bytes: &[u8], status: Status) -> Result<Nsid, Failure> {
-    if !status.is_success() {
-        return Ok(Nsid(1));
-    }
-    let list = decode_namespace_list(bytes).map_err(unsupported)?;
-    let first = list.first().copied();
-    first.ok_or_else(|| Failure::new(ErrorKind::NotFound, "the subsystem has no namespace"))
-}
-
-/// NGUID, UUID or EUI-64 of the descriptors, in this order; zeroes when there is none.
-fn best_identifier(bytes: &[u8]) -> [u8; 16] {
-    let ids = NamespaceDescriptors::decode(bytes);
-    let widen = |eui64: [u8; 8]| {
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&eui64);
-        id
-    };
-    ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
-}
-
-/// Refuses a path on which the ANA group cannot be reached now. The log: 16 bytes of header with the
-/// number of groups at 8, then 32 bytes a group with its identifier at 0 and its state at 16.
-fn check_ana(log: &[u8], anagrpid: u32) -> Result<(), Failure> {
-    let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
-    let groups = log[16..].chunks_exact(32).take(num_groups);
-    for group in groups {
-        let id = u32::from_le_bytes([group[0], group[1], group[2], group[3]]);
-        if id != anagrpid {
-            continue;
-        }
-        let state = match group[16] & 0xF {
-            3 => "inaccessible",
-            4 => "in persistent loss",
-            0xF => "changing",
-            _ => return Ok(()), // 1 optimised, 2 not; others do not keep anybody out
-        };
-        let message = format!("the namespace's ANA group {anagrpid} is {state} on this path");
-        return Err(Failure::new(ErrorKind::Disconnected, message));
-    }
-    Ok(())
-}
-
 /// Entries of the admin queue, as is customary; some targets refuse more.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
@@ -684,60 +663,3 @@ const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LOG_ROUNDS: u32 = 8;
 /// Discovery records in one command: 32 KiB, below any MDTS in use.
 const RECORDS_AT_ONCE: u64 = 32;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An ANA log of these groups and states.
-    fn ana_log(groups: &[(u32, u8)]) -> Vec<u8> {
-        let mut log = vec![0; ANA_LOG_LEN];
-        log[8] = groups.len() as u8;
-        for (at, (id, state)) in groups.iter().enumerate() {
-            let group = &mut log[16 + at * 32..][..32];
-            group[..4].copy_from_slice(&id.to_le_bytes());
-            group[16] = *state;
-        }
-        log
-    }
-
-    #[test]
-    fn only_a_path_on_which_the_group_cannot_be_reached_is_refused() {
-        for state in 0..=15 {
-            let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
-            assert_eq!(check_ana(&log, 7).is_err(), [3, 4, 15].contains(&state), "state {state}");
-        }
-        assert_eq!(check_ana(&ana_log(&[(1, 3)]), 7), Ok(()), "a group that is not listed");
-        let failure = check_ana(&ana_log(&[(7, 3)]), 7).unwrap_err();
-        assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
-    }
-
-    #[test]
-    fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
-        let mut log = ana_log(&[(1, 1)]);
-        (log[8], log[9]) = (0xFF, 0xFF);
-        assert_eq!(check_ana(&log, 7), Ok(()));
-    }
-
-    #[test]
-    fn a_namespace_is_known_by_the_best_identifier_there_is() {
-        let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
-        let id = |nguid, uuid, eui64| {
-            best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
-        };
-        assert_eq!(id(nguid, uuid, eui64), [1; 16]);
-        assert_eq!(id(Some([0; 16]), uuid, eui64), [2; 16]);
-        assert_eq!(id(None, None, eui64)[..8], [3; 8]);
-        assert_eq!(id(None, None, None), [0; 16]);
-        assert_eq!(best_identifier(&[0xFF; 4096]), [0; 16]);
-    }
-
-    #[test]
-    fn the_first_active_namespace_is_taken_and_none_is_an_error() {
-        let mut list = vec![0; IDENTIFY_LEN_BYTES];
-        assert_eq!(first_namespace(&list, Status::SUCCESS).unwrap_err().kind, ErrorKind::NotFound);
-        assert_eq!(first_namespace(&list, Status::INVALID_FIELD), Ok(Nsid(1)));
-        list[0] = 5;
-        assert_eq!(first_namespace(&list, Status::SUCCESS), Ok(Nsid(5)));
-    }
-}

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 use crate::tcp::ProtocolError;
+use crate::units::Nsid;
 
 /// A failure that several callers may have to be told of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,17 +15,25 @@ pub struct Failure {
     pub message: String,
     /// What may be done about it.
     pub hint: Option<&'static str>,
+    /// The namespace that it is about, if it is not about the controller.
+    pub nsid: Option<Nsid>,
 }
 
 impl Failure {
     /// A failure without a hint.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Failure {
-        Failure { kind, message: message.into(), hint: None }
+        Failure { kind, message: message.into(), hint: None, nsid: None }
     }
 
     /// The same failure, with what may be done about it.
     pub fn hint(mut self, hint: &'static str) -> Failure {
         self.hint = Some(hint);
+        self
+    }
+
+    /// The same failure, of one namespace among others.
+    pub fn of(mut self, nsid: Nsid) -> Failure {
+        self.nsid = Some(nsid);
         self
     }
 

@@ -1,4 +1,4 @@
-//! When the sessions of a namespace come and go: paths, rounds, losses, resets, the end.
+//! When the sessions of a set of namespaces come and go: paths, rounds, losses, resets, the end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,36 +7,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::{Facts, Failure};
+use super::{Attached, Facts, Failure};
 use crate::error::ErrorKind;
 use crate::qpair::Namespace;
-use crate::units::{Nsid, deadline};
+use crate::units::deadline;
 
 /// One association with a controller, from its becoming usable to its loss.
 #[derive(Debug)]
 pub struct Session<P, J> {
-    /// Counts the sessions of a namespace, from 1.
+    /// Counts the sessions of a set of namespaces, from 1.
     pub number: u64,
     /// The way to it.
     pub portal: P,
     /// What I/O queues join it with.
     pub joint: J,
-    /// The namespace.
-    pub nsid: Nsid,
     /// I/O queues that the controller grants.
     pub num_io_queues: u16,
     /// Entries of each I/O queue.
     pub queue_entries: u16,
     /// Whether completed writes may be lost with it.
     pub has_volatile_write_cache: bool,
-    /// The namespace, as this session takes it.
-    pub namespace: Namespace,
+    /// The namespaces, as this session takes them: never none.
+    pub namespaces: Vec<Attached>,
     /// Whether an I/O has succeeded on it: a session that fails before that is not worth hurrying
     /// for.
     pub proven: AtomicBool,
 }
 
-/// How the sessions of a namespace are doing.
+/// How the sessions are doing.
 #[derive(Debug)]
 pub enum Phase<P, J> {
     /// Being reached for the first time.
@@ -88,7 +86,7 @@ pub enum Level {
     Debug,
 }
 
-/// The sessions of one namespace. It owns no controller and never asks for the time.
+/// The sessions of a set of namespaces. It owns no controller and never asks for the time.
 ///
 /// After every `handle_*` call do what [`Lifecycle::poll_action`] says until it has nothing.
 #[derive(Debug)]
@@ -97,8 +95,8 @@ pub struct Lifecycle<P, J> {
     /// Never empty; the user's order.
     portals: Arc<[P]>,
     stage: Stage<P, J>,
-    /// What the namespace was when it was first seen.
-    identity: Option<Namespace>,
+    /// What the namespaces were when they were first seen.
+    identity: Option<Arc<[Attached]>>,
     /// Why there is no session, once it was seen.
     lost: Option<Failure>,
     /// Queue identifiers of the present session that nobody uses, the longest unused first.
@@ -136,13 +134,13 @@ enum Stage<P, J> {
 }
 
 impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
-    /// The first round begins with the first [`Lifecycle::handle_time`]. `seen` is what the namespace was
-    /// if it was opened before, `random` any number.
+    /// The first round begins with the first [`Lifecycle::handle_time`]. `seen` is what the namespaces
+    /// were if they were opened before, `random` any number.
     pub fn new(
         now: Instant,
         limits: Limits,
         portals: Arc<[P]>,
-        seen: Option<Namespace>,
+        seen: Option<Arc<[Attached]>>,
         random: u64,
     ) -> Lifecycle<P, J> {
         assert!(!portals.is_empty(), "a namespace has at least one address");
@@ -195,8 +193,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         matches!(self.stage, Stage::Dead(_))
     }
 
-    /// What the namespace was when it was first seen.
-    pub fn identity(&self) -> Option<&Namespace> {
+    /// What the namespaces were when they were first seen.
+    pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.as_ref()
     }
 
@@ -292,13 +290,23 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The controller is up, with these facts; `namespace` is what they make of the namespace.
-    pub fn handle_ready(&mut self, now: Instant, joint: J, facts: &Facts, namespace: Namespace) {
+    /// The controller is up, with these facts; `namespaces` is what they make of those.
+    pub fn handle_ready(
+        &mut self,
+        now: Instant,
+        joint: J,
+        facts: &Facts,
+        namespaces: Vec<Attached>,
+    ) {
         if !matches!(self.stage, Stage::Connecting { .. }) {
             return;
         }
-        let seen = self.identity.get_or_insert_with(|| namespace.clone());
-        if let Err(failure) = check_identity(seen, &namespace) {
+        let Some(queue_depth) = namespaces.first().map(|first| first.namespace.queue_depth) else {
+            let failure = Failure::new(ErrorKind::NotFound, "the subsystem has no namespace");
+            return self.handle_failed(now, failure);
+        };
+        let seen = self.identity.get_or_insert_with(|| namespaces.clone().into());
+        if let Err(failure) = check_identities(seen, &namespaces) {
             return self.handle_failed(now, failure);
         }
         let portal = self.portals[self.portal].clone();
@@ -309,11 +317,10 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             number: self.next_number,
             portal,
             joint,
-            nsid: facts.nsid,
             num_io_queues: facts.num_io_queues,
-            queue_entries: namespace.queue_depth + 1,
+            queue_entries: queue_depth + 1,
             has_volatile_write_cache: facts.has_volatile_write_cache,
-            namespace,
+            namespaces,
             proven: AtomicBool::new(false),
         });
         self.always_digested &= facts.hdr_digest && facts.data_digest;
@@ -323,12 +330,14 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.stage = Stage::Live { session, since: now };
     }
 
-    /// The namespace was identified again while the session is live. One that has grown is used as it
+    /// Namespaces were identified again while the session is live. One that has grown is used as it
     /// was; one that is another, or has shrunk, ends the session.
-    pub fn handle_changed(&mut self, now: Instant, namespace: Namespace) {
+    pub fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
         let (Stage::Live { .. }, Some(seen)) = (&self.stage, &self.identity) else { return };
-        let num_blocks = namespace.num_blocks.min(seen.num_blocks);
-        if let Err(failure) = check_identity(seen, &Namespace { num_blocks, ..namespace }) {
+        for (seen, now) in seen.iter().zip(&mut namespaces) {
+            now.namespace.num_blocks = now.namespace.num_blocks.min(seen.namespace.num_blocks);
+        }
+        if let Err(failure) = check_identities(seen, &namespaces) {
             self.handle_failed(now, failure);
         }
     }
@@ -452,6 +461,19 @@ fn is_stale(failure: &Option<Failure>) -> bool {
     failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
 }
 
+/// Compares namespaces with those that were there first.
+fn check_identities(seen: &[Attached], now: &[Attached]) -> Result<(), Failure> {
+    if seen.len() != now.len() {
+        let message =
+            format!("{} namespaces are expected on this path, it has {}", seen.len(), now.len());
+        return Err(Failure::new(ErrorKind::Stale, message).hint("open it again"));
+    }
+    for (seen, now) in seen.iter().zip(now) {
+        check_identity(&seen.namespace, &now.namespace).map_err(|failure| failure.of(now.nsid))?;
+    }
+    Ok(())
+}
+
 /// Compares a namespace with the one that was there first.
 fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     let same = seen.nguid == now.nguid
@@ -481,6 +503,7 @@ const PROVEN_AFTER: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Nsid;
 
     fn namespace() -> Namespace {
         Namespace {
@@ -493,6 +516,22 @@ mod tests {
             read_only: true,
             engine: "tcp".into(),
         }
+    }
+
+    #[test]
+    fn every_namespace_of_a_set_must_be_the_one_it_was_and_the_failure_says_which_is_not() {
+        let set = |nguids: &[u8]| -> Vec<Attached> {
+            let one = |(at, nguid): (usize, &u8)| Attached {
+                nsid: Nsid(at as u32 + 1),
+                namespace: Namespace { nguid: [*nguid; 16], ..namespace() },
+            };
+            nguids.iter().enumerate().map(one).collect()
+        };
+        assert_eq!(check_identities(&set(&[7, 8, 9]), &set(&[7, 8, 9])), Ok(()));
+        let other = check_identities(&set(&[7, 8, 9]), &set(&[7, 6, 9])).unwrap_err();
+        assert_eq!((other.kind, other.nsid), (ErrorKind::Stale, Some(Nsid(2))));
+        let fewer = check_identities(&set(&[7, 8]), &set(&[7])).unwrap_err();
+        assert!(fewer.message.contains("2 namespaces are expected on this path, it has 1"));
     }
 
     #[test]

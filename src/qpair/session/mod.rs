@@ -2,7 +2,8 @@
 //! wishes come out.
 //!
 //! A *session* is one association with a controller, from its becoming usable to its loss: an admin queue
-//! and I/O queues. Each queue has a [`Channel`], which is its connection from the first byte to its use.
+//! and I/O queues, for a set of namespaces that is the same in each. Each queue has a [`Channel`], which is
+//! its connection from the first byte to its use.
 //! There is no socket, thread or clock here, so the same code runs below the engine `tcp` and in a
 //! simulated network (`tests/netsim`).
 //!
@@ -13,7 +14,7 @@
 //! |---|---|---|
 //! | [`connect`] | one connection, from TCP to its use | the two below |
 //! | [`controller`] | an admin queue | the keeper's thread |
-//! | [`lifecycle`] | the sessions of a namespace: paths, losses, resets, the end | all, by a lock: [`Shared`] |
+//! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | [`Backlog`] | an I/O that is in no connection | the queue |
 //!
@@ -25,15 +26,17 @@ pub mod connect;
 pub mod controller;
 mod durability;
 mod failure;
+mod identification;
 pub mod lifecycle;
 pub mod queue;
 mod shared;
 
-pub use backlog::{Attempt, Backlog};
+pub use backlog::{Answer, Attempt, Backlog};
 pub use connect::{Channel, ConnectTerms};
-pub use controller::{Controller, Goal, Joint, Terms};
+pub use controller::{Controller, Joint, Terms};
 pub use durability::Durability;
 pub use failure::Failure;
+pub use identification::Goal;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{IoQueue, Portal};
 pub use shared::{Entrance, Shared};
@@ -58,11 +61,11 @@ pub enum Turn {
     Quiet,
     /// The goal is reached: the [`Facts`] hold.
     Ready,
-    /// The namespace was identified again after an event: the [`Facts`] are new.
+    /// Namespaces were identified again after an event: the [`Facts`] are new.
     Changed,
 }
 
-/// What was learnt about a controller and its namespace.
+/// What was learnt about a controller and its namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     /// I/O queues that it grants.
@@ -73,7 +76,18 @@ pub struct Facts {
     pub max_transfer_bytes: Option<u32>,
     /// Whether completed writes may be lost with it.
     pub has_volatile_write_cache: bool,
-    /// The namespace.
+    /// Whether headers carry digests.
+    pub hdr_digest: bool,
+    /// Whether data carry digests.
+    pub data_digest: bool,
+    /// The namespaces that were asked for, in that order; all of them: by their identifiers.
+    pub namespaces: Vec<NamespaceFacts>,
+}
+
+/// What was learnt about a namespace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NamespaceFacts {
+    /// How commands name it.
     pub nsid: Nsid,
     /// Bytes of a logical block.
     pub block_len_bytes: u32,
@@ -81,38 +95,46 @@ pub struct Facts {
     pub num_blocks: u64,
     /// Whether it takes no writes.
     pub write_protected: bool,
-    /// Whether headers carry digests.
-    pub hdr_digest: bool,
-    /// Whether data carry digests.
-    pub data_digest: bool,
     /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
     pub nguid: [u8; 16],
 }
 
+/// A namespace of a session. Its place among the others is the same in all sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// How commands name it.
+    pub nsid: Nsid,
+    /// What it is.
+    pub namespace: Namespace,
+}
+
 impl Facts {
-    /// What they make of the namespace at `address`, for a host that asks for queues of `queue_size`
-    /// entries.
-    pub fn namespace(
+    /// What they make of the namespaces, for a host that asks for queues of `queue_size` entries;
+    /// `address` is how the user knows a namespace.
+    pub fn attached(
         &self,
-        address: String,
-        engine: String,
+        address: impl Fn(Nsid) -> String,
+        engine: &str,
         queue_size: u16,
         writable: bool,
-    ) -> Namespace {
-        let limit = self.max_transfer_bytes.unwrap_or(u32::MAX).min(MAX_TRANSFER_BYTES);
-        let limit = limit.min(self.block_len_bytes.saturating_mul(MAX_BLOCKS));
+    ) -> Vec<Attached> {
         let entries = u32::from(queue_size).clamp(2, MAX_QUEUE_ENTRIES);
         let entries = entries.min(self.max_entries).max(2);
-        Namespace {
-            address,
-            block_len_bytes: self.block_len_bytes,
-            num_blocks: self.num_blocks,
-            max_transfer_bytes: limit,
-            queue_depth: (entries - 1) as u16,
-            nguid: self.nguid,
-            read_only: self.write_protected || !writable,
-            engine,
-        }
+        let most = self.max_transfer_bytes.unwrap_or(u32::MAX).min(MAX_TRANSFER_BYTES);
+        let attached = self.namespaces.iter().map(|facts| Attached {
+            nsid: facts.nsid,
+            namespace: Namespace {
+                address: address(facts.nsid),
+                block_len_bytes: facts.block_len_bytes,
+                num_blocks: facts.num_blocks,
+                max_transfer_bytes: most.min(facts.block_len_bytes.saturating_mul(MAX_BLOCKS)),
+                queue_depth: (entries - 1) as u16,
+                nguid: facts.nguid,
+                read_only: facts.write_protected || !writable,
+                engine: engine.to_owned(),
+            },
+        });
+        attached.collect()
     }
 }
 

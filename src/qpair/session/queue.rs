@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use slab::Slab;
+
 use super::connect::Event;
-use super::{Attempt, Backlog, Channel, Entrance, Failure, Joint, Session, Shared, Terms};
+use super::{Answer, Attempt, Backlog, Channel, Entrance, Failure, Joint, Session, Shared, Terms};
 use crate::error::ErrorKind;
 use crate::nvme::{Cqe, Sgl, Sqe, TcpAddress};
-use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
+use crate::qpair::{Fence, Io, IoError, IoOp, Namespace};
 use crate::tcp::host::{CommandError, Transfer};
 
-/// One way to the namespace: an address that a name stands for, on one of the user's paths.
+/// One way to the namespaces: an address that a name stands for, on one of the user's paths.
 #[derive(Debug, Clone)]
 pub struct Portal {
     /// The address, as the user knows it.
@@ -29,7 +31,7 @@ impl fmt::Display for Portal {
     }
 }
 
-/// What the queues of a namespace over NVMe/TCP share.
+/// What the queues of a controller over NVMe/TCP share.
 pub type TcpShared = Shared<Portal, Joint>;
 type TcpSession = Session<Portal, Joint>;
 type QueueChannel = Channel<Attempt>;
@@ -50,6 +52,8 @@ pub enum Action {
 /// An I/O queue. It owns no socket and never asks for the time. What becomes of an I/O without a connection,
 /// the [`Backlog`] knows.
 ///
+/// Its members submit to it, each for one namespace of the session; a completion says whose it is.
+///
 /// A turn: [`IoQueue::begin`], move the bytes of [`IoQueue::channel`] if there is a connection and say with
 /// [`IoQueue::moved`] how that went, [`IoQueue::finish`], send; and after each of these do what
 /// [`IoQueue::poll_action`] says.
@@ -58,16 +62,32 @@ pub struct IoQueue {
     /// With what to connect, but for the subsystem, which the session's portal says.
     terms: Terms,
     ctrl_loss_tmo: Duration,
-    /// What the namespace was when this queue last joined a session, with the largest transfer that any
-    /// session took: see [`Namespace::in_session`].
-    namespace: Namespace,
+    members: Slab<Member>,
+    /// Whether writes of some member are held back by a fence.
+    has_fence: bool,
+    /// How often it has joined a session.
+    num_joins: u64,
     state: State,
     backlog: Backlog,
-    /// What writes are held back by.
-    fence: Option<Arc<Fence>>,
     action: Option<Action>,
     /// The time of the last turn.
     now: Instant,
+}
+
+/// Who submits to a queue.
+#[derive(Debug)]
+struct Member {
+    /// The place of its namespace in the session.
+    place: usize,
+    /// What the namespace was when the queue last joined a session, with the largest transfer that any
+    /// session took: see [`Namespace::in_session`].
+    namespace: Namespace,
+    /// What its writes are held back by.
+    fence: Option<Arc<Fence>>,
+    /// Its I/Os that were taken and have not been handed out.
+    owed: usize,
+    /// Whether it is gone, and only I/Os on their way keep its number.
+    has_parted: bool,
 }
 
 #[derive(Debug)]
@@ -97,27 +117,54 @@ enum Why {
 
 impl IoQueue {
     /// A queue that joins a session as soon as there is one.
-    pub fn new(
-        now: Instant,
-        terms: Terms,
-        ctrl_loss_tmo: Duration,
-        namespace: Namespace,
-    ) -> IoQueue {
+    pub fn new(now: Instant, terms: Terms, ctrl_loss_tmo: Duration) -> IoQueue {
         IoQueue {
             terms,
             ctrl_loss_tmo,
-            namespace,
+            members: Slab::new(),
+            has_fence: false,
+            num_joins: 0,
             state: State::Down { retry_at: now, attempt: 1 },
             backlog: Backlog::new(now),
-            fence: None,
             action: None,
             now,
         }
     }
 
-    /// The namespace, as I/Os are cut to it.
-    pub fn namespace(&self) -> &Namespace {
-        &self.namespace
+    /// Lets one submit I/Os for the namespace at `place`, which is `namespace` now: its number among the
+    /// members.
+    pub fn admit(&mut self, place: usize, namespace: Namespace) -> usize {
+        let (fence, owed, has_parted) = (None, 0, false);
+        self.members.insert(Member { place, namespace, fence, owed, has_parted })
+    }
+
+    /// A member submits no more and wants no completions. What it has not had sent is not sent; where it has
+    /// writes on their way, so that they may not come later than the connection lives, that is closed.
+    pub fn part(&mut self, member: usize) {
+        let reason = "its queue pair was dropped";
+        self.backlog.fail_those_of(member, reason);
+        let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
+        if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
+            self.close(Why::Over("a queue pair with writes on their way was dropped".to_owned()));
+        }
+        self.members[member].has_parted = true;
+        self.forget_if_done(member);
+    }
+
+    fn forget_if_done(&mut self, member: usize) {
+        if self.members[member].has_parted && self.members[member].owed == 0 {
+            self.members.remove(member);
+        }
+    }
+
+    /// The namespace of a member, as I/Os are cut to it.
+    pub fn namespace(&self, member: usize) -> &Namespace {
+        &self.members[member].namespace
+    }
+
+    /// How often it has joined a session: with each of them, namespaces may be other than before.
+    pub fn num_joins(&self) -> u64 {
+        self.num_joins
     }
 
     /// What became of I/Os that are in no connection.
@@ -125,14 +172,15 @@ impl IoQueue {
         &mut self.backlog
     }
 
-    /// I/Os taken and not completed.
+    /// I/Os taken and not completed, of all members.
     pub fn owed(&self) -> usize {
         self.backlog.owed()
     }
 
-    /// Holds writes back that are taken from now on while `fence` is closed.
-    pub fn use_fence(&mut self, fence: &Arc<Fence>) {
-        self.fence = Some(Arc::clone(fence));
+    /// Holds writes of a member back that are taken from now on while `fence` is closed.
+    pub fn use_fence(&mut self, member: usize, fence: &Arc<Fence>) {
+        self.members[member].fence = Some(Arc::clone(fence));
+        self.has_fence = true;
     }
 
     /// Whether it is in a session.
@@ -184,9 +232,12 @@ impl IoQueue {
         [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
     }
 
-    /// Takes what there is room for.
-    pub fn take(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        self.backlog.take(pending, &self.namespace, self.fence.as_ref())
+    /// Takes what there is room for from a member.
+    pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
+        let Member { place, namespace, fence, owed, .. } = &mut self.members[member];
+        let count = self.backlog.take((member, *place), pending, namespace, fence.as_ref());
+        *owed += count;
+        count
     }
 
     /// Begins a turn: notices what has happened elsewhere.
@@ -228,19 +279,36 @@ impl IoQueue {
         self.now = now;
         let State::Joined { channel, session, .. } = &mut self.state else { return };
         while channel.has_room() {
-            let namespace = &session.namespace;
-            let next = self.backlog.next_to_issue(shared.durability(), namespace);
-            let Some(attempt) = next else { break };
-            let (sqe, transfer) = command(session, &attempt.io);
+            let Some(attempt) = self.backlog.next_to_issue(shared, session) else { break };
+            if self.members[attempt.member].has_parted {
+                // Its last connection was closed, or it was answered that it may be tried again.
+                let reason = IoError::Disconnected("its queue pair was dropped".to_owned());
+                self.backlog.end(attempt, Err(reason));
+                continue;
+            }
+            let (sqe, transfer) = command(session, &attempt);
             let taken = channel.submit(self.now, sqe, transfer, false, attempt);
             assert!(taken.is_ok(), "the connection said that it has room");
         }
     }
 
-    /// The next completion.
-    pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Completion> {
-        if let Some(completion) = self.backlog.pop_finished() {
-            return Some(completion);
+    /// The next completion, which is handed out with this.
+    pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
+        loop {
+            let answer = self.next_answer(shared)?;
+            self.backlog.handed_out(1);
+            let member = &mut self.members[answer.member];
+            member.owed -= 1;
+            if !member.has_parted {
+                return Some(answer);
+            }
+            self.forget_if_done(answer.member);
+        }
+    }
+
+    fn next_answer(&mut self, shared: &TcpShared) -> Option<Answer> {
+        if let Some(answer) = self.backlog.pop_finished() {
+            return Some(answer);
         }
         loop {
             let State::Joined { channel, session, .. } = &mut self.state else { return None };
@@ -250,20 +318,15 @@ impl IoQueue {
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
                 match self.backlog.succeed(attempt) {
-                    Some(completion) => return Some(completion),
+                    Some(answer) => return Some(answer),
                     None => continue,
                 }
             }
             let session = Arc::clone(session);
-            if let Some(completion) = self.judge(shared, &session, attempt, result) {
-                return Some(completion);
+            if let Some(answer) = self.judge(shared, &session, attempt, result) {
+                return Some(answer);
             }
         }
-    }
-
-    /// `count` completions were handed out.
-    pub fn handed_out(&mut self, count: usize) {
-        self.backlog.handed_out(count);
     }
 
     /// Leaves the session, if it is in one.
@@ -290,15 +353,15 @@ impl IoQueue {
         self.backlog.set_down(self.now);
         let (attempts, ended) = channel.abandon();
         for (attempt, result) in ended {
-            if let Some(completion) = self.judge(shared, &session, attempt, result) {
-                self.backlog.finish(completion);
+            if let Some(answer) = self.judge(shared, &session, attempt, result) {
+                self.backlog.finish(answer);
             }
         }
         let reason = match &why {
             Why::Over(reason) => reason,
             Why::Failed(failure) | Why::Refused { failure, .. } => &failure.message,
         };
-        self.backlog.recover(attempts.into_iter(), shared.durability(), reason);
+        self.backlog.recover(attempts.into_iter(), shared, reason);
         if shared.is_ours() {
             shared.give_qid(session.number, qid);
         }
@@ -330,7 +393,7 @@ impl IoQueue {
     /// ends, and with it the session, which might hold some of them back.
     fn notice_closed_fence(&mut self) {
         let State::Joined { channel, .. } = &self.state else { return };
-        if self.fence.is_some() && channel.outstanding().any(Attempt::is_fenced) {
+        if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
             self.fail(Failure::new(ErrorKind::Disconnected, message));
         }
@@ -389,7 +452,11 @@ impl IoQueue {
             unreachable!("only a joining queue is answered its Connect")
         };
         channel.set_max_in_capsule(session.joint.max_in_capsule);
-        self.namespace = self.namespace.in_session(&session.namespace);
+        for (_, member) in &mut self.members {
+            let now = &session.namespaces[member.place].namespace;
+            member.namespace = member.namespace.in_session(now);
+        }
+        self.num_joins += 1;
         self.state = State::Joined { channel, session, qid };
         self.backlog.set_up();
     }
@@ -424,7 +491,7 @@ impl IoQueue {
         session: &TcpSession,
         attempt: Attempt,
         result: Result<Cqe, CommandError>,
-    ) -> Option<Completion> {
+    ) -> Option<Answer> {
         let result = match result {
             Ok(cqe) => Ok(cqe.status()),
             Err(CommandError::DataDigest) => Err(IoError::DataDigest),
@@ -436,17 +503,18 @@ impl IoQueue {
     }
 }
 
-/// The command that does `io`, which has been checked.
-fn command(session: &TcpSession, io: &Io) -> (Sqe, Transfer) {
+/// The command of an I/O that has been checked.
+fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
+    let (io, to) = (&attempt.io, &session.namespaces[attempt.place]);
     let len = io.buf.len() as u32;
-    let num_blocks = len / session.namespace.block_len_bytes;
+    let num_blocks = len / to.namespace.block_len_bytes;
     match io.op {
-        IoOp::Read => (Sqe::read(0, session.nsid, io.slba, num_blocks, len), Transfer::In),
+        IoOp::Read => (Sqe::read(0, to.nsid, io.slba, num_blocks, len), Transfer::In),
         IoOp::Write => {
             let sgl = Sgl::transport(len);
-            (Sqe::write(0, session.nsid, io.slba, num_blocks, sgl), Transfer::Out)
+            (Sqe::write(0, to.nsid, io.slba, num_blocks, sgl), Transfer::Out)
         }
-        IoOp::Flush => (Sqe::flush(0, session.nsid), Transfer::None),
+        IoOp::Flush => (Sqe::flush(0, to.nsid), Transfer::None),
     }
 }
 

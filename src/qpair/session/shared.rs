@@ -1,4 +1,4 @@
-//! What the threads of one process share of a namespace's sessions.
+//! What the threads of one process share of the sessions of a set of namespaces.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::durability::Durability;
-use super::{Backlog, Failure, Lifecycle, Phase, Session};
+use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
 use crate::process::process_id;
 use crate::qpair::Namespace;
 
@@ -31,9 +31,10 @@ pub struct Shared<P, J> {
     live: AtomicU64,
     lifecycle: Mutex<Lifecycle<P, J>>,
     changed: Condvar,
-    /// What the namespace was when it was first seen. Readable without a lock, also after a fork.
-    identity: OnceLock<Namespace>,
-    durability: Durability,
+    /// What the namespaces were when they were first seen. Readable without a lock, also after a fork.
+    identity: OnceLock<Arc<[Attached]>>,
+    /// Of each namespace, what has been written and not made durable.
+    durability: OnceLock<Box<[Durability]>>,
     /// Whether there was a session without both digests.
     undigested: AtomicBool,
     has_other_paths: bool,
@@ -44,21 +45,27 @@ pub struct Shared<P, J> {
 impl<P: Clone + fmt::Display, J> Shared<P, J> {
     /// Shares `lifecycle` in the calling process; `wake` has whoever owns the controller look at it.
     pub fn new(lifecycle: Lifecycle<P, J>, has_other_paths: bool, wake: fn()) -> Shared<P, J> {
-        let identity = OnceLock::new();
-        if let Some(seen) = lifecycle.identity() {
-            identity.get_or_init(|| seen.clone());
-        }
-        Shared {
+        let seen = lifecycle.identity().cloned();
+        let shared = Shared {
             pid: process_id(),
             live: AtomicU64::new(0),
             lifecycle: Mutex::new(lifecycle),
             changed: Condvar::new(),
-            identity,
-            durability: Durability::default(),
+            identity: OnceLock::new(),
+            durability: OnceLock::new(),
             undigested: AtomicBool::new(false),
             has_other_paths,
             wake,
+        };
+        if let Some(seen) = seen {
+            shared.note_identity(&seen);
         }
+        shared
+    }
+
+    fn note_identity(&self, seen: &Arc<[Attached]>) {
+        self.durability.get_or_init(|| seen.iter().map(|_| Durability::default()).collect());
+        self.identity.get_or_init(|| Arc::clone(seen));
     }
 
     /// Whether it belongs to the calling process.
@@ -76,7 +83,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         let mut lifecycle = self.lock();
         let result = f(&mut lifecycle);
         if let Some(identity) = lifecycle.identity() {
-            self.identity.get_or_init(|| identity.clone());
+            self.note_identity(identity);
         }
         if !lifecycle.was_always_digested() {
             self.undigested.store(true, Ordering::Release);
@@ -84,7 +91,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         let number = lifecycle.live().map_or(0, |session| session.number);
         let before = self.live.swap(number, Ordering::SeqCst);
         if before != number && before != 0 {
-            self.durability.session_lost();
+            self.durability.get().into_iter().flatten().for_each(Durability::session_lost);
         }
         if before != number || lifecycle.is_dead() {
             self.changed.notify_all();
@@ -118,15 +125,15 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.lock().phase()
     }
 
-    /// What the namespace was when it was first seen.
-    pub fn identity(&self) -> Option<&Namespace> {
+    /// What the namespaces were when they were first seen.
+    pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.get()
     }
 
-    /// What the namespace is now.
-    pub fn namespace(&self) -> Option<Namespace> {
-        let live = self.lock().live().map(|session| session.namespace.clone());
-        live.or_else(|| self.identity.get().cloned())
+    /// What the namespace at this place is now.
+    pub fn namespace(&self, place: usize) -> Option<Namespace> {
+        let now = self.lock().live().map(|session| session.namespaces[place].namespace.clone());
+        now.or_else(|| Some(self.identity.get()?.get(place)?.namespace.clone()))
     }
 
     /// Whether all sessions so far had both digests.
@@ -134,9 +141,12 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         !self.undigested.load(Ordering::Acquire)
     }
 
-    /// What has been written and not made durable.
-    pub fn durability(&self) -> &Durability {
-        &self.durability
+    /// What has been written to the namespace at this place and not made durable.
+    ///
+    /// # Panics
+    /// The namespaces were never seen, or there is no such place.
+    pub fn durability(&self, place: usize) -> &Durability {
+        &self.durability.get().expect("seen before any I/O")[place]
     }
 
     /// The session to join, if one is live; `backlog` keeps why there is none.
@@ -191,12 +201,14 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// A write of session `number` has completed, and may be in the target's cache.
-    pub(super) fn wrote(&self, number: u64) {
-        self.durability.wrote();
+    /// A write of session `number` to the namespace at this place has completed, and may be in the target's
+    /// cache.
+    pub(super) fn wrote(&self, number: u64, place: usize) {
+        let durability = self.durability(place);
+        durability.wrote();
         // Told too late for a session that has ended meanwhile: lost with it like those before.
         if self.live.load(Ordering::SeqCst) != number {
-            self.durability.session_lost();
+            durability.session_lost();
         }
     }
 

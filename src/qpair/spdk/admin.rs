@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::nvme::{IdentifyController, IdentifyNamespace};
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Facts, Failure, Remote, Turn};
+use crate::qpair::session::NamespaceFacts;
 use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
 use crate::units::Nsid;
 
@@ -216,7 +217,7 @@ impl Admin {
 
     fn become_ready(&mut self) -> Result<Turn, Failure> {
         self.read_facts()?;
-        self.nsid = Some(self.facts.nsid);
+        self.nsid = self.facts.namespaces.first().map(|facts| facts.nsid);
         self.is_ready = true;
         Ok(Turn::Ready)
     }
@@ -236,11 +237,13 @@ impl Admin {
             max_entries: found.queue_entries,
             max_transfer_bytes: Some(found.max_transfer_bytes),
             has_volatile_write_cache: controller.has_volatile_write_cache(),
-            nsid: found.nsid,
-            block_len_bytes: namespace.block_len_bytes(),
-            num_blocks: namespace.num_blocks(),
-            write_protected: namespace.is_write_protected(),
-            nguid,
+            namespaces: vec![NamespaceFacts {
+                nsid: found.nsid,
+                block_len_bytes: namespace.block_len_bytes(),
+                num_blocks: namespace.num_blocks(),
+                write_protected: namespace.is_write_protected(),
+                nguid,
+            }],
             ..Facts::default()
         };
         Ok(())

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
-use super::remote::{self, Facts, Failure, Remote, Transport};
+use super::remote::{self, Facts, Failure, Remote, Transport, Wanted};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, SpdkAddress};
 use crate::spdk::{self, Controller, TransportId};
-use crate::units::deadline;
+use crate::units::{Nsid, deadline};
 
 use admin::Admin;
 use queue::SpdkQueuePair;
@@ -63,7 +63,7 @@ impl SpdkNamespace {
         if addresses.iter().any(|address| address.needs_dma_memory()) {
             buf::use_pages_of(spdk::driver_memory());
         }
-        let remote = Remote::new(options.clone(), portals, None);
+        let remote = Remote::new(options.clone(), portals, Wanted::OfPath, None);
         Spdk::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
         remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;
@@ -74,8 +74,8 @@ impl SpdkNamespace {
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
         // A child process inherits what was seen, but must not take the parent's lock.
-        let seen = || self.remote.identity().cloned();
-        let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
+        let seen = || Some(self.remote.identity()?[PLACE].namespace.clone());
+        let now = self.remote.is_ours().then(|| self.remote.namespace(PLACE)).flatten();
         now.or_else(seen).expect("connected, so it was seen")
     }
 
@@ -147,8 +147,8 @@ impl Transport for Spdk {
 }
 
 impl remote::Portal for Portal {
-    fn address(&self) -> String {
-        self.address.to_string()
+    fn address(&self, _nsid: Option<Nsid>) -> String {
+        self.address.to_string() // a remote is of the one namespace that it names
     }
 }
 
@@ -223,6 +223,9 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
         _ => Ok(portals),
     }
 }
+
+/// Where the namespace stands among those of its session: there is one.
+const PLACE: usize = 0;
 
 /// A failure of the fence, for those who wait for a session.
 fn failure(error: &Error) -> Failure {

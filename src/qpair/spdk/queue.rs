@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Failure, Portal, Remote, Spdk};
+use super::{Failure, PLACE, Portal, Remote, Spdk};
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
@@ -141,7 +141,7 @@ impl SpdkQueuePair {
                 if let Some(mut core) = queue.try_lock() {
                     core.end();
                     let attempts = core.unfinished().map(|job| job.attempt);
-                    self.backlog.recover(attempts, self.remote.durability(), &reason);
+                    self.backlog.recover(attempts, &self.remote, &reason);
                 }
             }
         }
@@ -174,7 +174,7 @@ impl SpdkQueuePair {
         };
         let is_fabric = self.is_fabric();
         let depth = session.queue_entries - 1;
-        match session.joint.io_queue(session.nsid, depth, is_fabric) {
+        match session.joint.io_queue(session.namespaces[PLACE].nsid, depth, is_fabric) {
             Ok(queue) => {
                 let deadline = deadline(now, self.remote.options.io_timeout);
                 self.state = State::Joining { queue, session, deadline };
@@ -203,7 +203,7 @@ impl SpdkQueuePair {
         }
         if is_connected {
             let (queue, session) = (Arc::clone(queue), Arc::clone(session));
-            self.namespace = self.namespace.in_session(&session.namespace);
+            self.namespace = self.namespace.in_session(&session.namespaces[PLACE].namespace);
             self.progress = self.now;
             self.backlog.set_up();
             self.state = State::Joined { queue, session };
@@ -222,7 +222,7 @@ impl SpdkQueuePair {
         let polled = core.poll(max, |job, status| {
             let is_read = job.attempt.io.op == IoOp::Read;
             if proven && is_read && status.is_success() && job.bounce.is_none() {
-                done.extend(backlog.succeed(job.attempt));
+                done.extend(backlog.succeed(job.attempt).map(|answer| answer.completion));
             } else {
                 answers.push((job, status));
             }
@@ -265,14 +265,13 @@ impl SpdkQueuePair {
                 job.attempt.io.buf.copy_from_slice(&bounce);
             }
             let (now, remote) = (self.now, &self.remote);
-            if let Some(completion) =
-                self.backlog.judge(now, remote, &session, job.attempt, Ok(status))
+            if let Some(answer) = self.backlog.judge(now, remote, &session, job.attempt, Ok(status))
             {
-                self.backlog.finish(completion);
+                self.backlog.finish(answer);
             }
         }
         let reason = "the queue was deleted before an answer came";
-        self.backlog.recover(aborted.into_iter(), self.remote.durability(), reason);
+        self.backlog.recover(aborted.into_iter(), &self.remote, reason);
     }
 
     /// Leaves the session and has it replaced: what is wrong with one queue is wrong with the controller.
@@ -314,7 +313,7 @@ impl SpdkQueuePair {
         }
         self.judge_answers();
         let unfinished = unfinished.into_iter().map(|job| job.attempt);
-        self.backlog.recover(unfinished, self.remote.durability(), reason);
+        self.backlog.recover(unfinished, &self.remote, reason);
         self.state = State::Down { retry_at: self.now };
     }
 
@@ -342,16 +341,14 @@ impl SpdkQueuePair {
         }
         let State::Joined { queue, session } = &self.state else { return };
         let (queue, session) = (Arc::clone(queue), Arc::clone(session));
-        let block_len = session.namespace.block_len_bytes;
+        let block_len = session.namespaces[PLACE].namespace.block_len_bytes;
         let needs_dma = !self.is_tcp();
         let mut core = queue.lock();
         if core.outstanding() == 0 {
             self.progress = self.now;
         }
         while core.has_room() {
-            let namespace = &session.namespace;
-            let next = self.backlog.next_to_issue(self.remote.durability(), namespace);
-            let Some(attempt) = next else { break };
+            let Some(attempt) = self.backlog.next_to_issue(&self.remote, &session) else { break };
             let io = &attempt.io;
             let num_blocks = io.buf.len() as u32 / block_len;
             let command = match io.op {
@@ -380,7 +377,7 @@ impl SpdkQueuePair {
                 }
                 Err((job, Refusal::Impossible)) => {
                     let error = IoError::Invalid("SPDK does not take such a command");
-                    self.backlog.fail(job.attempt, error);
+                    self.backlog.end(job.attempt, Err(error));
                 }
             }
         }
@@ -407,7 +404,7 @@ impl SpdkQueuePair {
         let options = PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Off };
         let pool = Pool::of_source(options, spdk::driver_memory()).map_err(|error| {
             let hint = "give SPDK more with --spdk-memory, or more huge pages";
-            error.target(self.remote.name()).hint(hint)
+            error.target(self.namespace.address.clone()).hint(hint)
         })?;
         self.bounce = Some(pool);
         Ok(())
@@ -438,7 +435,8 @@ impl QueuePair for SpdkQueuePair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = self.backlog.take(pending, &self.namespace, self.fence.as_ref());
+        let count =
+            self.backlog.take((MEMBER, PLACE), pending, &self.namespace, self.fence.as_ref());
         if count > 0 && self.remote.is_ours() {
             self.issue();
         }
@@ -448,8 +446,8 @@ impl QueuePair for SpdkQueuePair {
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut count = self.turn(now, max, done);
         while count < max {
-            let Some(completion) = self.backlog.pop_finished() else { break };
-            done.push(completion);
+            let Some(answer) = self.backlog.pop_finished() else { break };
+            done.push(answer.completion);
             count += 1;
         }
         self.backlog.handed_out(count);
@@ -523,6 +521,9 @@ fn quarantine(job: &mut Job) {
     let fresh = IoBuf::zeroed(buf.len());
     std::mem::forget(std::mem::replace(buf, fresh));
 }
+
+/// Who submits to the queue: it is nobody else's.
+const MEMBER: usize = 0;
 
 /// How often to look for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);

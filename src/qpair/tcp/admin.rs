@@ -24,7 +24,7 @@ impl remote::Admin<Tcp> for Admin {
 
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure> {
         let Admin { link, controller } = self;
-        let moved = link.poll(now, controller.channel(), scratch);
+        let moved = link.poll(now, controller.channel(), scratch, false);
         let turn = controller.advance(now, moved)?;
         let sent = link.send(now, controller.channel());
         sent.map_err(|failure| failure.at(controller.stage()))?;

@@ -77,7 +77,7 @@ impl Link {
     }
 
     /// Moves bytes both ways until there are none, or enough for one turn. What came of it are events
-    /// of the channel.
+    /// of the channel. `must_look`: ask the socket although nobody has told that it is ready.
     ///
     /// # Errors
     /// The connection is over: take the channel's events, close, then abandon it.
@@ -86,10 +86,11 @@ impl Link {
         now: Instant,
         channel: &mut Channel<B>,
         scratch: &mut [u8],
+        must_look: bool,
     ) -> Result<(), Failure> {
         // What is too late may be there, and not have been told of yet.
         let is_due = channel.poll_timeout().is_some_and(|at| at <= now);
-        let mut is_ready = self.socket.take_ready() || is_due;
+        let mut is_ready = self.socket.take_ready() || is_due || must_look;
         if channel.is_opening() {
             if !is_ready {
                 return Ok(());
@@ -130,6 +131,11 @@ impl Link {
     /// Has the socket watched by whoever polls from now on.
     pub(super) fn join(&mut self, registry: &Registry, writable: bool) {
         self.socket.join(registry, writable);
+    }
+
+    /// Has nobody watch the socket.
+    pub(super) fn leave(&mut self) {
+        self.socket.leave();
     }
 
     /// Says whether anything is expected from the target.

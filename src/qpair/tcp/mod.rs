@@ -1,8 +1,9 @@
-//! A remote namespace over NVMe/TCP: sockets, time and recovery around [`crate::tcp::host`].
+//! Remote namespaces over NVMe/TCP: sockets, time and recovery around [`crate::tcp::host`].
 //!
-//! [`TcpNamespace`] is one namespace, reached over one or several paths. A *session* is one association
-//! with a controller: an admin queue, which the keeper thread owns, and an I/O queue for
-//! each queue pair, which is polled by the thread that uses it. When any connection of a session fails,
+//! [`TcpNamespace`] is one namespace, reached over one or several paths. Namespaces of one subsystem that
+//! were opened together share a controller. A *session* is one association
+//! with it: an admin queue, which the keeper thread owns, and an I/O queue for the queue pairs of each
+//! [`PairScope`], which is polled by the thread that uses them. When any connection of a session fails,
 //! the whole session is replaced, on another path first if there is one; each queue pair then joins the
 //! new session and issues its reads again. All but the sockets of this is in `session`
 //! and `remote`.
@@ -16,9 +17,10 @@
 //! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Nothing waits without a limit.
 //!
-//! Read `queue.rs` first, then `admin.rs`.
+//! Read `queue.rs` first, then `connection.rs` and `admin.rs`.
 
 mod admin;
+mod connection;
 mod discover;
 mod link;
 mod queue;
@@ -35,13 +37,13 @@ use self::admin::Admin;
 use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
-use super::remote::{self, Remote, Transport};
+use super::remote::{self, Remote, Transport, Wanted};
 use super::session::{Facts, Goal, Joint, Portal, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
 use crate::tcp::Digests;
-use crate::units::deadline;
+use crate::units::{Nsid, deadline};
 
 /// NVMe/TCP by this library's own host.
 struct Tcp;
@@ -70,8 +72,11 @@ impl Transport for Tcp {
 }
 
 impl remote::Portal for Portal {
-    fn address(&self) -> String {
-        self.address.to_string()
+    fn address(&self, nsid: Option<Nsid>) -> String {
+        match nsid {
+            None => self.address.to_string(),
+            nsid => TcpAddress { nsid, ..self.address.clone() }.to_string(),
+        }
     }
 }
 
@@ -80,7 +85,7 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     let options = &remote.options;
     Terms {
         subnqn: portal.address.subnqn.clone(),
-        goal: Goal::Namespace(portal.address.nsid),
+        goal: goal(remote, portal),
         host: remote.host.clone(),
         digests: Digests {
             header: options.hdr_digest || options.prefer_digests,
@@ -94,16 +99,36 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     }
 }
 
+/// Which namespaces a controller behind `portal` is brought up for.
+fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
+    let one = || match portal.address.nsid {
+        Some(nsid) => Goal::Namespaces([nsid].into()),
+        None => Goal::FirstNamespace,
+    };
+    match (&remote.wanted, remote.identity()) {
+        (Wanted::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
+        (Wanted::OfPath, _) => one(),
+        (Wanted::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
+        // Those that there were: others that came later are nobody's here.
+        (Wanted::All, Some(seen)) if seen.len() > 1 => {
+            Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
+        }
+        (Wanted::All, _) => one(),
+    }
+}
+
 /// A namespace of an NVMe/TCP target.
 ///
 /// Handle and queue pairs stay usable over reconnects, and in a child process after a fork: there
 /// they make connections of their own at first use.
 pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
+    /// Its place among the namespaces of the controller.
+    place: usize,
     counters: Arc<Counters>,
 }
 
-/// What was asked of the sockets of I/O queues so far, by all queue pairs of a namespace.
+/// What was asked of the sockets of I/O queues so far, by all queue pairs of a controller's namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TcpStats {
     /// Calls of `readv`.
@@ -136,15 +161,69 @@ impl TcpNamespace {
     /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host
     /// name, the subsystem or the namespace does not exist. `TimedOut`: the error names the step that
     /// was not answered. `Unsupported`: the namespace or the controller has what this host has not.
-    /// `InvalidArgument`: a path that is not NVMe/TCP.
+    /// `InvalidArgument`: a path that is not NVMe/TCP, or an address without `?ns=` of a subsystem with
+    /// several namespaces.
     pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
+        let wanted = match address.nsid {
+            Some(_) => Wanted::OfPath,
+            None => Wanted::All,
+        };
+        let mut namespaces = TcpNamespace::attach(address, wanted, options)?;
+        match (namespaces.pop(), namespaces.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (last, _) => {
+                namespaces.extend(last);
+                let names = namespaces.iter().map(|namespace| namespace.namespace().address);
+                Err(super::ambiguous(&Address::Tcp(address.clone()), names))
+            }
+        }
+    }
+
+    /// Connects once, to all active namespaces of the subsystem at `address`, whose NSID does not matter; or
+    /// to the one that one of `options.paths` names. They share the controller.
+    ///
+    /// # Errors
+    /// As [`TcpNamespace::connect`].
+    pub fn connect_all(
+        address: &TcpAddress,
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
+        let address = TcpAddress { nsid: None, ..address.clone() };
+        TcpNamespace::attach(&address, Wanted::All, options)
+    }
+
+    /// As [`TcpNamespace::connect_all`], to the namespaces `nsids`, in their order.
+    ///
+    /// # Errors
+    /// As [`TcpNamespace::connect`]; the error is that of the first namespace that is not right.
+    pub fn connect_to(
+        address: &TcpAddress,
+        nsids: &[Nsid],
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
+        let address = TcpAddress { nsid: None, ..address.clone() };
+        TcpNamespace::attach(&address, Wanted::These(nsids.into()), options)
+    }
+
+    fn attach(
+        address: &TcpAddress,
+        wanted: Wanted,
+        options: &ConnectOptions,
+    ) -> Result<Vec<TcpNamespace>> {
         let started = Instant::now();
         let portals = resolve_all(address, options)?;
-        let remote = Remote::new(options.clone(), portals, None);
+        let remote = Remote::new(options.clone(), portals, wanted, None);
         Tcp::keepers().of_this_process()?.keep(&remote);
         // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
-        remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;
-        Ok(TcpNamespace { remote, counters: Arc::default() })
+        let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
+        let count = remote.wait_open(limit)?.len();
+        let counters = Arc::<Counters>::default();
+        let of = |place| TcpNamespace {
+            remote: Arc::clone(&remote),
+            place,
+            counters: Arc::clone(&counters),
+        };
+        Ok((0..count).map(of).collect())
     }
 
     /// What was asked of the sockets of I/O queues so far.
@@ -158,16 +237,16 @@ impl TcpNamespace {
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
         // A child process inherits what was seen, but must not take the parent's lock.
-        let seen = || self.remote.identity().cloned();
-        let now = self.remote.is_ours().then(|| self.remote.namespace()).flatten();
+        let seen = || Some(self.remote.identity()?[self.place].namespace.clone());
+        let now = self.remote.is_ours().then(|| self.remote.namespace(self.place)).flatten();
         now.or_else(seen).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, at most the whole connect time.
-    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let remote = self.remote.for_this_process()?;
-        let counters = Arc::clone(&self.counters);
-        Ok(Box::new(TcpQueuePair::connect(remote, self.namespace(), counters)?))
+        let of = (self.place, self.namespace());
+        Ok(Box::new(TcpQueuePair::connect(&remote, of, &self.counters, scope)?))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -75,8 +75,8 @@ unsafe impl Struct for SampleOut {
 }
 
 /// Mounts the data set that lies on `addresses` and gives its handle in `*fs`, to be closed with
-/// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn`; several are separated by commas,
-/// in any order.
+/// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn?ns=1`; several are separated by commas,
+/// in any order. Without `?ns=` it means all namespaces of the subsystem that hold the data set.
 ///
 /// Reads the directory, not the names: those come with the first call that needs one. `options` may be
 /// NULL. Any thread; takes at most the connect timeout of the options, and the time to read.

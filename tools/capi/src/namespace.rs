@@ -106,7 +106,8 @@ struct Work {
     _pool: Option<Pool>,
 }
 
-/// Opens the namespace at `address` (a path, an NVMe/TCP address, or what else the build knows), makes a
+/// Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` where the subsystem has several
+/// namespaces, or what else the build knows), makes a
 /// queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.
 ///
 /// With no buffers, only dlfs_ns_info can be asked. `writable` is 0 or 1. `options` may be NULL; what

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use super::*;
-use crate::qpair::remote::{self, Facts, Phase};
+use crate::qpair::remote::{self, Facts, Phase, Wanted};
+use crate::qpair::session::NamespaceFacts;
 use crate::qpair::{ConnectOptions, Wait};
+use crate::units::Nsid;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
@@ -24,7 +26,7 @@ impl fmt::Display for How {
 }
 
 impl remote::Portal for How {
-    fn address(&self) -> String {
+    fn address(&self, _nsid: Option<Nsid>) -> String {
         self.to_string()
     }
 }
@@ -56,8 +58,8 @@ struct FakeAdmin {
 
 impl Admin<Fake> for FakeAdmin {
     fn start(_now: Instant, _remote: &Remote<Fake>, portal: &How) -> Result<FakeAdmin, Failure> {
-        let facts =
-            Facts { num_io_queues: 1, max_entries: 2, block_len_bytes: 512, ..Facts::default() };
+        let namespaces = vec![NamespaceFacts { block_len_bytes: 512, ..NamespaceFacts::default() }];
+        let facts = Facts { num_io_queues: 1, max_entries: 2, namespaces, ..Facts::default() };
         Ok(FakeAdmin { how: *portal, is_ready: false, facts })
     }
 
@@ -99,7 +101,7 @@ fn keep(how: How) -> Arc<Remote<Fake>> {
         ctrl_loss_tmo: limit,
         ..ConnectOptions::default()
     };
-    let remote = Remote::new(options, vec![how], None);
+    let remote = Remote::new(options, vec![how], Wanted::OfPath, None);
     KEEPERS.of_this_process().unwrap().keep(&remote);
     remote
 }

@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::*;
 use crate::buf::IoBuf;
 use crate::error::ErrorKind;
 use crate::nvme::sqe::{fctype, nvm};
 use crate::nvme::{Cqe, Nqn, Status};
-use crate::qpair::session::{Backlog, Entrance, Facts, Failure, Joint, Portal};
+use crate::qpair::remote::Wanted;
+use crate::qpair::session::{Backlog, Entrance, Facts, Failure, Joint, NamespaceFacts, Portal};
 use crate::qpair::{ConnectOptions, IoError, IoOp};
 use crate::tcp::Digests;
 use crate::tcp::controller::{Connection, ConnectionOptions, DataTransfer, Event as Command};
@@ -61,16 +63,19 @@ fn begin_session(remote: &Remote<Tcp>) {
         num_io_queues: 1,
         max_entries: 32,
         has_volatile_write_cache: true,
-        nsid: Nsid(1),
-        block_len_bytes: 512,
-        num_blocks: 64,
+        namespaces: vec![NamespaceFacts {
+            nsid: Nsid(1),
+            block_len_bytes: 512,
+            num_blocks: 64,
+            ..NamespaceFacts::default()
+        }],
         ..Facts::default()
     };
     let later = Instant::now() + Duration::from_secs(1); // any wait between rounds is over
-    let (now, namespace) = (later, remote.describe(&facts));
+    let (now, namespaces) = (later, remote.describe(&facts));
     remote.with(|lifecycle| {
         lifecycle.handle_time(now, "connecting");
-        lifecycle.handle_ready(now, Joint::default(), &facts, namespace);
+        lifecycle.handle_ready(now, Joint::default(), &facts, namespaces);
         assert!(lifecycle.live().is_some(), "{lifecycle:?}");
     });
 }
@@ -114,10 +119,11 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
         socket: address,
     };
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
-    let remote = Remote::<Tcp>::new(options, vec![portal], None);
+    let remote = Remote::<Tcp>::new(options, vec![portal], Wanted::OfPath, None);
     begin_session(&remote);
-    let namespace = remote.namespace().unwrap();
-    let mut pair = TcpQueuePair::connect(Arc::clone(&remote), namespace, Arc::default()).unwrap();
+    let namespace = remote.namespace(0).unwrap();
+    let scope = PairScope::new();
+    let mut pair = TcpQueuePair::connect(&remote, (0, namespace), &Arc::default(), &scope).unwrap();
     let long = Duration::from_secs(60);
     run(&mut pair, IoOp::Write, 0, long).expect("written").result.unwrap();
 
@@ -145,7 +151,7 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     let address = crate::nvme::TcpAddress { traddr, trsvcid: 1, subnqn, nsid: None };
     let portals = vec![Portal { address, socket }];
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
-    let remote = Remote::<Tcp>::new(options, portals, None);
+    let remote = Remote::<Tcp>::new(options, portals, Wanted::OfPath, None);
     begin_session(&remote);
     let Entrance::Open(session) = remote.entrance(&mut Backlog::new(Instant::now())) else {
         panic!("it is live")
@@ -155,11 +161,12 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     // The answer had come, but the queue pair is polled only now.
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());
-    assert_eq!(backlog.take(&mut VecDeque::from([io]), &session.namespace, None), 1);
-    let attempt = backlog.next_to_issue(remote.durability(), &session.namespace).unwrap();
+    let namespace = &session.namespaces[0].namespace;
+    assert_eq!(backlog.take((0, 0), &mut VecDeque::from([io]), namespace, None), 1);
+    let attempt = backlog.next_to_issue(&remote, &session).unwrap();
     let now = Instant::now();
     let told = backlog.judge(now, &remote, &session, attempt, Ok(Status::SUCCESS)).unwrap();
-    told.result.unwrap();
+    told.completion.result.unwrap();
     begin_session(&remote);
-    assert!(remote.durability().take_lost());
+    assert!(remote.durability(0).take_lost());
 }

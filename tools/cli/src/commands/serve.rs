@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use dlfs::nvme::{Address, Nqn, TcpAddress};
-use dlfs::qpair::{self, Cpus, Device};
+use dlfs::qpair::{self, ConnectOptions, Cpus, Device};
 use dlfs::target::{Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
@@ -158,8 +158,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
     let connect = args.connection.options(args.writable);
-    let open = |address: &Address| qpair::open(address, &connect);
-    let devices = args.image.0.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let devices = open(&args.image.0, &connect)?;
     let nqn = match &args.nqn {
         Some(nqn) => nqn.clone(),
         None => default_nqn(&args.image.0)?,
@@ -189,6 +188,18 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     }
     drop(target);
     Ok(Outcome::Done)
+}
+
+/// The namespaces at `addresses`: of a subsystem without `?ns=` all, but the only one to be written to.
+fn open(addresses: &[Address], connect: &ConnectOptions) -> dlfs::Result<Vec<Arc<dyn Device>>> {
+    let opened = qpair::open_all(addresses, connect)?;
+    for (address, found) in addresses.iter().zip(&opened) {
+        if connect.writable && found.len() > 1 {
+            let names = found.iter().map(|device| device.namespace().address);
+            return Err(qpair::ambiguous(address, names));
+        }
+    }
+    Ok(opened.into_iter().flatten().collect())
 }
 
 /// Each connection is a file. The limit that a process begins with is low for the sake of programs that

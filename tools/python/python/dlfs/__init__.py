@@ -107,9 +107,10 @@ def open(
 ) -> Dataset:
     """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
+    Without ?ns= it means all namespaces of the subsystem that hold the data set.
 
     window_bytes     memory for reads by id or name, in bytes, for each thread that reads
-    queue_pairs      queue pairs a namespace
+    queue_pairs      queue pairs a namespace; those of one subsystem share them
     deadline         the longest that one read may take, in seconds
     busy_poll        spin instead of sleeping while a call waits
     connect_timeout  how long connecting may take in all, in seconds
@@ -193,7 +194,7 @@ class Loader(_Loader):
     contiguous       gather each batch in one piece as it is made, so that Batch.data copies nothing
     on_error         what becomes of a sample that cannot be read: "raise", or "skip" it (stats counts them)
     deadline         the longest that the next batch may take, in seconds
-    queue_pairs      queue pairs a namespace
+    queue_pairs      queue pairs a namespace; those of one subsystem share them
     busy_poll        spin instead of sleeping in the thread that reads ahead
 
     Each `for` goes through one epoch from its begin: the next one after one that came to its end, the same

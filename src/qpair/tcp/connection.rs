@@ -1,0 +1,410 @@
+//! An I/O queue over TCP with its socket, and the queue pairs of one poller that share it.
+//!
+//! Each of them is a *handle*: it submits for one namespace of the controller, and gets what it submitted.
+//! Whichever is polled moves the bytes of all. What it finds for others it lays into their boxes, and marks
+//! them. One of them, the *leader*, has the socket among its poller's descriptors and its time-outs among its
+//! poller's; when it is dropped, another takes over. A handle with another poller looks by itself.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::link::{Link, SCRATCH_LEN};
+use super::{Counters, Tcp};
+use crate::error::Result;
+use crate::process::process_id;
+use crate::qpair::readiness::Registry;
+use crate::qpair::remote::Remote;
+use crate::qpair::session::IoQueue;
+use crate::qpair::session::queue::Action;
+use crate::qpair::{Completion, Fence, Io, Namespace, Wait};
+use crate::units::deadline;
+
+/// An I/O queue that handles share. Its lock is never waited for where one thread polls all handles.
+pub(super) struct Connection {
+    /// The process whose threads may wait for the lock.
+    home: AtomicU32,
+    core: Mutex<Core>,
+}
+
+/// What the lock is around.
+pub(super) struct Core {
+    remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+    /// The socket, while there is one. Closed before a buffer of the queue is anybody else's.
+    link: Option<Link>,
+    queue: IoQueue,
+    scratch: Vec<u8>,
+    /// By the numbers that they have as members of the queue.
+    handles: Vec<Option<Handle>>,
+    leader: Option<usize>,
+    /// The time-out that the leader's poller knows.
+    told: Option<Instant>,
+    /// The last turn, and whose it was.
+    last_turn: Option<(Instant, usize)>,
+}
+
+#[derive(Default)]
+struct Handle {
+    /// Completions that another handle found.
+    found: VecDeque<Completion>,
+    /// Where its poller watches descriptors.
+    registry: Option<Registry>,
+}
+
+impl Connection {
+    /// A connection that is in a session when this returns.
+    pub(super) fn open(
+        remote: Arc<Remote<Tcp>>,
+        counters: Arc<Counters>,
+    ) -> Result<Arc<Connection>> {
+        remote.add_pair()?;
+        let (now, options) = (Instant::now(), &remote.options);
+        let terms = super::terms(&remote, &remote.portals[0]);
+        let queue = IoQueue::new(now, terms, options.ctrl_loss_tmo);
+        let limit = deadline(now, options.connect_timeout);
+        let mut connection = Connection {
+            home: AtomicU32::new(process_id()),
+            core: Mutex::new(Core {
+                remote,
+                counters,
+                link: None,
+                queue,
+                scratch: vec![0; SCRATCH_LEN],
+                handles: Vec::new(),
+                leader: None,
+                told: None,
+                last_turn: None,
+            }),
+        };
+        let core = connection.core.get_mut();
+        while let Some(left) = core.join_on(limit)? {
+            sleep(core.wait(), left);
+        }
+        Ok(Arc::new(connection))
+    }
+
+    /// Waits until it is in a session: it was, but may have lost it meanwhile.
+    pub(super) fn wait_joined(&self) -> Result<()> {
+        let mut limit = None;
+        loop {
+            let Some(mut core) = self.core() else { return Ok(()) };
+            let options = &core.remote.options;
+            let limit =
+                *limit.get_or_insert_with(|| deadline(Instant::now(), options.connect_timeout));
+            if core.join_on(limit)?.is_none() {
+                return Ok(());
+            }
+            drop(core);
+            std::thread::sleep(REJOIN_NAP);
+        }
+    }
+
+    /// What the lock is around.
+    ///
+    /// `None` in a child process where another thread had the lock when it was forked, so that nobody ever
+    /// gives it back. One thread uses the handles of a scope: the one that forked had it, or none.
+    pub(super) fn core(&self) -> Option<MutexGuard<'_, Core>> {
+        if self.is_home() {
+            return Some(self.core.lock());
+        }
+        let core = self.core.try_lock()?;
+        self.home.store(process_id(), Ordering::Release);
+        Some(core)
+    }
+
+    /// Whether the calling process has made it, or gone on with it.
+    fn is_home(&self) -> bool {
+        self.home.load(Ordering::Acquire) == process_id()
+    }
+
+    /// A handle is dropped.
+    pub(super) fn part(&self, handle: usize) {
+        // In a child that never used it, it is the parent's.
+        if self.is_home() {
+            self.core.lock().part(handle);
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let is_home = self.is_home();
+        let core = self.core.get_mut();
+        if is_home && core.remote.is_ours() {
+            core.queue.leave("the queue pair was dropped");
+            core.obey();
+            core.remote.remove_pair();
+        }
+    }
+}
+
+impl Core {
+    /// Moves on into a session; how long to sleep before the next try, `None` once it is in one.
+    fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
+        let now = Instant::now();
+        self.turn(now, true);
+        if self.queue.is_joined() {
+            return Ok(None);
+        }
+        let stage = self.queue.stage();
+        self.remote.may_wait(now, limit, self.queue.backlog(), stage)?;
+        let until = self.queue.poll_timeout().unwrap_or(limit).min(limit);
+        Ok(Some(until.saturating_duration_since(now)))
+    }
+
+    /// What to sleep on while nobody else polls it.
+    fn wait(&self) -> Option<Wait<'_>> {
+        Some(self.link.as_ref()?.wait(self.queue.wants_writable()))
+    }
+
+    /// A handle on the namespace at `place`: its number.
+    pub(super) fn admit(&mut self, place: usize, namespace: Namespace) -> usize {
+        let number = self.queue.admit(place, namespace);
+        if self.handles.len() <= number {
+            self.handles.resize_with(number + 1, || None);
+        }
+        self.handles[number] = Some(Handle::default());
+        if self.leader.is_none() {
+            self.lead(Some(number));
+        }
+        number
+    }
+
+    fn part(&mut self, handle: usize) {
+        self.queue.part(handle);
+        self.obey();
+        self.handles[handle] = None;
+        if self.leader == Some(handle) {
+            let joined = |(_, handle): &(usize, &Option<Handle>)| {
+                handle.as_ref().is_some_and(|handle| handle.registry.is_some())
+            };
+            let joined = self.handles.iter().enumerate().find(joined);
+            let next = joined.map(|(number, _)| number);
+            let next = next.or_else(|| self.handles.iter().position(Option::is_some));
+            self.lead(next);
+        }
+        self.tell_leader(handle);
+    }
+
+    /// From now on this handle's poller looks after the socket and the time.
+    fn lead(&mut self, handle: Option<usize>) {
+        (self.leader, self.told) = (handle, None);
+        let writable = self.queue.wants_writable();
+        if let Some(link) = &mut self.link {
+            match handle.and_then(|handle| self.handles[handle].as_ref()?.registry.as_ref()) {
+                Some(registry) => link.join(registry, writable),
+                None => link.leave(),
+            }
+        }
+    }
+
+    /// Where the poller of a handle watches descriptors from now on.
+    pub(super) fn join(&mut self, handle: usize, registry: &Registry) {
+        let leads = match self.leader {
+            Some(leader) if leader == handle => true,
+            Some(leader) => self.handles[leader].as_ref().is_none_or(|of| of.registry.is_none()),
+            None => true,
+        };
+        let of = self.handle(handle);
+        of.registry = Some(registry.clone());
+        if !of.found.is_empty() {
+            registry.mark();
+        }
+        if leads {
+            self.lead(Some(handle));
+        }
+    }
+
+    fn handle(&mut self, handle: usize) -> &mut Handle {
+        self.handles[handle].as_mut().expect("there until it is dropped")
+    }
+
+    /// Takes what there is room for from a handle, and sends it.
+    pub(super) fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
+        let count = self.queue.take(handle, pending);
+        if count > 0 && self.remote.is_ours() {
+            let now = Instant::now();
+            self.queue.issue(now, &self.remote);
+            self.send(now);
+            self.tell_leader(handle);
+        }
+        count
+    }
+
+    /// Moves everything on and hands out at most `max` completions of a handle.
+    pub(super) fn poll(
+        &mut self,
+        handle: usize,
+        now: Instant,
+        max: usize,
+        done: &mut Vec<Completion>,
+    ) -> usize {
+        // The others of its poller have had the turn for it, if they have had theirs at this time.
+        if self.last_turn.is_none_or(|(at, whose)| at != now || whose == handle) {
+            self.turn(now, self.is_elsewhere(handle));
+            self.last_turn = Some((now, handle));
+        }
+        let found = &mut self.handle(handle).found;
+        let mut count = found.len().min(max);
+        done.extend(found.drain(..count));
+        while count < max {
+            let Some(answer) = self.queue.next_completion(&self.remote) else { break };
+            if answer.member == handle {
+                done.push(answer.completion);
+                count += 1;
+                continue;
+            }
+            let other = self.handle(answer.member);
+            other.found.push_back(answer.completion);
+            if let Some(registry) = &other.registry {
+                registry.mark();
+            }
+        }
+        self.tell_leader(handle);
+        count
+    }
+
+    /// When a handle's poller must poll it although nothing becomes ready.
+    pub(super) fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
+        if self.leader == Some(handle) {
+            self.told = self.queue.poll_timeout();
+            return self.told;
+        }
+        let (last_turn, _) = self.last_turn?;
+        if !self.handle(handle).found.is_empty() {
+            return Some(last_turn);
+        }
+        self.is_elsewhere(handle).then(|| last_turn + LOOK_INTERVAL)
+    }
+
+    /// Whether the poller of a handle is not the leader's, so that it does not know when the socket is ready:
+    /// then it looks.
+    fn is_elsewhere(&self, handle: usize) -> bool {
+        let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
+        match self.leader {
+            Some(leader) if leader != handle => match (registry(leader), registry(handle)) {
+                (Some(one), Some(other)) => !one.is_of_poller_of(other),
+                (None, None) => false,
+                _ => true,
+            },
+            _ => false,
+        }
+    }
+
+    /// Has the leader polled, where it is another and its poller believes that there is more time.
+    fn tell_leader(&mut self, handle: usize) {
+        let Some(leader) = self.leader.filter(|leader| *leader != handle) else { return };
+        let until = self.queue.poll_timeout();
+        if until.is_some_and(|until| self.told.is_none_or(|told| until < told))
+            && let Some(registry) = &self.handle(leader).registry
+        {
+            registry.mark();
+        }
+    }
+
+    /// The namespace of a handle, as I/Os are cut to it, where it may be other than before.
+    pub(super) fn namespace_since(&self, handle: usize, num_joins: &mut u64) -> Option<&Namespace> {
+        let before = std::mem::replace(num_joins, self.queue.num_joins());
+        (before != *num_joins).then(|| self.queue.namespace(handle))
+    }
+
+    pub(super) fn use_fence(&mut self, handle: usize, fence: &Arc<Fence>) {
+        self.queue.use_fence(handle, fence);
+    }
+
+    /// Everything but handing out completions. `must_look`: nobody tells when the socket is ready.
+    fn turn(&mut self, now: Instant, must_look: bool) {
+        if !self.notice_fork(now) {
+            return;
+        }
+        self.queue.begin(now, &self.remote);
+        self.obey();
+        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel()) {
+            let moved = link.poll(now, channel, &mut self.scratch, must_look);
+            self.counters.add(link.take_receives());
+            self.queue.moved(moved);
+            self.obey();
+        }
+        self.queue.finish(&self.remote);
+        self.send(now);
+    }
+
+    /// Sends what is queued.
+    fn send(&mut self, now: Instant) {
+        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel())
+            && let Err(failure) = link.send(now, channel)
+        {
+            self.queue.moved(Err(failure));
+            self.obey();
+        }
+        let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
+        if let Some(link) = &mut self.link {
+            link.expect(is_expecting);
+        }
+    }
+
+    /// Opens and closes the socket as the queue says.
+    fn obey(&mut self) {
+        while let Some(action) = self.queue.poll_action() {
+            match action {
+                Action::Open(address) => match Link::start(address) {
+                    Ok(link) => {
+                        self.link = Some(link);
+                        self.lead(self.leader);
+                    }
+                    Err(failure) => self.queue.moved(Err(failure)),
+                },
+                Action::Close { owes_data } => {
+                    if let Some(link) = self.link.take() {
+                        link.close(owes_data);
+                    }
+                    self.queue.closed(&self.remote);
+                }
+            }
+        }
+    }
+
+    /// In a child process the connection and what it shares are the parent's: nothing is sent on the
+    /// one, no lock of the other is touched. Whether there is something to go on with.
+    fn notice_fork(&mut self, now: Instant) -> bool {
+        if self.remote.is_ours() {
+            return true;
+        }
+        self.queue.leave("the process has forked");
+        self.obey();
+        self.queue.begin_anew(now);
+        match self.remote.for_this_process() {
+            Ok(remote) => {
+                self.remote = remote;
+                // One too many is told by the target.
+                let _ = self.remote.add_pair();
+                true
+            }
+            Err(error) => {
+                self.queue.backlog().fail_all(&error.to_string());
+                false
+            }
+        }
+    }
+}
+
+fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
+    let limit = Timespec::try_from(limit).ok();
+    let mut fds: Vec<PollFd<'_>> = Vec::new();
+    if let Some(Wait { fd, writable }) = wait {
+        let flags = if writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        fds.push(PollFd::from_borrowed_fd(fd, flags));
+    }
+    let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
+}
+
+/// How often a handle looks whose poller is not told.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often a new handle on a connection that has lost its session looks for the next.
+const REJOIN_NAP: Duration = Duration::from_millis(1);

@@ -1,0 +1,384 @@
+//! Namespaces of one subsystem: one controller for all, and one I/O queue a poller; and what an address
+//! without `?ns=` stands for.
+
+mod import_support;
+mod support;
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::ErrorKind;
+use dlfs::buf::IoBuf;
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::format::Uuid;
+use dlfs::import::{self, EditOptions, ImportOptions, Onto};
+use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::group::PollGroup;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::tcp::TcpNamespace;
+use dlfs::qpair::{Completion, ConnectOptions, Device, Io, IoOp, PairScope, open, open_all};
+use dlfs::reader::Batch;
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::{Lba, Nsid};
+use import_support::{contents, options, paths, tree};
+use support::fork::in_child;
+
+const SAMPLES: usize = 400;
+
+fn nqn() -> Nqn {
+    Nqn::new("nqn.2026-11.io.dlfs:controllers").unwrap()
+}
+
+fn disks(count: usize) -> Vec<Arc<dyn Device>> {
+    let disk = |_| Arc::new(MemNamespace::new(16 << 20, 4096).unwrap()) as Arc<dyn Device>;
+    (0..count).map(disk).collect()
+}
+
+fn serve(disks: &[Arc<dyn Device>], writable: bool) -> Target {
+    let options = TargetOptions { writable, ..TargetOptions::new(nqn()) };
+    Target::bind(options, disks.to_vec()).unwrap()
+}
+
+fn import_onto(disks: &[Arc<dyn Device>], image: u8) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), SAMPLES, 20_000, image.into());
+    let options = ImportOptions { uuid: Some(Uuid([image; 16])), ..options(Onto::Empty) };
+    import::import_onto(&paths(dir.path()), disks, &options, &mut ()).unwrap();
+    dir
+}
+
+/// The address of the subsystem, without a namespace.
+fn whole(target: &Target) -> Address {
+    let Address::Tcp(address) = target.address(Nsid(1)) else { panic!("not TCP") };
+    Address::Tcp(TcpAddress { nsid: None, ..address })
+}
+
+fn named(target: &Target, nsids: impl IntoIterator<Item = u32>) -> Vec<Address> {
+    nsids.into_iter().map(|nsid| target.address(Nsid(nsid))).collect()
+}
+
+/// Controllers and connections that the target has, once it has noticed which are gone.
+fn counts(target: &Target, expected: (u64, u64)) -> (u64, u64) {
+    let now = || (target.stats().controllers, target.stats().connections);
+    let until = Instant::now() + Duration::from_secs(30);
+    while now() != expected && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    now()
+}
+
+fn read_epoch(image: &Image, target: &Target, queue_pairs: usize) {
+    let order = OrderSpec { kind: OrderKind::Global, seed: 3 };
+    let options = LoaderOptions { queue_pairs, ..LoaderOptions::new(order, 32, 1) };
+    let before = target.stats().accepted;
+    let mut loader = image.prefetcher(options).unwrap();
+    let (mut batch, mut count) = (Batch::new(), 0);
+    while loader.next_into(&mut batch).unwrap() {
+        count += batch.len();
+    }
+    assert_eq!(count, SAMPLES);
+    let made = target.stats().accepted - before;
+    assert_eq!((made, target.stats().controllers), (queue_pairs as u64, 1));
+}
+
+#[test]
+fn an_image_on_64_namespaces_has_one_controller_and_one_io_queue_a_poller() {
+    let disks = disks(64);
+    import_onto(&disks, 1);
+    let target = serve(&disks, false);
+    let addresses = named(&target, 1..=64);
+    let image = Image::open(&addresses, &OpenOptions::default()).unwrap();
+    assert_eq!(image.devices().len(), 64);
+    assert_eq!(counts(&target, (1, 1)), (1, 1));
+    // The admin queue's, that by which the superblocks were read, and the directory's.
+    println!("opening took {} connections", target.stats().accepted);
+    assert!(target.stats().accepted <= 4, "{:?}", target.stats());
+    read_epoch(&image, &target, 1);
+    read_epoch(&image, &target, 2);
+    assert_eq!(counts(&target, (1, 1)), (1, 1));
+    assert_eq!(target.stats().refused, 0);
+}
+
+#[test]
+fn an_address_without_a_namespace_means_those_of_the_image_behind_it() {
+    let disks = disks(5);
+    import_onto(&disks[1..4], 1);
+    let target = serve(&disks, false);
+    let address = whole(&target);
+    let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
+    let addresses: Vec<String> =
+        image.devices().iter().map(|device| device.namespace().address).collect();
+    let expected: Vec<String> = named(&target, 2..=4).iter().map(Address::to_string).collect();
+    assert_eq!(addresses, expected);
+    read_epoch(&image, &target, 1);
+    drop(image);
+
+    // With a second image the user has to say which.
+    import_onto(&disks[4..], 9);
+    let error = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let report = error.report();
+    for nsid in 2..=5 {
+        assert!(report.contains(&target.address(Nsid(nsid)).to_string()), "{report}");
+    }
+    // Naming one namespace of it says which.
+    let both = [target.address(Nsid(2)), address];
+    let error = Image::open(&both, &OpenOptions::default()).err().unwrap();
+    assert!(error.report().contains("are both namespace"), "{}", error.report());
+    let second = Image::open(&named(&target, [5]), &OpenOptions::default()).unwrap();
+    assert_eq!(second.directory().num_live(), SAMPLES as u64);
+}
+
+#[test]
+fn a_subsystem_without_an_image_says_so_and_one_namespace_is_as_if_it_was_named() {
+    let target = serve(&disks(2), false);
+    let error = Image::open(&[whole(&target)], &OpenOptions::default()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.report().contains("none of 2 namespaces"), "{}", error.report());
+    let disks = disks(1);
+    import_onto(&disks, 1);
+    let target = serve(&disks, false);
+    let image = Image::open(&[whole(&target)], &OpenOptions::default()).unwrap();
+    assert_eq!(image.devices()[0].namespace().address, whole(&target).to_string());
+}
+
+fn import_to(source: &Path, address: &Address, onto: Onto) -> dlfs::Result<()> {
+    let (address, connect) = (std::slice::from_ref(address), ConnectOptions::default());
+    let options = ImportOptions { uuid: None, ..options(onto) };
+    import::import(&paths(source), address, &options, &connect, &mut ()).map(drop)
+}
+
+#[test]
+fn nothing_is_written_to_one_of_several_namespaces_that_the_user_did_not_name() {
+    let disks = disks(2);
+    let target = serve(&disks, true);
+    let address = whole(&target);
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 20, 9_000, 4);
+    for onto in [Onto::Empty, Onto::Force, Onto::Resume, Onto::Append] {
+        let error = import_to(dir.path(), &address, onto).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{onto:?}: {}", error.report());
+        for nsid in 1..=2 {
+            let expected = target.address(Nsid(nsid)).to_string();
+            assert!(error.report().contains(&expected), "{}", error.report());
+        }
+    }
+    let writable = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let error = open(&address, &writable).err().unwrap();
+    assert!(error.report().contains("?ns="), "{}", error.report());
+    // An image on one of them is not all that lies there.
+    import_onto(&disks[..1], 1);
+    let error = import_to(dir.path(), &address, Onto::Append).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{}", error.report());
+    let error = import::purge(
+        std::slice::from_ref(&address),
+        &EditOptions::default(),
+        &ConnectOptions::default(),
+        &mut (),
+    );
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let device: Arc<dyn Device> = Arc::new(
+        TcpNamespace::connect(&tcp(&target.address(Nsid(2))), &ConnectOptions::default()).unwrap(),
+    );
+    let mut io = dlfs::qpair::blocking::Blocking::new(device.queue_pair().unwrap()).unwrap();
+    assert!(io.read(0, 1 << 20).unwrap().iter().all(|byte| *byte == 0), "it is as it was");
+}
+
+fn tcp(address: &Address) -> TcpAddress {
+    let Address::Tcp(address) = address else { panic!("not TCP") };
+    address.clone()
+}
+
+#[test]
+fn an_image_on_all_namespaces_of_a_subsystem_is_appended_to_by_the_address_of_that() {
+    let disks = disks(3);
+    import_onto(&disks, 1);
+    let target = serve(&disks, true);
+    let dir = tempfile::tempdir().unwrap();
+    tree(dir.path(), 20, 9_000, 4);
+    import_to(dir.path(), &whole(&target), Onto::Append).unwrap();
+    assert_eq!(counts(&target, (0, 0)), (0, 0));
+    let found = contents(&disks).unwrap();
+    assert_eq!(found.len(), SAMPLES + 20);
+}
+
+fn read(tag: u64, slba: u64) -> Io {
+    Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(512), tag }
+}
+
+/// Disks of 64 blocks each of which says whose and which it is.
+fn told_apart(count: usize) -> Vec<Arc<dyn Device>> {
+    let disk = |number: usize| {
+        let disk = MemNamespace::new(64 * 512, 512).unwrap();
+        let mut io = dlfs::qpair::blocking::Blocking::new(disk.queue_pair().unwrap()).unwrap();
+        for block in 0..64 {
+            io.write_at(block * 512, &[number as u8, block as u8].repeat(256)).unwrap();
+        }
+        Arc::new(disk) as Arc<dyn Device>
+    };
+    (0..count).map(disk).collect()
+}
+
+fn assert_right(done: &Completion, number: usize) {
+    assert_eq!(done.result, Ok(()));
+    assert_eq!(done.buf[..2], [number as u8, done.tag as u8], "of {number}");
+}
+
+/// Polls until so many have ended.
+fn finish(group: &mut PollGroup, count: usize) -> Vec<(usize, Completion)> {
+    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while done.len() < count && Instant::now() < until {
+        if group.poll(Instant::now(), usize::MAX, &mut done) == 0 {
+            group.wait(until);
+        }
+    }
+    done
+}
+
+#[test]
+fn queue_pairs_that_share_a_connection_get_what_they_submitted_and_outlive_each_other() {
+    const COUNT: usize = 8;
+    let disks = told_apart(COUNT);
+    let target = serve(&disks, false);
+    let opened = open_all(&named(&target, 1..=COUNT as u32), &ConnectOptions::default()).unwrap();
+    let devices: Vec<Arc<dyn Device>> = opened.into_iter().flatten().collect();
+    let scope = PairScope::new();
+    let mut pairs: VecDeque<_> =
+        devices.iter().map(|device| device.queue_pair_in(&scope).unwrap()).collect();
+    assert_eq!(counts(&target, (1, 2)), (1, 2));
+    let queues: std::collections::BTreeSet<_> = pairs.iter().map(|p| p.shared_queue()).collect();
+    assert_eq!(queues.len(), 1);
+
+    // The first leads, and is dropped with reads under way; the second too.
+    for slba in 0..2 {
+        pairs[0].submit(&mut VecDeque::from([read(slba, slba)]));
+    }
+    drop(pairs.pop_front());
+    pairs[0].submit(&mut VecDeque::from([read(9, 9)]));
+    drop(pairs.pop_front());
+    let mut group = PollGroup::new().unwrap();
+    for pair in pairs {
+        group.add(pair);
+    }
+    for round in 0..20 {
+        for index in 0..COUNT - 2 {
+            let mut pending = (0..4).map(|at| read((round + at) % 64, (round + at) % 64)).collect();
+            assert_eq!(group.submit(index, &mut pending), 4);
+        }
+        let done = finish(&mut group, 4 * (COUNT - 2));
+        assert_eq!((done.len(), group.outstanding()), (4 * (COUNT - 2), 0));
+        done.iter().for_each(|(index, done)| assert_right(done, index + 2));
+    }
+    // All of the time of one poller lies in one connection, also when it sleeps.
+    group.submit(3, &mut VecDeque::from([read(5, 5)]));
+    std::thread::sleep(Duration::from_millis(30));
+    assert_right(&finish(&mut group, 1)[0].1, 5);
+    assert_eq!(counts(&target, (1, 2)), (1, 2));
+    assert_eq!(target.stats().accepted, 2, "no connection was made anew");
+    drop(group);
+    assert_eq!(counts(&target, (1, 1)), (1, 1));
+}
+
+#[test]
+fn a_write_of_a_dropped_queue_pair_ends_the_connection_and_the_others_read_on() {
+    let disks = told_apart(2);
+    let target = serve(&disks, true);
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let opened = open_all(&named(&target, 1..=2), &connect).unwrap();
+    let scope = PairScope::new();
+    let mut writer = opened[0][0].queue_pair_in(&scope).unwrap();
+    let mut group = PollGroup::new().unwrap();
+    group.add(opened[1][0].queue_pair_in(&scope).unwrap());
+    group.submit(0, &mut (0..8).map(|at| read(at, at)).collect());
+    let write = Io { op: IoOp::Write, ..read(0, 0) };
+    assert_eq!(writer.submit(&mut VecDeque::from([write])), 1);
+    drop(writer);
+    let done = finish(&mut group, 8);
+    assert_eq!(done.len(), 8);
+    done.iter().for_each(|(_, done)| assert_right(done, 1));
+    assert_eq!(target.stats().accepted, 3, "what was on its way is not sent any more");
+}
+
+#[test]
+fn a_child_process_goes_on_with_queue_pairs_that_share_a_connection() {
+    let disks = told_apart(3);
+    let target = serve(&disks, false);
+    let opened = open_all(&named(&target, 1..=3), &ConnectOptions::default()).unwrap();
+    let scope = PairScope::new();
+    let mut group = PollGroup::new().unwrap();
+    for devices in &opened {
+        group.add(devices[0].queue_pair_in(&scope).unwrap());
+    }
+    let mut round = || {
+        for index in 0..3 {
+            group.submit(index, &mut (0..4).map(|at| read(at, at)).collect());
+        }
+    };
+    round();
+    assert!(in_child(|| {
+        // What was under way, and more, and more of new ones.
+        let done = finish(&mut group, 12);
+        done.iter().for_each(|(index, done)| assert_right(done, *index));
+        let other = opened[1][0].queue_pair_in(&scope).unwrap();
+        let index = group.add(other);
+        group.submit(index, &mut VecDeque::from([read(7, 7)]));
+        let more = finish(&mut group, 1);
+        more.iter().for_each(|(_, done)| assert_right(done, 1));
+        done.len() == 12 && more.len() == 1
+    }));
+    let done = finish(&mut group, 12);
+    assert_eq!(done.len(), 12, "the parent's own");
+    done.iter().for_each(|(index, done)| assert_right(done, *index));
+}
+
+#[test]
+fn pollers_of_their_own_share_a_connection_too_though_nobody_wakes_them() {
+    let disks = told_apart(2);
+    let target = serve(&disks, false);
+    let opened = open_all(&named(&target, 1..=2), &ConnectOptions::default()).unwrap();
+    let scope = PairScope::new();
+    let mut groups: Vec<PollGroup> = opened
+        .iter()
+        .map(|devices| {
+            let mut group = PollGroup::new().unwrap();
+            group.add(devices[0].queue_pair_in(&scope).unwrap());
+            group
+        })
+        .collect();
+    // The first has the socket, and is not polled.
+    for round in 0..10 {
+        groups[1].submit(0, &mut VecDeque::from([read(round, round)]));
+        assert_right(&finish(&mut groups[1], 1)[0].1, 1);
+    }
+    groups[0].submit(0, &mut VecDeque::from([read(3, 3)]));
+    assert_right(&finish(&mut groups[0], 1)[0].1, 0);
+}
+
+#[test]
+fn a_list_of_more_namespaces_than_a_page_is_read_to_its_end() {
+    const COUNT: usize = 1_100;
+    let disk = |at: usize| MemNamespace::new((at as u64 + 1) * 512, 512).unwrap();
+    let disks: Vec<Arc<dyn Device>> =
+        (0..COUNT).map(|at| Arc::new(disk(at)) as Arc<dyn Device>).collect();
+    let target = serve(&disks, false);
+    let all = TcpNamespace::connect_all(&tcp(&whole(&target)), &ConnectOptions::default()).unwrap();
+    let blocks: Vec<u64> = all.iter().map(|one| one.namespace().num_blocks).collect();
+    assert_eq!(blocks, Vec::from_iter(1..=COUNT as u64));
+    assert_eq!(target.stats().accepted, 1);
+    // By their numbers, in any order; and the wrong one is named.
+    let addresses = named(&target, [700, 3, 1_099]);
+    let opened = open_all(&addresses, &ConnectOptions::default()).unwrap();
+    let blocks: Vec<u64> = opened.iter().map(|one| one[0].namespace().num_blocks).collect();
+    assert_eq!(blocks, [700, 3, 1_099]);
+    let wrong = named(&target, [700, 5_000, 3]);
+    let error = open_all(&wrong, &ConnectOptions::default()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.report().contains(&wrong[1].to_string()), "{}", error.report());
+    let error = open(&whole(&target), &ConnectOptions::default()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.report().contains("which of 1100 namespaces"), "{}", error.report());
+}
