@@ -60,7 +60,7 @@ pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::superblock::{SUPERBLOCK_BYTES, SnapshotPlace, copy_index};
+    use crate::format::superblock::{SUPERBLOCK_BYTES, SnapshotLocation, copy_index};
     use crate::format::{ImageLayout, Pack, Superblock};
     use crate::units::Generation;
 
@@ -74,7 +74,7 @@ mod tests {
             optional_features: 0,
             placement_seed: 0,
             used_len_bytes: 2 << 20,
-            snapshot: SnapshotPlace { offset_bytes: 1 << 20, ..SnapshotPlace::default() },
+            snapshot: SnapshotLocation { offset_bytes: 1 << 20, ..SnapshotLocation::default() },
             num_samples: 0,
             num_live: 0,
         };
