@@ -12,7 +12,7 @@
 //!  3  prefetch -> reader    import    target    cache     what runs
 //!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp    auth       |  format                         left: how bytes travel; right: how bytes lie
-//!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    error
+//!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -48,6 +48,7 @@ pub mod plan;
 pub mod prefetch;
 pub mod process;
 pub mod qpair;
+mod random;
 pub mod reader;
 mod replace_file;
 #[cfg(feature = "spdk")]

@@ -50,15 +50,4 @@ pub use rebuild::{RebuildReport, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
 
-use crate::Result;
-
-/// Fills `bytes` with random numbers from the operating system.
-fn draw(bytes: &mut [u8]) -> Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)
-            .map_err(|errno| crate::Error::from(std::io::Error::from(errno)))?;
-    }
-    Ok(())
-}
+use crate::random::draw;

@@ -95,6 +95,10 @@ pub mod fctype {
     pub const CONNECT: u8 = 0x01;
     /// Property Get.
     pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTHENTICATION_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
 }
 
 /// Identify data structures (CNS, bits 7:0 of dword 10).
@@ -290,6 +294,23 @@ impl Sqe {
         sqe
     }
 
+    /// Fabrics Authentication Send of `len` bytes.
+    pub fn authentication_send(cid: u16, len: u32) -> Sqe {
+        Sqe::authentication(fctype::AUTHENTICATION_SEND, cid, len)
+    }
+
+    /// Fabrics Authentication Receive of at most `len` bytes.
+    pub fn authentication_receive(cid: u16, len: u32) -> Sqe {
+        Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, cid, len)
+    }
+
+    fn authentication(fctype: u8, cid: u16, len: u32) -> Sqe {
+        let mut sqe = Sqe::fabrics(fctype, cid);
+        sqe.cdw10 = U32::new(NVME_AUTHENTICATION);
+        sqe.cdw11 = U32::new(len);
+        sqe
+    }
+
     fn fabrics(fctype: u8, cid: u16) -> Sqe {
         Sqe::new(fctype::OPCODE, cid, Nsid(u32::from(fctype)))
     }
@@ -376,6 +397,9 @@ impl Sqe {
         u64::from(self.cdw13.get()) << 32 | u64::from(self.cdw12.get())
     }
 }
+
+/// SPSP0 = 1, SPSP1 = 1, SECP = E9h, in dword 10: the security protocol of NVMe's own authentication.
+const NVME_AUTHENTICATION: u32 = 0xE901_0100;
 
 /// CATTR bit 2 of Connect: disable SQ flow control.
 const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::auth::Secret;
 use crate::nvme::{Address, Nqn};
 
 /// Options of [`crate::qpair::open`]; the defaults suit a training job.
@@ -21,6 +22,11 @@ pub struct ConnectOptions {
     /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
     /// UUID in the host NQN, else one derived from the host NQN.
     pub hostid: Option<[u8; 16]>,
+    /// What this host proves itself with where a controller wants that (DH-HMAC-CHAP). Not for `spdk:`
+    /// addresses, which have files: [`SpdkOptions::dhchap_key`].
+    pub dhchap_secret: Option<Secret>,
+    /// The subsystem's secret: the controller must prove itself, too.
+    pub dhchap_ctrl_secret: Option<Secret>,
     /// I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,
     /// Entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
@@ -120,6 +126,8 @@ impl Default for ConnectOptions {
             prefer_digests: false,
             hostnqn: None,
             hostid: None,
+            dhchap_secret: None,
+            dhchap_ctrl_secret: None,
             nr_io_queues: 16,
             queue_size: 128,
             keep_alive_tmo: Duration::from_secs(15),

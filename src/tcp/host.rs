@@ -212,7 +212,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if self.slots.num_timed() == 0 && !no_timeout {
             self.progress = now;
         }
-        let command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
+        let mut command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
+        // Authentication Receive: its length is room for a message that is shorter.
+        command.may_be_short = sqe.opcode == fctype::OPCODE && transfer == Transfer::In;
         let slot = self.slots.insert(command);
         sqe.cid = self.slots.cid(slot).into();
         sqe.sgl = if in_capsule { Sgl::in_capsule(len) } else { Sgl::transport(len) };
@@ -512,7 +514,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let command = self.slots.get_mut(slot);
         let (expected, found) = (command.len, command.at);
         // In-capsule data are complete, or the capsule would have been refused.
-        let is_short = cqe.status().is_success() && found < expected && !command.in_capsule;
+        let is_whole = found == expected || command.in_capsule || command.may_be_short;
+        let is_short = cqe.status().is_success() && !is_whole;
         command.outcome = Some(if is_short {
             Err(CommandError::Short { expected, found })
         } else if command.digest_failed {

@@ -119,7 +119,7 @@ impl World {
                 true => Goal::Namespaces((1..=schedule.namespaces as u32).map(Nsid).collect()),
                 false => Goal::AllNamespaces,
             },
-            host: HostIdentity { nqn: nqn("host"), id: [3; 16] },
+            host: HostIdentity { nqn: nqn("host"), id: [3; 16], credentials: None },
             digests: Digests::default(),
             required: Digests::default(),
             nr_io_queues: 4,

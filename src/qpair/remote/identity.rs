@@ -4,9 +4,11 @@ use std::fs;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::auth::Randomness;
 use crate::nvme::Nqn;
 use crate::qpair::ConnectOptions;
-use crate::qpair::session::HostIdentity;
+use crate::qpair::session::{Credentials, HostIdentity};
+use crate::random::draw;
 
 impl HostIdentity {
     /// What the options say, else what nvme-cli would use, else what the machine's identity gives.
@@ -20,8 +22,27 @@ impl HostIdentity {
             },
         };
         let id = options.hostid.or(configured_id).unwrap_or_else(|| id_of_nqn(&nqn));
-        HostIdentity { nqn, id }
+        HostIdentity { nqn, id, credentials: credentials(options) }
     }
+}
+
+/// What the host proves itself with, if the options say.
+fn credentials(options: &ConnectOptions) -> Option<Credentials> {
+    let secret = options.dhchap_secret.clone()?;
+    let ctrl_secret = options.dhchap_ctrl_secret.clone();
+    Some(Credentials { secret, ctrl_secret, randomness })
+}
+
+/// Random numbers for one authentication.
+fn randomness() -> Randomness {
+    let mut randomness = Randomness { challenge: [0; 64], exponent: [0; 48], sequence: 0 };
+    let mut sequence = [0; 4];
+    let parts = [&mut randomness.challenge[..], &mut randomness.exponent, &mut sequence];
+    for part in parts {
+        draw(part).expect("Linux has random numbers for everybody");
+    }
+    randomness.sequence = u32::from_le_bytes(sequence);
+    randomness
 }
 
 fn nqn_file() -> Option<Nqn> {

@@ -2,10 +2,15 @@
 //!
 //! Admin queues and I/O queues come up in the same way and differ only in what their Connect says.
 
+mod authentication;
+
+pub use authentication::Credentials;
+
 use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
+use self::authentication::{Authentication, Step};
 use super::{Failure, HostIdentity};
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
@@ -68,6 +73,8 @@ pub enum Event<B> {
 pub enum Payload<B> {
     /// The Connect command's data.
     Connect(Box<ConnectData>),
+    /// A message of the authentication, or room for one.
+    Authentication(Vec<u8>),
     /// The user's.
     Own(B),
 }
@@ -77,6 +84,7 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Payload<B> {
         match self {
             Payload::Own(payload) => payload.as_ref(),
             Payload::Connect(data) => data.as_bytes(),
+            Payload::Authentication(message) => message,
         }
     }
 }
@@ -86,6 +94,7 @@ impl<B: AsMut<[u8]>> AsMut<[u8]> for Payload<B> {
         match self {
             Payload::Own(payload) => payload.as_mut(),
             Payload::Connect(data) => data.as_mut_bytes(),
+            Payload::Authentication(message) => message,
         }
     }
 }
@@ -104,6 +113,8 @@ pub struct Channel<B> {
     stage: Stage,
     /// There once TCP is connected.
     connection: Option<Box<Connection<Payload<B>>>>,
+    /// There while [`Stage::Authenticating`].
+    authentication: Option<Box<Authentication>>,
 }
 
 /// How far a queue is.
@@ -125,7 +136,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// A channel whose TCP connection is begun.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
         let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
-        Channel { terms: Box::new(terms), stage, connection: None }
+        Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
     }
 
     /// TCP is connected.
@@ -194,13 +205,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
                     return Some(Event::Done { payload, result });
                 }
                 host::Event::Done { payload: Payload::Connect(_), result } => {
-                    self.handle_answer(result).map(|cntlid| Some(Event::Ready { cntlid }))
+                    self.handle_answer(now, result)
+                }
+                host::Event::Done { payload: Payload::Authentication(message), result } => {
+                    self.handle_message(now, &message, result)
                 }
                 host::Event::Initialised => self.send_connect(now).map(|()| None),
             };
             match came {
                 Ok(None) => {}
-                Ok(event) => return event,
+                Ok(Some(cntlid)) => return Some(Event::Ready { cntlid }),
                 Err(Refusal { failure, refused }) => {
                     return Some(Event::Failed { failure, refused });
                 }
@@ -210,7 +224,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
 
     /// The connection is initialised.
     fn send_connect(&mut self, now: Instant) -> Result<(), Refusal> {
-        let Channel { terms, stage, connection: Some(connection) } = self else { return Ok(()) };
+        let Channel { terms, stage, connection: Some(connection), .. } = self else {
+            return Ok(());
+        };
         if connection.failed().is_some() {
             return Ok(()); // who moves its bytes is told
         }
@@ -229,8 +245,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Connect is answered: the controller's identifier.
-    fn handle_answer(&mut self, result: Result<Cqe, CommandError>) -> Result<u16, Refusal> {
+    /// Connect is answered; the controller's identifier, if the queue can be used.
+    fn handle_answer(
+        &mut self,
+        now: Instant,
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Option<u16>, Refusal> {
         let cqe = result
             .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
         if !cqe.status().is_success() {
@@ -238,18 +258,51 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             return Err(Refusal { failure: refusal(&cqe).at(CONNECT), refused });
         }
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
-        if wanted != 0 {
-            self.stage = Stage::Authenticating;
-            self.authenticate(wanted)?;
-        }
-        self.stage = Stage::Ready;
-        Ok((cqe.dw0.get() & 0xFFFF) as u16)
+        let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
+        let begun = Authentication::begin(&self.terms, wanted, cntlid);
+        let Some((authentication, step)) = begun.map_err(|failure| failure.at(CONNECT))? else {
+            self.stage = Stage::Ready;
+            return Ok(Some(cntlid));
+        };
+        self.stage = Stage::Authenticating;
+        self.authentication = Some(Box::new(authentication));
+        self.take_step(now, step)
     }
 
-    /// Here authentication will speak: its commands go, and are answered, before any other's. `wanted` are
-    /// the protocols that the controller wants: [`CONNECT_ATR`], [`CONNECT_ASCR`].
-    fn authenticate(&mut self, _wanted: u32) -> Result<(), Refusal> {
-        Err(authentication_required().at(CONNECT).into()) // this host speaks none of them yet
+    /// A command of the authentication is answered.
+    fn handle_message(
+        &mut self,
+        now: Instant,
+        message: &[u8],
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Option<u16>, Refusal> {
+        let Some(authentication) = &mut self.authentication else { return Ok(None) };
+        let step = authentication.answered(message, result);
+        self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
+    }
+
+    /// Does what the authentication says; the controller's identifier, once it has succeeded.
+    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<u16>, Refusal> {
+        let (sqe, transfer, message) = match step {
+            Step::Send(message) => {
+                let len = message.len() as u32;
+                (Sqe::authentication_send(0, len), Transfer::Out, message)
+            }
+            Step::Receive { len } => {
+                (Sqe::authentication_receive(0, len), Transfer::In, vec![0; len as usize])
+            }
+            Step::Authenticated { cntlid } => {
+                self.authentication = None;
+                self.stage = Stage::Ready;
+                return Ok(Some(cntlid));
+            }
+        };
+        let Some(connection) = &mut self.connection else { return Ok(None) };
+        let payload = Payload::Authentication(message);
+        let taken = connection.submit(now, sqe, transfer, false, payload);
+        taken.map(|()| None).map_err(|_| {
+            Failure::new(ErrorKind::Disconnected, "the connection takes no command").into()
+        })
     }
 
     /// Lets data of writes go in their capsules up to this length.
@@ -285,7 +338,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let taken = connection.submit(now, sqe, transfer, patient, Payload::Own(payload));
         taken.map_err(|payload| match payload {
             Payload::Own(payload) => payload,
-            Payload::Connect(_) => unreachable!("it is what was given"),
+            Payload::Connect(_) | Payload::Authentication(_) => {
+                unreachable!("it is what was given")
+            }
         })
     }
 
@@ -294,7 +349,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let payloads = self.connection.iter().flat_map(|connection| connection.payloads());
         payloads.filter_map(|payload| match payload {
             Payload::Own(payload) => Some(payload),
-            Payload::Connect(_) => None,
+            Payload::Connect(_) | Payload::Authentication(_) => None,
         })
     }
 
@@ -310,7 +365,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let Some(mut connection) = self.connection.take() else { return (Vec::new(), Vec::new()) };
         let own = |payload| match payload {
             Payload::Own(payload) => Some(payload),
-            Payload::Connect(_) => None,
+            Payload::Connect(_) | Payload::Authentication(_) => None,
         };
         let payloads = connection.abandon().into_iter().filter_map(own).collect();
         let events = std::iter::from_fn(|| connection.poll_event());
@@ -337,7 +392,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             Stage::Opening { .. } => Some("TCP connect"),
             Stage::Initialising => Some("initialising the connection"),
             Stage::Connecting => Some(CONNECT),
-            Stage::Authenticating => Some("authentication"),
+            Stage::Authenticating => {
+                Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.stage()))
+            }
             Stage::Ready => None,
         }
     }
@@ -372,7 +429,7 @@ fn refusal(cqe: &Cqe) -> Failure {
             .hint(NO_PLACE);
     }
     if status.is(Status::AUTHENTICATION_REQUIRED) {
-        return authentication_required();
+        return authentication::required();
     }
     if status.is(Status::CONNECT_INVALID_PARAMETERS) {
         if (invalid.offset, invalid.in_data) == (ConnectData::SUBNQN_OFFSET, true) {
@@ -384,10 +441,6 @@ fn refusal(cqe: &Cqe) -> Failure {
         return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
     }
     Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
-}
-
-fn authentication_required() -> Failure {
-    Failure::new(ErrorKind::Unsupported, "the target requires authentication")
 }
 
 /// What to do when a target has no controller left.
@@ -403,6 +456,8 @@ const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs dis
 
 /// How failures name the command.
 const CONNECT: &str = "Connect";
+/// How failures name what comes after it.
+const AUTHENTICATION: &str = "authentication";
 
 #[cfg(test)]
 mod tests;

@@ -32,7 +32,7 @@ pub mod queue;
 mod shared;
 
 pub use backlog::{Answer, Attempt, Backlog};
-pub use connect::{Channel, ConnectTerms};
+pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, Joint, Terms};
 pub use durability::Durability;
 pub use failure::Failure;
@@ -52,6 +52,8 @@ pub struct HostIdentity {
     pub nqn: Nqn,
     /// The host identifier.
     pub id: [u8; 16],
+    /// What it proves itself with, if a controller wants it to.
+    pub credentials: Option<Credentials>,
 }
 
 /// What a turn of an admin queue brought.

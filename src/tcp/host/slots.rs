@@ -19,6 +19,8 @@ pub(super) struct Outstanding<B> {
     pub(super) in_capsule: bool,
     /// Whether the command may take any time.
     pub(super) no_timeout: bool,
+    /// Whether the controller may send less than there is room for.
+    pub(super) may_be_short: bool,
     pub(super) digest_failed: bool,
     /// Index of this payload in the receive being planned.
     pub(super) piece: Option<usize>,
@@ -44,6 +46,7 @@ impl<B> Outstanding<B> {
             unsent: 0,
             in_capsule,
             no_timeout,
+            may_be_short: false,
             digest_failed: false,
             piece: None,
             serial: 0,

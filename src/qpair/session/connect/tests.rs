@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 
 use super::*;
+use crate::auth::{self, Concatenation, ControllerTerms, Group, Hash, Next, Secret};
 use crate::buf::IoBuf;
 use crate::nvme::sqe::fctype;
 use crate::tcp::controller::{self, CommandId, ConnectionOptions, DataTransfer};
@@ -10,7 +11,7 @@ use crate::tcp::controller::{self, CommandId, ConnectionOptions, DataTransfer};
 fn terms(qid: u16) -> ConnectTerms {
     let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
     ConnectTerms {
-        host: HostIdentity { nqn: nqn("host"), id: [7; 16] },
+        host: HostIdentity { nqn: nqn("host"), id: [7; 16], credentials: None },
         subnqn: nqn("subsystem"),
         cntlid: if qid == 0 { ConnectData::CNTLID_DYNAMIC } else { 5 },
         qid,
@@ -133,7 +134,6 @@ fn nothing_is_sent_on_a_queue_whose_controller_wants_authentication_first() {
         for wanted in [CONNECT_ATR, CONNECT_ASCR, CONNECT_ATR | CONNECT_ASCR] {
             let (mut channel, peer, event) = answered(qid, cqe(Status::SUCCESS, wanted | 5));
             assert_unauthenticated(&event);
-            assert_eq!(channel.stage(), Some("authentication"));
             let now = Instant::now();
             let sqe = Sqe::keep_alive(0);
             assert!(channel.submit(now, sqe, Transfer::None, false, vec![1]).is_err());
@@ -188,4 +188,131 @@ fn each_step_has_its_time() {
     let (mut channel, ..) = connecting(start, 0);
     assert_eq!(channel.poll_timeout(), Some(after(2)));
     assert_eq!(channel.handle_timeout(after(2)).unwrap_err().kind, ErrorKind::TimedOut);
+}
+
+/// What the channel says in the end, after the controller with these terms has been asked; and the commands
+/// that came.
+fn authenticated(
+    credentials: Credentials,
+    terms_of_controller: impl FnOnce(&ConnectTerms) -> ControllerTerms,
+) -> (Channel<Vec<u8>>, Event<Vec<u8>>, Vec<u8>) {
+    let now = Instant::now();
+    let mut terms = terms(0);
+    let mut controller = auth::Controller::new(terms_of_controller(&terms), &randomness_of(0x55));
+    terms.host.credentials = Some(credentials);
+    let (mut channel, mut peer) = (Channel::new(now, terms), Peer::new());
+    channel.handle_connected(now);
+    let (mut sends, mut fctypes) = (None::<Vec<u8>>, Vec::new());
+    for _ in 0..32 {
+        peer.exchange(now, &mut channel);
+        while let Some((id, sqe, data)) = peer.came.pop() {
+            fctypes.push(sqe.fctype().unwrap());
+            match sqe.fctype() {
+                Some(fctype::CONNECT) => {
+                    peer.connection.connected(31, 8192, false);
+                    peer.connection.finish_with(id, cqe(Status::SUCCESS, CONNECT_ATR | 5));
+                }
+                Some(fctype::AUTHENTICATION_SEND) => {
+                    assert_eq!(
+                        (sqe.cdw10.get(), sqe.cdw11.get()),
+                        (0xE901_0100, data.len() as u32)
+                    );
+                    peer.connection.finish(id, Status::SUCCESS, 0);
+                    sends = drive(controller.handle(&data), &mut controller);
+                }
+                Some(fctype::AUTHENTICATION_RECEIVE) => {
+                    assert_eq!(sqe.cdw11.get(), 4096);
+                    let message = sends.take().expect("the controller has something to say");
+                    // Shorter than the room for it, as some targets send it.
+                    let mut buf = IoBuf::zeroed(message.len());
+                    buf.copy_from_slice(&message);
+                    peer.connection.send_data(id, buf.freeze());
+                    let next = controller.sent();
+                    assert!(drive(next, &mut controller).is_none());
+                }
+                _ => panic!("{sqe:?}"),
+            }
+        }
+        peer.exchange(now, &mut channel);
+        if let Some(event) = channel.poll_event(now) {
+            return (channel, event, fctypes);
+        }
+    }
+    panic!("it did not end: {:?}", channel.stage())
+}
+
+/// Computes what a controller wants computed; the message that it has then.
+fn drive(mut next: Next, controller: &mut auth::Controller) -> Option<Vec<u8>> {
+    loop {
+        next = match next {
+            Next::Compute(work) => controller.computed(work.compute()),
+            Next::Send(message) => return Some(message),
+            Next::Receive | Next::Authenticated | Next::Failed(_) => return None,
+        }
+    }
+}
+
+fn randomness_of(byte: u8) -> auth::Randomness {
+    auth::Randomness { challenge: [byte; 64], exponent: [byte; 48], sequence: byte.into() }
+}
+
+fn credentials(is_mutual: bool) -> Credentials {
+    let ctrl_secret = is_mutual.then(|| Secret::generate(&[9; 64], None));
+    let secret = Secret::generate(&[8; 64], Some(Hash::Sha256));
+    Credentials { secret, ctrl_secret, randomness: || randomness_of(0x77) }
+}
+
+fn controller_terms(terms: &ConnectTerms, credentials: Credentials) -> ControllerTerms {
+    ControllerTerms {
+        hostnqn: terms.host.nqn.clone(),
+        subnqn: terms.subnqn.clone(),
+        secrets: vec![credentials.secret],
+        ctrl_secret: credentials.ctrl_secret,
+        hashes: vec![Hash::Sha384],
+        groups: vec![Group::Ffdhe2048],
+        concatenation: Concatenation::No,
+    }
+}
+
+#[test]
+fn a_queue_whose_controller_wants_authentication_is_used_once_that_has_succeeded() {
+    for is_mutual in [false, true] {
+        let theirs = credentials(is_mutual);
+        let (channel, event, fctypes) =
+            authenticated(credentials(is_mutual), |terms| controller_terms(terms, theirs));
+        assert!(matches!(event, Event::Ready { cntlid: 5 }), "{event:?}");
+        assert_eq!((channel.stage(), channel.has_room()), (None, true));
+        let mut expected = vec![1, 5, 6, 5, 6];
+        expected.extend(is_mutual.then_some(5));
+        assert_eq!(fctypes, expected);
+    }
+}
+
+#[test]
+fn a_wrong_key_is_told_with_its_cause_and_without_the_key() {
+    let theirs = Credentials { secret: Secret::generate(&[1; 64], None), ..credentials(false) };
+    let (channel, event, _) =
+        authenticated(credentials(false), |terms| controller_terms(terms, theirs));
+    let Event::Failed { failure, refused: false } = event else { panic!("{event:?}") };
+    assert_eq!(failure.kind, ErrorKind::Refused);
+    assert_eq!(failure.message, "authentication: the other side says: authentication failed");
+    assert!(!channel.has_room());
+}
+
+#[test]
+fn a_controller_that_was_to_prove_itself_and_does_not_authenticate_is_left() {
+    let now = Instant::now();
+    let mut terms = terms(0);
+    terms.host.credentials = Some(credentials(true));
+    let (mut channel, mut peer) = (Channel::<Vec<u8>>::new(now, terms), Peer::new());
+    channel.handle_connected(now);
+    peer.exchange(now, &mut channel);
+    assert!(channel.poll_event(now).is_none());
+    peer.exchange(now, &mut channel);
+    let (id, ..) = peer.came.pop().unwrap();
+    peer.connection.connected(31, 0, false);
+    peer.connection.finish_with(id, cqe(Status::SUCCESS, 5));
+    peer.exchange(now, &mut channel);
+    let Some(Event::Failed { failure, .. }) = channel.poll_event(now) else { panic!("it went on") };
+    assert!(failure.message.contains("was to prove itself"), "{failure}");
 }

@@ -1,0 +1,147 @@
+//! Between Connect and use: the messages of an authentication in Fabrics commands.
+
+use super::ConnectTerms;
+use crate::auth::{Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret};
+use crate::error::ErrorKind;
+use crate::nvme::Cqe;
+use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
+use crate::qpair::session::Failure;
+use crate::tcp::host::CommandError;
+
+/// What a host proves itself with.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// The host's secret.
+    pub secret: Secret,
+    /// The subsystem's secret: the controller must prove itself too.
+    pub ctrl_secret: Option<Secret>,
+    /// Random numbers for one authentication.
+    pub randomness: fn() -> Randomness,
+}
+
+/// An authentication that has begun.
+#[derive(Debug)]
+pub(super) struct Authentication {
+    host: Host,
+    cntlid: u16,
+    is_receiving: bool,
+}
+
+/// What is to be done next.
+pub(super) enum Step {
+    /// Authentication Send of this message.
+    Send(Vec<u8>),
+    /// Authentication Receive of at most this many bytes.
+    Receive { len: u32 },
+    /// The queue can be used.
+    Authenticated { cntlid: u16 },
+}
+
+impl Authentication {
+    /// Begins one, if the controller wants one: `wanted` is [`CONNECT_ATR`] and [`CONNECT_ASCR`] of its
+    /// answer to Connect.
+    ///
+    /// # Errors
+    /// It wants what this host has not; or it must prove itself and does not mean to.
+    pub(super) fn begin(
+        terms: &ConnectTerms,
+        wanted: u32,
+        cntlid: u16,
+    ) -> Result<Option<(Authentication, Step)>, Failure> {
+        let Some(credentials) = &terms.host.credentials else {
+            return if wanted == 0 { Ok(None) } else { Err(required()) };
+        };
+        if wanted & CONNECT_ASCR != 0 {
+            let message = "the target requires TLS on keys of the authentication \
+                           (secure channel concatenation)";
+            return Err(Failure::new(ErrorKind::Unsupported, message));
+        }
+        if wanted & CONNECT_ATR == 0 {
+            if credentials.ctrl_secret.is_none() {
+                return Ok(None);
+            }
+            let message = "the controller does not authenticate, and it was to prove itself";
+            let hint = "it may be an impostor, or the target has no key for this host: \
+                        give it one, or leave --dhchap-ctrl-secret away";
+            return Err(Failure::new(ErrorKind::Refused, message).hint(hint));
+        }
+        let Credentials { secret, ctrl_secret, randomness } = credentials;
+        let randomness = randomness();
+        let host_terms = HostTerms {
+            hostnqn: terms.host.nqn.clone(),
+            subnqn: terms.subnqn.clone(),
+            secret: secret.clone(),
+            ctrl_secret: ctrl_secret.clone(),
+            hashes: Hash::ALL.to_vec(),
+            groups: GROUPS.to_vec(),
+            concatenation: Concatenation::No,
+        };
+        let tid = (randomness.sequence & 0xFFFF) as u16;
+        let (host, next) = Host::new(host_terms, &randomness, tid);
+        let mut begun = Authentication { host, cntlid, is_receiving: false };
+        let step = begun.step(next)?;
+        Ok(Some((begun, step)))
+    }
+
+    /// Its last command is answered; `message` is that command's data.
+    pub(super) fn answered(
+        &mut self,
+        message: &[u8],
+        result: Result<Cqe, CommandError>,
+    ) -> Result<Step, Failure> {
+        match result {
+            Ok(cqe) if !cqe.status().is_success() => {
+                let text = format!("the controller answered {}", cqe.status());
+                return Err(Failure::new(ErrorKind::Refused, text));
+            }
+            Ok(_) => {}
+            Err(error) => return Err(Failure::new(ErrorKind::Corrupt, error.to_string())),
+        }
+        let next = match self.is_receiving {
+            true => self.host.handle(message),
+            false => self.host.sent(),
+        };
+        self.step(next)
+    }
+
+    /// What it is at, for people.
+    pub(super) fn stage(&self) -> &'static str {
+        self.host.stage()
+    }
+
+    fn step(&mut self, mut next: Next) -> Result<Step, Failure> {
+        loop {
+            next = match next {
+                Next::Compute(work) => self.host.computed(work.compute()),
+                Next::Send(message) => {
+                    self.is_receiving = false;
+                    return Ok(Step::Send(message));
+                }
+                Next::Receive => {
+                    self.is_receiving = true;
+                    return Ok(Step::Receive { len: MESSAGE_ROOM_BYTES });
+                }
+                Next::Authenticated => return Ok(Step::Authenticated { cntlid: self.cntlid }),
+                Next::Failed(failed) => return Err(failure(&failed)),
+            }
+        }
+    }
+}
+
+/// The target wants to know who this host is, and it has nothing to show.
+pub(super) fn required() -> Failure {
+    Failure::new(ErrorKind::Unsupported, "the target requires authentication")
+        .hint("give this host's key: --dhchap-secret")
+}
+
+fn failure(failed: &Failed) -> Failure {
+    let hint =
+        "check that both sides have the same key for this host's NQN and the subsystem's NQN";
+    Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
+}
+
+/// Strongest first; without a group only where the controller has no other.
+const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
+
+/// More than the longest message of the controller has.
+const MESSAGE_ROOM_BYTES: u32 = 4096;
