@@ -47,6 +47,11 @@ impl AsMut<[u8]> for Attempt {
 }
 
 impl Attempt {
+    /// Nobody learns how it ends: a flush that fails has told of no lost writes then.
+    pub fn tell_nobody(&mut self) {
+        self.covers = 0;
+    }
+
     /// Whether it may not be sent any more.
     pub fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
@@ -247,12 +252,15 @@ impl Backlog {
         }
     }
 
-    /// Takes back what was in a connection that died, oldest first.
+    /// Takes back what was in a connection that died, oldest first. Where its session goes on
+    /// (`session_ends` is false), a flush that fails says nothing about writes: a later one can still make
+    /// them durable, and must tell if they are lost.
     pub fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
         shared: &Shared<P, J>,
         reason: &str,
+        session_ends: bool,
     ) {
         for attempt in unfinished.rev() {
             let op = attempt.io.op;
@@ -260,7 +268,7 @@ impl Backlog {
                 self.waiting.push_front(Attempt { tries: attempt.tries + 1, ..attempt });
                 continue;
             }
-            if op == IoOp::Flush {
+            if op == IoOp::Flush && session_ends {
                 shared.durability(attempt.place).flush_failed(attempt.covers);
             }
             self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));

@@ -139,13 +139,15 @@ impl IoQueue {
     }
 
     /// A member submits no more and wants no completions. What it has not had sent is not sent; where it has
-    /// writes on their way, so that they may not come later than the connection lives, that is closed.
+    /// writes on their way, the connection is closed, so that they come no later than it lives; and with it
+    /// the session, since who joins that again may reach a target that has taken the place of this one.
     pub fn part(&mut self, member: usize) {
         let reason = "its queue pair was dropped";
         self.backlog.fail_those_of(member, reason);
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
         if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
-            self.close(Why::Over("a queue pair with writes on their way was dropped".to_owned()));
+            let message = "a queue pair with writes on their way was dropped";
+            self.fail(Failure::new(ErrorKind::Disconnected, message));
         }
         self.members[member].has_parted = true;
         self.forget_if_done(member);
@@ -351,7 +353,9 @@ impl IoQueue {
             }
         };
         self.backlog.set_down(self.now);
-        let (attempts, ended) = channel.abandon();
+        let (mut attempts, ended) = channel.abandon();
+        let has_parted = |attempt: &&mut Attempt| self.members[attempt.member].has_parted;
+        attempts.iter_mut().filter(has_parted).for_each(Attempt::tell_nobody);
         for (attempt, result) in ended {
             if let Some(answer) = self.judge(shared, &session, attempt, result) {
                 self.backlog.finish(answer);
@@ -361,7 +365,8 @@ impl IoQueue {
             Why::Over(reason) => reason,
             Why::Failed(failure) | Why::Refused { failure, .. } => &failure.message,
         };
-        self.backlog.recover(attempts.into_iter(), shared, reason);
+        let session_ends = matches!(why, Why::Failed(_)) || shared.live() != session.number;
+        self.backlog.recover(attempts.into_iter(), shared, reason, session_ends);
         if shared.is_ours() {
             shared.give_qid(session.number, qid);
         }

@@ -141,7 +141,7 @@ impl SpdkQueuePair {
                 if let Some(mut core) = queue.try_lock() {
                     core.end();
                     let attempts = core.unfinished().map(|job| job.attempt);
-                    self.backlog.recover(attempts, &self.remote, &reason);
+                    self.backlog.recover(attempts, &self.remote, &reason, true);
                 }
             }
         }
@@ -271,7 +271,7 @@ impl SpdkQueuePair {
             }
         }
         let reason = "the queue was deleted before an answer came";
-        self.backlog.recover(aborted.into_iter(), &self.remote, reason);
+        self.backlog.recover(aborted.into_iter(), &self.remote, reason, true);
     }
 
     /// Leaves the session and has it replaced: what is wrong with one queue is wrong with the controller.
@@ -313,7 +313,7 @@ impl SpdkQueuePair {
         }
         self.judge_answers();
         let unfinished = unfinished.into_iter().map(|job| job.attempt);
-        self.backlog.recover(unfinished, &self.remote, reason);
+        self.backlog.recover(unfinished, &self.remote, reason, true);
         self.state = State::Down { retry_at: self.now };
     }
 
