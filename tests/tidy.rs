@@ -43,7 +43,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("reader", "buf checksum directory error format process qpair units"),
     ("prefetch", "buf directory error format order process qpair reader threads units"),
     ("cache", "buf checksum error format plan process qpair threads tier units"),
-    ("import", "buf checksum directory error format nvme qpair replace_file threads units"),
+    ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
     ("target", "buf error nvme process qpair tcp threads units"),
     (
         "dataset",

@@ -27,14 +27,14 @@ static int said(const char *text) {
     return found;
 }
 
-// Reads an epoch in a window that is too small for its order, leaving out what cannot be read.
-static void read_all(const char *address, uint64_t window) {
+// Reads an epoch, leaving out what cannot be read.
+static void read_epoch(const char *address, uint64_t window, uint32_t batching) {
     count = 0, all[0] = 0;
     dlfs_fs *fs;
     dlfs_seq *seq;
     dlfs_sequence_options options = {
         .size = sizeof options, .order = DLFS_ORDER_GROUPED, .batch_size = 10, .epochs = 1,
-        .on_error = DLFS_ON_ERROR_SKIP, .window_bytes = window};
+        .on_error = DLFS_ON_ERROR_SKIP, .window_bytes = window, .batching = batching};
     dlfs_batch batch = {.size = sizeof batch};
     CHECK(dlfs_mount(address, NULL, &fs) == 0 && dlfs_sequence(fs, &options, &seq) == 0);
     int result;
@@ -42,31 +42,38 @@ static void read_all(const char *address, uint64_t window) {
     CHECK(result == DLFS_END && dlfs_sequence_close(seq) == 0 && dlfs_unmount(fs) == 0);
 }
 
+static void read_all(const char *address) { read_epoch(address, 0, DLFS_BATCHING_AUTO); }
+
+// By whole chunks, in a window that is too small for those of its order.
+static void read_in_small_window(const char *address) {
+    read_epoch(address, 128 << 10, DLFS_BATCHING_CHUNK);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 4);
-    read_all(argv[1], 128 << 10); // nobody listens
+    read_in_small_window(argv[1]); // nobody listens
     CHECK(dlfs_log(NULL, NULL) == 0);
     CHECK(dlfs_log(on_log, &count) == 0);
-    read_all(argv[1], 0);
+    read_all(argv[1]);
     CHECK(count == 0);
-    read_all(argv[1], 128 << 10);
+    read_in_small_window(argv[1]);
     CHECK(count > 0 && said("enough_bytes"));
-    read_all(argv[2], 0);
+    read_all(argv[2]);
     CHECK(count == 1 && said("a sample is left out") && said("checksum"));
-    read_all(argv[3], 0);
+    read_all(argv[3]);
     CHECK(count == 1 && said("superblock copy at byte 0") && said("dlfs rebuild"));
     pid_t pid = fork(); // a child says what it has to say by itself
     if (pid == 0) {
-        read_all(argv[1], 128 << 10);
+        read_in_small_window(argv[1]);
         _exit(count > 0 && said("enough_bytes") ? 0 : 1);
     }
     int status;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
     CHECK(dlfs_log(on_log, &count) == 0); // again is no more than once
-    read_all(argv[2], 0);
+    read_all(argv[2]);
     CHECK(count == 1);
     CHECK(dlfs_log(NULL, NULL) == 0);
-    read_all(argv[2], 0);
+    read_all(argv[2]);
     CHECK(count == 0);
     return 0;
 }
