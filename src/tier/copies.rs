@@ -11,7 +11,7 @@ pub struct CopyLocation {
     pub page: u64,
 }
 
-/// CopyState of a unit's copy.
+/// The state of a unit's copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyState {
     /// No copy, and no room reserved for one.
