@@ -2,7 +2,8 @@
 //! and what many connections cost.
 //!
 //! `cargo bench --bench many_namespaces`; `-- --shapes 1x1,8x8,8x1,1x8,1x64` tells what connections cost from
-//! what targets do, each of which has a poller of its own. The targets of a shape are a process of this
+//! what targets do, each of which has a poller of its own, and `--shapes 8x8,8x128` what 1,024 namespaces
+//! cost beside 64. The namespaces of a target share a controller. The targets of a shape are a process of this
 //! program, on the first processor; the loader is on the second. The data are in the targets' memory, and
 //! the window is too small to keep chunks between epochs. Each round reads every shape once, so a ratio
 //! is that of neighbours in time.
@@ -122,7 +123,8 @@ fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
 
 /// Targets in a process of their own, and the image on them.
 struct Side {
-    devices: Vec<Arc<TcpNamespace>>,
+    /// One namespace of each target: namespaces of one controller share their counters.
+    controllers: Vec<Arc<TcpNamespace>>,
     image: Image,
     process: support::Side,
     sample_len: usize,
@@ -133,15 +135,18 @@ impl Side {
         let arguments = [targets, each, count, len].map(|number| number.to_string());
         let arguments: Vec<String> = ["--serve".to_owned()].into_iter().chain(arguments).collect();
         let mut process = support::Side::start(&arguments);
-        let mut devices = Vec::new();
-        for _ in 0..targets * each {
+        let (mut controllers, mut devices) = (Vec::new(), Vec::new());
+        for _ in 0..targets {
             let line = process.line();
             let Ok(Address::Tcp(address)) = line.parse() else { panic!("not an address: {line}") };
-            devices.push(Arc::new(TcpNamespace::connect(&address, &ConnectOptions::default())?));
+            let all = TcpNamespace::connect_all(&address, &ConnectOptions::default())?;
+            let all: Vec<_> = all.into_iter().map(Arc::new).collect();
+            controllers.push(Arc::clone(&all[0]));
+            devices.extend(all.into_iter().map(|device| device as Arc<dyn Device>));
         }
-        let as_devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
-        let image = Image::from_devices(as_devices.collect(), &OpenOptions::default())?;
-        Ok(Side { devices, image, process, sample_len: len })
+        assert_eq!(devices.len(), targets * each);
+        let image = Image::from_devices(devices, &OpenOptions::default())?;
+        Ok(Side { controllers, image, process, sample_len: len })
     }
 
     /// Reads some epochs; what comes before the first batch does not count.
@@ -181,7 +186,7 @@ impl Side {
 
     /// Calls that asked a socket for bytes, and those of them that brought none.
     fn receives(&self) -> (u64, u64) {
-        let stats = self.devices.iter().map(|device| device.stats());
+        let stats = self.controllers.iter().map(|device| device.stats());
         stats.fold((0, 0), |(calls, empty), stats| {
             (calls + stats.receives, empty + stats.empty_receives)
         })
@@ -212,9 +217,7 @@ fn serve(targets: usize, each: usize, count: usize, len: usize) -> dlfs::Result<
         let nqn = Nqn::new(nqn).expect("a valid name");
         let disks = disks.iter().map(|disk| Arc::new(disk.read_only()) as Arc<dyn Device>);
         let target = Target::bind(TargetOptions::new(nqn), disks.collect())?;
-        for nsid in 1..=each as u32 {
-            println!("{}", target.address(Nsid(nsid)));
-        }
+        println!("{}", target.address(Nsid(1)));
         serving.push(target);
     }
     std::io::stdout().flush()?;
