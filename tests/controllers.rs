@@ -386,3 +386,14 @@ fn a_list_of_more_namespaces_than_a_page_is_read_to_its_end() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.report().contains("which of 1100 namespaces"), "{}", error.report());
 }
+
+#[test]
+fn a_controller_cannot_be_asked_to_prove_itself_by_a_host_that_does_not() {
+    let disks = told_apart(1);
+    let target = serve(&disks, false);
+    let secret = dlfs::auth::Secret::generate(&[3; 64], None);
+    let connect = ConnectOptions { dhchap_ctrl_secret: Some(secret), ..ConnectOptions::default() };
+    let error = open_all(&named(&target, 1..=1), &connect).err().expect("it is refused");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert_eq!(target.stats().accepted, 0);
+}

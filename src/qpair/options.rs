@@ -25,7 +25,7 @@ pub struct ConnectOptions {
     /// What this host proves itself with where a controller wants that (DH-HMAC-CHAP). Not for `spdk:`
     /// addresses, which have files: [`SpdkOptions::dhchap_key`].
     pub dhchap_secret: Option<Secret>,
-    /// The subsystem's secret: the controller must prove itself, too.
+    /// The subsystem's secret: the controller must prove itself, too. Not without `dhchap_secret`.
     pub dhchap_ctrl_secret: Option<Secret>,
     /// I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,

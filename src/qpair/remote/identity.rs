@@ -5,6 +5,7 @@ use std::fs;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::auth::Randomness;
+use crate::error::Result;
 use crate::nvme::Nqn;
 use crate::qpair::ConnectOptions;
 use crate::qpair::session::{Credentials, HostIdentity};
@@ -34,15 +35,15 @@ fn credentials(options: &ConnectOptions) -> Option<Credentials> {
 }
 
 /// Random numbers for one authentication.
-fn randomness() -> Randomness {
+fn randomness() -> Result<Randomness> {
     let mut randomness = Randomness { challenge: [0; 64], exponent: [0; 48], sequence: 0 };
     let mut sequence = [0; 4];
     let parts = [&mut randomness.challenge[..], &mut randomness.exponent, &mut sequence];
     for part in parts {
-        draw(part).expect("Linux has random numbers for everybody");
+        draw(part)?;
     }
     randomness.sequence = u32::from_le_bytes(sequence);
-    randomness
+    Ok(randomness)
 }
 
 fn nqn_file() -> Option<Nqn> {

@@ -273,6 +273,12 @@ impl Device for TcpNamespace {
 
 /// Every socket address of every path, in the user's order.
 fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
+    if options.dhchap_ctrl_secret.is_some() && options.dhchap_secret.is_none() {
+        // A controller is asked in the answer to its own question, and would never be.
+        let message = "the controller can prove itself only to a host that does so too";
+        let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
+        return Err(error.hint("give dhchap_secret beside dhchap_ctrl_secret"));
+    }
     let mut addresses = vec![address];
     for path in &options.paths {
         match path {

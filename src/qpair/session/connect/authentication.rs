@@ -2,7 +2,7 @@
 
 use super::ConnectTerms;
 use crate::auth::{Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result as DlfsResult};
 use crate::nvme::Cqe;
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
 use crate::qpair::session::Failure;
@@ -16,7 +16,7 @@ pub struct Credentials {
     /// The subsystem's secret: the controller must prove itself too.
     pub ctrl_secret: Option<Secret>,
     /// Random numbers for one authentication.
-    pub randomness: fn() -> Randomness,
+    pub randomness: fn() -> DlfsResult<Randomness>,
 }
 
 /// An authentication that has begun.
@@ -62,11 +62,13 @@ impl Authentication {
             }
             let message = "the controller does not authenticate, and it was to prove itself";
             let hint = "it may be an impostor, or the target has no key for this host: \
-                        give it one, or leave --dhchap-ctrl-secret away";
+                        give it one, or do not ask the controller to prove itself";
             return Err(Failure::new(ErrorKind::Refused, message).hint(hint));
         }
         let Credentials { secret, ctrl_secret, randomness } = credentials;
-        let randomness = randomness();
+        let randomness = randomness().map_err(|error| {
+            Failure::new(error.kind(), format!("no random numbers for the authentication: {error}"))
+        })?;
         let host_terms = HostTerms {
             hostnqn: terms.host.nqn.clone(),
             subnqn: terms.subnqn.clone(),
@@ -131,7 +133,10 @@ impl Authentication {
 /// The target wants to know who this host is, and it has nothing to show.
 pub(super) fn required() -> Failure {
     Failure::new(ErrorKind::Unsupported, "the target requires authentication")
-        .hint("give this host's key: --dhchap-secret")
+        .hint(
+            "give this host's key: ConnectOptions::dhchap_secret in Rust; the command, Python and C take keys \
+             for spdk: addresses only",
+        )
 }
 
 fn failure(failed: &Failed) -> Failure {

@@ -259,7 +259,7 @@ fn randomness_of(byte: u8) -> auth::Randomness {
 fn credentials(is_mutual: bool) -> Credentials {
     let ctrl_secret = is_mutual.then(|| Secret::generate(&[9; 64], None));
     let secret = Secret::generate(&[8; 64], Some(Hash::Sha256));
-    Credentials { secret, ctrl_secret, randomness: || randomness_of(0x77) }
+    Credentials { secret, ctrl_secret, randomness: || Ok(randomness_of(0x77)) }
 }
 
 fn controller_terms(terms: &ConnectTerms, credentials: Credentials) -> ControllerTerms {
@@ -297,6 +297,17 @@ fn a_wrong_key_is_told_with_its_cause_and_without_the_key() {
     assert_eq!(failure.kind, ErrorKind::Refused);
     assert_eq!(failure.message, "authentication: the other side says: authentication failed");
     assert!(!channel.has_room());
+}
+
+#[test]
+fn without_random_numbers_nothing_is_proved_and_the_queue_does_not_come_up() {
+    let none = || Err(crate::error::Error::new(ErrorKind::Io, "the generator is away"));
+    let ours = Credentials { randomness: none, ..credentials(false) };
+    let (channel, event, fctypes) =
+        authenticated(ours, |terms| controller_terms(terms, credentials(false)));
+    let Event::Failed { failure, refused: false } = event else { panic!("{event:?}") };
+    assert!(failure.message.contains("the generator is away"), "{failure}");
+    assert_eq!((channel.has_room(), fctypes), (false, vec![1]));
 }
 
 #[test]
