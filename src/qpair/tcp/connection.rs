@@ -42,6 +42,8 @@ pub(super) struct Core {
     /// By the numbers that they have as members of the queue.
     handles: Vec<Option<Handle>>,
     leader: Option<usize>,
+    /// Whether handles have submitted since the last send.
+    has_unsent: bool,
     /// The time-out that the leader's poller knows.
     told: Option<Instant>,
     /// The last turn, and whose it was.
@@ -77,6 +79,7 @@ impl Connection {
                 scratch: vec![0; SCRATCH_LEN],
                 handles: Vec::new(),
                 leader: None,
+                has_unsent: false,
                 told: None,
                 last_turn: None,
             }),
@@ -224,16 +227,21 @@ impl Core {
         self.handles[handle].as_mut().expect("there until it is dropped")
     }
 
-    /// Takes what there is room for from a handle, and sends it.
+    /// Takes what there is room for from a handle. The commands of all handles are sent together.
     pub(super) fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
         let count = self.queue.take(handle, pending);
-        if count > 0 && self.remote.is_ours() {
+        self.has_unsent |= count > 0;
+        count
+    }
+
+    /// Sends what handles have submitted since the last time.
+    pub(super) fn start(&mut self, handle: usize) {
+        if std::mem::take(&mut self.has_unsent) && self.remote.is_ours() {
             let now = Instant::now();
             self.queue.issue(now, &self.remote);
             self.send(now);
             self.tell_leader(handle);
         }
-        count
     }
 
     /// Moves everything on and hands out at most `max` completions of a handle.
@@ -244,6 +252,7 @@ impl Core {
         max: usize,
         done: &mut Vec<Completion>,
     ) -> usize {
+        self.start(handle);
         // The others of its poller have had the turn for it, if they have had theirs at this time.
         if self.last_turn.is_none_or(|(at, whose)| at != now || whose == handle) {
             self.turn(now, self.is_elsewhere(handle));

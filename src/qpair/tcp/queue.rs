@@ -66,8 +66,11 @@ impl QueuePair for TcpQueuePair {
         count
     }
 
-    /// What is submitted is sent at once.
-    fn start(&mut self) {}
+    fn start(&mut self) {
+        if let Some(mut core) = self.connection.core() {
+            core.start(self.handle);
+        }
+    }
 
     fn use_pool(&mut self, _: &Pool) {}
 

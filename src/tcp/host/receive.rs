@@ -126,7 +126,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let planned: usize = pieces.iter().map(|piece| piece.len()).sum();
         self.plan.max_payloads = match len == planned {
             true => (self.plan.max_payloads * 2).min(PAYLOADS_MAX),
-            false => filled_payloads(&pieces, len) + PAYLOADS_MIN,
+            false => {
+                (filled_payloads(&pieces, len) + PAYLOADS_MIN).max(self.plan.max_payloads * 7 / 8)
+            }
         };
         self.plan.pieces = pieces;
         result
@@ -155,7 +157,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             Guesses::None
         };
         let tail = match (guesses, self.slots.num_bulk_reads(), self.slots.num_small_reads()) {
-            (Guesses::AllReads, ..) => SCRATCH_AMONG_BULK,
+            (Guesses::AllReads | Guesses::Most, ..) => SCRATCH_AMONG_BULK,
             (_, 0, _) => SCRATCH_LEN,
             (_, _, 0) => SCRATCH_AMONG_BULK,
             _ => SCRATCH_MIXED,
@@ -184,7 +186,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             if Some(slot) == receiving || command.at > 0 {
                 continue;
             }
-            if len < GUESS_MIN || total >= GUESS_TOTAL || self.plan.pieces.len() + 3 > max_pieces {
+            if total >= GUESS_TOTAL || self.plan.pieces.len() + 3 > max_pieces {
+                return Guesses::Most;
+            }
+            if len < GUESS_MIN {
                 return if guesses == Guesses::AllReads { Guesses::Some } else { guesses };
             }
             let piece = Piece::Scratch { len: *lead + header_len };
@@ -318,7 +323,10 @@ fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guesses {
     None,
+    /// Up to one that is copied for less.
     Some,
+    /// As many as one receive targets; the next receive targets the rest.
+    Most,
     AllReads,
 }
 
