@@ -14,7 +14,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, ImportOptions, Onto};
@@ -44,7 +44,8 @@ fn main() -> dlfs::Result<()> {
             ("lens", "4096,110592"),
             ("orders", "global,grouped"),
             ("rounds", "11"),
-            ("epochs", "4"),
+            ("epochs", "16"),
+            ("idle", "2"),
         ],
     );
     println!("{}", machine());
@@ -58,7 +59,7 @@ fn main() -> dlfs::Result<()> {
 /// Reads epochs of every shape in turn, and prints what came of it.
 fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
     let count = DATA_BYTES / len;
-    println!("\n{count} samples of {len} bytes\n\n{HEAD}");
+    println!("\n{count} samples of {len} bytes\n");
     let shapes: Vec<&str> = options.text("shapes").split(',').collect();
     let sides = shapes.iter().map(|shape| {
         let (targets, each) = shape.split_once('x').expect("subsystems x namespaces");
@@ -66,6 +67,15 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
         Side::start(number(targets), number(each), count, len)
     });
     let sides = sides.collect::<dlfs::Result<Vec<Side>>>()?;
+    if options.number("idle") > 0 {
+        println!("| subsystems x namespaces | opened in, ms | idle, % of a core, host | targets |");
+        println!("|---|---|---|---|");
+        for (side, shape) in sides.iter().zip(&shapes) {
+            println!("| {shape} | {} |", side.idle(Duration::from_secs(options.number("idle")))?);
+        }
+        println!();
+    }
+    println!("{HEAD}");
     for name in options.text("orders").split(',') {
         let kind = match name {
             "global" => OrderKind::Global,
@@ -128,6 +138,8 @@ struct Side {
     image: Image,
     process: support::Side,
     sample_len: usize,
+    /// How long connecting and opening the image took.
+    opened_in: Duration,
 }
 
 impl Side {
@@ -136,8 +148,9 @@ impl Side {
         let arguments: Vec<String> = ["--serve".to_owned()].into_iter().chain(arguments).collect();
         let mut process = support::Side::start(&arguments);
         let (mut controllers, mut devices) = (Vec::new(), Vec::new());
-        for _ in 0..targets {
-            let line = process.line();
+        let lines: Vec<String> = (0..targets).map(|_| process.line()).collect();
+        let began = Instant::now();
+        for line in lines {
             let Ok(Address::Tcp(address)) = line.parse() else { panic!("not an address: {line}") };
             let all = TcpNamespace::connect_all(&address, &ConnectOptions::default())?;
             let all: Vec<_> = all.into_iter().map(Arc::new).collect();
@@ -146,7 +159,23 @@ impl Side {
         }
         assert_eq!(devices.len(), targets * each);
         let image = Image::from_devices(devices, &OpenOptions::default())?;
-        Ok(Side { controllers, image, process, sample_len: len })
+        Ok(Side { controllers, image, process, sample_len: len, opened_in: began.elapsed() })
+    }
+
+    /// How long opening took, and what a loader costs that has all that it may read ahead.
+    fn idle(&self, lasts: Duration) -> dlfs::Result<String> {
+        let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
+        let options =
+            LoaderOptions { window_bytes: WINDOW_BYTES, ..LoaderOptions::new(order, 128, 1) };
+        let mut loader = self.image.prefetcher(options)?;
+        loader.next_into(&mut Batch::new())?;
+        std::thread::sleep(FILLS_WITHIN);
+        let (host, target) = (cpu_time(), self.process.cpu_seconds());
+        std::thread::sleep(lasts);
+        let share = |seconds: f64| 100.0 * seconds / lasts.as_secs_f64();
+        let (host, target) = (cpu_time() - host, self.process.cpu_seconds() - target);
+        let opened_in = self.opened_in.as_secs_f64() * 1e3;
+        Ok(format!("{opened_in:.0} | {:.2} | {:.2}", share(host.as_secs_f64()), share(target)))
     }
 
     /// Reads some epochs; what comes before the first batch does not count.
@@ -230,5 +259,7 @@ const HEAD: &str = "| order | subsystems x namespaces | samples/s | beside the f
                     |---|---|---|---|---|---|---|---|";
 /// Bytes of the samples together.
 const DATA_BYTES: usize = 160 << 20;
+/// After this the window is full.
+const FILLS_WITHIN: Duration = Duration::from_secs(1);
 /// So little that a chunk is gone before the next epoch wants it.
 const WINDOW_BYTES: usize = 64 << 20;
