@@ -26,7 +26,7 @@ fn serve(disk: &MemNamespace) -> Target {
     served::serve(std::slice::from_ref(disk), None)
 }
 
-fn hasty() -> ConnectOptions {
+fn short_timeouts() -> ConnectOptions {
     ConnectOptions {
         io_timeout: Duration::from_millis(400),
         keep_alive_tmo: Duration::from_secs(1),
@@ -50,7 +50,7 @@ fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
     let target = serve(&disk);
     let address = [target.address(Nsid(1))];
-    import_to(dir.path(), &address, &short_leased(Onto::Empty), &hasty()).unwrap();
+    import_to(dir.path(), &address, &short_leased(Onto::Empty), &short_timeouts()).unwrap();
     let mut io = Blocking::new(disk.queue_pair().unwrap()).unwrap();
     for round in 1..=4u64 {
         // As if it had stopped before its commit with one chunk not written: the read that finds the next
@@ -60,7 +60,7 @@ fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
         }
         io.write_at(round * (64 << 10), &[0; 4096]).unwrap();
         let begun = Instant::now();
-        import_to(dir.path(), &address, &short_leased(Onto::Resume), &hasty()).unwrap();
+        import_to(dir.path(), &address, &short_leased(Onto::Resume), &short_timeouts()).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(50), "it slept for a whole deadline");
     }
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
@@ -73,9 +73,14 @@ fn one_flipped_bit_while_connecting_or_opening_does_not_end_a_command() {
     tree(dir.path(), 60, 9000, 1);
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
     let target = serve(&disk);
-    import_to(dir.path(), &[target.address(Nsid(1))], &short_leased(Onto::Empty), &hasty())
-        .unwrap();
-    let connect = ConnectOptions { hdr_digest: true, data_digest: true, ..hasty() };
+    import_to(
+        dir.path(),
+        &[target.address(Nsid(1))],
+        &short_leased(Onto::Empty),
+        &short_timeouts(),
+    )
+    .unwrap();
+    let connect = ConnectOptions { hdr_digest: true, data_digest: true, ..short_timeouts() };
     let options = OpenOptions { connect, ..OpenOptions::default() };
     let open = |wire: &Wire| Image::open(&[through(wire)], &options).and_then(|i| i.load_names());
     let calm = Wire::to(target.local_addr());
@@ -109,7 +114,7 @@ fn an_import_does_with_the_queues_that_a_target_grants() {
         let target = served::serve(&disks, None);
         let image: Vec<Address> =
             (1..=num_namespaces).map(|nsid| target.address(Nsid(nsid))).collect();
-        let connect = ConnectOptions { nr_io_queues: queues, ..hasty() };
+        let connect = ConnectOptions { nr_io_queues: queues, ..short_timeouts() };
         let wanted = |onto| ImportOptions { reader_threads: 0, ..short_leased(onto) };
         import_to(dir.path(), &image, &wanted(Onto::Empty), &connect).unwrap();
         import_to(more.path(), &image, &wanted(Onto::Append), &connect).unwrap();
@@ -144,11 +149,22 @@ fn an_import_whose_network_was_held_harms_no_image_that_was_committed_meanwhile(
                 let mut progress = AfterChunks { left: after, then: &mut hold };
                 let error = std::thread::scope(|scope| {
                     let slow = scope.spawn(|| {
-                        import::import(&paths(ours), &held, &options, &hasty(), &mut progress)
+                        import::import(
+                            &paths(ours),
+                            &held,
+                            &options,
+                            &short_timeouts(),
+                            &mut progress,
+                        )
                     });
                     std::thread::sleep(Duration::from_millis(100));
                     let other = loop {
-                        match import_to(theirs, &direct, &short_leased(Onto::Force), &hasty()) {
+                        match import_to(
+                            theirs,
+                            &direct,
+                            &short_leased(Onto::Force),
+                            &short_timeouts(),
+                        ) {
                             // Not delayed yet.
                             Err(error) if error.kind() == ErrorKind::Busy => {}
                             result => break result,
@@ -183,8 +199,14 @@ fn an_import_that_was_held_goes_on_when_nobody_took_its_place() {
     };
     let mut progress = AfterChunks { left: 7, then: &mut hold };
     let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
-    import::import(&paths(dir.path()), &[through(&wire)], &options, &hasty(), &mut progress)
-        .unwrap();
+    import::import(
+        &paths(dir.path()),
+        &[through(&wire)],
+        &options,
+        &short_timeouts(),
+        &mut progress,
+    )
+    .unwrap();
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     assert_eq!(contents(&devices).unwrap(), files);
 }
@@ -209,7 +231,7 @@ fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> u
         flip.into_iter().for_each(|flip| wire.flip(flip));
         let placement = if stream { PlacementOrder::Source } else { PlacementOrder::Shuffled };
         let options = ImportOptions { placement, reader_threads: 2, ..short_leased(Onto::Empty) };
-        let result = import_to(source, &[through(&wire)], &options, &hasty());
+        let result = import_to(source, &[through(&wire)], &options, &short_timeouts());
         if result.is_ok() {
             let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
             assert_eq!(&contents(&devices).unwrap(), files, "{flip:?}");
@@ -286,14 +308,19 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
     let disk = MemNamespace::new(2 << 20, 512).unwrap();
     let target = serve(&disk);
     let address = target.address(Nsid(1));
-    import_to(dir.path(), std::slice::from_ref(&address), &short_leased(Onto::Empty), &hasty())
-        .unwrap();
+    import_to(
+        dir.path(),
+        std::slice::from_ref(&address),
+        &short_leased(Onto::Empty),
+        &short_timeouts(),
+    )
+    .unwrap();
     let engine = |options: ConnectOptions| open(&address, &options).unwrap().namespace().engine;
-    assert_eq!(engine(hasty()), "tcp");
-    let preferring = ConnectOptions { prefer_digests: true, ..hasty() };
+    assert_eq!(engine(short_timeouts()), "tcp");
+    let preferring = ConnectOptions { prefer_digests: true, ..short_timeouts() };
     assert_eq!(engine(preferring.clone()), "tcp (header and data digest)");
     assert!(open(&address, &preferring).unwrap().capabilities().checks_writes);
-    assert!(!open(&address, &hasty()).unwrap().capabilities().checks_writes);
+    assert!(!open(&address, &short_timeouts()).unwrap().capabilities().checks_writes);
     let wire = Wire::to(target.local_addr());
     wire.without_digests();
     let without = open(&through(&wire), &preferring).unwrap();

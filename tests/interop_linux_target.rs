@@ -135,7 +135,7 @@ impl Drop for Linux {
 }
 
 /// An emulated guest on a busy machine is slow: waits as the lab's notes have them.
-fn patient() -> ConnectOptions {
+fn long_timeouts() -> ConnectOptions {
     ConnectOptions {
         writable: true,
         io_timeout: Duration::from_secs(30),
@@ -152,7 +152,7 @@ fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
     let mut random = Random::new(seed);
     let mut model = vec![0; LEN];
     for (hdr_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
-        let options = ConnectOptions { hdr_digest, data_digest, ..patient() };
+        let options = ConnectOptions { hdr_digest, data_digest, ..long_timeouts() };
         let mut blocking = linux.connect(&options).unwrap();
         // In the capsule up to 16 KiB, by R2T above; one I/O up to 1 MiB, several above.
         for len in [512, 4096, 16_384, 16_896, 128 << 10, 1 << 20, 3 << 20] {
@@ -164,12 +164,12 @@ fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
         }
         blocking.flush().unwrap();
     }
-    let read = linux.connect(&patient()).unwrap().read(0, LEN).unwrap();
+    let read = linux.connect(&long_timeouts()).unwrap().read(0, LEN).unwrap();
     assert!(*read == *model, "seed {seed}");
     assert!(std::fs::read(linux.images[0].path()).unwrap() == model, "the image, seed {seed}");
 
     let Address::Tcp(address) = &linux.addresses[0] else { unreachable!("it is one of TCP") };
-    let records = discover(&address.traddr, address.trsvcid, &patient()).unwrap();
+    let records = discover(&address.traddr, address.trsvcid, &long_timeouts()).unwrap();
     let ours = |r: &&DiscoveryRecord| r.subtype == DiscoveryRecord::SUBTYPE_NVM;
     let record = records.iter().find(ours).expect("the subsystem is listed");
     assert_eq!(record.subnqn().unwrap(), address.subnqn);
@@ -177,7 +177,7 @@ fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
 
     let stranger = Nqn::new("nqn.2026-11.io.dlfs:no-such-subsystem").unwrap();
     let address = Address::Tcp(TcpAddress { subnqn: stranger, ..address.clone() });
-    let error = open(&address, &patient()).map(drop).unwrap_err();
+    let error = open(&address, &long_timeouts()).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.report());
 }
 
@@ -187,7 +187,7 @@ fn reads_go_on_over_linuxs_other_port_when_the_first_is_down_or_inaccessible() {
     let mut expected = vec![0; 1 << 20];
     Random::new(6).fill(&mut expected);
     let paths = vec![linux.addresses[1].clone()];
-    let options = ConnectOptions { paths, io_timeout: Duration::from_secs(10), ..patient() };
+    let options = ConnectOptions { paths, io_timeout: Duration::from_secs(10), ..long_timeouts() };
     let mut blocking = linux.connect(&options).unwrap();
     blocking.write_at(0, &expected).unwrap();
     blocking.flush().unwrap();
@@ -215,7 +215,7 @@ fn an_import_does_with_one_queue_of_each_namespace_if_linux_grants_no_more() {
     let Address::Tcp(first) = &linux.addresses[0] else { unreachable!("it is one of TCP") };
     let address = |nsid| Address::Tcp(TcpAddress { nsid: Some(Nsid(nsid)), ..first.clone() });
     let image = [address(1), address(2)];
-    let one = open(&image[0], &patient()).unwrap();
+    let one = open(&image[0], &long_timeouts()).unwrap();
     let _only = one.queue_pair().unwrap();
     let refused = one.queue_pair().map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused, "one queue is all: {}", refused.report());
@@ -224,13 +224,13 @@ fn an_import_does_with_one_queue_of_each_namespace_if_linux_grants_no_more() {
     let paths = import_support::paths;
     let import_to = |source: &Path, onto| {
         let options = import_support::options(onto);
-        import::import(&paths(source), &image, &options, &patient(), &mut ()).unwrap();
+        import::import(&paths(source), &image, &options, &long_timeouts(), &mut ()).unwrap();
     };
     import_to(source.path(), Onto::Empty);
     let more = tempfile::tempdir().unwrap();
     files.extend(import_support::tree(more.path(), 30, 60_000, 8));
     import_to(more.path(), Onto::Append);
-    let options = OpenOptions { connect: patient(), ..OpenOptions::default() };
+    let options = OpenOptions { connect: long_timeouts(), ..OpenOptions::default() };
     let opened = Image::open(&image, &options).unwrap();
     let report = opened.verify(&Default::default(), &mut |_| ()).unwrap();
     assert!(report.damages.is_empty(), "{:?}", report.damages);

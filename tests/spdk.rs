@@ -101,7 +101,7 @@ fn with_data_digests_both_hosts_read_what_the_other_wrote() {
 }
 
 /// Short waits: what takes longer than these is given up.
-fn impatient(ctrl_loss_s: u64) -> ConnectOptions {
+fn short_timeouts(ctrl_loss_s: u64) -> ConnectOptions {
     ConnectOptions {
         io_timeout: Duration::from_secs(1),
         ctrl_loss_tmo: Duration::from_secs(ctrl_loss_s),
@@ -142,8 +142,8 @@ fn everything_may_be_dropped_in_any_order() {
     let Some((_alone, target)) = target(8) else { return };
     for address in both(&target) {
         for order in 0..4 {
-            let device = open(&address, &impatient(5)).unwrap();
-            let other = open(&address, &impatient(5)).unwrap();
+            let device = open(&address, &short_timeouts(5)).unwrap();
+            let other = open(&address, &short_timeouts(5)).unwrap();
             let mut first = device.queue_pair().unwrap();
             let mut pending: VecDeque<Io> = (0..20).map(|n| read(n, 65536)).collect();
             first.submit(&mut pending);
@@ -155,7 +155,7 @@ fn everything_may_be_dropped_in_any_order() {
                 _ => drop((first, second, device, other)),
             }
         }
-        let device = open(&address, &impatient(5)).unwrap();
+        let device = open(&address, &short_timeouts(5)).unwrap();
         Blocking::new(device.queue_pair().unwrap()).unwrap().read(0, 4096).unwrap();
     }
 }
@@ -163,7 +163,7 @@ fn everything_may_be_dropped_in_any_order() {
 #[test]
 fn pools_lie_in_memory_that_the_device_reaches_and_outlive_it() {
     let Some((_alone, target)) = target(8) else { return };
-    let device = open(&target.vfio_user(), &impatient(5)).unwrap();
+    let device = open(&target.vfio_user(), &short_timeouts(5)).unwrap();
     let options =
         PoolOptions { bytes: 4 << 20, slot_len_bytes: 65536, huge_pages: HugePages::Auto };
     let pool = Pool::new(options).unwrap();
@@ -188,7 +188,7 @@ fn pools_lie_in_memory_that_the_device_reaches_and_outlive_it() {
 fn a_child_process_gets_errors_and_its_parent_goes_on() {
     let Some((_alone, target)) = target(8) else { return };
     for address in both(&target) {
-        let device = open(&address, &impatient(5)).unwrap();
+        let device = open(&address, &short_timeouts(5)).unwrap();
         let mut pair = device.queue_pair().unwrap();
         let mut pending: VecDeque<Io> = (0..8).map(|n| read(n, 4096)).collect();
         pair.submit(&mut pending);
@@ -196,7 +196,7 @@ fn a_child_process_gets_errors_and_its_parent_goes_on() {
             let mut done = Vec::new();
             pair.poll(Instant::now(), 64, &mut done);
             let refused = done.iter().all(|c| matches!(c.result, Err(IoError::Disconnected(_))));
-            let opened = open(&address, &impatient(5)).err().map(|error| error.kind());
+            let opened = open(&address, &short_timeouts(5)).err().map(|error| error.kind());
             let paired = device.queue_pair().err().map(|error| error.kind());
             let unsupported = Some(ErrorKind::Unsupported);
             done.len() == 8 && refused && opened == unsupported && paired == unsupported

@@ -296,7 +296,7 @@ fn bytes_read_ahead_that_are_wrong_or_cannot_be_read_are_read_again_by_themselve
         done.result.as_ref().unwrap_or_else(|error| panic!("page {page}: {error}"));
         let same = done.buf[..] == bytes[page << 12..(page + 16) << 12];
         if !same {
-            pair.distrust(Lba(page as u64), 16 << 12);
+            pair.report_corrupt(Lba(page as u64), 16 << 12);
         }
         same
     };
@@ -665,11 +665,11 @@ fn an_origin_lends_and_starts_through_tiers_as_it_does_without_them() {
     settle(&image);
     let mut pair = image.devices()[0].queue_pair().unwrap();
     for (slba, len) in [(0, 4096), (7, 8192), (20, 65_536)] {
-        let lent = pair.lend(Lba(slba), len).expect("within a stripe of memory that lends");
+        let lent = pair.borrow(Lba(slba), len).expect("within a stripe of memory that lends");
         assert!(lent[..] == bytes[slba as usize * 4096..][..len], "page {slba}");
     }
     let writable = image.devices()[1].queue_pair().unwrap();
-    assert!(writable.lend(Lba(0), 4096).is_none(), "its bytes may change");
+    assert!(writable.borrow(Lba(0), 4096).is_none(), "its bytes may change");
 
     let before = origin.starts();
     let mut pending = VecDeque::from([contract::read(3, 4096)]);

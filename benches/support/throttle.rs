@@ -121,11 +121,11 @@ impl QueuePair for Pair {
         self.inner.use_fence(fence);
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        self.inner.distrust(slba, len_bytes);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.report_corrupt(slba, len_bytes);
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         // What is lent would not cross the link.
         let _ = (slba, len_bytes);
         None

@@ -11,7 +11,7 @@
 //! file system then gets one request where the reader makes four.
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. A
-//! copy that differs is reported through [`QueuePair::distrust`](crate::qpair::QueuePair), counted,
+//! copy that differs is reported through [`QueuePair::report_corrupt`](crate::qpair::QueuePair), counted,
 //! read from the origin and written anew. A failed read from a tier is a miss; a tier that cannot
 //! be written is switched off with one warning.
 //!

@@ -488,10 +488,10 @@ impl QueuePair for TieredPair {
 
     /// Lends only the origin's own memory, whatever is copied: an origin that lends is in memory
     /// already. Tiers do not lend, since copies may be evicted.
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let origin = &self.sources[0];
         let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len);
-        let lent = origin.pair.lend(slba, len_bytes)?;
+        let lent = origin.pair.borrow(slba, len_bytes)?;
         self.shared.counters.origin_read(len_bytes, Duration::ZERO);
         Some(lent)
     }
@@ -500,7 +500,7 @@ impl QueuePair for TieredPair {
         self.reads.len() + self.ready.len()
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0.saturating_mul(PAGE_BYTES);
         let range = start..start.saturating_add(len_bytes as u64);
         self.ahead.drop_corrupt(&range);

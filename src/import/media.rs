@@ -293,7 +293,7 @@ impl Channel {
     ) -> Result<std::result::Result<IoBuf, String>> {
         or_unreadable(self.call(namespace, |calls, pair| {
             if again {
-                calls.distrust(pair, offset, len);
+                calls.report_corrupt(pair, offset, len);
             }
             calls.read(pair, offset, len)
         }))

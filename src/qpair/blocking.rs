@@ -52,8 +52,8 @@ impl Blocking {
     }
 
     /// What was read there was wrong: the next read is of the device, not of a cache.
-    pub fn distrust(&mut self, offset_bytes: u64, len: usize) {
-        self.0.distrust(0, offset_bytes, len);
+    pub fn report_corrupt(&mut self, offset_bytes: u64, len: usize) {
+        self.0.report_corrupt(0, offset_bytes, len);
     }
 
     /// Reads whole blocks into `buf` and gives it back.

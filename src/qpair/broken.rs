@@ -134,12 +134,12 @@ impl QueuePair for BrokenPair {
         self.pair.outstanding()
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        self.pair.distrust(slba, len_bytes);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.pair.report_corrupt(slba, len_bytes);
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.pair.lend(slba, len_bytes)
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.pair.borrow(slba, len_bytes)
     }
 
     fn use_fence(&mut self, fence: &Arc<Fence>) {

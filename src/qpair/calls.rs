@@ -162,10 +162,10 @@ impl Calls {
         self.group.waker()
     }
 
-    /// As [`QueuePair::distrust`], for bytes at any offset.
-    pub fn distrust(&mut self, pair: usize, offset_bytes: u64, len: usize) {
+    /// As [`QueuePair::report_corrupt`], for bytes at any offset.
+    pub fn report_corrupt(&mut self, pair: usize, offset_bytes: u64, len: usize) {
         let block_len = u64::from(self.namespace(pair).block_len_bytes);
-        self.group.distrust(pair, Lba(offset_bytes / block_len), len);
+        self.group.report_corrupt(pair, Lba(offset_bytes / block_len), len);
     }
 
     /// Makes all writes that have been taken durable.

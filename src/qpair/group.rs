@@ -122,9 +122,9 @@ impl PollGroup {
         taken
     }
 
-    /// As [`QueuePair::distrust`], for pair `index`.
-    pub fn distrust(&mut self, index: usize, slba: Lba, len_bytes: usize) {
-        self.members[index].pair.distrust(slba, len_bytes);
+    /// As [`QueuePair::report_corrupt`], for pair `index`.
+    pub fn report_corrupt(&mut self, index: usize, slba: Lba, len_bytes: usize) {
+        self.members[index].pair.report_corrupt(slba, len_bytes);
     }
 
     /// Tells every pair of the pool that most buffers come from, see [`QueuePair::use_pool`].
@@ -392,8 +392,8 @@ mod tests {
         fn start(&mut self) {}
         fn use_pool(&mut self, _: &Pool) {}
         fn use_fence(&mut self, _: &Arc<Fence>) {}
-        fn distrust(&mut self, _: Lba, _: usize) {}
-        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        fn report_corrupt(&mut self, _: Lba, _: usize) {}
+        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
             None
         }
         fn shared_queue(&self) -> Option<usize> {
@@ -455,8 +455,8 @@ mod tests {
         fn start(&mut self) {}
         fn use_pool(&mut self, _: &Pool) {}
         fn use_fence(&mut self, _: &Arc<Fence>) {}
-        fn distrust(&mut self, _: Lba, _: usize) {}
-        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        fn report_corrupt(&mut self, _: Lba, _: usize) {}
+        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
             None
         }
         fn shared_queue(&self) -> Option<usize> {

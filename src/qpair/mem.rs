@@ -186,9 +186,9 @@ impl QueuePair for MemPair {
         self.taken.len()
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
-        self.namespace.read_only.then(|| self.region.lend(offset, len_bytes)).flatten()
+        self.namespace.read_only.then(|| self.region.borrow(offset, len_bytes)).flatten()
     }
 
     fn start(&mut self) {}
@@ -198,7 +198,7 @@ impl QueuePair for MemPair {
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     /// There is one copy.
-    fn distrust(&mut self, _: Lba, _: usize) {}
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
     fn shared_queue(&self) -> Option<usize> {
         None
@@ -279,7 +279,7 @@ impl Region {
     }
 
     /// `len` bytes where they lie, unless they lie in two stripes.
-    fn lend(&self, offset: u64, len: usize) -> Option<SharedBuf> {
+    fn borrow(&self, offset: u64, len: usize) -> Option<SharedBuf> {
         let (stripe, start) = split_offset(offset);
         let stripe = self.stripes[stripe].read();
         (start + len <= stripe.len()).then(|| stripe.slice(start..start + len))
@@ -343,15 +343,15 @@ mod tests {
             buf
         };
         assert_eq!(run(&mut *writer, IoOp::Write, 256, full(1)).result, Ok(()));
-        assert!(writer.lend(Lba(256), 8192).is_none(), "who may write does not lend");
-        assert!(reader.lend(Lba(255), 8192).is_none(), "these lie in two stripes");
-        let lent = reader.lend(Lba(256), 8192).expect("within one stripe");
+        assert!(writer.borrow(Lba(256), 8192).is_none(), "who may write does not lend");
+        assert!(reader.borrow(Lba(255), 8192).is_none(), "these lie in two stripes");
+        let lent = reader.borrow(Lba(256), 8192).expect("within one stripe");
         assert_eq!(run(&mut *writer, IoOp::Write, 257, full(2)).result, Ok(()));
         assert!(lent.iter().all(|&byte| byte == 1));
         let read = run(&mut *reader, IoOp::Read, 256, full(0)).buf;
         assert!(read[..4096].iter().all(|&byte| byte == 1));
         assert!(read[4096..].iter().all(|&byte| byte == 2));
-        let again = reader.lend(Lba(256), 8192).expect("within one stripe");
+        let again = reader.borrow(Lba(256), 8192).expect("within one stripe");
         assert_eq!(again[..], read[..]);
     }
 

@@ -317,14 +317,14 @@ pub trait QueuePair: Send {
     fn shared_queue(&self) -> Option<usize>;
 
     /// What was read there was wrong: where there is another copy, the next read is of that.
-    fn distrust(&mut self, slba: Lba, len_bytes: usize);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
 
     /// The bytes of a read where they lie, in place of a copy of them: `len_bytes` from `slba`, whole
     /// blocks within the namespace.
     ///
     /// What is lent never changes: whoever writes there meanwhile writes to other memory. `None`: the
     /// engine does not hold these bytes as they are, so submit a read.
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
     /// Has whoever polls from now on watch every descriptor that says when there is something to do:
     /// those of now, and of later connections. Called again after a fork, with the child's registry.

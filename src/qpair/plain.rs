@@ -57,9 +57,9 @@ impl<E: PlainEngine> QueuePair for Plain<E> {
         None
     }
 
-    fn distrust(&mut self, _: Lba, _: usize) {}
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 

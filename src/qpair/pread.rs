@@ -75,7 +75,7 @@ impl QueuePair for PreadPair {
         count
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         self.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
@@ -89,7 +89,7 @@ impl QueuePair for PreadPair {
         self.taken.len()
     }
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 

@@ -288,12 +288,12 @@ impl QueuePair for Handle {
         self.owed
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        self.lane.lock().pair.distrust(slba, len_bytes);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.lane.lock().pair.report_corrupt(slba, len_bytes);
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.lane.lock().pair.lend(slba, len_bytes)
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.lane.lock().pair.borrow(slba, len_bytes)
     }
 
     fn shared_queue(&self) -> Option<usize> {
@@ -439,9 +439,9 @@ mod tests {
             None
         }
 
-        fn distrust(&mut self, _: Lba, _: usize) {}
+        fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
-        fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
             None
         }
 

@@ -101,7 +101,7 @@ impl QueuePair for UringPair {
         self.ring.use_pool(pool);
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         self.ring.files.drop_cached(slba, len_bytes, &self.namespace);
     }
 
@@ -111,7 +111,7 @@ impl QueuePair for UringPair {
 
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 

@@ -368,7 +368,7 @@ impl Pump {
         let at = self.under_way[key].fetch.parts[part];
         let lane = &self.namespaces[usize::from(at.namespace)];
         let slba = Lba(at.offset_bytes / u64::from(lane.namespace.block_len_bytes));
-        self.group.distrust(lane.pairs[0], slba, at.len_bytes);
+        self.group.report_corrupt(lane.pairs[0], slba, at.len_bytes);
         self.enqueue(key, part);
     }
 

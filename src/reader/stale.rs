@@ -95,7 +95,7 @@ pub(crate) fn read_copies(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockC
         let len = calls.namespace(pair).len_bytes();
         copies.push(SuperblockCopies::gather(len, |offset, again| {
             if again {
-                calls.distrust(pair, offset, SUPERBLOCK_BYTES);
+                calls.report_corrupt(pair, offset, SUPERBLOCK_BYTES);
                 return or_unreadable(calls.read(pair, offset, SUPERBLOCK_BYTES));
             }
             match tickets.iter().find(|(of, _)| *of == offset) {

@@ -575,7 +575,7 @@ impl HostConnection {
         }
         if let Some(request) = request
             && request.kind == Kind::Read
-            && let Some(bytes) = backend.lend(request)
+            && let Some(bytes) = backend.borrow(request)
         {
             self.protocol.send_data(id, bytes);
             return true;

@@ -143,9 +143,9 @@ impl Backend {
     }
 
     /// Borrows a read's data from the device, if the device lends them.
-    pub(super) fn lend(&mut self, request: &Request) -> Option<SharedBuf> {
+    pub(super) fn borrow(&mut self, request: &Request) -> Option<SharedBuf> {
         let queue = &self.queues[request.queue].queue_pair;
-        let bytes = queue.lend(request.slba, request.len_bytes as usize)?;
+        let bytes = queue.borrow(request.slba, request.len_bytes as usize)?;
         self.tally.reads += 1;
         self.tally.read_bytes += bytes.len() as u64;
         Some(bytes)

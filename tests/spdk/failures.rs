@@ -16,13 +16,13 @@ use serde_json::json;
 use super::import_support::{options, paths, tree};
 use super::support::contract::read;
 use super::support::nvmf_tgt::NQN;
-use super::{both, impatient, target};
+use super::{both, short_timeouts, target};
 
 #[test]
 fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
     let Some((_alone, mut target)) = target(8) else { return };
     for address in both(&target) {
-        let device = open(&address, &impatient(20)).unwrap();
+        let device = open(&address, &short_timeouts(20)).unwrap();
         let mut pair = device.queue_pair().unwrap();
         let mut pending: VecDeque<Io> = (0..40).map(|n| read(n, 65536)).collect();
         pair.submit(&mut pending);
@@ -40,7 +40,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
         drop((pair, device));
 
-        let device = open(&address, &impatient(2)).unwrap();
+        let device = open(&address, &short_timeouts(2)).unwrap();
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         target.kill();
         let started = Instant::now();
@@ -56,7 +56,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
 fn a_target_that_hangs_is_given_up_in_time_and_used_again_when_it_goes_on() {
     let Some((_alone, target)) = target(8) else { return };
     for address in both(&target) {
-        let device = open(&address, &impatient(30)).unwrap();
+        let device = open(&address, &short_timeouts(30)).unwrap();
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         io.read(0, 65536).unwrap();
         target.freeze(true);
@@ -73,7 +73,7 @@ fn a_target_that_hangs_is_given_up_in_time_and_used_again_when_it_goes_on() {
 #[test]
 fn controllers_that_are_reset_in_mid_batch_are_connected_to_again() {
     let Some((_alone, target)) = target(8) else { return };
-    let devices = both(&target).map(|address| open(&address, &impatient(20)).unwrap());
+    let devices = both(&target).map(|address| open(&address, &short_timeouts(20)).unwrap());
     for device in &devices {
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         io.write_at(0, &vec![7; 40 * 4096]).unwrap();
@@ -106,7 +106,7 @@ fn controllers_that_are_reset_in_mid_batch_are_connected_to_again() {
 fn a_namespace_that_is_removed_is_an_error_and_not_a_hang() {
     let Some((_alone, target)) = target(8) else { return };
     for address in both(&target) {
-        let device = open(&address, &impatient(2)).unwrap();
+        let device = open(&address, &short_timeouts(2)).unwrap();
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         io.read(0, 4096).unwrap();
         target.call("nvmf_subsystem_remove_ns", json!({"nqn": NQN, "nsid": 1}));
@@ -115,7 +115,7 @@ fn a_namespace_that_is_removed_is_an_error_and_not_a_hang() {
         assert!(started.elapsed() < Duration::from_secs(40), "{error:?}");
         assert_ne!(error.kind(), ErrorKind::TimedOut, "{error:?}");
         drop((io, device));
-        let absent = open(&address, &impatient(2)).err().expect("there is none");
+        let absent = open(&address, &short_timeouts(2)).err().expect("there is none");
         assert_eq!(absent.kind(), ErrorKind::NotFound, "{absent:?}");
         let namespace = json!({"bdev_name": "Malloc0", "nsid": 1});
         target.call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}));
@@ -128,7 +128,7 @@ fn epochs_are_read_whole_although_their_target_hangs_again_and_again() {
     let Some((_alone, target)) = target(16) else { return };
     let folder = tempfile::tempdir().unwrap();
     let files = tree(folder.path(), 300, 30_000, 3);
-    let connect = impatient(60);
+    let connect = short_timeouts(60);
     let onto = [target.tcp()];
     import::import(&paths(folder.path()), &onto, &options(Onto::Empty), &connect, &mut ()).unwrap();
     for address in both(&target) {

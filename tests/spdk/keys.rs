@@ -9,7 +9,7 @@ use dlfs::qpair::{ConnectOptions, SpdkOptions, open};
 use serde_json::json;
 
 use super::support::nvmf_tgt::{NQN, NvmfTgt};
-use super::{impatient, target};
+use super::{short_timeouts, target};
 
 #[test]
 fn dh_hmac_chap_lets_in_who_has_the_keys() {
@@ -66,7 +66,7 @@ fn a_key_file_that_is_no_key_or_open_to_all_is_refused_with_its_name() {
 }
 
 fn options(spdk: SpdkOptions) -> ConnectOptions {
-    ConnectOptions { hostnqn: Some(HOSTNQN.parse().unwrap()), spdk, ..impatient(3) }
+    ConnectOptions { hostnqn: Some(HOSTNQN.parse().unwrap()), spdk, ..short_timeouts(3) }
 }
 
 fn reads(target: &NvmfTgt, spdk: SpdkOptions) {

@@ -14,7 +14,7 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::open;
 
 use super::own_process::{self, address, case};
-use super::{ONE_AT_A_TIME, both, impatient, target};
+use super::{ONE_AT_A_TIME, both, short_timeouts, target};
 
 #[test]
 fn what_is_not_there_is_refused_in_time_with_the_reason() {
@@ -30,7 +30,8 @@ fn what_is_not_there_is_refused_in_time_with_the_reason() {
     ];
     for case in cases {
         let started = Instant::now();
-        let error = open(&case.parse().unwrap(), &impatient(2)).err().expect("nothing is there");
+        let error =
+            open(&case.parse().unwrap(), &short_timeouts(2)).err().expect("nothing is there");
         println!("{case}: {error:?}");
         assert!(started.elapsed() < Duration::from_secs(12), "{case}: {error:?}");
         let text = error.report();
@@ -40,7 +41,7 @@ fn what_is_not_there_is_refused_in_time_with_the_reason() {
         );
     }
     // It goes on after all of that.
-    let device = open(&target.spdk_tcp(), &impatient(2)).unwrap();
+    let device = open(&target.spdk_tcp(), &short_timeouts(2)).unwrap();
     Blocking::new(device.queue_pair().unwrap()).unwrap().read(0, 4096).unwrap();
 }
 
@@ -58,7 +59,7 @@ fn too_little_memory_and_missing_huge_pages_are_said_before_anything_starts() {
         }
         return;
     };
-    let mut options = impatient(2);
+    let mut options = short_timeouts(2);
     match case.as_str() {
         "memory" => options.spdk.memory_bytes = 1 << 20,
         "huge pages" => {
@@ -87,7 +88,7 @@ fn memory_that_runs_out_is_an_error_or_is_done_without() {
         );
         return;
     };
-    let mut options = impatient(5);
+    let mut options = short_timeouts(5);
     options.spdk.memory_bytes = 16 << 20;
     options.spdk.huge_pages = Some(false);
     let device = open(&address(), &options).unwrap();
@@ -124,7 +125,7 @@ fn with_huge_pages_both_transports_work_and_an_absent_drive_is_refused() {
         }
         return;
     };
-    let mut options = impatient(5);
+    let mut options = short_timeouts(5);
     options.spdk.memory_bytes = 64 << 20;
     options.spdk.huge_pages = Some(true);
     let before = Reserved::free();
@@ -165,7 +166,7 @@ fn an_ordinary_user_reads_over_tcp_and_is_kept_out_of_what_is_not_theirs() {
         return;
     };
     assert!(!rustix::process::geteuid().is_root());
-    let opened = open(&address(), &impatient(3));
+    let opened = open(&address(), &short_timeouts(3));
     if case == "may" {
         Blocking::new(opened.unwrap().queue_pair().unwrap()).unwrap().read(0, 65536).unwrap();
         return;
@@ -181,7 +182,7 @@ fn an_ordinary_user_reads_over_tcp_and_is_kept_out_of_what_is_not_theirs() {
 fn a_second_process_on_the_same_device_is_refused_and_the_first_goes_on() {
     let Some(_case) = case() else {
         let Some((_alone, target)) = target(8) else { return };
-        let device = open(&target.vfio_user(), &impatient(10)).unwrap();
+        let device = open(&target.vfio_user(), &short_timeouts(10)).unwrap();
         let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
         io.write_at(0, &[9; 4096]).unwrap();
         own_process::run(
@@ -193,7 +194,7 @@ fn a_second_process_on_the_same_device_is_refused_and_the_first_goes_on() {
         return;
     };
     let started = Instant::now();
-    let error = open(&address(), &impatient(3)).err().expect("it is in use");
+    let error = open(&address(), &short_timeouts(3)).err().expect("it is in use");
     println!("{error:?} after {:?}", started.elapsed());
     assert!(started.elapsed() < Duration::from_secs(20), "{error:?}");
     let kinds = [ErrorKind::Refused, ErrorKind::TimedOut, ErrorKind::Disconnected];

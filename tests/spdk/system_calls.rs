@@ -10,7 +10,7 @@ use dlfs::qpair::{Io, open};
 
 use super::own_process::{self, address, case};
 use super::support::contract::read;
-use super::{impatient, target};
+use super::{short_timeouts, target};
 
 #[test]
 fn reads_over_vfio_user_take_no_system_call() {
@@ -51,7 +51,7 @@ fn reads_over_vfio_user_take_no_system_call() {
 
 /// Reads between two system calls that can be told from all others.
 fn read_between_marks() {
-    let device = open(&address(), &impatient(5)).unwrap();
+    let device = open(&address(), &short_timeouts(5)).unwrap();
     let mut pair = device.queue_pair().unwrap();
     let options = PoolOptions { bytes: 1 << 20, slot_len_bytes: 4096, huge_pages: HugePages::Auto };
     let pool = Pool::new(options).unwrap();

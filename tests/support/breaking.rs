@@ -147,12 +147,12 @@ impl QueuePair for BreakingPair {
         self.inner.use_fence(fence);
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        self.inner.distrust(slba, len_bytes);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.report_corrupt(slba, len_bytes);
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.inner.lend(slba, len_bytes)
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.inner.borrow(slba, len_bytes)
     }
 
     fn shared_queue(&self) -> Option<usize> {

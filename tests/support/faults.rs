@@ -268,14 +268,14 @@ impl QueuePair for FaultyPair {
         self.inner.use_fence(fence);
     }
 
-    fn distrust(&mut self, slba: Lba, len_bytes: usize) {
-        self.inner.distrust(slba, len_bytes);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.inner.report_corrupt(slba, len_bytes);
     }
 
-    fn lend(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         // Lent data cannot be changed, so nothing is lent while there are rules.
         let has_rules = !self.rules.lock().unwrap().rules.is_empty();
-        if has_rules { None } else { self.inner.lend(slba, len_bytes) }
+        if has_rules { None } else { self.inner.borrow(slba, len_bytes) }
     }
 
     fn outstanding(&self) -> usize {

@@ -176,9 +176,9 @@ impl QueuePair for FolderPair {
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     /// A file is read from its file system each time.
-    fn distrust(&mut self, _: Lba, _: usize) {}
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 

@@ -89,9 +89,9 @@ impl QueuePair for TcpQueuePair {
     }
 
     /// There is one copy.
-    fn distrust(&mut self, _: Lba, _: usize) {}
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 

@@ -142,9 +142,9 @@ impl QueuePair for UringPair {
 
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
-    fn distrust(&mut self, _: Lba, _: usize) {}
+    fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
-    fn lend(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None
     }
 
