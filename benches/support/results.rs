@@ -43,12 +43,14 @@ pub fn record(name: &str) {
         std::fs::read_to_string(&path).unwrap_or_else(|_| format!("# {name}\n\nNewest first.\n"));
     std::fs::write(&path, insert(&before, &added)).expect("benches/results can be written");
     eprintln!("added to {}", path.display());
+    exit(0);
 }
 
 /// A section of results: tables stay tables, and other lines stand as they were printed.
 pub fn section(title: &str, command: &str, machine: &str, printed: &[String]) -> String {
     let mut text = format!("## {title}\n\n    {command}\n\nMachine: {machine}.\n");
     let mut in_table = None;
+    let printed = printed.iter().filter(|line| !line.trim().is_empty());
     for line in printed {
         let is_row = line.starts_with('|');
         if in_table != Some(is_row) {
@@ -81,7 +83,8 @@ pub fn machine() -> String {
     let kib: f64 =
         total.and_then(|rest| rest.trim().split(' ').next()?.parse().ok()).unwrap_or(0.0);
     let kernel = read("/proc/sys/kernel/osrelease");
-    format!("{model}, {cpus} processors, {:.0} GiB, Linux {}", kib / 1048576.0, kernel.trim())
+    let kernel = kernel.trim().split('-').next().unwrap_or_default(); // without the distributor's part
+    format!("{model}, {cpus} processors, {:.0} GiB, Linux {kernel}", kib / 1048576.0)
 }
 
 /// The commit that the tree is at, and whether it has changes beside it.
