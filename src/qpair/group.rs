@@ -16,13 +16,13 @@
 //!
 //! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
 //! for at most 50 µs since the last completion and a microsecond for each one before it, 250 µs in all;
-//! then it sleeps on what the pairs have registered (`patience.rs`). An idle group costs no processor time.
+//! then it sleeps on what the pairs have registered (`spinning.rs`). An idle group costs no processor time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::patience::Patience;
 use super::readiness::Readiness;
+use super::spinning::Spinning;
 use super::{Completion, Io, Notice, QueuePair};
 use crate::buf::Pool;
 use crate::error::Result;
@@ -45,7 +45,7 @@ pub struct PollGroup {
     /// Whether the set has been asked since the last turn.
     is_asked: bool,
     scratch: Vec<Completion>,
-    patience: Patience,
+    spinning: Spinning,
 }
 
 /// A queue pair, and what is known of it since it was last touched.
@@ -74,13 +74,13 @@ impl PollGroup {
             readiness,
             is_asked: false,
             scratch: Vec::new(),
-            patience: Patience::new(false),
+            spinning: Spinning::new(false),
         })
     }
 
     /// Never sleep while I/Os are outstanding: the lowest latency, at the price of a whole core.
     pub fn set_busy_poll(&mut self, busy_poll: bool) {
-        self.patience = Patience::new(busy_poll);
+        self.spinning = Spinning::new(busy_poll);
     }
 
     /// Adds a queue pair; the index names it from now on.
@@ -161,7 +161,7 @@ impl PollGroup {
             count += self.poll_member(index, now, max - count, done);
         }
         if count > 0 {
-            self.patience.worked(count);
+            self.spinning.worked(count);
         }
         count
     }
@@ -200,7 +200,7 @@ impl PollGroup {
         if self.readiness.take_woken() || self.readiness.has_marks() || until <= now {
             return;
         }
-        if self.outstanding > 0 && self.patience.spin(now) {
+        if self.outstanding > 0 && self.spinning.spin(now) {
             std::hint::spin_loop();
             return;
         }
@@ -209,7 +209,7 @@ impl PollGroup {
         }
         let until = self.next_due.map_or(until, |due| until.min(due));
         self.sleep(until.saturating_duration_since(now));
-        self.patience.slept(now.elapsed());
+        self.spinning.slept(now.elapsed());
     }
 
     /// A handle that ends a [`PollGroup::wait`] from another thread.

@@ -18,7 +18,6 @@ pub mod group;
 pub mod mem;
 mod opening;
 mod options;
-pub(crate) mod patience;
 pub mod plain;
 mod pread;
 pub mod readiness;
@@ -28,6 +27,7 @@ pub mod session;
 pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
+pub(crate) mod spinning;
 pub mod tcp;
 mod transfer;
 mod uring;

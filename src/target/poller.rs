@@ -23,8 +23,8 @@ use super::subsystem::Subsystem;
 use super::warnings::{WarningKind, Who};
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::qpair::patience::Patience;
 use crate::qpair::readiness::Readiness;
+use crate::qpair::spinning::Spinning;
 use crate::qpair::{Completion, Notice, PairScope};
 use crate::tcp::budget::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
 
@@ -106,7 +106,7 @@ pub(super) struct Poller {
     last_len: usize,
     /// When time limits are checked next.
     next_tick: Instant,
-    patience: Patience,
+    spinning: Spinning,
 }
 
 impl Poller {
@@ -150,7 +150,7 @@ impl Poller {
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
             next_tick: Instant::now(),
-            patience: Patience::new(busy_poll),
+            spinning: Spinning::new(busy_poll),
         })
     }
 
@@ -159,10 +159,10 @@ impl Poller {
         while !self.mailboxes[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if self.poll_once(now) {
-                self.patience.worked(0);
-            } else if !self.patience.spin(now) {
+                self.spinning.worked(0);
+            } else if !self.spinning.spin(now) {
                 self.sleep(now);
-                self.patience.slept(now.elapsed());
+                self.spinning.slept(now.elapsed());
             }
         }
         self.listener = None;
