@@ -110,6 +110,19 @@ fn options(policy: Policy, tiers: &[&str]) -> TierOptions {
     TierOptions { tiers, policy, ..TierOptions::default() }
 }
 
+/// The only tier in a folder.
+fn tier_in(folder: &Path) -> std::path::PathBuf {
+    let mut tiers = tiers_in(folder);
+    assert_eq!(tiers.len(), 1, "{tiers:?}");
+    tiers.remove(0)
+}
+
+/// All tiers in a folder.
+fn tiers_in(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|name| name == "dlfs")).collect()
+}
+
 /// Waits until nothing is being copied.
 fn settle(image: &Image) -> CacheStats {
     let tiers = image.tiers().expect("it was opened with tiers");
@@ -198,7 +211,7 @@ fn more_data_than_all_tiers_hold_works_and_the_quota_is_kept() {
         let stats = settle(&image);
         assert!(stats.tiers[0].used_bytes <= 600 << 10 && stats.tiers[0].fills > 0, "{stats:?}");
         assert!(stats.tiers[1].hits > 0, "{stats:?}");
-        let len = fs::metadata(folder.path().join("tier.dlfs")).unwrap().len();
+        let len = fs::metadata(tier_in(folder.path())).unwrap().len();
         assert!(len <= quota, "{len} bytes on disk, the quota is {quota}");
     }
 }
@@ -350,7 +363,7 @@ fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
     assert_eq!(data.origin_reads(), 0, "after {opening} to open: {:#?}", settle(&image));
     drop(image);
     // A flipped bit is detected before the copy is used; the rest is used.
-    let path = folder.path().join("tier.dlfs");
+    let path = tier_in(folder.path());
     let mut bytes = fs::read(&path).unwrap();
     let at = bytes.len() - bytes.iter().rev().position(|byte| *byte != 0).unwrap() - 1;
     bytes[at] ^= 1;
@@ -362,26 +375,92 @@ fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
     data.all(&image);
 }
 
+/// A data set of 50 units of 64 KiB, all bytes `fill`, behind a tier in a folder.
+fn filled(fill: u8, uuid: u8, generation: u64, tiers: &TierOptions) -> Cache {
+    let origin = MemNamespace::new(4 << 20, 4096).unwrap();
+    let mut io = Blocking::new(origin.queue_pair().unwrap()).unwrap();
+    io.write_at(0, &vec![fill; 4 << 20]).unwrap();
+    let identity = Identity { uuid: Uuid([uuid; 16]), generation: Generation(generation) };
+    let origins: [Arc<dyn Device>; 1] = [Arc::new(origin.read_only())];
+    let units = Units::from_pages((0..50).map(|unit| (unit * 16, 16)));
+    Cache::new(&origins, units, identity, tiers).unwrap()
+}
+
+/// Reads all of a [`filled`] data set; returns the copies that its tier has restored.
+fn read_filled(cache: &Cache, fill: u8) -> u64 {
+    settle_cache(cache);
+    let restored = cache.stats().tiers[0].restored;
+    let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+    let found = io.read(0, 3 << 20).unwrap();
+    assert!(found.iter().all(|&byte| byte == fill), "bytes of another data set");
+    settle_cache(cache);
+    restored
+}
+
+#[test]
+fn a_folder_holds_the_tiers_of_several_images_and_generations() {
+    let folder = tempfile::tempdir().unwrap();
+    // Room for two data sets and a half.
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:8M", folder.path().display())]);
+    let run = |image, generation| {
+        let fill = image * 16 + generation as u8;
+        read_filled(&filled(fill, image, generation, &tiers), fill)
+    };
+    let reserved = || -> u64 {
+        tiers_in(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum()
+    };
+    let (a, b, c) = (1, 2, 3);
+    assert_eq!((run(a, 1), run(a, 1)), (0, 48));
+    assert_eq!((run(b, 1), run(a, 1), run(b, 1)), (0, 48, 48), "each has a file of its own");
+    assert_eq!(run(b, 2), 0, "another generation");
+    assert_eq!(tiers_in(folder.path()).len(), 2, "the older generation gave way, not image a");
+    assert_eq!((run(a, 1), run(b, 2)), (48, 48));
+    assert_eq!((run(c, 1), run(b, 2)), (0, 48), "what was used last stays");
+    assert_eq!(run(a, 1), 0, "what was used longest ago is gone");
+    assert!(reserved() <= 8 << 20, "{} bytes, more than the quota", reserved());
+}
+
+#[test]
+fn tiers_of_two_data_sets_in_one_folder_work_side_by_side_within_the_quota() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:5M", folder.path().display())]);
+    let train = filled(1, 1, 1, &tiers);
+    read_filled(&train, 1);
+    // The second gets what the first leaves, and the third has no room: it reads the origin.
+    let validation = filled(2, 2, 1, &tiers);
+    read_filled(&validation, 2);
+    let (third, warnings) = warnings_of(|| filled(3, 3, 1, &tiers));
+    assert!(warnings.iter().any(|text| text.contains("raise the quota")), "{warnings:?}");
+    read_filled(&third, 3);
+    let fills = [&train, &validation, &third].map(|cache| cache.stats().tiers[0].fills);
+    assert!(fills[0] == 48 && (20..40).contains(&fills[1]) && fills[2] == 0, "{fills:?}");
+    [(&train, 1), (&validation, 2), (&third, 3)].map(|(cache, fill)| read_filled(cache, fill));
+    let files = tiers_in(folder.path());
+    let reserved: u64 = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    assert!(files.len() == 2 && reserved <= 5 << 20, "{reserved} bytes in {files:?}");
+}
+
+#[test]
+fn files_of_others_in_the_folder_of_tiers_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", folder.path().display())]);
+    read_filled(&filled(1, 1, 1, &tiers), 1);
+    let notes = tier_in(folder.path()).with_file_name("tier-notes-g1.dlfs");
+    fs::write(&notes, vec![b'n'; 3 << 20]).unwrap();
+    read_filled(&filled(2, 2, 1, &tiers), 2);
+    assert_eq!(fs::read(&notes).unwrap(), vec![b'n'; 3 << 20]);
+    assert_eq!(tiers_in(folder.path()).len(), 2, "the first tier gave way");
+}
+
 #[test]
 fn copies_of_another_data_set_or_generation_are_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", folder.path().display())]);
-    let units = || Units::from_pages((0..50).map(|unit| (unit * 16, 16)));
-    let open = |fill: u8, uuid, generation| {
-        let origin = MemNamespace::new(4 << 20, 4096).unwrap();
-        let mut io = Blocking::new(origin.queue_pair().unwrap()).unwrap();
-        io.write_at(0, &vec![fill; 4 << 20]).unwrap();
-        let identity = Identity { uuid: Uuid([uuid; 16]), generation: Generation(generation) };
-        let origins: [Arc<dyn Device>; 1] = [Arc::new(origin.read_only())];
-        let cache = Cache::new(&origins, units(), identity, &tiers).unwrap();
-        settle_cache(&cache);
-        let restored = cache.stats().tiers[0].restored;
-        let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
-        let found = io.read(0, 3 << 20).unwrap();
-        assert!(found.iter().all(|&byte| byte == fill), "bytes of another data set");
-        settle_cache(&cache);
-        restored
-    };
+    let file = folder.path().join("tier");
+    fs::write(&file, "").unwrap();
+    // A file, unlike a folder, has room for one data set.
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", file.display())]);
+    let open =
+        |fill: u8, uuid, generation| read_filled(&filled(fill, uuid, generation, &tiers), fill);
     assert_eq!(open(1, 1, 1), 0);
     assert!(open(1, 1, 1) > 40);
     assert_eq!(open(2, 1, 2), 0, "another generation");
@@ -397,7 +476,7 @@ fn a_copy_that_is_flipped_while_it_is_used_is_a_miss_and_fetched_again() {
     let image = data.open(&tiers);
     data.all(&image);
     let fills = settle(&image).tiers[0].fills;
-    let path = folder.path().join("tier.dlfs");
+    let path = tier_in(folder.path());
     let mut bytes = fs::read(&path).unwrap();
     let data_at = Index::len_bytes(image.tiers().unwrap().units().len()) as usize;
     bytes[data_at..].iter_mut().for_each(|byte| *byte ^= 0x55);
@@ -419,7 +498,7 @@ fn a_tier_that_is_cut_off_or_vanishes_in_mid_epoch_is_missed_and_filled_again() 
         data.all(&image);
         settle(&image);
         let mut loader = image.prefetcher(global(9, 2)).unwrap();
-        let path = folder.path().join("tier.dlfs");
+        let path = tier_in(folder.path());
         let mut batches = 0;
         while let Some(batch) = loader.next() {
             data.compare(&batch.unwrap());
@@ -471,7 +550,7 @@ fn a_tier_larger_than_its_file_system_says_so_and_counts_what_is_there() {
         let stats = settle(&image);
         assert!(!stats.tiers[0].is_off && stats.tiers[0].used_bytes > 2 << 20, "{stats:?}");
     }
-    fs::remove_file(disk.path().join("tier.dlfs")).unwrap();
+    fs::remove_file(tier_in(disk.path())).unwrap();
     fs::write(disk.path().join("ballast"), vec![1; 4 << 20]).unwrap();
     let error = data.try_open(&tiers).unwrap_err();
     assert!(error.kind() == ErrorKind::NoSpace, "{error:?}");
@@ -494,13 +573,13 @@ fn tiers_that_cannot_be_opened_say_why() {
     let tiers = options(Policy::FirstTouch, &[&format!("file:{place}:4M")]);
     let first = data.open(&tiers);
     let (kind, report) = refuse(&format!("file:{place}:4M"));
-    assert!(kind == ErrorKind::Busy && report.contains("tier.dlfs"), "{report}");
+    assert!(kind == ErrorKind::Busy && report.contains("tier-"), "{report}");
     drop(first);
     drop(data.open(&tiers));
-    let mut permissions = fs::metadata(folder.path().join("tier.dlfs")).unwrap().permissions();
+    let mut permissions = fs::metadata(tier_in(folder.path())).unwrap().permissions();
     permissions.set_readonly(true);
-    fs::set_permissions(folder.path().join("tier.dlfs"), permissions).unwrap();
-    if fs::File::options().write(true).open(folder.path().join("tier.dlfs")).is_ok() {
+    fs::set_permissions(tier_in(folder.path()), permissions).unwrap();
+    if fs::File::options().write(true).open(tier_in(folder.path())).is_ok() {
         println!("SKIPPED: root may write what is read-only");
         return;
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::Identity;
+use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::takeover::{Taken, take_over};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,8 +56,7 @@ impl Media {
 
 fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
     // No more than the data set: memory is allocated at once.
-    let all: u64 = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum();
-    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all);
+    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all_pages(units));
     let len_bytes = (capacity_pages * PAGE_BYTES).max(PAGE_BYTES);
     let device = MemNamespace::new(len_bytes, PAGE_BYTES as u32).map_err(|error| {
         error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
@@ -82,67 +82,103 @@ fn in_file(
     let name = spec.to_string();
     let data_offset = Index::len_bytes(units.len());
     let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
-    let Some(room) = quota.checked_sub(data_offset).filter(|&room| room > 0) else {
+    if quota <= data_offset {
         let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
-    };
+    }
     let named = |error: Error| {
         let hint = match error.kind() {
             ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
-            _ => format!(
-                "see the tier {name}; each process needs its own, and each data set within one too"
-            ),
+            _ => format!("see the tier {name}; each process needs its own"),
         };
         error.hint(hint)
     };
-    let Taken { path, claim } = take_over(path, FILE_NAME, spec.overwrite, origins)?;
-    let (quota, room) = match room_on_disk(&path) {
-        Some(there) if there < quota => {
+    // Held until the file is open and locked itself, so that nobody removes it in between.
+    let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
+    let Taken { path, claim } =
+        take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
+    if let Some(folder) = &folder {
+        let wanted = data_offset.saturating_add(all_pages(units) * PAGE_BYTES);
+        quota = folder.reserve(&path, identity, quota, wanted)?;
+        if quota <= data_offset {
             tracing::warn!(
                 tier = %name,
-                quota_bytes = quota,
-                free_bytes = there,
-                "its file system has less room than the tier may take: it keeps what fits now"
+                "other processes use the whole quota for tiers of other data sets: this one stays \
+                 empty; raise the quota"
             );
-            let quota = there / PAGE_BYTES * PAGE_BYTES;
-            let Some(room) = quota.checked_sub(data_offset).filter(|&room| room > 0) else {
-                let text = format!(
-                    "the file system has {there} bytes free, less than the index of the tier {name}: \
-                     {data_offset} bytes"
-                );
-                let hint = "make room there, or put the tier elsewhere";
-                return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
-            };
-            (quota, room)
+            return Ok((without_room(name)?, Vec::new()));
         }
-        _ => (quota, room),
-    };
+    }
     let device = open_file(&path, quota).map_err(named)?;
+    if folder.is_some() {
+        folder::note_use(&path);
+    }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let old = io.read(0, data_offset as usize)?;
-    let (index, kept) = match Index::parse(&old, identity.uuid, identity.generation, units) {
-        Ok(found) => found,
-        Err(why) => {
-            match why {
-                IndexError::Newer { found } => tracing::warn!(
-                    tier = %name,
-                    "its copies are of generation {found}, the image opened at {}: its newest \
-                     superblock may be damaged, dlfs verify tells; the tier begins empty",
-                    identity.generation
-                ),
-                _ => tracing::debug!(tier = %name, "begins empty: {why}"),
-            }
-            let index = Index::new(identity.uuid, identity.generation, units);
-            io.write_at(0, index.header())?;
-            // Before the first copy: without the header, copies would be unknown data that nothing
-            // may overwrite.
-            io.flush()?;
-            (index, Vec::new())
-        }
-    };
-    let capacity_pages = room / PAGE_BYTES;
+    let (index, kept) = read_index(&mut io, &name, identity, units)?;
+    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
     let index = Some(Mutex::new(index));
     Ok((Media { name, device, data_offset, capacity_pages, index, _claim: claim }, kept))
+}
+
+/// The quota, or what the file system has free where that is less.
+fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
+    let Some(there) = room_on_disk(path).filter(|&there| there < quota) else { return Ok(quota) };
+    tracing::warn!(
+        tier = %name,
+        quota_bytes = quota,
+        free_bytes = there,
+        "its file system has less room than the tier may take: it keeps what fits now"
+    );
+    if there / PAGE_BYTES * PAGE_BYTES <= data_offset {
+        let text = format!(
+            "the file system has {there} bytes free, less than the index of the tier {name}: \
+             {data_offset} bytes"
+        );
+        let hint = "make room there, or put the tier elsewhere";
+        return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
+    }
+    Ok(there / PAGE_BYTES * PAGE_BYTES)
+}
+
+/// Reads the index, or writes a new one where there is none of this data set.
+fn read_index(
+    io: &mut Blocking,
+    name: &str,
+    identity: Identity,
+    units: &Units,
+) -> Result<(Index, Vec<Kept>)> {
+    let old = io.read(0, Index::len_bytes(units.len()) as usize)?;
+    let why = match Index::parse(&old, identity.uuid, identity.generation, units) {
+        Ok(found) => return Ok(found),
+        Err(why) => why,
+    };
+    match why {
+        IndexError::Newer { found } => tracing::warn!(
+            tier = %name,
+            "its copies are of generation {found}, the image opened at {}: its newest superblock may \
+             be damaged, dlfs verify tells; the tier begins empty",
+            identity.generation
+        ),
+        _ => tracing::debug!(tier = %name, "begins empty: {why}"),
+    }
+    let index = Index::new(identity.uuid, identity.generation, units);
+    io.write_at(0, index.header())?;
+    // Before the first copy: without the header, copies would be unknown data that nothing may
+    // overwrite.
+    io.flush()?;
+    Ok((index, Vec::new()))
+}
+
+/// A tier that has no room for any copy.
+fn without_room(name: String) -> Result<Media> {
+    let device = Arc::new(MemNamespace::new(PAGE_BYTES, PAGE_BYTES as u32)?);
+    Ok(Media { name, device, data_offset: 0, capacity_pages: 0, index: None, _claim: None })
+}
+
+/// Pages of all units.
+fn all_pages(units: &Units) -> u64 {
+    (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum()
 }
 
 /// Free space for the tier's file, including what the file already occupies; `None` if unknown, or
@@ -167,6 +203,3 @@ fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
 
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
 const STAT_BLOCK_BYTES: u64 = 512;
-
-/// The only file of a tier in a folder.
-const FILE_NAME: &str = "tier.dlfs";

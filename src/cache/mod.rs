@@ -15,6 +15,8 @@
 //! read from the origin and written anew. A failed read from a tier is a miss; a tier that cannot
 //! be written is switched off with one warning.
 //!
+//! A folder holds the tiers of several data sets (`folder.rs`).
+//!
 //! `tier` decides quota, admission and locations; this module only moves data. A forked child reads
 //! the existing copies and creates none.
 //!
@@ -24,6 +26,7 @@
 mod assembly;
 mod config;
 mod copier;
+mod folder;
 mod media;
 mod options;
 mod pair;

@@ -27,7 +27,7 @@ pub(super) struct Taken {
     pub(super) claim: Option<File>,
 }
 
-/// Checks whether a tier may use `path`: a folder for its file `name`, a file, or a block device.
+/// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device.
 ///
 /// # Errors
 /// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,

@@ -36,12 +36,15 @@ fn a_tier_takes_over_no_image_and_no_file_of_another_kind() {
     fs::hard_link(place.path("other.dlfs"), place.path("hard")).unwrap();
     fs::write(place.path("thesis.txt"), "three years of work").unwrap();
     fs::create_dir(place.path("folder")).unwrap();
-    fs::rename(place.path("thesis.txt"), place.path("folder/tier.dlfs")).unwrap();
+    // The name that the tier of this image has in a folder.
+    read(&image, &format!("file:{}:64M", place.arg("folder"))).code(0);
+    let tier = fs::read_dir(place.path("folder")).unwrap().next().unwrap().unwrap().path();
+    fs::rename(place.path("thesis.txt"), &tier).unwrap();
     symlink("nowhere", place.path("dangling")).unwrap();
 
     let other = place.path("other.dlfs");
     is_kept(&place, &image, &other, &["other.dlfs", "link", "hard"], "a dlfs image");
-    is_kept(&place, &image, &place.path("folder/tier.dlfs"), &["folder"], "a file with content");
+    is_kept(&place, &image, &tier, &["folder"], "a file with content");
     read(&image, &format!("file:{}:64M", place.arg("dangling"))).code(1);
     assert!(!place.path("nowhere").exists());
 

@@ -1,0 +1,171 @@
+//! A folder of tiers: one file for each image and generation, with one quota over all of them.
+//!
+//! The length of a file is its reservation, so the lengths of all tier files in a folder never
+//! exceed the quota. A new tier reserves what its data set needs. Where the quota leaves less, tiers
+//! that no process has open are removed: first those of older generations of the same image, then
+//! those that were opened longest ago. Tiers in use stay, and the new tier gets what is left.
+//!
+//! The folder itself is locked while files are created and removed. A file that does not begin with
+//! the magic number of a tier belongs to somebody else, whatever its name: it is not counted and not
+//! removed.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::Identity;
+use crate::error::{Error, ErrorKind, Result};
+use crate::tier::{Index, PAGE_BYTES};
+
+/// Name of the tier of `identity` in its folder.
+pub(super) fn file_name(identity: Identity) -> String {
+    format!("{PREFIX}{}-g{}{SUFFIX}", identity.uuid, identity.generation)
+}
+
+/// The lock on a folder of tiers; held while the files in it are chosen and opened.
+pub(super) struct Locked {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Locked {
+    /// Waits for the lock, which other processes hold for as long as opening a tier takes.
+    ///
+    /// # Errors
+    /// `Busy`: a process holds it for longer than 10 s. Errors of the operating system.
+    pub(super) fn new(folder: &Path) -> Result<Locked> {
+        let lock = File::open(folder).map_err(|error| Error::from(error).path(folder))?;
+        let until = Instant::now() + LOCK_WAIT;
+        while !try_lock(&lock).map_err(|error| Error::from(error).path(folder))? {
+            if Instant::now() > until {
+                let text =
+                    format!("another process has been opening a tier here for {LOCK_WAIT:?}");
+                let hint = "fuser names the process; end it, or use another folder";
+                return Err(Error::new(ErrorKind::Busy, text).path(folder).hint(hint));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Locked { folder: folder.to_path_buf(), _lock: lock })
+    }
+
+    /// Makes room for the tier at `own`, which wants `wanted` bytes; returns the bytes that it may
+    /// have, at most `quota` less the reservations of the tiers that stay.
+    ///
+    /// # Errors
+    /// The folder cannot be listed, or a tier not removed.
+    pub(super) fn reserve(
+        &self,
+        own: &Path,
+        identity: Identity,
+        quota: u64,
+        wanted: u64,
+    ) -> Result<u64> {
+        let wanted = wanted.min(quota);
+        let mut others = self.others(own, identity)?;
+        others.sort_by_key(|other| (!other.is_older, other.opened));
+        let mut reserved: u64 = others.iter().map(|other| other.len).sum();
+        for other in &others {
+            if reserved.saturating_add(wanted) <= quota {
+                break;
+            }
+            // The lock is held until the file is removed, so nobody opens it meanwhile.
+            let Some(_unused) = lock_unused(&other.path) else { continue };
+            std::fs::remove_file(&other.path)
+                .map_err(|error| Error::from(error).path(&other.path))?;
+            reserved -= other.len;
+            tracing::debug!(tier = %other.path.display(), "removed for the tier of another data set");
+        }
+        let room = wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES;
+        shorten(own, room)?;
+        Ok(room)
+    }
+
+    /// The tiers in the folder except `own`.
+    fn others(&self, own: &Path, identity: Identity) -> Result<Vec<Other>> {
+        let older = |name: &str| {
+            let generation = name.strip_prefix(&format!("{PREFIX}{}-g", identity.uuid))?;
+            generation.strip_suffix(SUFFIX)?.parse::<u64>().ok()
+        };
+        let mut others = Vec::new();
+        let entries = std::fs::read_dir(&self.folder)
+            .map_err(|error| Error::from(error).path(&self.folder))?;
+        for entry in entries {
+            let entry = entry.map_err(|error| Error::from(error).path(&self.folder))?;
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
+            if path == own || !is_named || !is_tier(&path) {
+                continue;
+            }
+            let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
+            let opened = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let is_older = older(&name).is_some_and(|found| found < identity.generation.0);
+            others.push(Other { path, len: metadata.len(), opened, is_older });
+        }
+        Ok(others)
+    }
+}
+
+/// Another tier of the folder.
+struct Other {
+    path: PathBuf,
+    len: u64,
+    opened: SystemTime,
+    /// Of an older generation of the same image.
+    is_older: bool,
+}
+
+/// Records that the tier is used now: the one opened longest ago is removed first.
+pub(super) fn note_use(path: &Path) {
+    let noted = OpenOptions::new().write(true).open(path);
+    if let Err(error) = noted.and_then(|file| file.set_modified(SystemTime::now())) {
+        tracing::debug!(path = %path.display(), %error, "the time of this use is not recorded");
+    }
+}
+
+/// Cuts the tier at `path` to `len_bytes`, unless a process has it open.
+fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
+    let is_longer = std::fs::metadata(path).is_ok_and(|found| found.len() > len_bytes);
+    if is_longer
+        && is_tier(path)
+        && let Some(file) = lock_unused(path)
+    {
+        file.set_len(len_bytes).map_err(|error| Error::from(error).path(path))?;
+    }
+    Ok(())
+}
+
+/// Whether the file is a regular file that begins with the magic number of a tier.
+fn is_tier(path: &Path) -> bool {
+    let is_file = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let mut head = Vec::new();
+    is_file
+        && File::open(path).is_ok_and(|file| file.take(PAGE_BYTES).read_to_end(&mut head).is_ok())
+        && Index::is_tier(&head)
+}
+
+/// Locks a tier that no process has open; `None` if one has, or if it cannot be opened.
+fn lock_unused(path: &Path) -> Option<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    try_lock(&file).unwrap_or(false).then_some(file)
+}
+
+fn try_lock(file: &File) -> std::io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+const PREFIX: &str = "tier-";
+const SUFFIX: &str = ".dlfs";
+
+/// The only tier of a folder in earlier versions; it has no name of an image.
+const OLD_NAME: &str = "tier.dlfs";
+
+const LOCK_WAIT: Duration = Duration::from_secs(10);
