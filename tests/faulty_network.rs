@@ -42,7 +42,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
-use import_support::wire::{Fault, Harm, Way, Wire};
+use import_support::wire::{Direction, Fault, Harm, Wire};
 use import_support::{Random, options, paths, tree};
 
 const NQN: &str = "nqn.2026-11.io.dlfs:faulty-network";
@@ -173,8 +173,10 @@ impl World {
         let carried = &self.carried[&(index, digests)];
         let faults = (0..1 + random.below(2)).map(|_| {
             let connection = random.below(carried.len());
-            let way = if random.below(2) == 0 { Way::ToTarget } else { Way::ToHost };
-            let offset = random.below(carried[connection][way as usize].max(1) as usize) as u64;
+            let direction =
+                if random.below(2) == 0 { Direction::ToTarget } else { Direction::ToHost };
+            let offset =
+                random.below(carried[connection][direction as usize].max(1) as usize) as u64;
             let count = [1, 4, 8, 24, 72, 512, 4096][random.below(7)];
             let harm = match random.below(10) {
                 0..4 => Harm::Flip(random.next() as u32),
@@ -185,7 +187,7 @@ impl World {
                 8 => Harm::Insert(random.bytes(count)),
                 _ => Harm::Drip(count),
             };
-            Fault { connection, way, offset, harm }
+            Fault { connection, direction, offset, harm }
         });
         let faults = faults.collect();
         Run { work: WORK[index], digests, faults }
@@ -299,7 +301,7 @@ impl World {
         };
         let changed = |fault: &Fault| {
             let harmless = matches!(fault.harm, Harm::Cut | Harm::Stall | Harm::Drip(_));
-            fault.way == Way::ToTarget && !harmless
+            fault.direction == Direction::ToTarget && !harmless
         };
         // A first import reads back all that it wrote; of an older image it could not know.
         let is_checked = run.work == Work::Import && result.is_ok();

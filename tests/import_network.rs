@@ -19,7 +19,7 @@ use dlfs::qpair::{ConnectOptions, Device, open};
 use dlfs::target::Target;
 use dlfs::units::Nsid;
 use import_support::served::{self, AfterChunks, short_leased, through};
-use import_support::wire::{Flip, Way, Wire};
+use import_support::wire::{Direction, Flip, Wire};
 use import_support::{Random, contents, paths, tree};
 
 fn serve(disk: &MemNamespace) -> Target {
@@ -92,7 +92,12 @@ fn one_flipped_bit_while_connecting_or_opening_does_not_end_a_command() {
         for _ in 0..6 {
             // After ICResp, which no digest covers.
             let offset = 128 + random.below(to_host as usize - 128) as u64;
-            let flip = Flip { connection, way: Way::ToHost, offset, bit: random.next() as u32 };
+            let flip = Flip {
+                connection,
+                direction: Direction::ToHost,
+                offset,
+                bit: random.next() as u32,
+            };
             let wire = Wire::to(target.local_addr());
             wire.flip(flip);
             open(&wire).unwrap_or_else(|error| panic!("{flip:?}: {}", error.report()));
@@ -249,7 +254,12 @@ fn import_over_flipped_bits(seed: u64, without_digests: bool, stream: bool) -> u
     for _ in 0..24 {
         let (connection, to_target) = bulky[random.below(bulky.len())];
         let offset = 128 + random.below(to_target as usize * 6 / 10) as u64;
-        flips.push(Flip { connection, way: Way::ToTarget, offset, bit: random.next() as u32 });
+        flips.push(Flip {
+            connection,
+            direction: Direction::ToTarget,
+            offset,
+            bit: random.next() as u32,
+        });
     }
     std::thread::scope(|scope| {
         for part in flips.chunks(8) {

@@ -135,7 +135,7 @@ impl QueuePair for Pair {
         self.inner.shared_queue()
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.inner.join(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.inner.register(registry);
     }
 }

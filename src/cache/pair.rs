@@ -514,8 +514,8 @@ impl QueuePair for TieredPair {
         self.sources[0].pair.shared_queue()
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.sources.iter_mut().for_each(|source| source.pair.join(registry));
+    fn register(&mut self, registry: &Registry) {
+        self.sources.iter_mut().for_each(|source| source.pair.register(registry));
     }
 
     fn notice(&self) -> Notice {

@@ -150,8 +150,8 @@ impl QueuePair for BrokenPair {
         self.pair.shared_queue()
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.pair.join(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.pair.register(registry);
     }
 
     fn notice(&self) -> Notice {

@@ -1,22 +1,23 @@
-//! Several queue pairs polled by one thread, and how that thread waits when nothing moves.
+//! Several queue pairs polled by one thread, and how that thread waits when no I/O completes.
 //!
-//! This is DLFS's shared completion queue: whoever owns the group sees the completions of all pairs in
-//! one list. A loop over it reads
+//! This is the shared completion queue of the DLFS paper: the owner of the group receives the completions of
+//! all queue pairs in one list. Its loop is
 //!
 //! ```text
 //! group.submit(index, &mut pending);
 //! if group.poll(now, max, &mut done) == 0 { group.wait(until) }
 //! ```
 //!
-//! A turn costs what is ready, not what there is: it polls the pairs whose descriptors are ready
-//! ([`Readiness`]), those that say that a look is cheap or that nothing else tells, those that were
-//! submitted to, those that are marked, and those whose time has come. What one pair finds for another on
-//! the same connection comes in the same turn: it marks it. A pair may also have to notice what another thread did, so
-//! all are polled once in `ALL_INTERVAL`; that costs no system call.
+//! The cost of a turn depends on the number of ready queue pairs, not on the number of all. A turn polls the
+//! queue pairs whose descriptors are ready ([`Readiness`]), those whose [`Notice`] asks for it, those that
+//! took new I/O, those that are marked, and those whose timeout has expired. A queue pair that receives
+//! completions of another one on the same connection marks that one, which is polled in the same turn. To
+//! notice what other threads did, all queue pairs are polled once in `ALL_INTERVAL`; that costs no system
+//! call.
 //!
-//! Waiting is adaptive. While I/Os are outstanding a wait returns at once, so that the loop spins, but
-//! for at most 50 µs since the last completion and a microsecond for each one before it, 250 µs in all;
-//! then it sleeps on what the pairs have registered (`spinning.rs`). An idle group costs no processor time.
+//! Waiting is adaptive. While I/Os are outstanding, a wait returns at once, so that the loop spins: for at
+//! most 50 µs since the last completion plus a microsecond for each completion before, 250 µs in all. Then it
+//! sleeps on the registered descriptors (`spinning.rs`). An idle group uses no processor time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -30,39 +31,39 @@ use crate::units::Lba;
 
 pub use super::readiness::Waker;
 
-/// Queue pairs that one thread polls together. See the module for the loop around it.
+/// Queue pairs that one thread polls together. The module page has the loop around it.
 pub struct PollGroup {
     members: Vec<Member>,
-    /// Who is polled next, first come, first served: so `max` starves nobody.
+    /// The members to poll next, in FIFO order, so that a small `max` starves none of them.
     queue: VecDeque<usize>,
     /// I/Os taken by all pairs together and not yet completed.
     outstanding: usize,
-    /// No pair's time comes before this; it may be too early.
+    /// A lower bound of all members' timeouts; it may be too early.
     next_due: Option<Instant>,
-    /// When all are polled again.
+    /// When all members are polled again.
     all_due: Option<Instant>,
     readiness: Readiness,
-    /// Whether the set has been asked since the last turn.
+    /// Whether the kernel has been asked since the last turn.
     is_asked: bool,
     scratch: Vec<Completion>,
     spinning: Spinning,
 }
 
-/// A queue pair, and what is known of it since it was last touched.
+/// A queue pair, and its state after it was last polled or submitted to.
 struct Member {
     pair: Box<dyn QueuePair>,
     outstanding: usize,
     due: Option<Instant>,
     is_queued: bool,
-    /// Whether nothing would end a sleep for it.
+    /// Whether it must be polled soon although no event would end a sleep for it.
     is_restless: bool,
 }
 
 impl PollGroup {
-    /// A group without queue pairs.
+    /// Creates a group without queue pairs.
     ///
     /// # Errors
-    /// The operating system gives no descriptor for events.
+    /// The process has reached its limit of descriptors.
     pub fn new() -> Result<PollGroup> {
         let readiness = Readiness::new()?;
         Ok(PollGroup {
@@ -78,15 +79,16 @@ impl PollGroup {
         })
     }
 
-    /// Never sleep while I/Os are outstanding: the lowest latency, at the price of a whole core.
+    /// With `busy_poll`, never sleeps while I/Os are outstanding: the lowest latency, at the cost of a
+    /// processor.
     pub fn set_busy_poll(&mut self, busy_poll: bool) {
         self.spinning = Spinning::new(busy_poll);
     }
 
-    /// Adds a queue pair; the index names it from now on.
+    /// Adds a queue pair and returns its index.
     pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
         let index = self.members.len();
-        pair.join(&self.readiness.registry(index));
+        pair.register(&self.readiness.registry(index));
         self.members.push(Member {
             pair,
             outstanding: 0,
@@ -127,7 +129,7 @@ impl PollGroup {
         self.members[index].pair.report_corrupt(slba, len_bytes);
     }
 
-    /// Tells every pair of the pool that most buffers come from, see [`QueuePair::use_pool`].
+    /// Passes the pool that most buffers come from to every pair, see [`QueuePair::use_pool`].
     pub fn use_pool(&mut self, pool: &Pool) {
         self.members.iter_mut().for_each(|member| member.pair.use_pool(pool));
     }
@@ -137,19 +139,19 @@ impl PollGroup {
         self.outstanding
     }
 
-    /// Polls every pair that may have something to do; appends at most `max` completions, each with the
-    /// index of its pair, and returns how many.
+    /// Polls every pair that may have work; appends at most `max` completions, each with the index of its
+    /// pair, and returns how many.
     pub fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<(usize, Completion)>) -> usize {
         self.find_work(now);
         let mut count = 0;
         for _ in 0..self.queue.len() {
             if count == max && max > 0 {
-                break; // the rest comes first in the next turn
+                break; // the next turn begins with the remaining members
             }
             let Some(index) = self.queue.pop_front() else { break };
             count += self.poll_member(index, now, max - count, done);
         }
-        // What these have found for others, who then have nothing more to look for.
+        // Polls the members that the first ones have marked.
         let waiting = self.queue.len();
         let PollGroup { members, queue, readiness, .. } = self;
         readiness.take_marks(|index| enqueue(queue, members, index));
@@ -166,7 +168,7 @@ impl PollGroup {
         count
     }
 
-    /// Polls a pair that was taken from the queue; how many completions it had.
+    /// Polls a pair that was taken from the queue; returns how many completions it had.
     fn poll_member(
         &mut self,
         index: usize,
@@ -183,17 +185,17 @@ impl PollGroup {
         found
     }
 
-    /// Starts what was submitted to devices that move bytes by themselves, without completing anything.
+    /// Starts submitted I/O on devices that transfer bytes by themselves, without completing any.
     pub fn start(&mut self) {
         for &index in &self.queue {
             self.members[index].pair.start();
         }
     }
 
-    /// Waits until polling again may bring something, a [`Waker`] calls, or `until` has come.
+    /// Waits until polling may find something, a [`Waker`] calls, or `until` has passed.
     ///
-    /// May return early for no reason; after at most 250 µs of returning at once it sleeps. To be
-    /// called after a `poll` that brought nothing.
+    /// Call it after a `poll` that returned nothing. It may return early for no reason; after at most 250 µs
+    /// of spinning it sleeps.
     pub fn wait(&mut self, until: Instant) {
         self.notice_fork();
         let now = Instant::now();
@@ -212,7 +214,7 @@ impl PollGroup {
         self.spinning.slept(now.elapsed());
     }
 
-    /// A handle that ends a [`PollGroup::wait`] from another thread.
+    /// A handle by which another thread ends a [`PollGroup::wait`].
     pub fn waker(&self) -> Waker {
         self.readiness.waker()
     }
@@ -221,17 +223,18 @@ impl PollGroup {
         self.readiness.sleep(limit);
         let PollGroup { members, queue, readiness, .. } = self;
         readiness.ask(|index| enqueue(queue, members, index));
-        // The wait ends now, so whoever called until here has what it wanted.
+        // The wait ends here, so a call of the waker until now has had its effect.
         readiness.take_woken();
         self.is_asked = true;
     }
 
-    /// Queues the pairs that may have something to do.
+    /// Queues the pairs that may have work.
     fn find_work(&mut self, now: Instant) {
         self.notice_fork();
         let PollGroup { members, queue, readiness, .. } = self;
         if !std::mem::take(&mut self.is_asked) && self.outstanding > 0 {
-            // Also of pairs that owe nothing: theirs may be the descriptor of what others share.
+            // Also for pairs without outstanding I/O: one of them may hold the descriptor of a shared
+            // connection.
             readiness.look(|index| enqueue(queue, members, index));
         }
         readiness.take_marks(|index| enqueue(queue, members, index));
@@ -253,7 +256,8 @@ impl PollGroup {
         }
     }
 
-    /// Looks at a pair that was touched: how much it owes, and when it is to be polled.
+    /// Updates what the group knows of a pair after polling it or submitting to it: its outstanding I/Os, and
+    /// when to poll it next.
     fn settle(&mut self, index: usize, is_restless: bool) {
         let member = &mut self.members[index];
         let outstanding = member.pair.outstanding();
@@ -268,19 +272,20 @@ impl PollGroup {
         }
     }
 
-    /// The epoll set and the waker's descriptor that a child of a fork finds are its parent's.
+    /// In a child process, replaces the epoll set and the waker's descriptor, which belong to the parent.
     fn notice_fork(&mut self) {
         if self.readiness.is_ours() {
             return;
         }
-        // Without descriptors the parent's set would have to do, and its waker: so does this loop spin.
+        // Without a descriptor of its own the child would wait on the parent's set and waker, so it spins
+        // instead.
         let Ok(readiness) = Readiness::new() else {
             (0..self.members.len()).for_each(|index| self.settle(index, true));
             return;
         };
         self.readiness = readiness;
         for index in 0..self.members.len() {
-            self.members[index].pair.join(&self.readiness.registry(index));
+            self.members[index].pair.register(&self.readiness.registry(index));
             self.settle(index, true);
         }
     }
@@ -296,7 +301,7 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
 
-/// How often every pair is polled, whatever is ready.
+/// How often every pair is polled even if nothing is ready.
 const ALL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
@@ -400,7 +405,7 @@ mod tests {
             None
         }
 
-        fn join(&mut self, _: &Registry) {}
+        fn register(&mut self, _: &Registry) {}
         fn notice(&self) -> Notice {
             Notice::Look
         }
@@ -462,10 +467,10 @@ mod tests {
         fn shared_queue(&self) -> Option<usize> {
             Some(1)
         }
-        fn join(&mut self, registry: &Registry) {
+        fn register(&mut self, registry: &Registry) {
             let mut shared = self.shared.lock();
             match self.is_first {
-                true => shared.socket.join(registry, false),
+                true => shared.socket.register(registry, false),
                 false => shared.second = Some(registry.clone()),
             }
         }

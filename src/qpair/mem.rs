@@ -204,7 +204,7 @@ impl QueuePair for MemPair {
         None
     }
 
-    fn join(&mut self, _: &Registry) {}
+    fn register(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {
         Notice::Poll

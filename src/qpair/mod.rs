@@ -1,7 +1,7 @@
-//! A polled queue pair: the one I/O trait of dlfs, and its engines.
+//! Polled queue pairs: the I/O trait of dlfs ([`QueuePair`]) and its engines.
 //!
-//! An I/O owns its buffer; its completion gives the buffer back. No lifetime crosses the trait, no
-//! callback enters it, no method blocks. It knows blocks, never samples.
+//! An I/O owns its buffer, and its completion returns it. No lifetime crosses the trait, no callback enters
+//! it, no method blocks. It transfers blocks and knows nothing of samples.
 
 mod addresses;
 pub mod blocking;
@@ -64,7 +64,7 @@ pub enum IoOp {
     Flush,
 }
 
-/// One I/O, with the buffer that it owns while it runs.
+/// One I/O, which owns its buffer while it runs.
 #[derive(Debug)]
 pub struct Io {
     /// What to do.
@@ -73,18 +73,18 @@ pub struct Io {
     pub slba: Lba,
     /// Whole blocks, at most [`Namespace::max_transfer_bytes`]; empty for a flush.
     pub buf: IoBuf,
-    /// The caller's own number; comes back with the completion and means nothing here.
+    /// A number of the caller's choice, which the completion returns.
     pub tag: u64,
 }
 
-/// The end of one [`Io`]: the buffer, and whether all of it was moved.
+/// The result of one [`Io`], with its buffer.
 #[derive(Debug)]
 pub struct Completion {
     /// The tag of the I/O.
     pub tag: u64,
-    /// The buffer of the I/O. Its bytes mean something only when `result` is `Ok`.
+    /// The buffer of the I/O. Its bytes are valid only when `result` is `Ok`.
     pub buf: IoBuf,
-    /// `Ok` only when every byte asked for was moved.
+    /// `Ok` only when all bytes were transferred.
     pub result: Result<(), IoError>,
 }
 
@@ -95,11 +95,11 @@ pub enum IoError {
     /// The controller answered with an error status.
     #[error("the controller answered {0}")]
     Status(Status),
-    /// The connection is gone; every way to get it back within its time has been tried.
+    /// The connection was lost, and reconnecting failed until its time was up.
     #[error("disconnected: {0}")]
     Disconnected(String),
-    /// The target said success with fewer bytes than asked.
-    #[error("only {found} of {expected} bytes came, and no error: the rest is cut off")]
+    /// The target reported success with fewer bytes than asked.
+    #[error("only {found} of {expected} bytes arrived, without an error: the rest is missing")]
     Short {
         /// Bytes asked for.
         expected: u64,
@@ -109,7 +109,7 @@ pub enum IoError {
     /// The data digest of the transfer differs.
     #[error("the data digest of the transfer differs")]
     DataDigest,
-    /// The operating system says that more bytes were moved than it was asked for: it knows not which.
+    /// The operating system reports more bytes than it was asked to transfer, so no byte can be trusted.
     #[error("the operating system moved {found} bytes where {expected} were asked for")]
     Excess {
         /// Bytes asked for.
@@ -117,33 +117,34 @@ pub enum IoError {
         /// Bytes that it counted.
         found: u64,
     },
-    /// The thread that ran it panicked; its words.
+    /// The thread that ran it panicked with this message.
     #[error("{0}")]
     Panicked(String),
-    /// The operating system failed it.
+    /// The system call failed with this error number.
     #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
-    /// The fence of the writer was closed, see [`Fence`]: nothing was written that had not left before.
-    #[error("it may not be written any more: its writer's time has passed")]
+    /// The fence of the writer was closed before the write was sent, see [`Fence`].
+    #[error("the write was not sent: the time of its writer has passed")]
     Fenced,
-    /// A file of a folder namespace is not the one that was listed: named here.
+    /// A file of a folder namespace has changed since it was listed; the text names it.
     #[error("{0} has changed since the folder was listed: open the folder again")]
     Changed(String),
-    /// The call is not whole blocks, or goes past the end, or is too large: the caller's mistake.
+    /// The request is not whole blocks, passes the end of the namespace, or is too large: a mistake of the
+    /// caller.
     #[error("{0}")]
     Invalid(&'static str),
 }
 
-/// What a queue pair's namespace is.
+/// The properties of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
-    /// How the user knows it: the address it was opened by.
+    /// The address that the user opened it by.
     pub address: String,
     /// Bytes of a logical block: a power of two, 512 to 4,096.
     pub block_len_bytes: u32,
     /// Size in logical blocks.
     pub num_blocks: u64,
-    /// The most that one I/O may carry, in bytes: a multiple of 4,096.
+    /// The largest transfer of one I/O, in bytes: a multiple of 4,096.
     pub max_transfer_bytes: u32,
     /// The most I/Os that may be outstanding on one queue pair.
     pub queue_depth: u16,
@@ -151,7 +152,7 @@ pub struct Namespace {
     pub nguid: [u8; 16],
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The engine at work, for people: `mem`, `file (io_uring, O_DIRECT)`, `tcp`.
+    /// The engine in use, as text: `mem`, `file (io_uring, O_DIRECT)`, `tcp`.
     pub engine: String,
 }
 
@@ -161,10 +162,10 @@ impl Namespace {
         self.num_blocks.saturating_mul(u64::from(self.block_len_bytes))
     }
 
-    /// Whether it holds `len_bytes`, for who cannot make it longer.
+    /// Checks that it has at least `len_bytes`, for devices that cannot grow.
     ///
     /// # Errors
-    /// `NoSpace`: it does not.
+    /// `NoSpace`: it is shorter.
     pub fn must_hold(&self, len_bytes: u64) -> Result<()> {
         if len_bytes <= self.len_bytes() {
             return Ok(());
@@ -173,8 +174,8 @@ impl Namespace {
         Err(Error::new(ErrorKind::NoSpace, message).target(self.address.clone()))
     }
 
-    /// Whether this I/O can be: every engine asks before it moves a byte, and completes what cannot
-    /// be with the error.
+    /// Checks an I/O against the namespace. Every engine calls this before it transfers a byte, and completes
+    /// an invalid I/O with the error.
     ///
     /// # Errors
     /// `IoError::Invalid` with the reason.
@@ -202,18 +203,18 @@ impl Namespace {
 }
 
 impl IoError {
-    /// Whether only these blocks cannot be had: the medium fails in one place, or the bytes came damaged.
-    /// Otherwise the namespace as a whole is out of reach, or the call was wrong.
+    /// Whether the failure concerns only these blocks: a medium error, or bytes that arrived damaged.
+    /// Otherwise the namespace as a whole is out of reach, or the request was wrong.
     pub fn is_of_the_blocks(&self) -> bool {
         match self {
             IoError::Short { .. } | IoError::DataDigest => true,
             IoError::Status(status) => {
                 const OF_THE_BLOCKS: [Status; 2] =
                     [Status::INTERNAL_ERROR, Status::DATA_TRANSFER_ERROR];
-                // Media and data integrity errors, and what vendors have of their own.
+                // Status code types 2h, media and data integrity errors, and 7h, vendor specific.
                 matches!(status.sct, 2 | 7) || OF_THE_BLOCKS.iter().any(|of| status.is(*of))
             }
-            // A device's medium error is ENODATA, or EREMOTEIO; file systems say EBADMSG or EUCLEAN.
+            // A device's medium error is ENODATA or EREMOTEIO; file systems answer EBADMSG or EUCLEAN.
             IoError::Os(errno) => [
                 libc::EIO,
                 libc::EILSEQ,
@@ -227,7 +228,7 @@ impl IoError {
         }
     }
 
-    /// What a caller can act on: the one place that says so for an I/O.
+    /// The error kind that a caller can act on. Only this function maps I/O errors to kinds.
     pub fn kind(&self) -> ErrorKind {
         match self {
             // Status code type 2h: media and data integrity errors.
@@ -244,18 +245,18 @@ impl IoError {
         }
     }
 
-    /// The library's error for this failure of an I/O on `namespace`.
+    /// The library's error for a failed I/O on `namespace`.
     pub(crate) fn on(self, namespace: &Namespace) -> Error {
         Error::new(self.kind(), "an I/O failed").target(namespace.address.clone()).source(self)
     }
 
-    /// The library's error for this failure of an I/O on `namespace` at `slba`.
+    /// The library's error for a failed I/O on `namespace` at `slba`.
     pub fn at(self, namespace: &Namespace, slba: Lba) -> Error {
         self.on(namespace).lba(slba)
     }
 }
 
-/// `result`, or else why the blocks that were asked for cannot be had: see
+/// Separates the failures of single blocks: `Ok(Err(text))` says why the blocks cannot be read, see
 /// [`IoError::is_of_the_blocks`].
 ///
 /// # Errors
@@ -276,87 +277,90 @@ pub(crate) fn or_unreadable<T>(result: crate::Result<T>) -> crate::Result<Result
     }
 }
 
-/// A polled submission and completion queue pair. One thread at a time; no method blocks.
+/// A polled submission and completion queue pair. One thread at a time uses it; no method blocks.
 ///
-/// No method has a default: a queue pair around another one, or around several, answers or forwards each.
-/// An engine without a thing does nothing where it is asked for it.
+/// No method has a default implementation: a queue pair that wraps others must answer or forward each call.
+/// An engine without a feature does nothing when it is asked for it.
 pub trait QueuePair: Send {
-    /// The namespace behind it. May change size or identity only over a reconnect.
+    /// The namespace. Its size or identity may change only when the engine reconnects.
     fn namespace(&self) -> &Namespace;
 
-    /// Takes I/O from the front of `pending` while there is room; returns how many it took.
+    /// Takes I/Os from the front of `pending` while there is room; returns how many it took.
     ///
-    /// An I/O that was taken is owed exactly one [`Completion`], also when the connection dies. It
-    /// starts with the next [`QueuePair::poll`] at the latest: poll once before sleeping.
+    /// Each I/O that was taken gets exactly one [`Completion`], also when the connection dies. It starts with
+    /// the next [`QueuePair::poll`] at the latest: poll once before sleeping.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
-    /// Moves I/O forward; appends at most `max` completions to `done`, each with its buffer, or with
-    /// other memory as long where a device that was lost may still write to that; returns how many.
-    /// Fewer than `max`: there are no more for now. Also does what time asks for: deadlines, reconnecting.
+    /// Advances I/Os; appends at most `max` completions to `done` and returns how many. Fewer than `max`
+    /// means that there are no more for now. A completion returns its I/O's buffer, or other memory of equal
+    /// length if a lost device may still write to the buffer. This call also handles timeouts and
+    /// reconnecting.
     ///
-    /// Costs no system call on a descriptor that [`QueuePair::join`] had watched and that is not ready.
+    /// Makes no system call on a descriptor that was registered by [`QueuePair::register`] and is not ready.
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize;
 
-    /// Starts what was taken where a device moves the bytes by itself, and completes nothing; elsewhere it
-    /// starts with the next [`QueuePair::poll`].
+    /// Starts the I/Os that were taken, on devices that transfer bytes by themselves; completes none. Other
+    /// engines start them with the next [`QueuePair::poll`].
     fn start(&mut self);
 
-    /// Most buffers will be windows of `pool`: an engine for which that makes I/O cheaper prepares
-    /// it, and may keep the pool. Buffers from elsewhere stay allowed.
+    /// Announces that most buffers will be windows of `pool`. An engine that can use this, for example by
+    /// registering the memory, does so and may keep the pool. Buffers from elsewhere stay allowed.
     fn use_pool(&mut self, pool: &Pool);
 
-    /// Writes that are submitted from now on are not sent while `fence` is closed: they end with
-    /// [`IoError::Fenced`]. Nothing to do for an engine that keeps no write back.
+    /// Writes submitted from now on are not sent while `fence` is closed: they end with [`IoError::Fenced`].
+    /// An engine that never holds writes back does nothing.
     fn use_fence(&mut self, fence: &Arc<Fence>);
 
-    /// I/Os taken and not yet completed.
+    /// The number of I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
 
-    /// Names the I/O queue below, where others of its [`PairScope`] share it: queue pairs of the same name
-    /// take at most one [`Namespace::queue_depth`] together. `None`: the queue is its own.
+    /// Identifies the I/O queue that this queue pair shares with others of its [`PairScope`]. Queue pairs
+    /// with the same value together take at most one [`Namespace::queue_depth`]. `None`: it has a queue of
+    /// its own.
     fn shared_queue(&self) -> Option<usize>;
 
-    /// What was read there was wrong: where there is another copy, the next read is of that.
+    /// Reports that a read of this range returned corrupt data. If there is another copy, the next read uses
+    /// that one.
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
 
-    /// The bytes of a read where they lie, in place of a copy of them: `len_bytes` from `slba`, whole
-    /// blocks within the namespace.
+    /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks
+    /// within the namespace.
     ///
-    /// What is lent never changes: whoever writes there meanwhile writes to other memory. `None`: the
-    /// engine does not hold these bytes as they are, so submit a read.
+    /// Borrowed bytes never change: a later write goes to other memory. `None`: the engine does not hold
+    /// these bytes contiguously in memory, so submit a read.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
-    /// Has whoever polls from now on watch every descriptor that says when there is something to do:
-    /// those of now, and of later connections. Called again after a fork, with the child's registry.
+    /// Registers every descriptor that signals work with the poller's `registry`, including those of later
+    /// connections. Called again after a fork, with the child's registry.
     ///
-    /// A queue pair that finds what another one was waiting for marks that one: [`Registry::mark`].
-    fn join(&mut self, registry: &Registry);
+    /// A queue pair that receives another one's completion marks that one: [`Registry::mark`].
+    fn register(&mut self, registry: &Registry);
 
-    /// How its poller learns that an outstanding I/O can be moved forward.
+    /// How its poller learns that an outstanding I/O can advance.
     fn notice(&self) -> Notice;
 
-    /// When `poll` must be called again even if nothing becomes ready.
+    /// When `poll` must be called again even if no descriptor becomes ready.
     fn next_timeout(&self) -> Option<Instant>;
 }
 
-/// How a poller learns that a queue pair has something to do. That of several is the largest of theirs.
+/// How a poller learns that a queue pair has work. For several queue pairs the largest value holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
-    /// A descriptor that it registered becomes ready, it is marked, or its [`QueuePair::next_timeout`] has
-    /// come.
+    /// A registered descriptor becomes ready, the queue pair is marked, or its [`QueuePair::next_timeout`]
+    /// expires.
     Event,
-    /// As [`Notice::Event`] says to a sleeper. A look costs no system call, so a poller that does not
-    /// sleep looks in every turn.
+    /// As [`Notice::Event`] for a poller that sleeps. Polling costs no system call, so a poller that does not
+    /// sleep polls it in every turn.
     Look,
-    /// Nothing tells: while I/Os are outstanding it is polled in every turn, and nobody sleeps.
+    /// There is no event: while I/Os are outstanding, the poller polls in every turn and never sleeps.
     Poll,
 }
 
-/// A file descriptor to sleep on, and for what.
+/// A file descriptor to sleep on, and for which events.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wait<'a> {
     /// The descriptor.
     pub fd: BorrowedFd<'a>,
-    /// Whether room to write matters too, beside something to read.
+    /// Whether to wake for room to write, besides data to read.
     pub writable: bool,
 }

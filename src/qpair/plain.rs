@@ -63,7 +63,7 @@ impl<E: PlainEngine> QueuePair for Plain<E> {
         None
     }
 
-    fn join(&mut self, _: &Registry) {}
+    fn register(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {
         Notice::Poll

@@ -97,7 +97,7 @@ impl QueuePair for PreadPair {
         None
     }
 
-    fn join(&mut self, _: &Registry) {}
+    fn register(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {
         Notice::Poll

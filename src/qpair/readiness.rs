@@ -1,19 +1,18 @@
-//! Which descriptors have something: one epoll set a poller, in which queue pairs register all that they
-//! have.
+//! The epoll set of a poller: which descriptors of its queue pairs are ready.
 //!
 //! A poller owns a [`Readiness`] and gives each of its queue pairs a [`Registry`]
-//! ([`QueuePair::join`](super::QueuePair::join)); the pair keeps its descriptors as [`Watched`], one for
-//! each connection that it has at the time. [`Readiness::look`] then says which pairs to poll, and a pair
-//! asks each of its descriptors whether a system call on it is worth its price. A pair that has something
-//! without a descriptor is *marked* ([`Registry::mark`]), and told of by the same look.
+//! ([`QueuePair::register`](super::QueuePair::register)). The queue pair wraps each of its descriptors in
+//! [`Watched`] and registers it there. [`Readiness::look`] returns the queue pairs to poll, and
+//! [`Watched::take_ready`] says whether a system call on a descriptor is worth its cost. A queue pair that
+//! has work without a ready descriptor is *marked* ([`Registry::mark`]); the same look returns it.
 //!
-//! Looking at the set costs about as much as an empty `readv`. So while only `FEW` descriptors are to
-//! be asked by system calls, a look counts those of them as ready from which something is expected, without
-//! asking the kernel: their owner spins on them directly.
+//! Asking the set costs about as much as an empty `readv`. While at most `FEW` descriptors are read by system
+//! calls, a look therefore treats those of them as ready whose owner expects something, without asking the
+//! kernel: the owner spins on them directly.
 //!
-//! The set is level-triggered: bytes that were left in a socket are told again. A descriptor leaves the
-//! set before it is closed, since a forked child may keep the same socket open. The set itself is shared
-//! by a fork, so a child neither uses nor changes it: it makes its own ([`Readiness::is_ours`]).
+//! The set is level-triggered: a socket with unread bytes is reported again. A descriptor is removed from the
+//! set before it is closed, because a forked child may keep the same socket open. A fork shares the set
+//! itself, so a child neither uses nor changes it and creates its own ([`Readiness::is_ours`]).
 
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
@@ -49,7 +48,7 @@ struct Set {
     bell: Arc<Bell>,
     home: Forked<()>,
     sources: Mutex<Slab<Arc<Source>>>,
-    /// Sources that a system call asks.
+    /// Sources whose owner reads them by system calls.
     num_asked: AtomicUsize,
     /// Sources that the kernel refused to watch.
     num_unwatched: AtomicUsize,
@@ -57,28 +56,28 @@ struct Set {
 
 struct Source {
     member: usize,
-    /// Whether a system call asks it; otherwise it only ends a sleep.
+    /// Whether its owner reads it by system calls; otherwise it only ends a sleep.
     is_asked: bool,
     is_watched: bool,
     ready: AtomicBool,
-    /// Whether its owner waits for something from it.
+    /// Whether its owner expects something from it.
     is_expected: AtomicBool,
 }
 
-/// What ends a sleep without a descriptor of a queue pair.
+/// Ends a sleep when no descriptor of a queue pair is ready.
 struct Bell {
     wake: Wake,
-    /// Part of the epoll set, so a sleeper sees it.
+    /// An eventfd in the epoll set: writing to it wakes a sleeper.
     event: OwnedFd,
-    /// Whether `event` is to be emptied.
+    /// Whether `event` was written to and must be read.
     has_rung: AtomicBool,
 }
 
 impl Readiness {
-    /// A set without descriptors.
+    /// Creates an empty set.
     ///
     /// # Errors
-    /// The process may have no more descriptors.
+    /// The process has reached its limit of descriptors.
     pub fn new() -> Result<Readiness> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -97,22 +96,22 @@ impl Readiness {
         Ok(Readiness { set })
     }
 
-    /// Whether it was made by this process, and not by the parent that it was forked from.
+    /// Whether this process created the set, and not the parent that it was forked from.
     pub fn is_ours(&self) -> bool {
         self.set.is_ours()
     }
 
-    /// Where queue pair `member` registers its descriptors.
+    /// The registry for the descriptors of queue pair `member`.
     pub fn registry(&self, member: usize) -> Registry {
         Registry { set: Arc::clone(&self.set), member, mark: Arc::new(Mark::new(member)) }
     }
 
-    /// A handle that ends a sleep from another thread.
+    /// A handle by which another thread ends a sleep.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.set.bell))
     }
 
-    /// Whether a [`Waker`] has called since this was asked last.
+    /// Whether a [`Waker`] has called since the last time this was asked.
     pub fn take_woken(&self) -> bool {
         self.set.bell.wake.take_woken()
     }
@@ -122,12 +121,12 @@ impl Readiness {
         self.set.bell.wake.has_marks()
     }
 
-    /// Tells `found` the queue pairs that are marked, and takes the marks off. Costs one load where none is.
+    /// Passes the marked queue pairs to `found` and clears their marks. Costs one load when none is marked.
     pub fn take_marks(&self, found: impl FnMut(usize)) {
         self.set.bell.wake.take_marks(found);
     }
 
-    /// Tells `found` the queue pairs that may have something. Never waits.
+    /// Passes the queue pairs that may have work to `found`. Never waits.
     pub fn look(&self, mut found: impl FnMut(usize)) {
         self.take_marks(&mut found);
         match self.set.num_asked.load(Ordering::Relaxed) {
@@ -137,7 +136,7 @@ impl Readiness {
         }
     }
 
-    /// As [`Readiness::look`], with all that the kernel knows.
+    /// As [`Readiness::look`], but always asks the kernel.
     pub(super) fn ask(&self, mut found: impl FnMut(usize)) {
         self.take_marks(&mut found);
         self.ask_kernel(found);
@@ -146,12 +145,12 @@ impl Readiness {
     fn ask_kernel(&self, mut found: impl FnMut(usize)) {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         let no_wait = Timespec::default();
-        // An interrupted call is as good as one without events: the next look asks again.
+        // An interrupted call counts as one without events: the next look asks again.
         let events = epoll::wait(&self.set.epoll, &mut events, Some(&no_wait));
         let events = events.map_or(&[][..], |(events, _)| &*events);
         let sources = self.set.sources.lock();
         for event in events {
-            // The bell is none of them, and who has left the set is told of no more.
+            // The bell has no source; a source may have been removed since the kernel reported it.
             let Some(source) = sources.get(event.data.u64() as usize) else { continue };
             source.ready.store(true, Ordering::Relaxed);
             found(source.member);
@@ -162,41 +161,42 @@ impl Readiness {
         }
     }
 
-    /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, at most for `limit`.
-    /// [`Readiness::look`] says which.
+    /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, for at most `limit`.
+    /// Call [`Readiness::look`] to learn which.
     pub fn sleep(&self, limit: Duration) {
         let Some(_asleep) = self.fall_asleep() else { return };
         let unwatched = self.set.num_unwatched.load(Ordering::Relaxed) > 0;
         let limit = if unwatched { limit.min(UNWATCHED_NAP) } else { limit };
         let limit = Timespec::try_from(limit).ok(); // beyond i64 seconds: no limit
         let mut fds = [PollFd::new(&self.set.epoll, PollFlags::IN)];
-        // An error is a signal, or no memory for the call: the caller polls, and sleeps again.
+        // An error is a signal or a lack of memory: the caller polls and sleeps again.
         let _ = poll(&mut fds, limit.as_ref());
     }
 
-    /// For who sleeps on the descriptor among others: marks and wakers make it readable while what this
-    /// returns lives. `None`: there is one already, so do not sleep.
+    /// Call this before sleeping on the set's descriptor among others. While the returned value lives, marks
+    /// and wakers make the descriptor readable. `None`: something is pending already, so do not sleep.
     pub fn fall_asleep(&self) -> Option<Asleep<'_>> {
         let bell = &*self.set.bell;
         bell.wake.fall_asleep().then_some(Asleep { bell })
     }
 }
 
-/// For a set that lies in the sets of others: none of these can say when it sleeps on it, so it sleeps whenever
-/// nobody is at its turn.
+/// For a set whose descriptor is registered in the sets of other pollers. None of these can say when it
+/// sleeps on this set, so the set counts as asleep whenever no thread polls it.
 impl Readiness {
-    /// Ends a turn: marks make the descriptor readable from now on. `false`: one is set already, and does not.
+    /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark is
+    /// already set; it does not make the descriptor readable.
     pub(super) fn fall_asleep_between_turns(&self) -> bool {
         self.fall_asleep().map(std::mem::forget).is_some()
     }
 
-    /// Begins a turn, in which marks are taken.
+    /// Begins a turn of polling, which takes the marks.
     pub(super) fn get_up_for_a_turn(&self) {
         drop(Asleep { bell: &self.set.bell });
     }
 }
 
-/// A sleep under way, see [`Readiness::fall_asleep`].
+/// A sleep in progress, see [`Readiness::fall_asleep`].
 pub struct Asleep<'a> {
     bell: &'a Bell,
 }
@@ -205,7 +205,7 @@ impl Drop for Asleep<'_> {
     fn drop(&mut self) {
         self.bell.wake.get_up();
         if self.bell.has_rung.swap(false, Ordering::AcqRel) {
-            // The only failure is that it is empty.
+            // The only possible failure is that it is empty.
             let _ = rustix::io::read(&self.bell.event, &mut [0u8; 8]);
         }
     }
@@ -213,14 +213,14 @@ impl Drop for Asleep<'_> {
 
 impl Bell {
     fn ring(&self) {
-        // The only failure is a counter at its maximum, and then it is readable anyway.
+        // The only possible failure is a counter at its maximum, and then it is readable anyway.
         let _ = rustix::io::write(&self.event, &[1; 8]); // not zero in any byte order
-        // After the write, so that who sees this finds something to read.
+        // After the write, so that a thread which sees this flag finds something to read.
         self.has_rung.store(true, Ordering::Release);
     }
 }
 
-/// Ends the sleep of a poller from another thread. A call while nobody sleeps ends the next sleep.
+/// Ends the sleep of a poller from another thread. A call while the poller is awake ends its next sleep.
 #[derive(Clone)]
 pub struct Waker(Arc<Bell>);
 
@@ -234,17 +234,17 @@ impl Waker {
 }
 
 impl Registry {
-    /// Whether both are of one poller.
+    /// Whether both belong to the same poller.
     pub fn is_of_poller_of(&self, other: &Registry) -> bool {
         Arc::ptr_eq(&self.set, &other.set)
     }
 
-    /// Says that the queue pair has something, though no descriptor of its own is ready: it is polled in the
-    /// turn under way or the next, and a sleep of its poller ends. From any thread.
+    /// Marks the queue pair: it has work, though none of its descriptors is ready. Its poller polls it in the
+    /// current turn or the next, and a sleep of the poller ends. Any thread may call this.
     ///
-    /// Costs nothing but a word while the mark is set; a system call only while the poller sleeps.
+    /// Costs one atomic exchange while the mark is set, and a system call only while the poller sleeps.
     pub fn mark(&self) {
-        // The poller of a parent process is not ours to call, nor is its lock to be taken.
+        // After a fork the poller belongs to the parent: do not wake it, and do not take its lock.
         if self.set.is_ours() && self.set.bell.wake.mark(&self.mark) {
             self.set.bell.ring();
         }
@@ -272,23 +272,23 @@ impl Set {
 }
 
 impl Source {
-    /// Whether a look may take it for ready without asking the kernel.
+    /// Whether a look may treat it as ready without asking the kernel.
     fn is_worth_a_guess(&self) -> bool {
         self.is_asked && self.is_expected.load(Ordering::Relaxed)
     }
 }
 
-/// A descriptor, and its place in the epoll set of whoever polls its owner, if it has one.
+/// A descriptor and its registration in the epoll set of its owner's poller, if it has one.
 ///
-/// Without a place it always counts as ready.
+/// Without a registration it always counts as ready.
 pub struct Watched<F: AsFd> {
-    place: Option<Place>,
-    /// Whether something is expected from it.
+    registration: Option<Registration>,
+    /// Whether its owner expects something from it.
     is_expected: bool,
     fd: F,
 }
 
-struct Place {
+struct Registration {
     set: Arc<Set>,
     key: usize,
     source: Arc<Source>,
@@ -296,26 +296,27 @@ struct Place {
 }
 
 impl<F: AsFd> Watched<F> {
-    /// A descriptor that nobody watches yet.
+    /// Wraps a descriptor, which is not registered yet.
     pub fn new(fd: F) -> Watched<F> {
-        Watched { place: None, is_expected: true, fd }
+        Watched { registration: None, is_expected: true, fd }
     }
 
-    /// Has it watched, for room to write as well if `writable`: one that is asked by system calls, so
-    /// that [`Watched::take_ready`] is worth a question before.
-    pub fn join(&mut self, registry: &Registry, writable: bool) {
+    /// Registers a descriptor that its owner reads by system calls, so that [`Watched::take_ready`] can save
+    /// one. With `writable` it is also reported when there is room to write.
+    pub fn register(&mut self, registry: &Registry, writable: bool) {
         self.enter(registry, writable, true);
     }
 
-    /// Has it watched to end sleeps: what it stands for is seen without a system call.
-    pub fn join_to_sleep(&mut self, registry: &Registry) {
+    /// Registers a descriptor that only ends sleeps: its owner sees without a system call whether there is
+    /// work.
+    pub fn register_for_sleep(&mut self, registry: &Registry) {
         self.enter(registry, false, false);
     }
 
     fn enter(&mut self, registry: &Registry, writable: bool, is_asked: bool) {
-        self.leave();
+        self.deregister();
         if !registry.set.is_ours() {
-            return; // a child that could not make a set of its own
+            return; // a child process that could not create its own set
         }
         let set = Arc::clone(&registry.set);
         let mut sources = set.sources.lock();
@@ -324,9 +325,9 @@ impl<F: AsFd> Watched<F> {
         let added =
             epoll::add(&set.epoll, &self.fd, EventData::new_u64(key as u64), flags(writable));
         if let Err(error) = &added {
-            tracing::debug!(%error, "a descriptor cannot be watched: it is looked at in every turn");
+            tracing::debug!(%error, "epoll cannot watch a descriptor: it is polled in every turn");
         }
-        // What lies there already is told as well.
+        // The set is level-triggered, so data that arrived before the registration are reported too.
         let (is_watched, ready) = (added.is_ok(), AtomicBool::new(false));
         let is_expected = AtomicBool::new(self.is_expected);
         let member = registry.member;
@@ -335,51 +336,53 @@ impl<F: AsFd> Watched<F> {
         drop(sources);
         set.num_asked.fetch_add(usize::from(is_asked), Ordering::Relaxed);
         set.num_unwatched.fetch_add(usize::from(!is_watched), Ordering::Relaxed);
-        self.place = Some(Place { set, key, source, writable });
+        self.registration = Some(Registration { set, key, source, writable });
     }
 
-    /// Has room to write matter from now on, or not.
+    /// Says whether room to write makes the descriptor ready.
     pub fn set_writable(&mut self, writable: bool) {
-        let Some(place) = &mut self.place else { return };
-        if place.writable == writable || !place.set.is_ours() {
+        let Some(registration) = &mut self.registration else { return };
+        if registration.writable == writable || !registration.set.is_ours() {
             return;
         }
-        place.writable = writable;
-        let token = EventData::new_u64(place.key as u64);
-        if place.source.is_watched
-            && epoll::modify(&place.set.epoll, &self.fd, token, flags(writable)).is_err()
+        registration.writable = writable;
+        let token = EventData::new_u64(registration.key as u64);
+        if registration.source.is_watched
+            && epoll::modify(&registration.set.epoll, &self.fd, token, flags(writable)).is_err()
         {
-            // It cannot fail for a descriptor of the set, but for one without memory in the kernel.
-            place.source.ready.store(true, Ordering::Relaxed);
-            place.writable = !writable;
+            // For a registered descriptor this fails only when the kernel lacks memory.
+            registration.source.ready.store(true, Ordering::Relaxed);
+            registration.writable = !writable;
         }
     }
 
-    /// Says whether something is expected from it, as long as nobody says so again: of few descriptors only
-    /// those are asked without need. What comes unexpected is told of as well, when the poller sleeps or
-    /// there are more.
+    /// Says whether the owner expects something from the descriptor, until the next call. While there are few
+    /// descriptors, [`Readiness::look`] treats only expected ones as ready without asking the kernel.
+    /// Unexpected data are still reported when the poller sleeps, or when there are more descriptors.
     pub fn expect(&mut self, is_expected: bool) {
         if self.is_expected != is_expected {
             self.is_expected = is_expected;
-            if let Some(place) = &self.place {
-                place.source.is_expected.store(is_expected, Ordering::Relaxed);
+            if let Some(registration) = &self.registration {
+                registration.source.is_expected.store(is_expected, Ordering::Relaxed);
             }
         }
     }
 
-    /// Whether it may have something; not again before it is told again.
+    /// Whether it may be ready. Clears the flag until the descriptor is reported again.
     pub fn take_ready(&mut self) -> bool {
-        self.place.as_ref().is_none_or(|place| place.source.ready.swap(false, Ordering::Relaxed))
+        self.registration
+            .as_ref()
+            .is_none_or(|registration| registration.source.ready.swap(false, Ordering::Relaxed))
     }
 
-    /// Has nobody watch it from now on.
-    pub fn leave(&mut self) {
-        let Some(Place { set, key, source, .. }) = self.place.take() else { return };
+    /// Removes the descriptor from the set.
+    pub fn deregister(&mut self) {
+        let Some(Registration { set, key, source, .. }) = self.registration.take() else { return };
         if !set.is_ours() {
             return; // the set is the parent's, which still uses it
         }
         if source.is_watched {
-            // The only failure is that it is not there.
+            // The only possible failure is that the set does not hold it.
             let _ = epoll::delete(&set.epoll, &self.fd);
         }
         set.sources.lock().remove(key);
@@ -390,7 +393,7 @@ impl<F: AsFd> Watched<F> {
 
 impl<F: AsFd> Drop for Watched<F> {
     fn drop(&mut self) {
-        self.leave();
+        self.deregister();
     }
 }
 
@@ -412,16 +415,16 @@ fn flags(writable: bool) -> EventFlags {
     if writable { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
-/// Descriptors that are asked directly, without a look at the set before.
+/// Up to this many descriptors are read directly, without asking the set first.
 const FEW: usize = 2;
 
-/// Descriptors that one look tells of; others are told by the next.
+/// The most descriptors that one call reports; the next call reports the others.
 const EVENTS: usize = 256;
 
-/// The bell's number in the set: no source has it.
+/// The bell's token in the set; no source has it.
 const BELL: u64 = u64::MAX;
 
-/// The longest sleep while a descriptor is not watched.
+/// The longest sleep while the kernel does not watch some descriptor.
 const UNWATCHED_NAP: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
@@ -449,7 +452,7 @@ mod tests {
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
         for (member, watched) in watched.iter_mut().enumerate() {
             assert!(watched.take_ready(), "nobody watches it");
-            watched.join(&readiness.registry(member), false);
+            watched.register(&readiness.registry(member), false);
             assert!(!watched.take_ready());
         }
         assert!(look(&readiness).is_empty());
@@ -477,8 +480,8 @@ mod tests {
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
         for (member, watched) in watched.iter_mut().enumerate() {
             match member {
-                0 | 2 => watched.join(&readiness.registry(member), false),
-                _ => watched.join_to_sleep(&readiness.registry(member)),
+                0 | 2 => watched.register(&readiness.registry(member), false),
+                _ => watched.register_for_sleep(&readiness.registry(member)),
             }
         }
         assert_eq!([look(&readiness), look(&readiness)], [[0, 2], [0, 2]]);
@@ -491,7 +494,7 @@ mod tests {
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
         watched[0].expect(false);
         for (member, watched) in watched.iter_mut().enumerate() {
-            watched.join(&readiness.registry(member), false);
+            watched.register(&readiness.registry(member), false);
         }
         assert_eq!(look(&readiness), [1]);
         watched[0].expect(true);
@@ -532,7 +535,7 @@ mod tests {
         let (ours, mut theirs) = connections(3);
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
         for (member, watched) in watched.iter_mut().enumerate() {
-            watched.join(&readiness.registry(member), false);
+            watched.register(&readiness.registry(member), false);
         }
         let far = Duration::from_secs(3600);
         theirs[2].write_all(b"a").unwrap();
@@ -553,7 +556,7 @@ mod tests {
         let copy = ours[3].try_clone().unwrap(); // as a forked child has one
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
         for (member, watched) in watched.iter_mut().enumerate() {
-            watched.join(&readiness.registry(member), false);
+            watched.register(&readiness.registry(member), false);
         }
         drop(watched.pop());
         theirs[3].write_all(b"a").unwrap();

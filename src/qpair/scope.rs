@@ -1,11 +1,11 @@
-//! What the queue pairs of one poller may share: at most one I/O queue to each controller.
+//! What the queue pairs of one poller share: one I/O queue for each controller.
 //!
-//! Namespaces of one subsystem are behind one controller, and a command names its namespace. So a poller
-//! that reads all of them needs one connection and not one for each: it opens their queue pairs in one
-//! [`PairScope`], in which an engine finds what it has opened there before.
+//! The namespaces of one subsystem are attached to one controller, and each command names its namespace. So a
+//! poller that reads all of them needs one connection, not one for each namespace. It opens their queue pairs
+//! in one [`PairScope`], where an engine finds the connection that it opened before.
 //!
-//! Whoever polls several scopes has as many I/O queues to each controller. A scope holds nothing: what is
-//! shared lives as long as the queue pairs that share it.
+//! A poller with several scopes has as many I/O queues for each controller. A scope keeps nothing alive: a
+//! shared connection lives as long as the queue pairs that share it.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -17,27 +17,27 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::process::Forked;
 
-/// Where queue pairs that one thread polls find what they share. See the module.
+/// Lets the queue pairs of one polling thread share connections. See the module page.
 ///
-/// To be used from several threads while queue pairs are opened; they are polled by one. A child process
-/// shares nothing with its parent: there the scope is empty.
+/// Several threads may use it while they open queue pairs; one thread polls these. A child process shares
+/// nothing with its parent: the scope is empty there.
 pub struct PairScope {
     slots: Forked<Mutex<HashMap<Key, Arc<Slot>>>>,
 }
 
-/// The type of what is shared, and the address of what it is of.
+/// The type of the shared value, and the address of its owner.
 type Key = (TypeId, usize);
 
 #[derive(Default)]
 struct Slot {
     state: Mutex<State>,
-    /// How often opening it has failed. Grows under the lock.
+    /// How often opening has failed. It grows under the lock.
     failures: AtomicU64,
 }
 
 struct State {
     shared: Weak<dyn Any + Send + Sync>,
-    /// Why it failed last.
+    /// The last error.
     failed: Option<Error>,
 }
 
@@ -48,16 +48,16 @@ impl Default for State {
 }
 
 impl PairScope {
-    /// A scope in which nothing is open.
+    /// Creates an empty scope.
     pub fn new() -> PairScope {
         PairScope { slots: Forked::new(Mutex::default()) }
     }
 
-    /// The `T` of `owner` in this scope: the one that lives, or what `open` makes. `T` keeps `owner` alive,
-    /// so that no other owner takes its address.
+    /// The `T` of `owner` in this scope: the existing one, or the one that `open` creates. `T` must keep
+    /// `owner` alive, so that no other owner can have its address.
     ///
-    /// Those of different owners open side by side. Who asks while one is being opened waits for it, and
-    /// where that fails gets its error.
+    /// Different owners open in parallel. A caller that asks while another one opens waits for it, and gets
+    /// its error if that fails.
     ///
     /// # Errors
     /// Those of `open`.

@@ -1,13 +1,13 @@
-//! One queue pair for several threads, where a device gives out too few.
+//! One queue pair shared by several threads, for devices that grant too few.
 //!
-//! Each handle is a [`QueuePair`] to its thread. Below all of them lies one queue pair of the device,
-//! and whoever polls moves it on for all: it marks the handles whose completions it finds.
+//! Each thread has a handle, which is a [`QueuePair`]. All handles submit to one queue pair of the device.
+//! Whoever polls advances it for all, and marks the handles whose completions it finds.
 //!
-//! What the queue pair below has to watch is in an epoll set of its own, and the descriptor of that in the
-//! set of each handle's poller: so each of them wakes up, whatever the others are at.
+//! The descriptors of the shared queue pair are in an epoll set of their own, and that set's descriptor is
+//! registered with each handle's poller. So every poller wakes up, whatever the others do.
 //!
-//! This is for writers on a target that grants few I/O queues, not for the read path: every turn takes
-//! a lock.
+//! This is for writers on a target that grants few I/O queues, not for the read path: every poll takes a
+//! lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,35 +23,35 @@ use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
 
-/// A device whose queue pairs are handles on one.
+/// A device whose queue pairs are handles of one shared queue pair.
 pub struct SharedDevice {
     device: Arc<dyn Device>,
     scope: Arc<PairScope>,
     lane: Mutex<Weak<Mutex<Lane>>>,
 }
 
-/// The queue pair below the handles.
+/// The shared queue pair and its handles.
 struct Lane {
     pair: Box<dyn QueuePair>,
-    /// What `pair` watches.
+    /// The descriptors of `pair`.
     readiness: Readiness,
-    /// Whose each I/O is that `pair` has taken, by its tag there.
+    /// The owner of each I/O that `pair` has taken, by the I/O's tag in `pair`.
     owners: Slab<Owner>,
     handles: HashMap<u64, Waiting>,
     next_handle: u64,
-    /// I/Os that have ended, each of which made room.
+    /// The number of I/Os that have completed, each of which made room.
     ended: u64,
     scratch: Vec<Completion>,
 }
 
-/// A handle, as the others see it.
+/// A handle's state, which the other handles use.
 #[derive(Default)]
 struct Waiting {
-    /// What has completed and it has not taken yet.
+    /// Completions that the handle has not taken yet.
     arrived: VecDeque<Completion>,
-    /// Whether the queue below had no room for what it submitted last: what ends makes some.
+    /// Whether the shared queue had no room for its last submission: a completion makes room.
     was_refused: bool,
-    /// Where it is told.
+    /// How to mark it.
     registry: Option<Registry>,
 }
 
@@ -61,8 +61,8 @@ struct Owner {
 }
 
 impl SharedDevice {
-    /// Around `device`, of which one queue pair is used at a time. Those behind one controller share one I/O
-    /// queue, if they have the same `scope`, whoever polls their handles.
+    /// Wraps `device` and uses one queue pair of it at a time. Devices behind one controller that have the
+    /// same `scope` share one I/O queue, whichever threads poll their handles.
     pub fn new(device: Arc<dyn Device>, scope: Arc<PairScope>) -> SharedDevice {
         SharedDevice { device, scope, lane: Mutex::new(Weak::new()) }
     }
@@ -94,7 +94,7 @@ impl Device for SharedDevice {
     fn capabilities(&self) -> Capabilities {
         let below = self.device.capabilities();
         Capabilities {
-            // Handles, of which there may be any number.
+            // Handles are unlimited.
             max_queue_pairs: usize::MAX,
             can_grow: below.can_grow,
             is_exclusive: below.is_exclusive,
@@ -109,23 +109,24 @@ impl Device for SharedDevice {
 impl Lane {
     fn on(mut pair: Box<dyn QueuePair>) -> Result<Lane> {
         let readiness = Readiness::new()?;
-        pair.join(&readiness.registry(0));
+        pair.register(&readiness.registry(0));
         readiness.fall_asleep_between_turns();
         let (owners, handles) = (Slab::new(), HashMap::new());
         Ok(Lane { pair, readiness, owners, handles, next_handle: 0, ended: 0, scratch: Vec::new() })
     }
 
-    /// Moves everything on, and tells the handles what has come for them; `me` is the one that polls.
+    /// Polls the shared queue pair and marks the handles that have completions; `me` is the handle that
+    /// polls.
     fn turn(&mut self, me: u64, now: Instant) {
         self.notice_fork();
         self.readiness.get_up_for_a_turn();
-        self.readiness.look(|_| {}); // it is polled anyway: this is for its descriptors
+        self.readiness.look(|_| {}); // marks descriptors as ready; the pair is polled anyway
         self.pair.poll(now, usize::MAX, &mut self.scratch);
         let has_room = !self.scratch.is_empty();
         self.ended += self.scratch.len() as u64;
         for completion in self.scratch.drain(..) {
             let Owner { handle, tag } = self.owners.remove(completion.tag as usize);
-            // Nobody waits for the I/Os of a handle that was dropped.
+            // The completions of a dropped handle are discarded.
             let Some(waiting) = self.handles.get_mut(&handle) else { continue };
             waiting.arrived.push_back(Completion { tag, ..completion });
             waiting.tell_unless(handle == me);
@@ -134,19 +135,19 @@ impl Lane {
             let refused = self.handles.iter().filter(|(_, waiting)| waiting.was_refused);
             refused.for_each(|(&handle, waiting)| waiting.tell_unless(handle == me));
         }
-        // A mark from now on makes the set ready; one that was set meanwhile is seen by the next turn.
+        // From now on a mark makes the set ready; a mark that was set meanwhile is seen by the next poll.
         if !self.readiness.fall_asleep_between_turns() {
             self.handles.values().for_each(|waiting| waiting.tell_unless(false));
         }
     }
 
-    /// The set that a child of a fork finds is its parent's.
+    /// In a child process, replaces the epoll set, which belongs to the parent.
     fn notice_fork(&mut self) {
         if !self.readiness.is_ours()
             && let Ok(readiness) = Readiness::new()
         {
             self.readiness = readiness;
-            self.pair.join(&self.readiness.registry(0));
+            self.pair.register(&self.readiness.registry(0));
             self.readiness.fall_asleep_between_turns();
         }
     }
@@ -160,20 +161,20 @@ impl Waiting {
     }
 }
 
-/// One thread's share of the queue pair.
+/// One thread's handle of the shared queue pair.
 struct Handle {
     lane: Arc<Mutex<Lane>>,
     number: u64,
     namespace: Namespace,
     owed: usize,
-    /// What the lane's `ended` was when it had no room.
+    /// The value of `Lane::ended` when the handle found no room.
     refused_at: u64,
-    /// Whether its poller was sent to submit again since then.
+    /// Whether its poller was asked since then to submit again.
     is_sent: bool,
     fence: Option<Arc<Fence>>,
-    /// The lane's epoll set; `None` where the process may have no more descriptors.
+    /// The epoll set of the shared queue pair; `None` when the process has reached its limit of descriptors.
     set: Option<Watched<OwnedFd>>,
-    /// What the queue pair below said last.
+    /// The last answer of the shared queue pair.
     notice: Notice,
     next_timeout: Option<Instant>,
 }
@@ -199,14 +200,14 @@ impl Handle {
         }
     }
 
-    /// When a handle that was refused looks again. Its poller submits again whenever a wait has ended, so it
+    /// When a handle that found no room must be polled again. Its poller submits again after each wait, so it
     /// must not sleep once there is room.
     fn look_at(&mut self, now: Instant, ended: u64) -> Option<Instant> {
         match ended != self.refused_at {
             true if !std::mem::replace(&mut self.is_sent, true) => Some(now),
-            // It may have nothing to submit any more.
+            // It may have nothing left to submit.
             true => Some(now + LOOK_EVERY),
-            // Nothing tells of what ends there but those who poll.
+            // No event signals completions of the shared queue pair; only polling finds them.
             false => (self.notice == Notice::Poll).then(|| now + LOOK_EVERY),
         }
     }
@@ -227,7 +228,7 @@ impl QueuePair for Handle {
         };
         let mut offered: VecDeque<Io> = pending.drain(..).map(own).collect();
         if let Some(fence) = &self.fence {
-            pair.use_fence(fence); // for what is submitted now
+            pair.use_fence(fence); // for this submission
         }
         let taken = pair.submit(&mut offered);
         for io in offered {
@@ -300,13 +301,13 @@ impl QueuePair for Handle {
         Some(Arc::as_ptr(&self.lane).addr())
     }
 
-    fn join(&mut self, registry: &Registry) {
+    fn register(&mut self, registry: &Registry) {
         let mut lane = self.lane.lock();
         lane.notice_fork();
         let set = lane.readiness.as_fd().try_clone_to_owned();
         self.set = set.ok().map(|set| {
             let mut set = Watched::new(set);
-            set.join(registry, false);
+            set.register(registry, false);
             set
         });
         let waiting = lane.handles.get_mut(&self.number).expect("there while the handle is");
@@ -326,13 +327,13 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let mut lane = self.lane.lock();
         lane.handles.remove(&self.number);
-        // What it had under way is theirs to see the end of, if they wait for its room.
+        // If other handles wait for room, they must now poll for the completions of its outstanding I/Os.
         let refused = lane.handles.values().filter(|waiting| waiting.was_refused);
         refused.for_each(|waiting| waiting.tell_unless(false));
     }
 }
 
-/// How often a handle that was refused looks for room where nothing tells.
+/// How often a handle that found no room polls when no event signals it.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!((done.len(), two.outstanding()), (1, 0));
     }
 
-    /// Completes one I/O for each byte that comes, and counts how often it was polled.
+    /// Completes one I/O for each byte received, and counts polls.
     struct Slow {
         namespace: Namespace,
         socket: Watched<UnixStream>,
@@ -445,8 +446,8 @@ mod tests {
             None
         }
 
-        fn join(&mut self, registry: &Registry) {
-            self.socket.join(registry, false);
+        fn register(&mut self, registry: &Registry) {
+            self.socket.register(registry, false);
         }
 
         fn notice(&self) -> Notice {
@@ -458,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Gives its only queue pair once.
+    /// Gives out its only queue pair once.
     struct Once(Mutex<Option<Slow>>, Namespace);
 
     impl Device for Once {
@@ -479,7 +480,7 @@ mod tests {
         }
     }
 
-    /// The queue below has room for two: so the third handle's I/O waits for the end of another's.
+    /// The shared queue has room for two, so the third handle's I/O waits for a completion of another handle.
     #[test]
     fn handles_sleep_until_one_of_them_has_something_and_look_at_nothing_meanwhile() {
         let namespace = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, 2).namespace();

@@ -119,8 +119,8 @@ impl QueuePair for UringPair {
         None
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.ring.uring.join_to_sleep(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.ring.uring.register_for_sleep(registry);
     }
 
     /// Completions lie in memory.

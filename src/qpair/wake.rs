@@ -1,21 +1,22 @@
-//! What ends the sleep of a poller: a call from another thread, or a mark on one of its queue pairs.
+//! Ends the sleep of a poller: a call from another thread, or a mark on one of its queue pairs.
 //!
-//! A queue pair is *marked* when it has something without a descriptor being ready: a completion that
-//! another handle of the same connection has received.
+//! A queue pair is *marked* when it has work although no descriptor is ready: for example a completion that
+//! another handle of the same connection received.
 //!
-//! Who rings and who falls asleep each write one word and then read the other's: so either the ringer sees
-//! the sleeper, or the sleeper sees what it would have slept over. `tests/loom` tries all ways.
+//! The thread that wakes and the thread that falls asleep each write one flag and then read the other's. So
+//! either the first sees the sleeper, or the sleeper sees the flag and does not sleep. `tests/loom` checks
+//! all interleavings.
 
 use std::sync::Arc;
 
 use crate::sync::{AtomicBool, Mutex, Ordering, fence};
 
-/// The words of one poller. Knows no descriptor: whoever is told to ring has one.
+/// The flags of one poller. It holds no descriptor: its caller writes to one when a method says so.
 #[derive(Default)]
 pub(super) struct Wake {
     asleep: AtomicBool,
     woken: AtomicBool,
-    /// Whether `marked` is worth its lock.
+    /// Whether `marked` may have entries, read without its lock.
     has_marks: AtomicBool,
     marked: Mutex<Vec<Arc<Mark>>>,
 }
@@ -27,22 +28,22 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Of queue pair `member`.
+    /// Creates the mark of queue pair `member`.
     pub(super) fn new(member: usize) -> Mark {
         Mark { member, is_set: AtomicBool::new(false) }
     }
 }
 
 impl Wake {
-    /// Ends the sleep under way, or the next; whether to ring.
+    /// Ends the current sleep, or the next one; returns whether the caller must ring.
     pub(super) fn wake(&self) -> bool {
         self.woken.store(true, Ordering::Release);
         self.has_sleeper()
     }
 
-    /// Sets `mark`; whether to ring.
+    /// Sets `mark`; returns whether the caller must ring.
     pub(super) fn mark(&self, mark: &Arc<Mark>) -> bool {
-        // Who finds it set leaves the rest to whoever set it: both come before the member is polled.
+        // If it is set already, the thread that set it does the rest. Both come before the member is polled.
         if mark.is_set.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -51,13 +52,13 @@ impl Wake {
         self.has_sleeper()
     }
 
-    /// Asked behind the word that a sleeper would see.
+    /// Call this after writing the flag that a sleeper reads.
     fn has_sleeper(&self) -> bool {
-        fence(Ordering::SeqCst); // with that of `fall_asleep`: one of both sees the other's word
+        fence(Ordering::SeqCst); // pairs with the fence in `fall_asleep`: one thread sees the other's flag
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// Whether it was woken since this was called last.
+    /// Whether `wake` was called since the last time this was asked.
     pub(super) fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::AcqRel)
     }
@@ -67,12 +68,12 @@ impl Wake {
         self.has_marks.load(Ordering::Relaxed)
     }
 
-    /// Tells `found` the members that are marked, and takes the marks off. One load where there are none.
+    /// Passes the marked members to `found` and clears their marks. One load when none is marked.
     pub(super) fn take_marks(&self, mut found: impl FnMut(usize)) {
         if !self.has_marks() {
             return;
         }
-        // Before the list is read: who sets one later says so again.
+        // Before the list is read: a later mark sets it again.
         self.has_marks.store(false, Ordering::Relaxed);
         for mark in self.marked.lock().drain(..) {
             mark.is_set.swap(false, Ordering::AcqRel);
@@ -80,10 +81,11 @@ impl Wake {
         }
     }
 
-    /// From now on whoever wakes or marks is told to ring; `false` where one has before.
+    /// From now on `wake` and `mark` return `true`. Returns `false` if one of them was called before: do not
+    /// sleep.
     pub(super) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // with that of `has_sleeper`
+        fence(Ordering::SeqCst); // pairs with the fence in `has_sleeper`
         let has_cause = self.woken.load(Ordering::Relaxed) || self.has_marks();
         if has_cause {
             self.get_up();
@@ -91,7 +93,7 @@ impl Wake {
         !has_cause
     }
 
-    /// Nobody needs to ring any more.
+    /// From now on nobody needs to ring.
     pub(super) fn get_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_once_for_all_marks_since_it_was_told_last() {
+    fn several_marks_report_a_member_once() {
         let (wake, marks) = (Wake::default(), [3, 8].map(|member| Arc::new(Mark::new(member))));
         assert!(!wake.has_marks() && taken(&wake).is_empty());
         for mark in [&marks[1], &marks[0], &marks[1]] {
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wakes_or_marks_a_sleeper_rings_and_a_cause_before_keeps_it_awake() {
+    fn wakes_and_marks_ring_for_a_sleeper_and_keep_an_awake_poller_awake() {
         let (wake, mark) = (Wake::default(), Arc::new(Mark::new(0)));
         assert!(wake.fall_asleep() && wake.mark(&mark) && wake.wake());
         wake.get_up();

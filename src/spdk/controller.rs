@@ -242,7 +242,7 @@ impl Controller {
     ///
     /// # Errors
     /// `NotFound`: the namespace does not exist. `Disconnected`: the controller was shut.
-    pub fn facts(&self, nsid: Option<Nsid>) -> Result<Identified> {
+    pub fn identify(&self, nsid: Option<Nsid>) -> Result<Identified> {
         let raw = self.raw();
         let shut = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
         let controller = raw.ok_or_else(shut)?.as_ptr();

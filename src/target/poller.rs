@@ -637,7 +637,7 @@ fn make_backend(
     let scope = PairScope::new();
     let queues = subsystem.devices.iter().enumerate().map(|(number, device)| {
         let mut queue_pair = device.queue_pair_in(&scope)?;
-        queue_pair.join(&devices.registry(number));
+        queue_pair.register(&devices.registry(number));
         Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
     });
     let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;

@@ -255,8 +255,8 @@ impl QueuePair for NotedPair {
         self.inner.shared_queue()
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.inner.join(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.inner.register(registry);
     }
 
     fn notice(&self) -> Notice {

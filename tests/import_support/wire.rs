@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     ToTarget,
     ToHost,
 }
@@ -18,7 +18,7 @@ pub enum Way {
 #[derive(Debug, Clone, Copy)]
 pub struct Flip {
     pub connection: usize,
-    pub way: Way,
+    pub direction: Direction,
     pub offset: u64,
     pub bit: u32,
 }
@@ -46,7 +46,7 @@ pub enum Harm {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     pub connection: usize,
-    pub way: Way,
+    pub direction: Direction,
     pub offset: u64,
     pub harm: Harm,
 }
@@ -93,8 +93,8 @@ impl Wire {
     }
 
     pub fn flip(&self, flip: Flip) {
-        let Flip { connection, way, offset, bit } = flip;
-        self.harm(Fault { connection, way, offset, harm: Harm::Flip(bit) });
+        let Flip { connection, direction, offset, bit } = flip;
+        self.harm(Fault { connection, direction, offset, harm: Harm::Flip(bit) });
     }
 
     /// From now on, removes requests for digests, as if the target granted none.
@@ -150,8 +150,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 }
                 let ends = (host.try_clone().unwrap(), target.try_clone().unwrap());
                 let (one, other) = (Arc::clone(shared), Arc::clone(shared));
-                thread::spawn(move || one.pump(number, Way::ToTarget, ends.0, ends.1));
-                thread::spawn(move || other.pump(number, Way::ToHost, target, host));
+                thread::spawn(move || one.pump(number, Direction::ToTarget, ends.0, ends.1));
+                thread::spawn(move || other.pump(number, Direction::ToHost, target, host));
             }
             Err(_) => thread::sleep(Duration::from_millis(2)),
         }
@@ -159,7 +159,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    fn pump(&self, number: usize, way: Way, mut from: TcpStream, mut to: TcpStream) {
+    fn pump(&self, number: usize, direction: Direction, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = vec![0; 64 << 10];
         while !self.over.load(Ordering::SeqCst) {
             self.wait_while_held();
@@ -174,19 +174,19 @@ impl Shared {
                 Err(_) => break,
             };
             let start = {
-                let carried = &mut self.carried.lock().unwrap()[number][way as usize];
+                let carried = &mut self.carried.lock().unwrap()[number][direction as usize];
                 *carried += len as u64;
                 *carried - len as u64
             };
             self.wait_while_held();
-            if way == Way::ToTarget
+            if direction == Direction::ToTarget
                 && start == 0
                 && len > DGST_OF_IC_REQ
                 && self.without_digests.load(Ordering::SeqCst)
             {
                 bytes[DGST_OF_IC_REQ] = 0;
             }
-            if self.carry(number, way, start, &bytes[..len], &mut to).is_err() {
+            if self.carry(number, direction, start, &bytes[..len], &mut to).is_err() {
                 break;
             }
         }
@@ -199,12 +199,14 @@ impl Shared {
     fn carry(
         &self,
         number: usize,
-        way: Way,
+        direction: Direction,
         mut at: u64,
         mut bytes: &[u8],
         to: &mut TcpStream,
     ) -> std::io::Result<()> {
-        while let Some(Fault { offset, harm, .. }) = self.take_due(number, way, at, bytes.len()) {
+        while let Some(Fault { offset, harm, .. }) =
+            self.take_due(number, direction, at, bytes.len())
+        {
             let (whole, harmed) = bytes.split_at((offset - at) as usize);
             to.write_all(whole)?;
             let some = |count: usize| count.min(harmed.len());
@@ -244,11 +246,11 @@ impl Shared {
     }
 
     /// The first fault that is due in these bytes; it occurs once.
-    fn take_due(&self, number: usize, way: Way, at: u64, len: usize) -> Option<Fault> {
+    fn take_due(&self, number: usize, direction: Direction, at: u64, len: usize) -> Option<Fault> {
         let mut faults = self.faults.lock().unwrap();
         let is_due = |fault: &Fault| {
             let inside = fault.offset >= at && fault.offset - at < len as u64;
-            fault.connection == number && fault.way == way && inside
+            fault.connection == number && fault.direction == direction && inside
         };
         let due = faults.iter().enumerate().filter(|(_, fault)| is_due(fault));
         let (index, _) = due.min_by_key(|(_, fault)| fault.offset)?;

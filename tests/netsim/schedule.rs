@@ -13,18 +13,18 @@ pub(crate) enum Fault {
     Cut { nth: usize },
     /// Nothing arrives on one connection.
     Hold { nth: usize, ms: u64 },
-    /// Nothing arrives on a way, and nothing is answered there.
-    Silent { way: usize, ms: u64 },
-    /// Connections on a way break, and new ones are refused.
-    Refuse { way: usize, ms: u64 },
+    /// Nothing arrives on a path, and nothing is answered there.
+    Silent { path: usize, ms: u64 },
+    /// Connections on a path break, and new ones are refused.
+    Refuse { path: usize, ms: u64 },
     /// The target restarts, and is away for so long.
     Restart { ms: u64 },
-    /// There is another namespace behind a way from now on, in the place of the `nth`.
-    Replace { way: usize, nth: usize },
-    /// I/O on a way is answered with a path error.
-    PathError { way: usize, ms: u64 },
-    /// Connect of I/O queues is refused on a way.
-    Busy { way: usize, ms: u64 },
+    /// There is another namespace behind a path from now on, in the place of the `nth`.
+    Replace { path: usize, nth: usize },
+    /// I/O on a path is answered with a path error.
+    PathError { path: usize, ms: u64 },
+    /// Connect of I/O queues is refused on a path.
+    Busy { path: usize, ms: u64 },
     /// Nothing that comes is answered before that time.
     Hang { ms: u64 },
     /// The namespace grows under a live session.
@@ -42,12 +42,12 @@ impl fmt::Display for Fault {
         match self {
             Fault::Cut { nth } => write!(f, "connection {nth} breaks"),
             Fault::Hold { nth, ms } => write!(f, "connection {nth} is silent for {ms} ms"),
-            Fault::Silent { way, ms } => write!(f, "way {way} is silent for {ms} ms"),
-            Fault::Refuse { way, ms } => write!(f, "way {way} is cut for {ms} ms"),
+            Fault::Silent { path, ms } => write!(f, "path {path} is silent for {ms} ms"),
+            Fault::Refuse { path, ms } => write!(f, "path {path} is cut for {ms} ms"),
             Fault::Restart { ms } => write!(f, "the target restarts, {ms} ms away"),
-            Fault::Replace { way, .. } => write!(f, "way {way} leads to another namespace"),
-            Fault::PathError { way, ms } => write!(f, "way {way} has path errors for {ms} ms"),
-            Fault::Busy { way, ms } => write!(f, "way {way} takes no I/O queue for {ms} ms"),
+            Fault::Replace { path, .. } => write!(f, "path {path} leads to another namespace"),
+            Fault::PathError { path, ms } => write!(f, "path {path} has path errors for {ms} ms"),
+            Fault::Busy { path, ms } => write!(f, "path {path} takes no I/O queue for {ms} ms"),
             Fault::Hang { ms } => write!(f, "the target answers nothing for {ms} ms"),
             Fault::Grow => write!(f, "the namespace grows"),
             Fault::ShrinkBack => write!(f, "the namespace is as it was"),
@@ -89,7 +89,7 @@ pub(crate) enum Ask {
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
-    pub(crate) ways: usize,
+    pub(crate) paths: usize,
     pub(crate) pairs: usize,
     pub(crate) namespaces: usize,
     /// Whether they are asked for by their numbers, and not as all there are.
@@ -104,7 +104,7 @@ impl Schedule {
     /// That of a seed.
     pub(crate) fn random(seed: u64) -> Schedule {
         let mut random = Random::new(seed ^ 0xD1F5);
-        let ways = 1 + random.below(3) as usize;
+        let paths = 1 + random.below(3) as usize;
         let pairs = 1 + random.below(3) as usize;
         let namespaces = if random.once_in(2) { 1 } else { 2 + random.below(3) as usize };
         let length = 200 + random.below(1500);
@@ -112,7 +112,7 @@ impl Schedule {
             .map(|_| {
                 // Some of them at the same moment, some while it is opened.
                 let at = if random.once_in(6) { random.below(4) } else { random.below(length) };
-                (at, fault(&mut random, ways, pairs, namespaces))
+                (at, fault(&mut random, paths, pairs, namespaces))
             })
             .collect();
         faults.sort_by_key(|(at, _)| *at);
@@ -139,7 +139,7 @@ impl Schedule {
         assert!((next_write + 2) * WRITE_BLOCKS < NUM_BLOCKS as u64, "within the namespace");
         let (has_cache, mdts) = (!random.once_in(5), 1 + random.below(2) as u8);
         let are_named = random.once_in(2);
-        Schedule { seed, ways, pairs, namespaces, are_named, has_cache, mdts, faults, asks }
+        Schedule { seed, paths, pairs, namespaces, are_named, has_cache, mdts, faults, asks }
     }
 }
 
@@ -148,8 +148,8 @@ pub(crate) fn namespace_of(block: u64, namespaces: usize) -> usize {
     (block / WRITE_BLOCKS) as usize % namespaces
 }
 
-fn fault(random: &mut Random, ways: usize, pairs: usize, namespaces: usize) -> Fault {
-    let way = random.below(ways as u64) as usize;
+fn fault(random: &mut Random, paths: usize, pairs: usize, namespaces: usize) -> Fault {
+    let path = random.below(paths as u64) as usize;
     let nth = random.below(8) as usize;
     // Mostly shorter than what is waited for, at times longer than anybody waits.
     let ms = match random.below(8) {
@@ -160,12 +160,12 @@ fn fault(random: &mut Random, ways: usize, pairs: usize, namespaces: usize) -> F
     match random.below(24) {
         0..5 => Fault::Cut { nth },
         5..7 => Fault::Hold { nth, ms },
-        7..9 => Fault::Silent { way, ms },
-        9..12 => Fault::Refuse { way, ms },
+        7..9 => Fault::Silent { path, ms },
+        9..12 => Fault::Refuse { path, ms },
         12..15 => Fault::Restart { ms },
-        15 => Fault::Replace { way, nth: random.below(namespaces as u64) as usize },
-        16..18 => Fault::PathError { way, ms },
-        18 => Fault::Busy { way, ms },
+        15 => Fault::Replace { path, nth: random.below(namespaces as u64) as usize },
+        16..18 => Fault::PathError { path, ms },
+        18 => Fault::Busy { path, ms },
         19..21 => Fault::Hang { ms },
         21 => Fault::Grow,
         22 => Fault::Transfer { mdts: 1 + random.below(2) as u8 },

@@ -111,9 +111,9 @@ fn what_happens_to_sessions_is_what_was_reviewed() {
 }
 
 fn scenes() -> Vec<(&'static str, Schedule)> {
-    let scene = |ways, pairs, faults: Vec<(u64, Fault)>, asks: Vec<(u64, Ask)>| Schedule {
+    let scene = |paths, pairs, faults: Vec<(u64, Fault)>, asks: Vec<(u64, Ask)>| Schedule {
         seed: 1,
-        ways,
+        paths,
         pairs,
         namespaces: 1,
         are_named: true,
@@ -142,11 +142,11 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
             ),
         ),
         (
-            "Failover: the first way is cut, the second is taken at once",
+            "Failover: the first path is cut, the second is taken at once",
             scene(
                 2,
                 1,
-                vec![(28, Fault::Hang { ms: 5 }), (30, Fault::Refuse { way: 0, ms: 500 })],
+                vec![(28, Fault::Hang { ms: 5 }), (30, Fault::Refuse { path: 0, ms: 500 })],
                 vec![read(29, 0, 0), read(100, 0, 8)],
             ),
         ),
@@ -155,22 +155,22 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
             scene(1, 2, vec![(30, Fault::Cut { nth: 2 })], vec![read(29, 0, 0), read(40, 1, 8)]),
         ),
         (
-            "Path errors: the controller says that it did nothing, so a write goes again, on the other way",
+            "Path errors: the controller says that it did nothing, so a write goes again, on the other path",
             scene(
                 2,
                 1,
-                vec![(20, Fault::PathError { way: 0, ms: 3000 })],
+                vec![(20, Fault::PathError { path: 0, ms: 3000 })],
                 vec![write(30, 0, 0), flush(300, 0)],
             ),
         ),
         (
-            "Another namespace behind a way: it is never used; behind all of them: the end",
+            "Another namespace behind a path: it is never used; behind all of them: the end",
             scene(
                 2,
                 1,
                 vec![
-                    (30, Fault::Replace { way: 0, nth: 0 }),
-                    (200, Fault::Replace { way: 1, nth: 0 }),
+                    (30, Fault::Replace { path: 0, nth: 0 }),
+                    (200, Fault::Replace { path: 1, nth: 0 }),
                 ],
                 vec![read(29, 0, 0), read(100, 0, 8), read(250, 0, 16)],
             ),
@@ -180,7 +180,7 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
             scene(
                 1,
                 1,
-                vec![(30, Fault::Refuse { way: 0, ms: 10_000 })],
+                vec![(30, Fault::Refuse { path: 0, ms: 10_000 })],
                 vec![read(40, 0, 0), write(50, 0, 0)],
             ),
         ),

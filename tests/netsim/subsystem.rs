@@ -1,4 +1,4 @@
-//! The simulated target: controllers on several ways to its namespaces, whose cache a restart may lose.
+//! The simulated target: controllers on several paths to its namespaces, whose cache a restart may lose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -20,7 +20,7 @@ use crate::wire::{Wire, bytes_of};
 /// The wires of the network, by their numbers.
 pub(crate) type Wires = BTreeMap<u64, Wire>;
 
-impl Way {
+impl Path {
     /// Whether its namespaces are those that the host is to use.
     pub(crate) fn is_right(&self) -> bool {
         (0..).zip(&self.nguids).all(|(place, found)| *found == nguid(place))
@@ -38,9 +38,9 @@ struct Block {
     refused: u32,
 }
 
-/// What a way to the subsystem is like.
+/// What a path to the subsystem is like.
 #[derive(Debug, Clone)]
-pub(crate) struct Way {
+pub(crate) struct Path {
     /// Of each namespace.
     pub(crate) nguids: Vec<[u8; 16]>,
     /// I/O is answered with a path error until this time.
@@ -51,7 +51,7 @@ pub(crate) struct Way {
 
 /// The target.
 pub(crate) struct Subsystem {
-    pub(crate) ways: Vec<Way>,
+    pub(crate) paths: Vec<Path>,
     blocks: Vec<Block>,
     pub(crate) num_blocks: u64,
     /// Most data of a command, as MDTS says it.
@@ -90,9 +90,9 @@ struct Controller {
 struct Work {
     at: Instant,
     wire: u64,
-    /// Controller, queue identifier and way that it came by.
+    /// Controller, queue identifier and path that it came by.
     of: (u16, u16),
-    way: usize,
+    path: usize,
     id: CommandId,
     sqe: Sqe,
     data: Vec<u8>,
@@ -102,15 +102,15 @@ struct Work {
 impl Subsystem {
     pub(crate) fn new(
         now: Instant,
-        ways: usize,
+        paths: usize,
         namespaces: usize,
         has_cache: bool,
         random: Random,
     ) -> Subsystem {
         let nguids = (0..namespaces).map(nguid).collect();
-        let way = Way { nguids, path_error_until: now, busy_until: now };
+        let path = Path { nguids, path_error_until: now, busy_until: now };
         Subsystem {
-            ways: vec![way; ways],
+            paths: vec![path; paths],
             blocks: vec![Block::default(); NUM_BLOCKS],
             num_blocks: NUM_BLOCKS as u64,
             mdts: 1,
@@ -270,16 +270,16 @@ impl Subsystem {
         let Some(of) = queue.of else {
             return self.broken_rules.push("a command before Connect".to_owned());
         };
-        let (at, way) = (now + takes, wires[&wire].portal);
-        self.work.push(Work { at, wire, of, way, id, sqe, data, room });
+        let (at, path) = (now + takes, wires[&wire].portal);
+        self.work.push(Work { at, wire, of, path, id, sqe, data, room });
     }
 
     /// An I/O command has come: are these the rules?
-    fn note_command(&mut self, queue: &Queue, sqe: &Sqe, wire: u64, way: usize) {
+    fn note_command(&mut self, queue: &Queue, sqe: &Sqe, wire: u64, path: usize) {
         if queue.of.is_none_or(|(_, qid)| qid == 0) {
             return;
         }
-        if !self.ways[way].is_right() {
+        if !self.paths[path].is_right() {
             self.broken_rules.push("another namespace got an I/O".to_owned());
         }
         let nsid = sqe.nsid.get() as usize;
@@ -313,7 +313,7 @@ impl Subsystem {
     }
 
     fn connect(&mut self, now: Instant, wire: u64, sqe: &Sqe, data: &[u8], wires: &Wires) -> Cqe {
-        let (qid, way) = (sqe.connect_qid(), &self.ways[wires[&wire].portal]);
+        let (qid, path) = (sqe.connect_qid(), &self.paths[wires[&wire].portal]);
         if qid == 0 {
             let cntlid = self.next_cntlid;
             self.next_cntlid += 1;
@@ -333,7 +333,7 @@ impl Subsystem {
             self.broken_rules.push(format!("two queues of one session have QID {qid}"));
         }
         let known = self.controllers.contains_key(&cntlid);
-        let refused = now < way.busy_until || !same.is_empty();
+        let refused = now < path.busy_until || !same.is_empty();
         Cqe::new(
             0,
             match (known, refused) {
@@ -382,7 +382,7 @@ impl Subsystem {
     ) -> (Cqe, Option<Vec<u8>>) {
         let start = work.sqe.slba().0;
         let range = start as usize..start as usize + work.sqe.num_blocks() as usize;
-        if is_awaited && now < self.ways[work.way].path_error_until {
+        if is_awaited && now < self.paths[work.path].path_error_until {
             match work.sqe.opcode {
                 nvm::WRITE => self.blocks[range].iter_mut().for_each(|block| block.refused += 1),
                 nvm::FLUSH => self.num_flushes -= 1,
@@ -426,7 +426,7 @@ impl Subsystem {
     }
 
     fn execute_admin(&mut self, cntlid: u16, work: &Work) -> Option<(Cqe, Option<Vec<u8>>)> {
-        let Work { sqe, room, way, .. } = work;
+        let Work { sqe, room, path, .. } = work;
         let done = |result| Some((Cqe::new(0, Status::SUCCESS).with_result(result), None));
         let data = |bytes| Some((Cqe::new(0, Status::SUCCESS), Some(bytes)));
         let Some(controller) = self.controllers.get_mut(&cntlid) else {
@@ -454,7 +454,7 @@ impl Subsystem {
                     encode_namespace_list(nsids).to_vec()
                 }
                 cns::NAMESPACE => {
-                    let nguid = self.ways[*way].nguids[sqe.nsid.get() as usize - 1];
+                    let nguid = self.paths[*path].nguids[sqe.nsid.get() as usize - 1];
                     let id = IdentifyNamespace::new(self.num_blocks, 512, nguid, false);
                     id.as_bytes().to_vec()
                 }
@@ -490,7 +490,7 @@ impl Subsystem {
     }
 
     pub(crate) fn num_namespaces(&self) -> usize {
-        self.ways[0].nguids.len()
+        self.paths[0].nguids.len()
     }
 
     /// Connections that its side of the network has.

@@ -14,8 +14,8 @@ use dlfs::nvme::{Nqn, TcpAddress};
 use dlfs::qpair::session::lifecycle::Action;
 use dlfs::qpair::session::queue::{Action as QueueAction, TcpShared};
 use dlfs::qpair::session::{
-    Answer, Attached, Controller, Facts, Failure, Goal, HostIdentity, IoQueue, Lifecycle, Limits,
-    Phase, Portal, Shared, Terms, Turn,
+    AdminEvent, Answer, Attached, Controller, Failure, Goal, HostIdentity, Identified, IoQueue,
+    Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
 use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
@@ -24,7 +24,7 @@ use dlfs::units::{Lba, Nsid};
 use crate::oracle::{Oracle, Outcome};
 use crate::random::Random;
 use crate::schedule::{Ask, Fault, Schedule, WRITE_BLOCKS, namespace_of};
-use crate::subsystem::{BLOCK_LEN, Subsystem, Way, Wires};
+use crate::subsystem::{BLOCK_LEN, Path, Subsystem, Wires};
 use crate::wire::Wire;
 
 /// Everything that is simulated.
@@ -64,7 +64,7 @@ pub(crate) struct Report {
     pub(crate) is_given_up: bool,
 }
 
-/// Whether a way can be connected to now.
+/// Whether a path can be connected to now.
 #[derive(Clone, Copy)]
 struct Reach {
     refused_until: Instant,
@@ -109,7 +109,7 @@ impl World {
             let socket = SocketAddr::from(([10, 0, 0, number as u8 + 1], 4420));
             Portal { address, socket }
         };
-        let portals: Arc<[Portal]> = (0..schedule.ways).map(portal).collect();
+        let portals: Arc<[Portal]> = (0..schedule.paths).map(portal).collect();
         let limits = Limits { connect_timeout: CONNECT_TIMEOUT, ctrl_loss_tmo: CTRL_LOSS_TMO };
         let lifecycle = Lifecycle::new(start, limits, Arc::clone(&portals), None, random.next());
         WOKEN.set(false);
@@ -127,9 +127,9 @@ impl World {
             tcp_timeout: Duration::from_millis(200),
             io_timeout: IO_TIMEOUT,
         };
-        let Schedule { ways, namespaces, has_cache, .. } = schedule;
+        let Schedule { paths, namespaces, has_cache, .. } = schedule;
         let of_target = Random::new(random.next());
-        let mut target = Subsystem::new(start, ways, namespaces, has_cache, of_target);
+        let mut target = Subsystem::new(start, paths, namespaces, has_cache, of_target);
         target.mdts = schedule.mdts;
         let at = |ms: u64| start + Duration::from_millis(ms);
         World {
@@ -137,7 +137,7 @@ impl World {
             now: start,
             random,
             terms,
-            shared: Shared::new(lifecycle, schedule.ways > 1, || WOKEN.set(true)),
+            shared: Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true)),
             portals,
             admin: None,
             keeper_until: Some(start),
@@ -145,7 +145,7 @@ impl World {
             wires: Wires::new(),
             next_wire: 0,
             target,
-            reach: vec![Reach { refused_until: start, silent_until: start }; schedule.ways],
+            reach: vec![Reach { refused_until: start, silent_until: start }; schedule.paths],
             faults: schedule.faults.into_iter().map(|(ms, fault)| (at(ms), fault)).collect(),
             asks: schedule.asks.into_iter().map(|(ms, ask)| (at(ms), ask)).collect(),
             oracle: Oracle::new(namespaces),
@@ -220,7 +220,7 @@ impl World {
 
     /// Whether the target as it is now has what the host needs.
     fn can_work(&self) -> bool {
-        self.target.ways.iter().any(Way::is_right)
+        self.target.paths.iter().any(Path::is_right)
             && usize::from(self.target.granted) >= self.pairs.len()
             && !self.pairs.is_empty()
     }
@@ -241,14 +241,14 @@ impl World {
             }
             let mut queue = IoQueue::new(self.now, self.terms.clone(), CTRL_LOSS_TMO);
             let places = 0..self.target.num_namespaces();
-            let members = places.map(|place| admit(&mut queue, place, &self.shared)).collect();
+            let members = places.map(|place| add_member(&mut queue, place, &self.shared)).collect();
             self.pairs.push(Pair { queue, wire: None, members, until: Some(self.now) });
         }
     }
 
     fn close_pairs(&mut self, broken: &mut Vec<String>) {
         for index in 0..self.pairs.len() {
-            self.pairs[index].queue.leave("the queue pair was dropped");
+            self.pairs[index].queue.leave_session("the queue pair was dropped");
             self.obey(index);
             self.shared.remove_pair();
         }
@@ -341,14 +341,15 @@ impl World {
             let turn = controller.advance(now, moved);
             wire.send(now, controller.channel());
             match turn {
-                Ok(Turn::Quiet) => {}
-                Ok(Turn::Ready) => {
-                    let (joint, facts) = (controller.joint(), controller.facts());
-                    let namespaces = describe(facts);
-                    self.shared.with(|life| life.handle_ready(now, joint, facts, namespaces));
+                Ok(AdminEvent::Nothing) => {}
+                Ok(AdminEvent::Ready) => {
+                    let (join_info, identified) = (controller.join_info(), controller.identified());
+                    let namespaces = describe(identified);
+                    self.shared
+                        .with(|life| life.handle_ready(now, join_info, identified, namespaces));
                 }
-                Ok(Turn::Changed) => {
-                    let namespaces = describe(controller.facts());
+                Ok(AdminEvent::Changed) => {
+                    let namespaces = describe(controller.identified());
                     self.shared.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
                 }
                 Err(failure) => {
@@ -361,7 +362,7 @@ impl World {
         while let Some(action) = self.shared.with(|lifecycle| lifecycle.poll_action()) {
             match action {
                 Action::Connect { portal } => {
-                    self.say(|| format!("keeper: connects to way {portal}"));
+                    self.say(|| format!("keeper: connects to path {portal}"));
                     let wire = self.connect(portal);
                     let controller = Controller::new(now, self.terms.clone());
                     if self.admin.replace(Admin { controller, wire }).is_some() {
@@ -507,9 +508,9 @@ impl World {
     fn renew(&mut self, index: usize, place: usize) {
         self.say(|| format!("pair {index}: who uses namespace {} is another", place + 1));
         let Pair { queue, members, until, .. } = &mut self.pairs[index];
-        let new = admit(queue, place, &self.shared);
+        let new = add_member(queue, place, &self.shared);
         let old = std::mem::replace(&mut members[place], new);
-        queue.part(old.number);
+        queue.remove_member(old.number);
         *until = Some(self.now);
         let writes = self.oracle.abandon(&old.owed);
         let late = writes.into_iter().map(|blocks| (blocks, self.next_wire));
@@ -551,8 +552,8 @@ impl World {
         self.say(|| format!("-- {fault}"));
         let now = self.now;
         let until = |ms: u64| now + Duration::from_millis(ms);
-        let on = |wires: &mut Wires, way: usize, f: &mut dyn FnMut(&mut Wire)| {
-            wires.values_mut().filter(|wire| wire.portal == way).for_each(f);
+        let on = |wires: &mut Wires, path: usize, f: &mut dyn FnMut(&mut Wire)| {
+            wires.values_mut().filter(|wire| wire.portal == path).for_each(f);
         };
         match fault {
             Fault::Cut { nth } => {
@@ -567,13 +568,13 @@ impl World {
                     self.wires.get_mut(wire).expect("known").hold(until(ms));
                 }
             }
-            Fault::Silent { way, ms } => {
-                self.reach[way].silent_until = until(ms);
-                on(&mut self.wires, way, &mut |wire| wire.hold(until(ms)));
+            Fault::Silent { path, ms } => {
+                self.reach[path].silent_until = until(ms);
+                on(&mut self.wires, path, &mut |wire| wire.hold(until(ms)));
             }
-            Fault::Refuse { way, ms } => {
-                self.reach[way].refused_until = until(ms);
-                on(&mut self.wires, way, &mut |wire| wire.break_off(now));
+            Fault::Refuse { path, ms } => {
+                self.reach[path].refused_until = until(ms);
+                on(&mut self.wires, path, &mut |wire| wire.break_off(now));
             }
             Fault::Restart { ms } => {
                 self.target.restart(now, &mut self.wires);
@@ -581,12 +582,12 @@ impl World {
             }
             // What is there first is what it is to be.
             Fault::Replace { .. } if self.shared.identity().is_none() => {}
-            Fault::Replace { way, nth } => {
-                self.target.ways[way].nguids[nth] = [8; 16];
-                on(&mut self.wires, way, &mut |wire| wire.break_off(now));
+            Fault::Replace { path, nth } => {
+                self.target.paths[path].nguids[nth] = [8; 16];
+                on(&mut self.wires, path, &mut |wire| wire.break_off(now));
             }
-            Fault::PathError { way, ms } => self.target.ways[way].path_error_until = until(ms),
-            Fault::Busy { way, ms } => self.target.ways[way].busy_until = until(ms),
+            Fault::PathError { path, ms } => self.target.paths[path].path_error_until = until(ms),
+            Fault::Busy { path, ms } => self.target.paths[path].busy_until = until(ms),
             Fault::Hang { ms } => self.target.hangs_until = until(ms),
             Fault::Grow => {
                 self.target.num_blocks += 8;
@@ -638,13 +639,13 @@ impl World {
     }
 }
 
-fn describe(facts: &Facts) -> Vec<Attached> {
-    facts.attached(|_| "train".to_owned(), "tcp", 16, true)
+fn describe(identified: &Identified) -> Vec<Attached> {
+    identified.attached(|_| "train".to_owned(), "tcp", 16, true)
 }
 
-fn admit(queue: &mut IoQueue, place: usize, shared: &TcpShared) -> Member {
+fn add_member(queue: &mut IoQueue, place: usize, shared: &TcpShared) -> Member {
     let namespace = shared.identity().expect("it was live")[place].namespace.clone();
-    let number = queue.admit(place, namespace);
+    let number = queue.add_member(place, namespace);
     Member { number, pending: VecDeque::new(), owed: Vec::new() }
 }
 

@@ -286,8 +286,8 @@ impl QueuePair for FaultyPair {
         self.inner.shared_queue()
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.inner.join(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.inner.register(registry);
     }
 
     fn notice(&self) -> Notice {

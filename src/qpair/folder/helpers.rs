@@ -116,8 +116,8 @@ impl Helpers {
     }
 
     /// Has whoever polls from now on watch what becomes readable when something is done.
-    pub(super) fn join(&mut self, registry: &Registry) {
-        self.watched.join_to_sleep(registry);
+    pub(super) fn register(&mut self, registry: &Registry) {
+        self.watched.register_for_sleep(registry);
     }
 
     /// When another thread is to join, if nothing moves until then.

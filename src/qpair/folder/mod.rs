@@ -186,8 +186,8 @@ impl QueuePair for FolderPair {
         None
     }
 
-    fn join(&mut self, registry: &Registry) {
-        self.helpers.join(registry);
+    fn register(&mut self, registry: &Registry) {
+        self.helpers.register(registry);
     }
 
     /// What the threads have done lies in memory.

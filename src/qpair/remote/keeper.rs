@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{Admin, Failure, Remote, Transport, Turn};
+use super::{Admin, AdminEvent, Failure, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::session::lifecycle::{Action, Level};
 use crate::threads::caught;
@@ -204,14 +204,16 @@ impl<T: Transport> Charge<T> {
             && !remote.with(|lifecycle| lifecycle.is_reset())
         {
             match admin.poll(now, scratch) {
-                Ok(Turn::Quiet) => {}
-                Ok(Turn::Ready) => {
-                    let (joint, facts) = (admin.joint(), admin.facts());
-                    let namespaces = remote.describe(facts);
-                    remote.with(|lifecycle| lifecycle.handle_ready(now, joint, facts, namespaces));
+                Ok(AdminEvent::Nothing) => {}
+                Ok(AdminEvent::Ready) => {
+                    let (join_info, identified) = (admin.join_info(), admin.identified());
+                    let namespaces = remote.describe(identified);
+                    remote.with(|lifecycle| {
+                        lifecycle.handle_ready(now, join_info, identified, namespaces)
+                    });
                 }
-                Ok(Turn::Changed) => {
-                    let namespaces = remote.describe(admin.facts());
+                Ok(AdminEvent::Changed) => {
+                    let namespaces = remote.describe(admin.identified());
                     remote.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
                 }
                 Err(failure) => remote.with(|lifecycle| lifecycle.handle_failed(now, failure)),

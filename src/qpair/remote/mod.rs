@@ -27,7 +27,9 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-pub(in crate::qpair) use super::session::{Attached, Facts, Failure, HostIdentity, Turn};
+pub(in crate::qpair) use super::session::{
+    AdminEvent, Attached, Failure, HostIdentity, Identified,
+};
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
 use super::{ConnectOptions, Wait};
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +43,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     /// The admin queue of a controller, on its way up or up.
     type Admin: Admin<Self> + Send;
     /// What a queue pair needs in order to join a session.
-    type Joint: Send + Sync;
+    type JoinInfo: Send + Sync;
 
     /// What [`Admin::poll`] wants as scratch memory.
     const SCRATCH_LEN_BYTES: usize;
@@ -50,7 +52,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     fn keepers() -> &'static keeper::Keepers<Self>;
 
     /// The engine, for people: `tcp (header digest)`.
-    fn engine(remote: &Remote<Self>, facts: &Facts) -> String;
+    fn engine(remote: &Remote<Self>, identified: &Identified) -> String;
 }
 
 /// One way to the namespaces: an address that a name stands for, on one of the user's paths.
@@ -76,13 +78,13 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     fn start(now: Instant, remote: &Remote<T>, portal: &T::Portal) -> Result<Self, Failure>;
 
     /// Moves on. An error is the end of this controller.
-    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure>;
+    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure>;
 
-    /// What has been learnt; all of it once a turn was [`Turn::Ready`].
-    fn facts(&self) -> &Facts;
+    /// What was identified; complete after [`AdminEvent::Ready`].
+    fn identified(&self) -> &Identified;
 
-    /// What queue pairs join the session with, once a turn was [`Turn::Ready`].
-    fn joint(&self) -> T::Joint;
+    /// What queue pairs need to join the session; valid after [`AdminEvent::Ready`].
+    fn join_info(&self) -> T::JoinInfo;
 
     /// What is being done, for people.
     fn stage(&self) -> &'static str;
@@ -104,13 +106,13 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     pub(in crate::qpair) host: HostIdentity,
     /// Never empty; the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
-    shared: Shared<T::Portal, T::Joint>,
+    shared: Shared<T::Portal, T::JoinInfo>,
     /// What takes its place in a child process.
     successor: OnceLock<Arc<Remote<T>>>,
 }
 
 impl<T: Transport> Deref for Remote<T> {
-    type Target = Shared<T::Portal, T::Joint>;
+    type Target = Shared<T::Portal, T::JoinInfo>;
 
     fn deref(&self) -> &Self::Target {
         &self.shared
@@ -231,12 +233,12 @@ impl<T: Transport> Remote<T> {
         self.shared.with(|lifecycle| lifecycle.give_up(failure));
     }
 
-    /// What `facts` make of the namespaces.
-    pub(in crate::qpair) fn describe(&self, facts: &Facts) -> Vec<Attached> {
+    /// The namespaces of `identified`, as queue pairs see them.
+    pub(in crate::qpair) fn describe(&self, identified: &Identified) -> Vec<Attached> {
         let ConnectOptions { queue_size, writable, .. } = self.options;
-        let count = facts.namespaces.len();
+        let count = identified.namespaces.len();
         let name = |nsid| self.name_of(nsid, count);
-        facts.attached(name, &T::engine(self, facts), queue_size, writable)
+        identified.attached(name, &T::engine(self, identified), queue_size, writable)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of an I/O that is not in a connection: it waits, is tried again, or has failed.
+//! The I/Os of a queue that are not on a connection: they wait, are retried, or have failed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,22 +15,22 @@ use crate::nvme::{RetryClass, Status};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace};
 use crate::units::Lba;
 
-/// An I/O that was taken, with its past.
+/// An I/O that was taken, and its earlier attempts.
 #[derive(Debug)]
 pub struct Attempt {
     /// The I/O.
     pub io: Io,
-    /// Who submitted it, by the queue's own count.
+    /// The member that submitted it.
     pub member: usize,
-    /// The place of its namespace in the session.
+    /// The index of its namespace in the session.
     pub place: usize,
-    /// How often it has been issued before.
+    /// How many times it was issued before.
     tries: u8,
-    /// For a flush: what it will have covered.
+    /// For a flush: the writes that it covers.
     covers: u64,
-    /// For a write: what must be open for it to be sent.
+    /// For a write: the fence that must be open.
     fence: Option<Arc<Fence>>,
-    /// The I/O that it is a piece of, and which.
+    /// The split I/O that it is a piece of, and its index there.
     of: Option<(u32, u32)>,
 }
 
@@ -47,27 +47,27 @@ impl AsMut<[u8]> for Attempt {
 }
 
 impl Attempt {
-    /// Nobody learns how it ends: a flush that fails has told of no lost writes then.
+    /// Its result is reported to nobody, so a failed flush must not count as a report of lost writes.
     pub fn tell_nobody(&mut self) {
         self.covers = 0;
     }
 
-    /// Whether it may not be sent any more.
+    /// Whether its fence forbids to send it.
     pub fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
 }
 
-/// A completion, and whose it is.
+/// A completion and its member.
 #[derive(Debug)]
 pub struct Answer {
-    /// Who submitted the I/O.
+    /// The member that submitted the I/O.
     pub member: usize,
-    /// How it ended.
+    /// The completion.
     pub completion: Completion,
 }
 
-/// An I/O larger than the present session takes at once, while its pieces are under way.
+/// An I/O above the session's transfer limit, while its pieces are outstanding.
 #[derive(Debug)]
 struct Cut {
     attempt: Attempt,
@@ -76,30 +76,30 @@ struct Cut {
     failed: Option<IoError>,
 }
 
-/// The I/Os that an I/O queue has taken, but for those in its connection.
+/// The I/Os that an I/O queue has taken and that are not on its connection.
 ///
-/// While the connection is down I/Os are taken and wait. Reads that were on their way when it died are
-/// issued again; writes and flushes are not, since the target may still apply them: they complete with
-/// `Disconnected`, and whoever wrote must read back to know.
+/// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
+/// again. Writes and flushes are not, because the target may still apply them: they complete with
+/// `Disconnected`, and the caller must read back to know.
 #[derive(Debug)]
 pub struct Backlog {
-    /// I/Os that are not in a connection, in order.
+    /// I/Os that wait to be issued, in order.
     waiting: VecDeque<Attempt>,
-    /// I/Os that the target asked to try again later, with the time.
+    /// I/Os that the target asked to retry, with the time to do so.
     delayed: VecDeque<(Instant, Attempt)>,
     cuts: Slab<Cut>,
-    /// Completions that did not come from the connection just now.
+    /// Completions that wait to be handed out.
     finished: VecDeque<Answer>,
-    /// I/Os taken and not completed.
+    /// The number of I/Os taken and not completed.
     owed: usize,
-    /// Since when nothing has worked.
+    /// Since when no I/O and no connection has succeeded.
     down_since: Option<Instant>,
-    /// Why it did not.
+    /// The last failure.
     last_failure: Option<Failure>,
 }
 
 impl Backlog {
-    /// That of a queue which has no connection yet.
+    /// Creates the backlog of a queue that has no connection yet.
     pub fn new(now: Instant) -> Backlog {
         Backlog {
             waiting: VecDeque::new(),
@@ -112,8 +112,8 @@ impl Backlog {
         }
     }
 
-    /// Takes what there is room for from `member`, for the namespace at `place`; what cannot be is finished
-    /// with the reason.
+    /// Takes I/Os of `member` for the namespace at index `place` while there is room. An invalid I/O
+    /// completes with the reason.
     pub fn take(
         &mut self,
         (member, place): (usize, usize),
@@ -141,13 +141,12 @@ impl Backlog {
         count
     }
 
-    /// I/Os taken and not completed.
+    /// The number of I/Os taken and not completed.
     pub fn owed(&self) -> usize {
         self.owed
     }
 
-    /// The next I/O to issue in `session`. What was taken when a session took more at once is cut to what
-    /// this one takes.
+    /// The next I/O to issue in `session`. An I/O that exceeds the session's transfer limit is split first.
     pub fn next_to_issue<P: Clone + fmt::Display, J>(
         &mut self,
         shared: &Shared<P, J>,
@@ -178,7 +177,7 @@ impl Backlog {
         }
     }
 
-    /// Has the pieces of an I/O wait in its place.
+    /// Splits an I/O; its pieces wait in its place.
     fn cut(&mut self, mut attempt: Attempt, namespace: &Namespace) {
         let (op, tries, block_len) = (attempt.io.op, attempt.tries, namespace.block_len_bytes);
         let most = namespace.max_transfer_bytes.max(block_len) as usize;
@@ -208,7 +207,7 @@ impl Backlog {
         pieces.into_iter().rev().for_each(|piece| self.waiting.push_front(piece));
     }
 
-    /// The completion of an attempt that has ended; `None` for a piece while others are under way.
+    /// The completion of an attempt that has ended; `None` for a piece while others are outstanding.
     fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Answer> {
         let Attempt { io: Io { tag, buf, .. }, member, of, .. } = attempt;
         let Some((key, number)) = of else {
@@ -227,19 +226,19 @@ impl Backlog {
         self.completion(attempt, failed.map_or(Ok(()), Err))
     }
 
-    /// An attempt has ended; its completion is handed out later.
+    /// Ends an attempt; its completion is handed out later.
     pub fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
     }
 
-    /// Puts back an I/O that there was no room for after all.
+    /// Puts back an I/O for which there was no room after all.
     #[cfg(feature = "spdk")]
     pub fn put_back(&mut self, attempt: Attempt) {
         self.waiting.push_front(attempt);
     }
 
-    /// Ends what waits of `member`.
+    /// Fails the waiting I/Os of `member`.
     pub fn fail_those_of(&mut self, member: usize, reason: &str) {
         let is_of = |attempt: &Attempt| attempt.member == member;
         let (ended, waiting): (VecDeque<Attempt>, VecDeque<Attempt>) =
@@ -252,9 +251,9 @@ impl Backlog {
         }
     }
 
-    /// Takes back what was in a connection that died, oldest first. Where its session goes on
-    /// (`session_ends` is false), a flush that fails says nothing about writes: a later one can still make
-    /// them durable, and must tell if they are lost.
+    /// Takes back the I/Os of a lost connection, oldest first. If the session continues (`session_ends` is
+    /// false), a failed flush does not count as a report of lost writes: a later flush can still make them
+    /// durable, and must report it if they are lost.
     pub fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
@@ -275,7 +274,7 @@ impl Backlog {
         }
     }
 
-    /// What an answer means for its I/O; `None`: it is tried again.
+    /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
     pub fn judge<P: Clone + fmt::Display, J>(
         &mut self,
         now: Instant,
@@ -313,7 +312,7 @@ impl Backlog {
         None
     }
 
-    /// The completion of a read that succeeded in a session which is known to work; `None` for a piece.
+    /// The completion of a successful read in a session that is known to work; `None` for a piece.
     pub fn succeed(&mut self, attempt: Attempt) -> Option<Answer> {
         self.down_since = None;
         self.completion(attempt, Ok(()))
@@ -331,22 +330,22 @@ impl Backlog {
         self.down_since.get_or_insert(now);
     }
 
-    /// All that happened before belongs to the parent process.
-    pub fn begin_anew(&mut self, now: Instant) {
+    /// Restarts in a child process.
+    pub fn reset_after_fork(&mut self, now: Instant) {
         self.down_since = Some(now);
     }
 
-    /// Why the last attempt did not work, if one did not.
+    /// The last failure, if there was one.
     pub fn last_failure(&self) -> Option<&Failure> {
         self.last_failure.as_ref()
     }
 
-    /// Keeps why an attempt did not work.
+    /// Records why an attempt failed.
     pub fn note(&mut self, failure: Failure) {
         self.last_failure = Some(failure);
     }
 
-    /// Lets I/Os wait no longer whose time has come.
+    /// Moves the delayed I/Os whose time has come to those that wait to be issued.
     pub fn wake_delayed(&mut self, now: Instant) {
         while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
             let (_, attempt) = self.delayed.pop_front().expect("just seen");
@@ -354,7 +353,7 @@ impl Backlog {
         }
     }
 
-    /// Ends what waits when nothing has worked for `limit`, after which a controller is given up.
+    /// Fails the waiting I/Os when nothing has succeeded for `limit`, after which a controller is given up.
     pub fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
         if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
             let last = self.last_failure.as_ref().map_or("no connection", |f| &f.message);
@@ -363,7 +362,7 @@ impl Backlog {
         }
     }
 
-    /// Ends everything that waits.
+    /// Fails all waiting I/Os.
     pub fn fail_all(&mut self, reason: &str) {
         let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
         let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
@@ -372,12 +371,12 @@ impl Backlog {
         }
     }
 
-    /// Keeps a completion to be handed out later.
+    /// Stores a completion that is handed out later.
     pub fn finish(&mut self, answer: Answer) {
         self.finished.push_back(answer);
     }
 
-    /// A completion that waits to be handed out.
+    /// The next stored completion.
     pub fn pop_finished(&mut self) -> Option<Answer> {
         self.finished.pop_front()
     }
@@ -387,41 +386,41 @@ impl Backlog {
         self.owed -= count;
     }
 
-    /// Whether an I/O waits to be issued now.
+    /// Whether an I/O waits to be issued.
     #[cfg(feature = "spdk")]
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// When to look again: at once (`now`) for what is finished, else when a delay is over.
+    /// When to poll again: at once (`now`) if a completion is stored, else when the first delay ends.
     pub fn next_timeout(&self, now: Instant) -> Option<Instant> {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
     }
 }
 
-/// How often an I/O that was answered with this status is tried in all but the first time.
+/// How many retries an I/O gets after this status.
 fn max_tries(status: Status, op: IoOp) -> u8 {
     match status.retry_class() {
-        // The controller says that it did nothing, so a write may go again as well.
+        // The controller says that it did nothing, so a write may be sent again.
         RetryClass::Path if is_path_related(status) => MAX_TRIES,
         RetryClass::Retry if op == IoOp::Read => MAX_RETRIES_IN_PLACE,
         _ => 0,
     }
 }
 
-/// Whether the path is to blame, not the medium.
+/// Whether the path failed, not the medium.
 fn is_path_related(status: Status) -> bool {
     const SCT_PATH: u8 = 3;
     status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
 }
 
-/// How often an I/O is issued again because the connection died or the path was to blame. A read that
-/// kills every connection that it meets must end too.
+/// How many times an I/O is issued again after a lost connection or a path error. A read that kills every
+/// connection must end, too.
 const MAX_TRIES: u8 = 10;
 
-/// How often a read is issued again because the controller asked for it.
+/// How many times a read is issued again because the controller asks for it.
 const MAX_RETRIES_IN_PLACE: u8 = 3;
 
-/// After how long a refused I/O is tried again.
+/// The wait before such a retry.
 const RETRY_DELAY: Duration = Duration::from_millis(100);

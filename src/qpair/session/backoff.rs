@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// How long to wait before the next round: 10 ms doubling to 500 ms, less up to half by chance, so
-/// that many hosts of one target do not come back at the same moments.
+/// The wait before the next round: 10 ms, doubling up to 500 ms, minus a random part of up to half, so that
+/// many hosts of one target do not reconnect at the same time.
 #[derive(Debug)]
 pub(super) struct Backoff {
     step: Duration,
@@ -12,22 +12,22 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// `random` is any number, another on each host.
+    /// `random` is any number that differs among hosts.
     pub(super) fn new(random: u64) -> Backoff {
         Backoff { step: BACKOFF_MIN, is_fresh: true, random: random | 1 }
     }
 
-    /// Waits are short again.
-    pub(super) fn begin_anew(&mut self) {
+    /// Restarts with short waits.
+    pub(super) fn reset(&mut self) {
         (self.step, self.is_fresh) = (BACKOFF_MIN, true);
     }
 
-    /// Whether no wait has been asked for yet.
+    /// Whether no wait was taken since the start or a reset.
     pub(super) fn is_fresh(&self) -> bool {
         self.is_fresh
     }
 
-    /// Lets nothing be done at once any more.
+    /// From now on every attempt waits.
     pub(super) fn hurry_no_more(&mut self) {
         self.is_fresh = false;
     }

@@ -1,6 +1,6 @@
-//! One queue's connection, from its first byte to its use: TCP, ICReq, Connect, authentication.
+//! The connection of one queue until it can be used: TCP, ICReq, Connect, authentication.
 //!
-//! Admin queues and I/O queues come up in the same way and differ only in what their Connect says.
+//! Admin queues and I/O queues connect in the same way; only their Connect commands differ.
 
 mod authentication;
 
@@ -19,14 +19,14 @@ use crate::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use crate::tcp::{Digests, ProtocolError};
 use crate::units::deadline;
 
-/// With what a queue connects.
+/// The parameters of a queue's connection.
 #[derive(Debug, Clone)]
 pub struct ConnectTerms {
-    /// Who connects.
+    /// The identity of this host.
     pub host: HostIdentity,
-    /// To which subsystem.
+    /// The subsystem.
     pub subnqn: Nqn,
-    /// To which controller: a new one ([`ConnectData::CNTLID_DYNAMIC`]) on an admin queue.
+    /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
     pub cntlid: u16,
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
@@ -36,11 +36,11 @@ pub struct ConnectTerms {
     pub keep_alive_tmo: Duration,
     /// Digests to ask for.
     pub digests: Digests,
-    /// Those of them that may not be declined.
+    /// The digests that the target must accept.
     pub required: Digests,
-    /// How long TCP may take to connect.
+    /// The limit of a TCP connect.
     pub tcp_timeout: Duration,
-    /// How long answers may take.
+    /// The limit of an answer.
     pub io_timeout: Duration,
 }
 
@@ -52,30 +52,30 @@ pub enum Event<B> {
         /// The controller.
         cntlid: u16,
     },
-    /// The queue does not come up: give the channel up.
+    /// The connection failed: abandon the channel.
     Failed {
-        /// Why.
+        /// The reason.
         failure: Failure,
-        /// Whether the controller answered Connect with an error status, which may pass.
+        /// Whether the controller answered Connect with an error status, which may be transient.
         refused: bool,
     },
     /// A command has ended; see [`host::Event::Done`].
     Done {
-        /// The payload as submitted.
+        /// The submitted payload.
         payload: B,
-        /// The completion, or why it means nothing.
+        /// The completion, or why it is invalid.
         result: Result<Cqe, CommandError>,
     },
 }
 
-/// What a command on a channel owns.
+/// The payload of a command on a channel.
 #[derive(Debug)]
 pub enum Payload<B> {
     /// The Connect command's data.
     Connect(Box<ConnectData>),
-    /// A message of the authentication, or room for one.
+    /// An authentication message, or room for one.
     Authentication(Vec<u8>),
-    /// The user's.
+    /// A payload of the channel's user.
     Own(B),
 }
 
@@ -99,41 +99,40 @@ impl<B: AsMut<[u8]>> AsMut<[u8]> for Payload<B> {
     }
 }
 
-/// The payload of a command that has ended, and how.
+/// The payload of a completed command, and its result.
 pub type Ended<B> = (B, Result<Cqe, CommandError>);
 
-/// One queue's connection. It owns no socket and never asks for the time.
+/// The connection of one queue. It owns no socket and never reads a clock.
 ///
-/// Open a connection, say when it is there ([`Channel::handle_connected`]), move the bytes of
-/// [`Channel::connection`], call [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it
-/// has none; then send.
+/// Connect a socket, call [`Channel::handle_connected`], transfer the bytes of [`Channel::connection`], call
+/// [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it returns `None`; then send.
 #[derive(Debug)]
 pub struct Channel<B> {
     terms: Box<ConnectTerms>,
     stage: Stage,
-    /// There once TCP is connected.
+    /// `Some` once TCP is connected.
     connection: Option<Box<Connection<Payload<B>>>>,
-    /// There while [`Stage::Authenticating`].
+    /// `Some` while [`Stage::Authenticating`].
     authentication: Option<Box<Authentication>>,
 }
 
-/// How far a queue is.
+/// The progress of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// TCP is being connected, until this time at most.
+    /// TCP is connecting, until this time at most.
     Opening { deadline: Instant },
-    /// ICReq is on its way.
+    /// ICReq was sent.
     Initialising,
-    /// Connect is on its way.
+    /// Connect was sent.
     Connecting,
-    /// Connect has succeeded, and the controller wants to know first that the host is who it says.
+    /// Connect has succeeded, and the controller requires authentication.
     Authenticating,
-    /// In use.
+    /// The queue can be used.
     Ready,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
-    /// A channel whose TCP connection is begun.
+    /// Creates a channel whose TCP connection has been started.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
         let stage = Stage::Opening { deadline: deadline(now, terms.tcp_timeout) };
         Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
@@ -152,7 +151,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.connection = Some(Box::new(Connection::new(now, &options)));
     }
 
-    /// What moves its bytes; `None` before TCP is connected.
+    /// The connection that transfers its bytes; `None` before TCP is connected.
     pub fn connection(&mut self) -> Option<&mut Connection<Payload<B>>> {
         self.connection.as_deref_mut()
     }
@@ -162,20 +161,20 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         matches!(self.stage, Stage::Opening { .. })
     }
 
-    /// Whether there is something to send.
+    /// Whether there are bytes to send.
     pub fn wants_transmit(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.wants_transmit())
     }
 
-    /// Whether there is something to send, or TCP is not connected yet.
+    /// Whether there are bytes to send, or TCP is not connected yet.
     pub fn wants_writable(&self) -> bool {
         self.is_opening() || self.wants_transmit()
     }
 
-    /// Does what time asks for; an early call does nothing.
+    /// Handles timeouts; an early call does nothing.
     ///
     /// # Errors
-    /// Something did not come in time: the channel has failed.
+    /// A limit has passed: the channel has failed.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Failure> {
         match (&mut self.connection, self.stage) {
             (Some(connection), _) => Ok(connection.handle_timeout(now)?),
@@ -196,7 +195,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// The next thing that happened. What there is to send may have become more.
+    /// The next event. Afterwards there may be more to send.
     pub fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
         loop {
             let event = self.connection.as_mut()?.poll_event()?;
@@ -228,7 +227,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             return Ok(());
         };
         if connection.failed().is_some() {
-            return Ok(()); // who moves its bytes is told
+            return Ok(()); // transferring its bytes reports the failure
         }
         let (granted, required) = (connection.digests(), terms.required);
         if required.header && !granted.header || required.data && !granted.data {
@@ -245,7 +244,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Connect is answered; the controller's identifier, if the queue can be used.
+    /// Handles the answer to Connect; returns the controller's identifier if the queue can be used.
     fn handle_answer(
         &mut self,
         now: Instant,
@@ -269,7 +268,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.take_step(now, step)
     }
 
-    /// A command of the authentication is answered.
+    /// Handles the answer to an authentication command.
     fn handle_message(
         &mut self,
         now: Instant,
@@ -281,7 +280,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Does what the authentication says; the controller's identifier, once it has succeeded.
+    /// Performs a step of the authentication; returns the controller's identifier after the last one.
     fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<u16>, Refusal> {
         let (sqe, transfer, message) = match step {
             Step::Send(message) => {
@@ -305,14 +304,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Lets data of writes go in their capsules up to this length.
+    /// Sends write data of up to this length in the command capsule.
     pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         if let Some(connection) = &mut self.connection {
             connection.set_max_in_capsule(max_in_capsule);
         }
     }
 
-    /// The digests that were agreed on; none before the connection is initialised.
+    /// The negotiated digests; none before the connection is initialised.
     pub fn digests(&self) -> Digests {
         self.connection.as_ref().map_or(Digests::default(), |connection| connection.digests())
     }
@@ -344,7 +343,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// The payloads of commands that have not ended.
+    /// The payloads of outstanding commands.
     pub fn outstanding(&self) -> impl Iterator<Item = &B> {
         let payloads = self.connection.iter().flat_map(|connection| connection.payloads());
         payloads.filter_map(|payload| match payload {
@@ -353,14 +352,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Whether a command that has data for the controller is not answered: what a socket has not sent must
-    /// go with it.
+    /// Whether a command with data for the controller is outstanding: then unsent bytes must be discarded
+    /// when the socket closes.
     pub fn owes_data(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.owes_data())
     }
 
-    /// Gives the channel up: the payloads of commands that had not ended, and what had. Close the
-    /// socket before using one of them again.
+    /// Abandons the channel; returns the payloads of outstanding commands, and the commands that have ended.
+    /// Close the socket before using any of the payloads again.
     pub fn abandon(mut self) -> (Vec<B>, Vec<Ended<B>>) {
         let Some(mut connection) = self.connection.take() else { return (Vec::new(), Vec::new()) };
         let own = |payload| match payload {
@@ -376,8 +375,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         (payloads, ended.collect())
     }
 
-    /// What to do about a connection that is over: a target that has no place for it closes it before a
-    /// word is said.
+    /// Adds a hint to the failure of a connection: a target without room for it closes it before sending
+    /// anything.
     pub fn explain(&self, failure: Failure) -> Failure {
         let is_early = matches!(self.stage, Stage::Initialising);
         match failure.kind {
@@ -386,7 +385,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 
-    /// What has not been reached yet, for people; `None` once it is in use.
+    /// The current step, as text; `None` once the queue can be used.
     pub fn stage(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Opening { .. } => Some("TCP connect"),
@@ -400,7 +399,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 }
 
-/// Why a queue does not come up.
+/// Why a queue failed to connect.
 struct Refusal {
     failure: Failure,
     /// See [`Event::Failed`].
@@ -413,7 +412,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-/// What an error status of Connect means.
+/// Explains an error status of Connect.
 fn refusal(cqe: &Cqe) -> Failure {
     let status = cqe.status();
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
@@ -443,20 +442,20 @@ fn refusal(cqe: &Cqe) -> Failure {
     Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
 }
 
-/// What to do when a target has no controller left.
+/// The hint when a target has no controller left.
 const NO_PLACE: &str = "the target has as many controllers as it allows, of all hosts or of this address: \
     close what is not in use, or raise its limits (dlfs serve --max-controllers and \
     --max-controllers-per-address); its log says which was reached";
-/// What to do when a target hangs up at once.
+/// The hint when a target closes the connection at once.
 const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
     its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
-/// What helps with an NQN that the target does not know.
+/// The hint for an NQN that the target does not know.
 const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs discover HOST:PORT` lists those that the \
      target offers to this host";
 
-/// How failures name the command.
+/// The name of the command in failures.
 const CONNECT: &str = "Connect";
-/// How failures name what comes after it.
+/// The name of the authentication in failures.
 const AUTHENTICATION: &str = "authentication";
 
 #[cfg(test)]

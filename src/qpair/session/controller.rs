@@ -1,6 +1,7 @@
-//! The admin queue of one controller: from a connection to a usable controller, and keeping it alive.
+//! The admin queue of one controller: it connects, initialises and identifies the controller, and keeps it
+//! alive.
 //!
-//! A state machine of one command after another; only namespaces are asked about several at a time.
+//! The state machine sends one command at a time, except that it identifies several namespaces at once.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use zerocopy::FromBytes;
 
 use super::connect::Event;
 use super::identification::{Goal, Identification, Known, Page, check_ana, unsupported};
-use super::{Channel, ConnectTerms, Facts, Failure, HostIdentity, Turn};
+use super::{AdminEvent, Channel, ConnectTerms, Failure, HostIdentity, Identified};
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
 use crate::nvme::identify::IDENTIFY_LEN_BYTES;
@@ -18,26 +19,26 @@ use crate::tcp::Digests;
 use crate::tcp::host::Transfer;
 use crate::units::{Nsid, deadline};
 
-/// With what to connect.
+/// The parameters of a connection.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// The subsystem.
     pub subnqn: Nqn,
-    /// What for.
+    /// The purpose of the admin queue.
     pub goal: Goal,
-    /// Who connects.
+    /// The identity of this host.
     pub host: HostIdentity,
     /// Digests to ask for.
     pub digests: Digests,
-    /// Those of them that may not be declined.
+    /// The digests that the target must accept.
     pub required: Digests,
-    /// I/O queues to ask for.
+    /// The number of I/O queues to ask for.
     pub nr_io_queues: u16,
     /// Keep Alive Timeout; zero switches it off.
     pub keep_alive_tmo: Duration,
-    /// How long TCP may take to connect.
+    /// The limit of a TCP connect.
     pub tcp_timeout: Duration,
-    /// How long answers may take.
+    /// The limit of an answer.
     pub io_timeout: Duration,
 }
 
@@ -57,33 +58,33 @@ impl Terms {
         }
     }
 
-    /// With what I/O queue `qid` connects to the controller whose admin queue connected with these.
-    pub fn of_io_queue(&self, joint: &Joint, qid: u16, num_entries: u16) -> ConnectTerms {
+    /// The parameters by which I/O queue `qid` connects to this admin queue's controller.
+    pub fn of_io_queue(&self, join_info: &JoinInfo, qid: u16, num_entries: u16) -> ConnectTerms {
         ConnectTerms {
-            cntlid: joint.cntlid,
+            cntlid: join_info.cntlid,
             qid,
             num_entries,
             keep_alive_tmo: Duration::ZERO,
-            // One connection without digests among others would be the one where damage goes unseen.
-            digests: joint.digests,
-            required: joint.digests,
+            // One connection without digests among others could carry undetected damage.
+            digests: join_info.digests,
+            required: join_info.digests,
             ..self.of_admin_queue()
         }
     }
 }
 
-/// What an I/O queue joins a session with.
+/// What an I/O queue needs to join a session.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Joint {
-    /// The controller.
+pub struct JoinInfo {
+    /// The controller's identifier.
     pub cntlid: u16,
-    /// Most data in an I/O capsule.
+    /// The largest in-capsule data of an I/O command.
     pub max_in_capsule: u32,
-    /// What the admin queue was granted.
+    /// The digests of the admin queue.
     pub digests: Digests,
 }
 
-/// What only the admin queue has to know of its controller.
+/// Properties of the controller that only the admin queue uses.
 #[derive(Debug, Default)]
 struct Properties {
     cap: u64,
@@ -92,39 +93,39 @@ struct Properties {
     keeps_alive: bool,
 }
 
-/// The admin queue of one controller. It owns no socket and never asks for the time.
+/// The admin queue of one controller. It owns no socket and never reads a clock.
 ///
-/// Move the bytes of [`Controller::channel`] as it says, then call [`Controller::advance`], then send.
+/// Transfer the bytes of [`Controller::channel`] as it says, then call [`Controller::advance`], then send.
 #[derive(Debug)]
 pub struct Controller {
     channel: Channel<Task>,
     terms: Terms,
-    facts: Facts,
-    joint: Joint,
+    identified: Identified,
+    join_info: JoinInfo,
     properties: Properties,
     identification: Identification,
     /// The ANA group of each namespace.
     anagrpids: Vec<u32>,
     /// Records of the discovery service.
     records: Vec<DiscoveryRecord>,
-    /// What is being done, until the goal is reached.
+    /// The current step, until the goal is reached.
     step: Step,
-    /// A step to begin at a later time.
+    /// A step to start at a later time.
     later: Option<(Instant, Step)>,
     ready: bool,
     enable_deadline: Instant,
     next_keep_alive: Option<Instant>,
-    /// When the next asynchronous event request may be sent, so that a flood of events is none here.
+    /// When the next asynchronous event request may be sent; the interval limits a flood of events.
     next_event_request: Option<Instant>,
     log: LogReading,
 }
 
-/// A command's payload, and what it is for.
+/// A command's payload and its step.
 #[derive(Debug)]
 pub struct Task {
     step: Step,
     bytes: Vec<u8>,
-    /// The namespace that it asks about, if it asks about one.
+    /// The namespace that it identifies, if it does.
     about: Option<Known>,
 }
 
@@ -158,14 +159,14 @@ enum Step {
     ReadLogHeader,
     ReadLogRecords,
     CheckLogHeader,
-    // Once the goal is reached.
+    // After the goal is reached:
     KeepAlive,
     AwaitEvent,
     ReadChangedNamespaces,
 }
 
 impl Step {
-    /// What is being done, for people.
+    /// The current step, as text.
     fn name(self) -> &'static str {
         match self {
             Step::ReadCapabilities => "reading CAP",
@@ -188,7 +189,7 @@ impl Step {
     }
 }
 
-/// Where the reading of a discovery log is.
+/// The progress of reading a discovery log.
 #[derive(Debug, Clone, Default)]
 struct LogReading {
     genctr: u64,
@@ -197,13 +198,13 @@ struct LogReading {
 }
 
 impl Controller {
-    /// A controller whose TCP connection is begun.
+    /// Creates a controller whose TCP connection has been started.
     pub fn new(now: Instant, terms: Terms) -> Controller {
         Controller {
             channel: Channel::new(now, terms.of_admin_queue()),
             terms,
-            facts: Facts::default(),
-            joint: Joint::default(),
+            identified: Identified::default(),
+            join_info: JoinInfo::default(),
             properties: Properties::default(),
             identification: Identification::default(),
             anagrpids: Vec::new(),
@@ -218,35 +219,39 @@ impl Controller {
         }
     }
 
-    /// The queue's connection.
+    /// The connection of the queue.
     pub fn channel(&mut self) -> &mut Channel<Task> {
         &mut self.channel
     }
 
-    /// Whether there is something to send, or TCP is not connected yet.
+    /// Whether there are bytes to send, or TCP is not connected yet.
     pub fn wants_writable(&self) -> bool {
         self.channel.wants_writable()
     }
 
-    /// Goes on with what has come; `moved` is how moving the bytes went. What there is to send may
-    /// have become more.
+    /// Handles received bytes; `moved` is the result of transferring them. Afterwards there may be more to
+    /// send.
     ///
     /// # Errors
-    /// That is the end of this controller.
-    pub fn advance(&mut self, now: Instant, moved: Result<(), Failure>) -> Result<Turn, Failure> {
-        let mut turn = Turn::Quiet;
+    /// The controller is lost.
+    pub fn advance(
+        &mut self,
+        now: Instant,
+        moved: Result<(), Failure>,
+    ) -> Result<AdminEvent, Failure> {
+        let mut reported = AdminEvent::Nothing;
         while let Some(event) = self.channel.poll_event(now) {
             match event {
                 Event::Ready { cntlid } => {
                     let digests = self.channel.digests();
-                    (self.joint.cntlid, self.joint.digests) = (cntlid, digests);
-                    self.facts.hdr_digest = digests.header;
-                    self.facts.data_digest = digests.data;
+                    (self.join_info.cntlid, self.join_info.digests) = (cntlid, digests);
+                    self.identified.hdr_digest = digests.header;
+                    self.identified.data_digest = digests.data;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
-                    let (step, nsid) = (payload.step, payload.about.map(|of| of.facts.nsid));
+                    let (step, nsid) = (payload.step, payload.about.map(|of| of.identified.nsid));
                     let explain = |failure: Failure| {
                         let failure = failure.at(step.name());
                         Failure { nsid: failure.nsid.or(nsid), ..failure }
@@ -255,7 +260,7 @@ impl Controller {
                         .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()))
                         .map_err(explain)?;
                     let one = self.finish(now, payload, cqe).map_err(explain)?;
-                    turn = if one == Turn::Quiet { turn } else { one };
+                    reported = if one == AdminEvent::Nothing { reported } else { one };
                 }
             }
         }
@@ -267,40 +272,40 @@ impl Controller {
         if self.ready {
             self.keep(now)?;
         }
-        Ok(turn)
+        Ok(reported)
     }
 
-    /// What has been learnt; all of it once a turn was [`Turn::Ready`].
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    /// What was identified; complete after [`AdminEvent::Ready`].
+    pub fn identified(&self) -> &Identified {
+        &self.identified
     }
 
-    /// What I/O queues join the session with, once a turn was [`Turn::Ready`].
-    pub fn joint(&self) -> Joint {
-        self.joint
+    /// What I/O queues need to join the session; valid after [`AdminEvent::Ready`].
+    pub fn join_info(&self) -> JoinInfo {
+        self.join_info
     }
 
-    /// What is being done, for people.
+    /// The current step, as text.
     pub fn stage(&self) -> &'static str {
         self.channel.stage().unwrap_or(self.step.name())
     }
 
-    /// When to go on although nothing moves.
+    /// When to call [`Controller::advance`] even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let later = self.later.map(|(at, _)| at);
         let channel = self.channel.poll_timeout();
-        // Nothing is kept before the goal is reached.
+        // Before the goal is reached there is no keep alive and no event request.
         let kept = [self.next_keep_alive, self.next_event_request];
         let kept = kept.into_iter().flatten().min().filter(|_| self.ready);
         [channel, later, kept].into_iter().flatten().min()
     }
 
-    /// What the discovery service said.
+    /// The records of the discovery service.
     pub fn records(&self) -> &[DiscoveryRecord] {
         &self.records
     }
 
-    /// Keeps the controller alive and an asynchronous event request outstanding.
+    /// Sends Keep Alive when it is due, and keeps one asynchronous event request outstanding.
     fn keep(&mut self, now: Instant) -> Result<(), Failure> {
         if self.next_keep_alive.is_some_and(|at| at <= now) {
             self.begin(now, Step::KeepAlive)?;
@@ -337,8 +342,8 @@ impl Controller {
                 bare(Sqe::set_features(0, feature::ASYNC_EVENT_CONFIG, events))
             }
             Step::ListNamespaces => {
-                let behind = self.identification.last_listed();
-                (Sqe::identify(0, cns::ACTIVE_NAMESPACES, behind), In, IDENTIFY_LEN_BYTES)
+                let after = self.identification.last_listed();
+                (Sqe::identify(0, cns::ACTIVE_NAMESPACES, after), In, IDENTIFY_LEN_BYTES)
             }
             Step::IdentifyNamespace | Step::ReadDescriptors => return self.identify_more(now),
             Step::ReadAna => {
@@ -362,11 +367,11 @@ impl Controller {
         self.submit(now, sqe, transfer, Task { step, bytes: vec![0; len], about: None })
     }
 
-    /// Asks about as many namespaces as may be asked about at a time.
+    /// Starts to identify as many namespaces as are allowed at a time.
     fn identify_more(&mut self, now: Instant) -> Result<(), Failure> {
         while let Some(place) = self.identification.next() {
-            let facts = self.facts.namespaces[place];
-            let known = Known { place, facts, anagrpid: self.anagrpids[place] };
+            let identified = self.identified.namespaces[place];
+            let known = Known { place, identified, anagrpid: self.anagrpids[place] };
             self.ask_about(now, Step::IdentifyNamespace, known)?;
         }
         Ok(())
@@ -380,7 +385,7 @@ impl Controller {
             Step::ReadDescriptors => cns::NAMESPACE_DESCRIPTORS,
             _ => cns::NAMESPACE,
         };
-        let sqe = Sqe::identify(0, cns, known.facts.nsid);
+        let sqe = Sqe::identify(0, cns, known.identified.nsid);
         let task = Task { step, bytes: vec![0; IDENTIFY_LEN_BYTES], about: Some(known) };
         self.submit(now, sqe, Transfer::In, task)
     }
@@ -393,15 +398,15 @@ impl Controller {
         task: Task,
     ) -> Result<(), Failure> {
         let patient = task.step == Step::AwaitEvent;
-        // Full means that the target leaves dozens of our few commands unanswered.
+        // A full queue means that the target has left dozens of our few commands unanswered.
         self.channel.submit(now, sqe, transfer, patient, task).map_err(|task| {
             Failure::new(ErrorKind::Disconnected, "the admin queue takes no command")
                 .at(task.step.name())
         })
     }
 
-    /// Takes the answer to a step and goes on with the next.
-    fn finish(&mut self, now: Instant, task: Task, cqe: Cqe) -> Result<Turn, Failure> {
+    /// Handles the answer to a step and starts the next one.
+    fn finish(&mut self, now: Instant, task: Task, cqe: Cqe) -> Result<AdminEvent, Failure> {
         let Task { step, bytes, about } = task;
         let status = cqe.status();
         if !status.is_success() && !may_fail(step) {
@@ -428,7 +433,7 @@ impl Controller {
             Step::SetNumQueues => {
                 let (nsqr, ncqr) = (cqe.dw0.get() & 0xFFFF, cqe.dw0.get() >> 16);
                 let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
-                self.facts.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
+                self.identified.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
                 if self.properties.oaes & EVENTS_WANTED == 0 {
                     self.after_events()
                 } else {
@@ -443,23 +448,23 @@ impl Controller {
             }
             Step::ListNamespaces => {
                 let end = self.identification.take_page(&bytes, status)?;
-                match end == Page::MoreBehind && self.terms.goal == Goal::AllNamespaces {
+                match end == Page::MayContinue && self.terms.goal == Goal::AllNamespaces {
                     true => Step::ListNamespaces,
                     false => self.begin_identification(),
                 }
             }
             Step::IdentifyNamespace => {
-                let mut known = about.expect("it asks about one");
+                let mut known = about.expect("it identifies one");
                 known.take_namespace(&bytes)?;
                 self.ask_about(now, Step::ReadDescriptors, known)?;
-                return Ok(Turn::Quiet);
+                return Ok(AdminEvent::Nothing);
             }
             Step::ReadDescriptors => {
-                let mut known = about.expect("it asks about one");
+                let mut known = about.expect("it identifies one");
                 if status.is_success() {
                     known.take_descriptors(&bytes);
                 }
-                self.facts.namespaces[known.place] = known.facts;
+                self.identified.namespaces[known.place] = known.identified;
                 self.anagrpids[known.place] = known.anagrpid;
                 match (self.identification.finish_one(), self.properties.has_ana) {
                     (false, _) => Step::IdentifyNamespace,
@@ -469,7 +474,7 @@ impl Controller {
             }
             Step::ReadAna => {
                 if status.is_success() {
-                    let nsids = self.facts.namespaces.iter().map(|facts| facts.nsid);
+                    let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
                     let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
                     check_ana(&bytes, &groups)?;
                 }
@@ -491,18 +496,18 @@ impl Controller {
                     false => Step::CheckLogHeader,
                 }
             }
-            Step::KeepAlive => return Ok(Turn::Quiet),
+            Step::KeepAlive => return Ok(AdminEvent::Nothing),
             Step::AwaitEvent => return self.take_event(now, &cqe),
             Step::ReadChangedNamespaces => {
-                let known = &self.facts.namespaces;
+                let known = &self.identified.namespaces;
                 if !self.identification.begin_again(&bytes, status, known) {
-                    return Ok(Turn::Quiet);
+                    return Ok(AdminEvent::Nothing);
                 }
                 Step::IdentifyNamespace
             }
         };
         self.begin(now, next)?;
-        Ok(Turn::Quiet)
+        Ok(AdminEvent::Nothing)
     }
 
     fn after_events(&mut self) -> Step {
@@ -513,23 +518,23 @@ impl Controller {
     }
 
     fn begin_identification(&mut self) -> Step {
-        self.facts.namespaces = self.identification.begin(&self.terms.goal);
-        self.anagrpids = vec![0; self.facts.namespaces.len()];
+        self.identified.namespaces = self.identification.begin(&self.terms.goal);
+        self.anagrpids = vec![0; self.identified.namespaces.len()];
         Step::IdentifyNamespace
     }
 
-    /// The goal is reached, at first or once more.
-    fn reach(&mut self, now: Instant) -> Turn {
+    /// The goal is reached, for the first time or again.
+    fn reach(&mut self, now: Instant) -> AdminEvent {
         if self.ready {
-            return Turn::Changed;
+            return AdminEvent::Changed;
         }
         self.ready = true;
         let wants = !self.terms.keep_alive_tmo.is_zero() && self.properties.keeps_alive;
         self.next_keep_alive = wants.then(|| deadline(now, self.terms.keep_alive_tmo / 2));
-        Turn::Ready
+        AdminEvent::Ready
     }
 
-    fn await_ready(&mut self, now: Instant, step: Step, csts: Csts) -> Result<Turn, Failure> {
+    fn await_ready(&mut self, now: Instant, step: Step, csts: Csts) -> Result<AdminEvent, Failure> {
         if csts.is_fatal() {
             return Err(Failure::new(ErrorKind::Refused, "the controller reports a fatal status"));
         }
@@ -544,7 +549,7 @@ impl Controller {
         } else {
             self.later = Some((now + READY_INTERVAL, step));
         }
-        Ok(Turn::Quiet)
+        Ok(AdminEvent::Nothing)
     }
 
     fn take_controller(&mut self, bytes: &[u8]) -> Result<Step, Failure> {
@@ -559,25 +564,25 @@ impl Controller {
         let cap = Cap(self.properties.cap);
         let maxcmd = match id.maxcmd.get() {
             0 => u32::MAX,
-            // As many commands need a queue of one entry more.
+            // A queue holds one command less than it has entries.
             maxcmd => u32::from(maxcmd) + 1,
         };
-        self.facts.max_entries = cap.max_queue_entries().min(maxcmd);
-        self.facts.max_transfer_bytes = id.max_transfer_bytes(cap.mpsmin());
-        self.joint.max_in_capsule = id.in_capsule_data_bytes();
-        self.facts.has_volatile_write_cache = id.has_volatile_write_cache();
+        self.identified.max_entries = cap.max_queue_entries().min(maxcmd);
+        self.identified.max_transfer_bytes = id.max_transfer_bytes(cap.mpsmin());
+        self.join_info.max_in_capsule = id.in_capsule_data_bytes();
+        self.identified.has_volatile_write_cache = id.has_volatile_write_cache();
         self.properties.oaes = id.oaes.get();
         self.properties.has_ana = id.cmic & CMIC_ANA != 0;
         self.properties.keeps_alive = id.kas.get() != 0;
         Ok(Step::SetNumQueues)
     }
 
-    fn take_event(&mut self, now: Instant, cqe: &Cqe) -> Result<Turn, Failure> {
+    fn take_event(&mut self, now: Instant, cqe: &Cqe) -> Result<AdminEvent, Failure> {
         self.next_event_request = Some(now + EVENT_INTERVAL);
         if !cqe.status().is_success() {
-            // More requests than the target takes, or none at all: events are only a courtesy.
+            // The target takes no more requests, or none at all. Events are optional.
             self.next_event_request = None;
-            return Ok(Turn::Quiet);
+            return Ok(AdminEvent::Nothing);
         }
         let dw0 = cqe.dw0.get();
         let (kind, info) = (dw0 & 7, dw0 >> 8 & 0xFF);
@@ -586,10 +591,10 @@ impl Controller {
             (EVENT_NOTICE, NOTICE_ANA) => self.begin(now, Step::ReadAna)?,
             _ => {}
         }
-        Ok(Turn::Quiet)
+        Ok(AdminEvent::Nothing)
     }
 
-    /// The next step of reading the discovery log; `None` when it is read.
+    /// The next step of reading the discovery log; `None` when it is complete.
     fn take_log_header(
         &mut self,
         step: Step,
@@ -618,7 +623,7 @@ impl Controller {
     }
 }
 
-/// Whether bringing up goes on without this step's success.
+/// Whether the controller can be used although this step failed.
 fn may_fail(step: Step) -> bool {
     use Step::*;
     matches!(
@@ -633,10 +638,10 @@ fn may_fail(step: Step) -> bool {
     )
 }
 
-/// Entries of the admin queue, as is customary; some targets refuse more.
+/// Entries of the admin queue, the customary number; some targets refuse more.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
-/// Asynchronous events asked for: bit 8 namespace attributes, bit 11 ANA.
+/// The asynchronous events to enable: bit 8 namespace attributes, bit 11 ANA.
 const EVENTS_WANTED: u32 = 1 << 8 | 1 << 11;
 /// Type of an event: a notice.
 const EVENT_NOTICE: u32 = 2;
@@ -644,7 +649,7 @@ const EVENT_NOTICE: u32 = 2;
 const NOTICE_NAMESPACE: u32 = 0;
 /// A notice: an ANA state has changed.
 const NOTICE_ANA: u32 = 3;
-/// At most one event is taken in this time.
+/// The shortest time between two event requests.
 const EVENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Identify Controller, CMIC bit 3: the subsystem reports ANA.
@@ -656,10 +661,10 @@ const ANA_GROUPS_ONLY: u32 = 1 << 8;
 
 /// How often CSTS is read while the controller gets ready.
 const READY_INTERVAL: Duration = Duration::from_millis(10);
-/// CAP.TO may be 0; a controller gets this long in any case.
+/// CAP.TO may be 0; a controller always gets at least this long.
 const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a changing discovery log is read anew.
+/// How often a discovery log that changes meanwhile is read again.
 const MAX_LOG_ROUNDS: u32 = 8;
 /// Discovery records in one command: 32 KiB, below any MDTS in use.
 const RECORDS_AT_ONCE: u64 = 32;

@@ -1,16 +1,16 @@
-//! Whether a flush can still make durable all that was written.
+//! Tracks whether a flush can still make all completed writes durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Knows whether a flush can still make durable all that was written.
+/// Tracks whether a flush can still make all completed writes durable.
 ///
-/// A write that completed may be in the target's cache. When the session is lost, the cache may be
-/// lost with it, and a flush on the next session would say nothing about it: so that flush must fail.
+/// A completed write may be in the target's cache. When a session is lost, the cache may be lost too. A flush
+/// on the next session would say nothing about that write, so that flush must fail.
 #[derive(Debug, Default)]
 pub struct Durability {
-    /// Writes completed, ever.
+    /// All writes completed so far.
     written: AtomicU64,
-    /// Of those, how many a flush has covered, or were lost.
+    /// How many of them a flush has covered, or were lost.
     settled: AtomicU64,
     lost: AtomicBool,
 }
@@ -22,7 +22,7 @@ impl Durability {
         self.written.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A flush begins: what it will have covered, for [`Durability::flushed`].
+    /// Starts a flush; returns the writes that it covers, for [`Durability::flushed`].
     pub fn flush_begins(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
@@ -32,7 +32,7 @@ impl Durability {
         self.settled.fetch_max(covered, Ordering::Relaxed);
     }
 
-    /// A flush has failed with its session, which tells of the writes that it would have covered.
+    /// A flush has failed with its session, which reports the loss of the writes that it would have covered.
     pub fn flush_failed(&self, covered: u64) {
         self.settled.fetch_max(covered, Ordering::Relaxed);
         if self.written.load(Ordering::Relaxed) == covered {
@@ -40,7 +40,7 @@ impl Durability {
         }
     }
 
-    /// The session is lost, and with it what was written and not flushed.
+    /// The session was lost, and with it the writes that were not flushed.
     pub fn session_lost(&self) {
         let written = self.written.load(Ordering::SeqCst);
         if self.settled.fetch_max(written, Ordering::Relaxed) < written {
@@ -48,7 +48,7 @@ impl Durability {
         }
     }
 
-    /// Whether writes were lost with a session since this was last asked.
+    /// Whether writes were lost with a session since the last time this was asked.
     pub fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
     }

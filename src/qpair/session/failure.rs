@@ -6,16 +6,16 @@ use crate::error::{Error, ErrorKind};
 use crate::tcp::ProtocolError;
 use crate::units::Nsid;
 
-/// A failure that several callers may have to be told of.
+/// A failure that several callers may have to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What to act on.
+    /// The kind that a caller acts on.
     pub kind: ErrorKind,
     /// What happened, and where.
     pub message: String,
-    /// What may be done about it.
+    /// What the user can do about it.
     pub hint: Option<&'static str>,
-    /// The namespace that it is about, if it is not about the controller.
+    /// The namespace that it concerns, if not the whole controller.
     pub nsid: Option<Nsid>,
 }
 
@@ -25,19 +25,19 @@ impl Failure {
         Failure { kind, message: message.into(), hint: None, nsid: None }
     }
 
-    /// The same failure, with what may be done about it.
+    /// The same failure with a hint for the user.
     pub fn hint(mut self, hint: &'static str) -> Failure {
         self.hint = Some(hint);
         self
     }
 
-    /// The same failure, of one namespace among others.
+    /// The same failure, attributed to one namespace.
     pub fn of(mut self, nsid: Nsid) -> Failure {
         self.nsid = Some(nsid);
         self
     }
 
-    /// The same failure, with what was being done in front.
+    /// The same failure, prefixed by the step that failed.
     pub fn at(mut self, what: impl fmt::Display) -> Failure {
         self.message = format!("{what}: {}", self.message);
         self

@@ -1,15 +1,15 @@
-//! Which namespaces a controller has, and what each of them is: asked for by several commands at a time.
+//! Identifies the namespaces of a controller, by several commands at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Failure, NamespaceFacts};
+use super::{Failure, IdentifiedNamespace};
 use crate::error::ErrorKind;
 use crate::nvme::identify::{NamespaceDescriptors, decode_namespace_list};
 use crate::nvme::{IdentifyError, IdentifyNamespace, Status};
 use crate::units::Nsid;
 
-/// What an admin queue is to be brought up for.
+/// The purpose of an admin queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Goal {
     /// I/O on these namespaces.
@@ -22,22 +22,23 @@ pub enum Goal {
     Discovery,
 }
 
-/// What is left to ask about the namespaces of a controller. A place is an index into its facts.
+/// The namespaces that are still to be identified. An index counts in
+/// [`Identified::namespaces`](super::Identified).
 #[derive(Debug, Default)]
 pub(super) struct Identification {
-    /// Active namespaces, as far as they are listed.
+    /// The active namespaces that were listed so far.
     listed: Vec<Nsid>,
-    /// To be asked about.
+    /// To be identified.
     waiting: VecDeque<usize>,
-    /// Being asked about.
+    /// Being identified.
     under_way: usize,
 }
 
-/// What is known of a namespace that is being asked about.
+/// What is known so far of a namespace that is being identified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known {
     pub(super) place: usize,
-    pub(super) facts: NamespaceFacts,
+    pub(super) identified: IdentifiedNamespace,
     /// Its ANA group.
     pub(super) anagrpid: u32,
 }
@@ -46,14 +47,14 @@ impl Identification {
     /// Takes a page of the active namespace list.
     ///
     /// # Errors
-    /// The list cannot be, or is longer than an image.
+    /// The list is malformed, or longer than an image can use.
     pub(super) fn take_page(&mut self, page: &[u8], status: Status) -> Result<Page, Failure> {
         if !status.is_success() {
             if let Some(last) = self.listed.last() {
                 let message = format!("the controller answered {status} behind namespace {last}");
                 return Err(Failure::new(ErrorKind::Refused, message));
             }
-            self.listed.push(Nsid(1)); // the controller has no such list
+            self.listed.push(Nsid(1)); // the controller does not support the list
             return Ok(Page::Last);
         }
         let page = decode_namespace_list(page).map_err(unsupported)?;
@@ -72,16 +73,16 @@ impl Identification {
             return Err(Failure::new(ErrorKind::Unsupported, message)
                 .hint("name those of the image with ?ns="));
         }
-        Ok(if page.len() == PAGE_ENTRIES { Page::MoreBehind } else { Page::Last })
+        Ok(if page.len() == PAGE_ENTRIES { Page::MayContinue } else { Page::Last })
     }
 
-    /// The last namespace that is listed so far, 0 before the first.
+    /// The last namespace listed so far, 0 before the first.
     pub(super) fn last_listed(&self) -> Nsid {
         self.listed.last().copied().unwrap_or(Nsid(0))
     }
 
-    /// The namespaces that `goal` wants, of those listed; all of them are to be asked about.
-    pub(super) fn begin(&mut self, goal: &Goal) -> Vec<NamespaceFacts> {
+    /// Selects the namespaces that `goal` asks for, and queues all of them for identification.
+    pub(super) fn begin(&mut self, goal: &Goal) -> Vec<IdentifiedNamespace> {
         let nsids = match goal {
             Goal::Namespaces(nsids) => nsids.to_vec(),
             Goal::FirstNamespace => self.listed.iter().copied().take(1).collect(),
@@ -89,16 +90,19 @@ impl Identification {
             Goal::Discovery => Vec::new(),
         };
         self.waiting = (0..nsids.len()).collect();
-        nsids.into_iter().map(|nsid| NamespaceFacts { nsid, ..NamespaceFacts::default() }).collect()
+        nsids
+            .into_iter()
+            .map(|nsid| IdentifiedNamespace { nsid, ..IdentifiedNamespace::default() })
+            .collect()
     }
 
-    /// Has those be asked about again that the changed namespace log names: all, where it names none.
-    /// Whether there are any.
+    /// Queues the namespaces that the changed namespace log names for identification: all, if it names none.
+    /// Returns whether there are any.
     pub(super) fn begin_again(
         &mut self,
         log: &[u8],
         status: Status,
-        known: &[NamespaceFacts],
+        known: &[IdentifiedNamespace],
     ) -> bool {
         let changed = decode_namespace_list(log).ok().filter(|_| status.is_success());
         let changed = changed.filter(|list| !list.is_empty() && list[0] != TOO_MANY_CHANGED);
@@ -114,7 +118,7 @@ impl Identification {
         !self.waiting.is_empty()
     }
 
-    /// The next to be asked about.
+    /// The next namespace to identify.
     pub(super) fn next(&mut self) -> Option<usize> {
         if self.under_way >= AT_ONCE {
             return None;
@@ -124,26 +128,26 @@ impl Identification {
         Some(place)
     }
 
-    /// One that was asked about is known; whether all are.
+    /// One namespace is identified; returns whether all are.
     pub(super) fn finish_one(&mut self) -> bool {
         self.under_way -= 1;
         self.under_way == 0 && self.waiting.is_empty()
     }
 }
 
-/// Where a page of a list ends.
+/// Whether more pages of a list follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Page {
-    /// Behind the last namespace.
+    /// This was the last page.
     Last,
-    /// Perhaps not there: it is full.
-    MoreBehind,
+    /// The page is full, so more may follow.
+    MayContinue,
 }
 
 impl Known {
-    /// Takes the answer to Identify Namespace.
+    /// Decodes the answer to Identify Namespace.
     pub(super) fn take_namespace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let nsid = self.facts.nsid;
+        let nsid = self.identified.nsid;
         let id = IdentifyNamespace::decode(bytes).map_err(|error| match error {
             IdentifyError::Inactive => {
                 Failure::new(ErrorKind::NotFound, format!("there is no namespace {nsid}"))
@@ -151,7 +155,7 @@ impl Known {
             error => unsupported(error),
         })?;
         self.anagrpid = id.anagrpid.get();
-        self.facts = NamespaceFacts {
+        self.identified = IdentifiedNamespace {
             nsid,
             block_len_bytes: id.block_len_bytes(),
             num_blocks: id.num_blocks(),
@@ -161,10 +165,10 @@ impl Known {
         Ok(())
     }
 
-    /// Takes the namespace's descriptors, where Identify Namespace had no identifier.
+    /// Decodes the namespace's descriptors if Identify Namespace had no identifier.
     pub(super) fn take_descriptors(&mut self, bytes: &[u8]) {
-        if self.facts.nguid == [0; 16] {
-            self.facts.nguid = best_identifier(bytes);
+        if self.identified.nguid == [0; 16] {
+            self.identified.nguid = best_identifier(bytes);
         }
     }
 }
@@ -173,7 +177,7 @@ pub(super) fn unsupported(error: IdentifyError) -> Failure {
     Failure::new(ErrorKind::Unsupported, error.to_string())
 }
 
-/// NGUID, UUID or EUI-64 of the descriptors, in this order; zeroes when there is none.
+/// The NGUID, UUID or EUI-64 of the descriptors, in this order of preference; zero when there is none.
 fn best_identifier(bytes: &[u8]) -> [u8; 16] {
     let ids = NamespaceDescriptors::decode(bytes);
     let widen = |eui64: [u8; 8]| {
@@ -184,9 +188,9 @@ fn best_identifier(bytes: &[u8]) -> [u8; 16] {
     ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
 }
 
-/// Refuses a path on which the ANA group of one of the namespaces cannot be reached now. The log: 16
-/// bytes of header with the number of groups at 8, then 32 bytes a group with its identifier at 0 and its
-/// state at 16.
+/// Refuses a path on which the ANA group of a namespace is not reachable now. The log has a header of 16
+/// bytes with the number of groups at byte 8, then 32 bytes for each group with its identifier at byte 0 and
+/// its state at byte 16.
 pub(super) fn check_ana(log: &[u8], namespaces: &[(Nsid, u32)]) -> Result<(), Failure> {
     let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
     let groups = log[16..].chunks_exact(32).take(num_groups);
@@ -196,7 +200,7 @@ pub(super) fn check_ana(log: &[u8], namespaces: &[(Nsid, u32)]) -> Result<(), Fa
             3 => "inaccessible",
             4 => "in persistent loss",
             0xF => "changing",
-            _ => continue, // 1 optimised, 2 not; others do not keep anybody out
+            _ => continue, // 1 optimised, 2 non-optimised; other states do not block access
         };
         if let Some((nsid, _)) = namespaces.iter().find(|(_, anagrpid)| *anagrpid == id) {
             let message = format!("the namespace's ANA group {id} is {state} on this path");
@@ -206,17 +210,17 @@ pub(super) fn check_ana(log: &[u8], namespaces: &[(Nsid, u32)]) -> Result<(), Fa
     Ok(())
 }
 
-/// Namespaces that are asked about at a time: with what else an admin queue has to do they fit in one of 32
+/// The most namespaces identified at a time: with the other commands of an admin queue they fit into its 32
 /// entries.
 const AT_ONCE: usize = 16;
 
-/// As many as an image may have.
+/// The most namespaces of an image.
 const MAX_NAMESPACES: usize = u16::MAX as usize;
 
 /// Entries of a page of the active namespace list.
 const PAGE_ENTRIES: usize = 1024;
 
-/// Stands alone in the changed namespace log where it has no room for all.
+/// The only entry of the changed namespace log when it has no room for all.
 const TOO_MANY_CHANGED: Nsid = Nsid(u32::MAX);
 
 #[cfg(test)]
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_known_by_the_best_identifier_there_is() {
+    fn a_namespace_is_identified_by_nguid_else_uuid_else_eui64() {
         let (nguid, uuid, eui64) = (Some([1; 16]), Some([2; 16]), Some([3; 8]));
         let id = |nguid, uuid, eui64| {
             best_identifier(&NamespaceDescriptors { nguid, uuid, eui64, csi: None }.encode())
@@ -270,7 +274,7 @@ mod tests {
     }
 
     fn wanted(list: &mut Identification, goal: &Goal) -> Vec<u32> {
-        list.begin(goal).iter().map(|facts| facts.nsid.0).collect()
+        list.begin(goal).iter().map(|namespace| namespace.nsid.0).collect()
     }
 
     #[test]
@@ -291,7 +295,7 @@ mod tests {
     fn a_list_is_read_to_its_end_and_must_rise() {
         let page = |nsids: std::ops::Range<u32>| encode_namespace_list(nsids.map(Nsid));
         let mut list = Identification::default();
-        assert_eq!(list.take_page(&page(1..1025), Status::SUCCESS), Ok(Page::MoreBehind));
+        assert_eq!(list.take_page(&page(1..1025), Status::SUCCESS), Ok(Page::MayContinue));
         assert_eq!(list.last_listed(), Nsid(1024));
         let same = list.take_page(&page(1..1025), Status::SUCCESS).unwrap_err();
         assert_eq!(same.kind, ErrorKind::Corrupt, "a target that says the same for ever");
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn only_namespaces_that_have_changed_are_asked_about_again() {
+    fn only_changed_namespaces_are_identified_again() {
         let mut list = Identification::default();
         let known = list.begin(&Goal::Namespaces([3, 5, 7].map(Nsid).into()));
         let mut ask = |log: &[u8], status| {

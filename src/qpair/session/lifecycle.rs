@@ -1,4 +1,4 @@
-//! When the sessions of a set of namespaces come and go: paths, rounds, losses, resets, the end.
+//! The life cycle of sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,99 +7,99 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::{Attached, Facts, Failure};
+use super::{Attached, Failure, Identified};
 use crate::error::ErrorKind;
 use crate::qpair::Namespace;
 use crate::units::deadline;
 
-/// One association with a controller, from its becoming usable to its loss.
+/// One association with a controller, from the moment it is usable to its loss.
 #[derive(Debug)]
 pub struct Session<P, J> {
-    /// Counts the sessions of a set of namespaces, from 1.
+    /// The number of the session, counted from 1.
     pub number: u64,
-    /// The way to it.
+    /// The portal that it uses.
     pub portal: P,
-    /// What I/O queues join it with.
-    pub joint: J,
+    /// What I/O queues need to join it.
+    pub join_info: J,
     /// I/O queues that the controller grants.
     pub num_io_queues: u16,
     /// Entries of each I/O queue.
     pub queue_entries: u16,
-    /// Whether completed writes may be lost with it.
+    /// Whether completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
-    /// The namespaces, as this session takes them: never none.
+    /// The namespaces with the limits of this session; never empty.
     pub namespaces: Vec<Attached>,
-    /// Whether an I/O has succeeded on it: a session that fails before that is not worth hurrying
-    /// for.
+    /// Whether an I/O has succeeded on it. If a session fails before that, its successor is not tried at
+    /// once.
     pub proven: AtomicBool,
 }
 
-/// How the sessions are doing.
+/// The phase of the sessions.
 #[derive(Debug)]
 pub enum Phase<P, J> {
-    /// Being reached for the first time.
+    /// Connecting for the first time.
     Opening,
-    /// Usable.
+    /// A session is live.
     Live(Arc<Session<P, J>>),
-    /// Being reached again; the last failure.
+    /// Reconnecting; the last failure.
     Lost(Failure),
-    /// Given up, for good.
+    /// Given up for good.
     Dead(Failure),
 }
 
-/// How long what may take.
+/// Time limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Opening, all paths and rounds together.
+    /// For opening: all paths and rounds together.
     pub connect_timeout: Duration,
-    /// Reaching a controller again that was lost.
+    /// For reconnecting to a lost controller.
     pub ctrl_loss_tmo: Duration,
 }
 
-/// What is to be done.
+/// What the owner must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Begin to connect to this portal; say at once with [`Lifecycle::handle_failed`] if that fails.
+    /// Start to connect to this portal; call [`Lifecycle::handle_failed`] at once if that fails.
     Connect {
-        /// Its place in the list.
+        /// Its index in the list.
         portal: usize,
     },
-    /// Let go of the controller, for this reason.
+    /// Drop the controller, for this reason.
     Close(Failure),
-    /// Tell people.
+    /// Log this text.
     Say {
-        /// How much it matters.
+        /// The severity.
         level: Level,
-        /// What.
+        /// The text.
         text: String,
     },
 }
 
-/// How much something matters.
+/// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// Something is wrong.
     Warn,
     /// Something has changed.
     Info,
-    /// For whoever looks for a mistake.
+    /// A detail for debugging.
     Debug,
 }
 
-/// The sessions of a set of namespaces. It owns no controller and never asks for the time.
+/// The sessions with a set of namespaces. It owns no controller and never reads a clock.
 ///
-/// After every `handle_*` call do what [`Lifecycle::poll_action`] says until it has nothing.
+/// After every `handle_*` call, do what [`Lifecycle::poll_action`] returns until it returns `None`.
 #[derive(Debug)]
 pub struct Lifecycle<P, J> {
     limits: Limits,
-    /// Never empty; the user's order.
+    /// Never empty; in the user's order.
     portals: Arc<[P]>,
     stage: Stage<P, J>,
-    /// What the namespaces were when they were first seen.
+    /// The namespaces as they were first identified.
     identity: Option<Arc<[Attached]>>,
-    /// Why there is no session, once it was seen.
+    /// The last failure after the namespaces were first identified.
     lost: Option<Failure>,
-    /// Queue identifiers of the present session that nobody uses, the longest unused first.
+    /// Unused queue identifiers of the current session, the longest unused first.
     free_qids: VecDeque<u16>,
     num_pairs: usize,
     always_digested: bool,
@@ -109,33 +109,33 @@ pub struct Lifecycle<P, J> {
     tried: usize,
     /// The number of the next session.
     next_number: u64,
-    /// When the last session was lost, or opening began.
+    /// When the last session was lost, or when opening began.
     since: Instant,
     backoff: Backoff,
-    /// How many more rounds opening may take, if what it met may pass.
+    /// How many more rounds opening may take after failures that may be transient.
     rounds: u32,
-    /// Why each portal failed last.
+    /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
     actions: VecDeque<Action>,
 }
 
 #[derive(Debug)]
 enum Stage<P, J> {
-    /// All portals have been tried.
+    /// All portals have been tried; the next round begins later.
     Waiting { until: Instant },
-    /// A controller is on its way up, until this time at most.
+    /// A controller is being connected, until this time at most.
     Connecting { deadline: Instant },
-    /// There is a session, since this time.
+    /// A session has been live since this time.
     Live { session: Arc<Session<P, J>>, since: Instant },
-    /// A queue pair has ended the session. Its controller is not let go of yet.
+    /// A queue pair has ended the session; its controller is not dropped yet.
     Reset { session: Arc<Session<P, J>>, since: Instant, reason: Failure },
     /// Given up.
     Dead(Failure),
 }
 
 impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
-    /// The first round begins with the first [`Lifecycle::handle_time`]. `seen` is what the namespaces
-    /// were if they were opened before, `random` any number.
+    /// The first round begins with the first [`Lifecycle::handle_time`]. `seen` holds the namespaces if they
+    /// were identified before; `random` is any number.
     pub fn new(
         now: Instant,
         limits: Limits,
@@ -153,7 +153,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             free_qids: VecDeque::new(),
             num_pairs: 0,
             always_digested: true,
-            portal: portals.len() - 1, // the first is next
+            portal: portals.len() - 1, // so the next one is the first
             tried: 0,
             next_number: 1,
             since: now,
@@ -183,17 +183,17 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// Whether a queue pair has ended the session, and its controller is still there.
+    /// Whether a queue pair has ended the session, and its controller still exists.
     pub fn is_reset(&self) -> bool {
         matches!(self.stage, Stage::Reset { .. })
     }
 
-    /// Whether there will be no session any more.
+    /// Whether there will be no further session.
     pub fn is_dead(&self) -> bool {
         matches!(self.stage, Stage::Dead(_))
     }
 
-    /// What the namespaces were when they were first seen.
+    /// The namespaces as they were first identified.
     pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.as_ref()
     }
@@ -213,17 +213,17 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// What is to be done next.
+    /// The next action.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    // What queue pairs say.
+    // Called for queue pairs.
 
-    /// Counts one queue pair more.
+    /// Adds a queue pair to the count.
     ///
     /// # Errors
-    /// Each I/O queue that the controller granted is in use: how many.
+    /// All I/O queues that the controller granted are in use; the error is their number.
     pub fn add_pair(&mut self) -> Result<(), u16> {
         if let Some(granted) = self.live().map(|session| session.num_io_queues)
             && self.num_pairs >= usize::from(granted)
@@ -234,27 +234,27 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         Ok(())
     }
 
-    /// Counts one queue pair less.
+    /// Subtracts a queue pair from the count.
     pub fn remove_pair(&mut self) {
         self.num_pairs -= 1;
     }
 
-    /// A queue identifier of session `number`; `None` when it is over or grants no more.
+    /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
     pub fn take_qid(&mut self, number: u64) -> Option<u16> {
         self.is_live(number).then(|| self.free_qids.pop_front()).flatten()
     }
 
-    /// Takes a queue identifier of session `number` back.
+    /// Returns a queue identifier of session `number`.
     pub fn give_qid(&mut self, number: u64, qid: u16) {
         if self.is_live(number) {
             self.free_qids.push_back(qid);
         }
     }
 
-    /// Ends session `number`, which does not work for a queue pair; whether it was live.
+    /// Ends session `number` because a queue pair found it broken; returns whether it was live.
     ///
-    /// It is over at once, not when its controller is let go of: a queue pair that joined it again could
-    /// reach a target that has restarted, whose flush says nothing about writes before that.
+    /// It ends at once, not when its controller is dropped. A queue pair that joined it again could reach a
+    /// restarted target, whose flush says nothing about earlier writes.
     pub fn reset(&mut self, number: u64, reason: Failure) -> bool {
         let Stage::Live { session, since } = &self.stage else { return false };
         if session.number != number {
@@ -269,9 +269,9 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.live().is_some_and(|session| session.number == number)
     }
 
-    // What the controller and time say.
+    // Called for the controller and for time.
 
-    /// Does what time asks for; `at` is what a controller on its way up is at, for people.
+    /// Handles timeouts; `at` names the current step of a controller that is being connected.
     pub fn handle_time(&mut self, now: Instant, at: &str) {
         match &self.stage {
             Stage::Waiting { until } if now >= *until => {
@@ -290,12 +290,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The controller is up, with these facts; `namespaces` is what they make of those.
+    /// The controller is up and was identified; `namespaces` describes its namespaces to queue pairs.
     pub fn handle_ready(
         &mut self,
         now: Instant,
-        joint: J,
-        facts: &Facts,
+        join_info: J,
+        identified: &Identified,
         namespaces: Vec<Attached>,
     ) {
         if !matches!(self.stage, Stage::Connecting { .. }) {
@@ -316,22 +316,22 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let session = Arc::new(Session {
             number: self.next_number,
             portal,
-            joint,
-            num_io_queues: facts.num_io_queues,
+            join_info,
+            num_io_queues: identified.num_io_queues,
             queue_entries: queue_depth + 1,
-            has_volatile_write_cache: facts.has_volatile_write_cache,
+            has_volatile_write_cache: identified.has_volatile_write_cache,
             namespaces,
             proven: AtomicBool::new(false),
         });
-        self.always_digested &= facts.hdr_digest && facts.data_digest;
+        self.always_digested &= identified.hdr_digest && identified.data_digest;
         self.free_qids = (1..=session.num_io_queues).collect();
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
         self.stage = Stage::Live { session, since: now };
     }
 
-    /// Namespaces were identified again while the session is live. One that has grown is used as it
-    /// was; one that is another, or has shrunk, ends the session.
+    /// Namespaces were identified again while the session is live. A namespace that has grown keeps its old
+    /// size here; one that is another namespace, or has shrunk, ends the session.
     pub fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
         let (Stage::Live { .. }, Some(seen)) = (&self.stage, &self.identity) else { return };
         for (seen, now) in seen.iter().zip(&mut namespaces) {
@@ -342,7 +342,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// An attempt to connect has failed, or the session is lost.
+    /// An attempt to connect has failed, or the session was lost.
     pub fn handle_failed(&mut self, now: Instant, failure: Failure) {
         let was_live = match &self.stage {
             Stage::Waiting { .. } | Stage::Dead(_) => return,
@@ -350,7 +350,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             Stage::Live { session, since } | Stage::Reset { session, since, .. } => {
                 let lived = now.saturating_duration_since(*since);
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
-                    self.backoff.begin_anew();
+                    self.backoff.reset();
                 } else {
                     self.backoff.hurry_no_more();
                 }
@@ -360,8 +360,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         };
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[self.portal]);
-        // Opened over the only path, the caller gets it as the error; and once a loss is told, that
-        // it goes on is not news.
+        // With a single path the caller gets the failure as its error. After a loss was logged, further
+        // failures are not logged as news.
         let several = self.portals.len() > 1;
         match opening {
             true if several => self.say(Level::Warn, failure.to_string()),
@@ -376,7 +376,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         if !opening {
             self.lost = Some(failure);
         }
-        // At once on the other portals and then on this; after that more and more slowly.
+        // Try the other portals at once, then this one; after that, wait longer and longer.
         if self.tried >= self.portals.len() || !self.backoff.is_fresh() {
             self.stage = Stage::Waiting { until: now + self.backoff.next() };
         } else {
@@ -384,15 +384,15 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// There will be no session any more.
+    /// Ends the sessions for good.
     pub fn give_up(&mut self, failure: Failure) {
         self.stage = Stage::Dead(failure);
     }
 
-    /// Keeps why the portal failed.
+    /// Records why the portal failed.
     fn note(&mut self, opening: bool, failure: &Failure) {
         let known = &mut self.failures[self.portal];
-        // Silence says less than what was said before: somebody else may be listening there.
+        // A timeout says less than an earlier answer: another host may be listening there.
         let says_less = |known: &Failure| {
             failure.kind == ErrorKind::TimedOut && known.kind == ErrorKind::Corrupt
         };
@@ -401,7 +401,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// Why it is given up, if it is to be.
+    /// The failure to give up with, if it is time to.
     fn end(&mut self, now: Instant, opening: bool, failure: &Failure) -> Option<Failure> {
         if self.failures.iter().all(is_stale) {
             return Some(failure.clone());
@@ -413,8 +413,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         over.then(|| self.last_words(opening, limit))
     }
 
-    /// Whether opening may go round once more: a byte that was damaged on its way, or a connection that
-    /// broke, may be the only one. What was refused, or not answered in its time, stays so.
+    /// Whether opening may try another round. A damaged byte or a broken connection may be transient; a
+    /// refusal or a timeout is not.
     fn next_round(&mut self) -> bool {
         let may_pass = |failure: &Failure| {
             matches!(failure.kind, ErrorKind::Corrupt | ErrorKind::Disconnected)
@@ -423,7 +423,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.rounds > 0 && self.failures.iter().flatten().any(may_pass)
     }
 
-    /// The failure to end with: that of the first portal, and what the others said.
+    /// The failure to give up with: that of the first portal, and those of the others.
     fn last_words(&self, opening: bool, limit: Duration) -> Failure {
         let mut failures = self.failures.iter().flatten();
         let mut last = failures.next().cloned().expect("something has failed");
@@ -437,7 +437,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         last
     }
 
-    /// Begins to connect to the next portal, but never to one whose namespace was another.
+    /// Starts to connect to the next portal, but never to one that led to another namespace.
     fn connect_next(&mut self, now: Instant) {
         let num_portals = self.portals.len();
         for _ in 0..num_portals {
@@ -461,7 +461,7 @@ fn is_stale(failure: &Option<Failure>) -> bool {
     failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
 }
 
-/// Compares namespaces with those that were there first.
+/// Compares namespaces with those that were first identified.
 fn check_identities(seen: &[Attached], now: &[Attached]) -> Result<(), Failure> {
     if seen.len() != now.len() {
         let message =
@@ -474,7 +474,7 @@ fn check_identities(seen: &[Attached], now: &[Attached]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Compares a namespace with the one that was there first.
+/// Compares a namespace with the one that was first identified.
 fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     let same = seen.nguid == now.nguid
         && seen.block_len_bytes == now.block_len_bytes
@@ -494,10 +494,10 @@ fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Stale, message).hint("open it again"))
 }
 
-/// Rounds over all portals while a namespace is opened.
+/// The most rounds over all portals while opening.
 const OPENING_ROUNDS: u32 = 3;
 
-/// A session that lasted this long did work, even if nothing was read.
+/// A session that lasted this long counts as working, even if nothing was read.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
-//! Sessions with a controller as pure state machines: time, bytes and failures go in; bytes, I/Os and
-//! wishes come out.
+//! Sessions with a controller as pure state machines: time, bytes and failures go in; bytes, I/Os and actions
+//! come out.
 //!
-//! A *session* is one association with a controller, from its becoming usable to its loss: an admin queue
-//! and I/O queues, for a set of namespaces that is the same in each. Each queue has a [`Channel`], which is
-//! its connection from the first byte to its use.
-//! There is no socket, thread or clock here, so the same code runs below the engine `tcp` and in a
-//! simulated network (`tests/netsim`).
+//! A *session* is one association with a controller, from the moment it is usable to its loss: an admin queue
+//! and I/O queues, for a fixed set of namespaces. Each queue has a [`Channel`], which is its connection from
+//! the first byte on. There is no socket, thread or clock here, so the same code runs below the engine `tcp`
+//! and in a simulated network (`tests/netsim`).
 //!
-//! It knows what to do, never how: who opens sockets, sleeps and wakes is `remote`, and the engine. What it
-//! keeps to, and the tests look for, are the rules at the head of `remote/mod.rs`.
+//! This module decides what to do. Opening sockets, sleeping and waking are done by `remote` and the engine.
+//! The invariants, which the tests check, are listed in `remote/mod.rs`.
 //!
 //! | file | whose life | who owns it |
 //! |---|---|---|
@@ -33,63 +32,63 @@ mod shared;
 
 pub use backlog::{Answer, Attempt, Backlog};
 pub use connect::{Channel, ConnectTerms, Credentials};
-pub use controller::{Controller, Joint, Terms};
+pub use controller::{Controller, JoinInfo, Terms};
 pub use durability::Durability;
 pub use failure::Failure;
 pub use identification::Goal;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{IoQueue, Portal};
-pub use shared::{Entrance, Shared};
+pub use shared::{SessionState, Shared};
 
 use super::Namespace;
 use crate::nvme::Nqn;
 use crate::units::Nsid;
 
-/// Who this host is. One NQN always comes with one identifier.
+/// The identity of this host. One NQN always has the same identifier.
 #[derive(Debug, Clone)]
 pub struct HostIdentity {
     /// The host NQN.
     pub nqn: Nqn,
     /// The host identifier.
     pub id: [u8; 16],
-    /// What it proves itself with, if a controller wants it to.
+    /// The secrets that it authenticates with, if a controller requires that.
     pub credentials: Option<Credentials>,
 }
 
-/// What a turn of an admin queue brought.
+/// What polling an admin queue found.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// Nothing that concerns anybody.
-    Quiet,
-    /// The goal is reached: the [`Facts`] hold.
+pub enum AdminEvent {
+    /// Nothing that the session or its queues must know.
+    Nothing,
+    /// The goal is reached: [`Identified`] is complete.
     Ready,
-    /// Namespaces were identified again after an event: the [`Facts`] are new.
+    /// Namespaces were identified again after an asynchronous event: [`Identified`] has changed.
     Changed,
 }
 
-/// What was learnt about a controller and its namespaces.
+/// What Identify and Get Features said about a controller and its namespaces.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
-    /// I/O queues that it grants.
+pub struct Identified {
+    /// The number of I/O queues that the controller grants.
     pub num_io_queues: u16,
-    /// Most entries of an I/O queue.
+    /// The most entries of an I/O queue.
     pub max_entries: u32,
-    /// Most data of a command, when the controller says.
+    /// The largest transfer of a command, if the controller limits it.
     pub max_transfer_bytes: Option<u32>,
-    /// Whether completed writes may be lost with it.
+    /// Whether completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
     /// Whether headers carry digests.
     pub hdr_digest: bool,
     /// Whether data carry digests.
     pub data_digest: bool,
-    /// The namespaces that were asked for, in that order; all of them: by their identifiers.
-    pub namespaces: Vec<NamespaceFacts>,
+    /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
+    pub namespaces: Vec<IdentifiedNamespace>,
 }
 
-/// What was learnt about a namespace.
+/// What Identify said about a namespace.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NamespaceFacts {
-    /// How commands name it.
+pub struct IdentifiedNamespace {
+    /// The NSID that commands use.
     pub nsid: Nsid,
     /// Bytes of a logical block.
     pub block_len_bytes: u32,
@@ -97,22 +96,22 @@ pub struct NamespaceFacts {
     pub num_blocks: u64,
     /// Whether it takes no writes.
     pub write_protected: bool,
-    /// The best identifier there is: NGUID, UUID, EUI-64, or zero.
+    /// The NGUID, else the UUID, else the EUI-64, else zero.
     pub nguid: [u8; 16],
 }
 
-/// A namespace of a session. Its place among the others is the same in all sessions.
+/// A namespace of a session. Its index is the same in all sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
-    /// How commands name it.
+    /// The NSID that commands use.
     pub nsid: Nsid,
-    /// What it is.
+    /// Its properties.
     pub namespace: Namespace,
 }
 
-impl Facts {
-    /// What they make of the namespaces, for a host that asks for queues of `queue_size` entries;
-    /// `address` is how the user knows a namespace.
+impl Identified {
+    /// The namespaces as queue pairs see them, for a host that asks for queues of `queue_size` entries.
+    /// `address` gives the user's name of a namespace.
     pub fn attached(
         &self,
         address: impl Fn(Nsid) -> String,
@@ -123,16 +122,16 @@ impl Facts {
         let entries = u32::from(queue_size).clamp(2, MAX_QUEUE_ENTRIES);
         let entries = entries.min(self.max_entries).max(2);
         let most = self.max_transfer_bytes.unwrap_or(u32::MAX).min(MAX_TRANSFER_BYTES);
-        let attached = self.namespaces.iter().map(|facts| Attached {
-            nsid: facts.nsid,
+        let attached = self.namespaces.iter().map(|namespace| Attached {
+            nsid: namespace.nsid,
             namespace: Namespace {
-                address: address(facts.nsid),
-                block_len_bytes: facts.block_len_bytes,
-                num_blocks: facts.num_blocks,
-                max_transfer_bytes: most.min(facts.block_len_bytes.saturating_mul(MAX_BLOCKS)),
+                address: address(namespace.nsid),
+                block_len_bytes: namespace.block_len_bytes,
+                num_blocks: namespace.num_blocks,
+                max_transfer_bytes: most.min(namespace.block_len_bytes.saturating_mul(MAX_BLOCKS)),
                 queue_depth: (entries - 1) as u16,
-                nguid: facts.nguid,
-                read_only: facts.write_protected || !writable,
+                nguid: namespace.nguid,
+                read_only: namespace.write_protected || !writable,
                 engine: engine.to_owned(),
             },
         });
@@ -141,18 +140,19 @@ impl Facts {
 }
 
 impl Namespace {
-    /// What a queue pair calls its namespace in a session that calls it `now`. Callers have cut their I/O
-    /// to what it took before, so it never takes less at once: the backlog cuts what a session does not take.
+    /// The properties that a queue pair reports in a session where the namespace is `now`. Callers have split
+    /// their I/O by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that a
+    /// session does not take whole.
     pub(in crate::qpair) fn in_session(&self, now: &Namespace) -> Namespace {
         let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
         Namespace { max_transfer_bytes, ..now.clone() }
     }
 }
 
-/// Larger transfers gain nothing, and some targets end the connection over them although they state
-/// no limit.
+/// Larger transfers are no faster, and some targets close the connection over them although they state no
+/// limit.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
-/// What the 0-based 16-bit field of a read or write can say.
+/// The range of the 0-based 16-bit block count of a read or write.
 const MAX_BLOCKS: u32 = 1 << 16;
-/// Most entries of a queue here: the CID has 12 bits for the slot.
+/// The most entries of a queue: the CID has 12 bits for the slot.
 const MAX_QUEUE_ENTRIES: u32 = 4096;

@@ -1,4 +1,4 @@
-//! An I/O queue and its life: without a session, on its way into one, in one, and out of it again.
+//! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,18 +10,20 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::connect::Event;
-use super::{Answer, Attempt, Backlog, Channel, Entrance, Failure, Joint, Session, Shared, Terms};
+use super::{
+    Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
+};
 use crate::error::ErrorKind;
 use crate::nvme::{Cqe, Sgl, Sqe, TcpAddress};
 use crate::qpair::{Fence, Io, IoError, IoOp, Namespace};
 use crate::tcp::host::{CommandError, Transfer};
 
-/// One way to the namespaces: an address that a name stands for, on one of the user's paths.
+/// One route to the namespaces: a socket address that the name in one of the user's paths resolves to.
 #[derive(Debug, Clone)]
 pub struct Portal {
-    /// The address, as the user knows it.
+    /// The user's address.
     pub address: TcpAddress,
-    /// The socket address that it stands for.
+    /// The socket address that it resolves to.
     pub socket: SocketAddr,
 }
 
@@ -31,41 +33,41 @@ impl fmt::Display for Portal {
     }
 }
 
-/// What the queues of a controller over NVMe/TCP share.
-pub type TcpShared = Shared<Portal, Joint>;
-type TcpSession = Session<Portal, Joint>;
+/// The shared state of the queues of an NVMe/TCP controller.
+pub type TcpShared = Shared<Portal, JoinInfo>;
+type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// What is to be done about the connection.
+/// What the owner must do with the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Begin to connect to this address; say with [`IoQueue::moved`] if that fails.
+    /// Start to connect to this address; report a failure by [`IoQueue::moved`].
     Open(SocketAddr),
-    /// Close the connection, then say so with [`IoQueue::closed`]; `owes_data`: what has not been sent is
-    /// not to be.
+    /// Close the connection, then call [`IoQueue::closed`]. With `owes_data`, discard what the socket has not
+    /// sent.
     Close {
         /// See above.
         owes_data: bool,
     },
 }
 
-/// An I/O queue. It owns no socket and never asks for the time. What becomes of an I/O without a connection,
-/// the [`Backlog`] knows.
+/// An I/O queue. It owns no socket and never reads a clock. The [`Backlog`] holds the I/Os that are not on a
+/// connection.
 ///
-/// Its members submit to it, each for one namespace of the session; a completion says whose it is.
+/// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
-/// A turn: [`IoQueue::begin`], move the bytes of [`IoQueue::channel`] if there is a connection and say with
-/// [`IoQueue::moved`] how that went, [`IoQueue::finish`], send; and after each of these do what
+/// A turn is: [`IoQueue::begin`]; transfer the bytes of [`IoQueue::channel`], if there is a connection, and
+/// report the result by [`IoQueue::moved`]; [`IoQueue::finish`]; send. After each of these do what
 /// [`IoQueue::poll_action`] says.
 #[derive(Debug)]
 pub struct IoQueue {
-    /// With what to connect, but for the subsystem, which the session's portal says.
+    /// The parameters of a connection, without the subsystem, which the session's portal names.
     terms: Terms,
     ctrl_loss_tmo: Duration,
     members: Slab<Member>,
-    /// Whether writes of some member are held back by a fence.
+    /// Whether some member has a fence.
     has_fence: bool,
-    /// How often it has joined a session.
+    /// How many sessions it has joined.
     num_joins: u64,
     state: State,
     backlog: Backlog,
@@ -74,49 +76,49 @@ pub struct IoQueue {
     now: Instant,
 }
 
-/// Who submits to a queue.
+/// One submitter of a queue.
 #[derive(Debug)]
 struct Member {
-    /// The place of its namespace in the session.
+    /// The index of its namespace in the session.
     place: usize,
-    /// What the namespace was when the queue last joined a session, with the largest transfer that any
-    /// session took: see [`Namespace::in_session`].
+    /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
+    /// [`Namespace::in_session`].
     namespace: Namespace,
-    /// What its writes are held back by.
+    /// The fence of its writes.
     fence: Option<Arc<Fence>>,
-    /// Its I/Os that were taken and have not been handed out.
+    /// Its I/Os that were taken and whose completions were not handed out.
     owed: usize,
-    /// Whether it is gone, and only I/Os on their way keep its number.
-    has_parted: bool,
+    /// Whether it was removed; outstanding I/Os keep its number.
+    is_removed: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    /// No connection; to be tried at this time. `attempt` counts those within one session.
+    /// No connection; the next attempt is at this time. `attempt` counts the attempts within one session.
     Down { retry_at: Instant, attempt: u32 },
-    /// There will be none any more.
+    /// There will be no further connection.
     Dead { reason: String },
-    /// On the way into a session.
+    /// Connecting to a session.
     Joining { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, attempt: u32 },
     /// In a session.
     Joined { channel: QueueChannel, session: Arc<TcpSession>, qid: u16 },
-    /// On the way out: what was aimed at buffers is being closed.
+    /// Closing: buffers that the connection may still write to are not free yet.
     Closing { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, why: Why },
 }
 
-/// Why a connection is closed.
+/// Why a connection is being closed.
 #[derive(Debug)]
 enum Why {
-    /// The session is over, or nobody needs the queue any more.
+    /// The session is over, or the queue is no longer needed.
     Over(String),
-    /// This queue does not work, and with it the session.
+    /// This queue failed, and with it the session.
     Failed(Failure),
-    /// Connect was refused, for the `attempt`-th time: it is tried again at this time.
+    /// Connect was refused for the `attempt`-th time; the next attempt is at this time.
     Refused { failure: Failure, retry_at: Instant, attempt: u32 },
 }
 
 impl IoQueue {
-    /// A queue that joins a session as soon as there is one.
+    /// Creates a queue that joins a session as soon as one is live.
     pub fn new(now: Instant, terms: Terms, ctrl_loss_tmo: Duration) -> IoQueue {
         IoQueue {
             terms,
@@ -131,17 +133,17 @@ impl IoQueue {
         }
     }
 
-    /// Lets one submit I/Os for the namespace at `place`, which is `namespace` now: its number among the
-    /// members.
-    pub fn admit(&mut self, place: usize, namespace: Namespace) -> usize {
-        let (fence, owed, has_parted) = (None, 0, false);
-        self.members.insert(Member { place, namespace, fence, owed, has_parted })
+    /// Adds a member that submits I/Os for the namespace at index `place`, whose properties are `namespace`;
+    /// returns its number.
+    pub fn add_member(&mut self, place: usize, namespace: Namespace) -> usize {
+        let (fence, owed, is_removed) = (None, 0, false);
+        self.members.insert(Member { place, namespace, fence, owed, is_removed })
     }
 
-    /// A member submits no more and wants no completions. What it has not had sent is not sent; where it has
-    /// writes on their way, the connection is closed, so that they come no later than it lives; and with it
-    /// the session, since who joins that again may reach a target that has taken the place of this one.
-    pub fn part(&mut self, member: usize) {
+    /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
+    /// If it has writes on the connection, the connection is closed, so that they cannot be applied after it,
+    /// and the session ends: a queue that joined it again could reach another target in its place.
+    pub fn remove_member(&mut self, member: usize) {
         let reason = "its queue pair was dropped";
         self.backlog.fail_those_of(member, reason);
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
@@ -149,48 +151,48 @@ impl IoQueue {
             let message = "a queue pair with writes on their way was dropped";
             self.fail(Failure::new(ErrorKind::Disconnected, message));
         }
-        self.members[member].has_parted = true;
+        self.members[member].is_removed = true;
         self.forget_if_done(member);
     }
 
     fn forget_if_done(&mut self, member: usize) {
-        if self.members[member].has_parted && self.members[member].owed == 0 {
+        if self.members[member].is_removed && self.members[member].owed == 0 {
             self.members.remove(member);
         }
     }
 
-    /// The namespace of a member, as I/Os are cut to it.
+    /// The namespace of a member, with the limits that I/Os must respect.
     pub fn namespace(&self, member: usize) -> &Namespace {
         &self.members[member].namespace
     }
 
-    /// How often it has joined a session: with each of them, namespaces may be other than before.
+    /// How many sessions it has joined: with each one the namespaces' properties may change.
     pub fn num_joins(&self) -> u64 {
         self.num_joins
     }
 
-    /// What became of I/Os that are in no connection.
+    /// The I/Os that are not on the connection.
     pub fn backlog(&mut self) -> &mut Backlog {
         &mut self.backlog
     }
 
-    /// I/Os taken and not completed, of all members.
+    /// The number of I/Os taken and not completed, of all members.
     pub fn owed(&self) -> usize {
         self.backlog.owed()
     }
 
-    /// Holds writes of a member back that are taken from now on while `fence` is closed.
+    /// Sets the fence of a member: writes taken from now on are not sent while it is closed.
     pub fn use_fence(&mut self, member: usize, fence: &Arc<Fence>) {
         self.members[member].fence = Some(Arc::clone(fence));
         self.has_fence = true;
     }
 
-    /// Whether it is in a session.
+    /// Whether it has joined a session.
     pub fn is_joined(&self) -> bool {
         matches!(self.state, State::Joined { .. })
     }
 
-    /// What a queue that is not in a session is at, for people.
+    /// The current step of a queue that has not joined a session, as text.
     pub fn stage(&self) -> &'static str {
         let stage = match &self.state {
             State::Joining { channel, .. } => channel.stage(),
@@ -199,12 +201,12 @@ impl IoQueue {
         stage.unwrap_or("waiting for the controller")
     }
 
-    /// What is to be done about the connection.
+    /// What the owner must do with the connection.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.action.take()
     }
 
-    /// The connection, while one is to be moved.
+    /// The connection, if its bytes are to be transferred.
     pub fn channel(&mut self) -> Option<&mut QueueChannel> {
         match &mut self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
@@ -212,7 +214,7 @@ impl IoQueue {
         }
     }
 
-    /// Whether room to send matters, beside something to receive.
+    /// Whether to wait for room to send, besides data to receive.
     pub fn wants_writable(&self) -> bool {
         match &self.state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => {
@@ -222,7 +224,7 @@ impl IoQueue {
         }
     }
 
-    /// When the next turn must be although nothing moves.
+    /// When the next turn must begin even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
             State::Down { retry_at, .. } => Some(*retry_at),
@@ -234,7 +236,7 @@ impl IoQueue {
         [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
     }
 
-    /// Takes what there is room for from a member.
+    /// Takes I/Os of a member while there is room.
     pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
         let Member { place, namespace, fence, owed, .. } = &mut self.members[member];
         let count = self.backlog.take((member, *place), pending, namespace, fence.as_ref());
@@ -242,7 +244,7 @@ impl IoQueue {
         count
     }
 
-    /// Begins a turn: notices what has happened elsewhere.
+    /// Begins a turn: notices a lost session and a closed fence, and tries to join a session.
     pub fn begin(&mut self, now: Instant, shared: &TcpShared) {
         self.now = now;
         self.notice_lost_session(shared);
@@ -254,36 +256,36 @@ impl IoQueue {
         }
     }
 
-    /// Takes note of how moving bytes went, or opening the connection.
+    /// Handles the result of transferring bytes, or of opening the connection.
     pub fn moved(&mut self, moved: Result<(), Failure>) {
-        // The error first: what had come with it, a target may have said in one segment with what ends
-        // the connection, and `closed` takes what had ended.
+        // A failure is handled before events: a target may send answers in the same segment as the end of the
+        // connection. `closed` handles the answers.
         match moved {
             Ok(()) => self.go_on_joining(),
             Err(failure) => self.fail(failure),
         }
     }
 
-    /// Ends a turn: puts I/Os that wait into the connection, to be sent together.
+    /// Ends a turn: puts waiting I/Os on the connection, which are then sent together.
     pub fn finish(&mut self, shared: &TcpShared) {
         self.backlog.wake_delayed(self.now);
         self.issue(self.now, shared);
         match &self.state {
-            // There is no hope.
+            // There will be no further session.
             State::Dead { reason } => self.backlog.fail_all(reason),
-            // Nothing has worked for the time after which a controller is given up.
+            // The queue gives up after the same time as the controller.
             _ => self.backlog.give_up_in_time(self.now, self.ctrl_loss_tmo),
         }
     }
 
-    /// Puts I/Os that wait into the connection.
+    /// Puts waiting I/Os on the connection.
     pub fn issue(&mut self, now: Instant, shared: &TcpShared) {
         self.now = now;
         let State::Joined { channel, session, .. } = &mut self.state else { return };
         while channel.has_room() {
             let Some(attempt) = self.backlog.next_to_issue(shared, session) else { break };
-            if self.members[attempt.member].has_parted {
-                // Its last connection was closed, or it was answered that it may be tried again.
+            if self.members[attempt.member].is_removed {
+                // Its connection was closed, or the controller asked for a retry.
                 let reason = IoError::Disconnected("its queue pair was dropped".to_owned());
                 self.backlog.end(attempt, Err(reason));
                 continue;
@@ -294,14 +296,14 @@ impl IoQueue {
         }
     }
 
-    /// The next completion, which is handed out with this.
+    /// The next completion, which counts as handed out.
     pub fn next_completion(&mut self, shared: &TcpShared) -> Option<Answer> {
         loop {
             let answer = self.next_answer(shared)?;
             self.backlog.handed_out(1);
             let member = &mut self.members[answer.member];
             member.owed -= 1;
-            if !member.has_parted {
+            if !member.is_removed {
                 return Some(answer);
             }
             self.forget_if_done(answer.member);
@@ -331,18 +333,18 @@ impl IoQueue {
         }
     }
 
-    /// Leaves the session, if it is in one.
-    pub fn leave(&mut self, reason: &str) {
+    /// Leaves the session, if it has joined one.
+    pub fn leave_session(&mut self, reason: &str) {
         self.close(Why::Over(reason.to_owned()));
     }
 
-    /// The process has forked, and the queue was left: what it shared is the parent's.
-    pub fn begin_anew(&mut self, now: Instant) {
-        self.backlog.begin_anew(now);
+    /// Restarts in a child process: the shared state belongs to the parent.
+    pub fn reset_after_fork(&mut self, now: Instant) {
+        self.backlog.reset_after_fork(now);
     }
 
-    /// The connection is closed: buffers that were aimed at by it are ours again. What had ended is kept,
-    /// what had not is issued again or has failed.
+    /// The connection is closed, so its buffers are free. I/Os that were answered are completed; the others
+    /// are issued again or fail.
     pub fn closed(&mut self, shared: &TcpShared) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
         let (channel, session, qid, why) = match std::mem::replace(&mut self.state, down) {
@@ -354,8 +356,8 @@ impl IoQueue {
         };
         self.backlog.set_down(self.now);
         let (mut attempts, ended) = channel.abandon();
-        let has_parted = |attempt: &&mut Attempt| self.members[attempt.member].has_parted;
-        attempts.iter_mut().filter(has_parted).for_each(Attempt::tell_nobody);
+        let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
+        attempts.iter_mut().filter(is_removed).for_each(Attempt::tell_nobody);
         for (attempt, result) in ended {
             if let Some(answer) = self.judge(shared, &session, attempt, result) {
                 self.backlog.finish(answer);
@@ -372,7 +374,7 @@ impl IoQueue {
         }
         match why {
             Why::Over(_) => {}
-            // What is wrong with one queue is wrong with the controller, or with the path to it.
+            // A failure of one queue counts as a failure of the controller, or of the path to it.
             Why::Failed(failure) => {
                 shared.request_reset(session.number, failure.clone());
                 self.backlog.note(failure);
@@ -394,8 +396,8 @@ impl IoQueue {
         }
     }
 
-    /// Bytes of a write that may not be sent any more must not follow those that were: the connection
-    /// ends, and with it the session, which might hold some of them back.
+    /// The rest of a write that may not be sent any more must not follow the bytes that were sent. So the
+    /// connection ends, and with it the session, whose target might hold some of these bytes back.
     fn notice_closed_fence(&mut self) {
         let State::Joined { channel, .. } = &self.state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
@@ -404,16 +406,16 @@ impl IoQueue {
         }
     }
 
-    /// Begins to connect to the live session, if there is one.
+    /// Starts to connect to the live session, if there is one.
     fn try_join(&mut self, attempt: u32, shared: &TcpShared) {
         let retry = State::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
-        let session = match shared.entrance(&mut self.backlog) {
-            Entrance::Open(session) => session,
-            Entrance::NotYet => {
+        let session = match shared.session_state(&mut self.backlog) {
+            SessionState::Live(session) => session,
+            SessionState::Pending => {
                 self.state = retry;
                 return;
             }
-            Entrance::Closed(reason) => {
+            SessionState::Ended(reason) => {
                 self.state = State::Dead { reason };
                 return;
             }
@@ -426,20 +428,20 @@ impl IoQueue {
             }
             return;
         };
-        let mut terms = self.terms.of_io_queue(&session.joint, qid, session.queue_entries);
+        let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
         terms.subnqn = session.portal.address.subnqn.clone();
         self.action = Some(Action::Open(session.portal.socket));
         let channel = Channel::new(self.now, terms);
         self.state = State::Joining { channel, session, qid, attempt };
     }
 
-    /// Takes the events of a connection that is not yet in a session.
+    /// Handles the events of a connection that has not joined its session yet.
     fn go_on_joining(&mut self) {
         let State::Joining { channel, attempt, .. } = &mut self.state else { return };
         match channel.poll_event(self.now) {
             None => {}
             Some(Event::Ready { .. }) => self.become_joined(),
-            // A target may not have noticed yet that the last connection of this queue is gone.
+            // The target may not have noticed yet that the previous connection of this queue is closed.
             Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
                 let (retry_at, attempt) = (self.now + JOIN_INTERVAL, *attempt + 1);
                 self.close(Why::Refused { failure, retry_at, attempt });
@@ -456,7 +458,7 @@ impl IoQueue {
         else {
             unreachable!("only a joining queue is answered its Connect")
         };
-        channel.set_max_in_capsule(session.joint.max_in_capsule);
+        channel.set_max_in_capsule(session.join_info.max_in_capsule);
         for (_, member) in &mut self.members {
             let now = &session.namespaces[member.place].namespace;
             member.namespace = member.namespace.in_session(now);
@@ -466,7 +468,7 @@ impl IoQueue {
         self.backlog.set_up();
     }
 
-    /// Leaves the session and has it replaced.
+    /// Leaves the session and asks for a new one.
     fn fail(&mut self, failure: Failure) {
         let session = match &self.state {
             State::Joining { session, .. } | State::Joined { session, .. } => session,
@@ -476,7 +478,7 @@ impl IoQueue {
         self.close(Why::Failed(failure.at(format_args!("I/O queue on {socket}"))));
     }
 
-    /// Asks for the connection to be closed.
+    /// Starts to close the connection.
     fn close(&mut self, why: Why) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
         self.state = match std::mem::replace(&mut self.state, down) {
@@ -489,7 +491,7 @@ impl IoQueue {
         };
     }
 
-    /// What an answer means for its I/O; `None`: it is tried again.
+    /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
     fn judge(
         &mut self,
         shared: &TcpShared,
@@ -508,7 +510,7 @@ impl IoQueue {
     }
 }
 
-/// The command of an I/O that has been checked.
+/// The command of an I/O, which was checked before.
 fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     let (io, to) = (&attempt.io, &session.namespaces[attempt.place]);
     let len = io.buf.len() as u32;
@@ -523,11 +525,11 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     }
 }
 
-/// How often to look for a new session.
+/// The interval at which a queue looks for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Connects of an I/O queue before the session is replaced.
+/// The attempts to connect an I/O queue before the session is replaced.
 const MAX_JOIN_ATTEMPTS: u32 = 10;
 
-/// After how long a refused Connect is tried again.
+/// The wait after a refused Connect.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);

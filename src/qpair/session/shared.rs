@@ -1,4 +1,4 @@
-//! What the threads of one process share of the sessions of a set of namespaces.
+//! The state of sessions that the threads of one process share.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,40 +10,41 @@ use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
 use crate::process::process_id;
 use crate::qpair::Namespace;
 
-/// Whether there is a session to join.
+/// Whether a queue can join a session now.
 #[derive(Debug)]
-pub enum Entrance<P, J> {
-    /// This one.
-    Open(Arc<Session<P, J>>),
-    /// Not now: look again.
-    NotYet,
-    /// There will be none any more, for this reason.
-    Closed(String),
+pub enum SessionState<P, J> {
+    /// It can join this session.
+    Live(Arc<Session<P, J>>),
+    /// No session is live yet: ask again later.
+    Pending,
+    /// There will be no further session, for this reason.
+    Ended(String),
 }
 
-/// A [`Lifecycle`] and the lock around it, with what queue pairs look at in every turn beside the lock.
+/// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
 ///
-/// Its lock is for the process that made it: in a child it may be held for ever.
+/// Only the process that created it may take the lock: in a child process it may be held for ever.
 #[derive(Debug)]
 pub struct Shared<P, J> {
     pid: u32,
-    /// The session that is live, 0 when none is. Queue pairs compare it each turn.
+    /// The number of the live session, 0 when there is none. Queue pairs compare it in every turn.
     live: AtomicU64,
     lifecycle: Mutex<Lifecycle<P, J>>,
     changed: Condvar,
-    /// What the namespaces were when they were first seen. Readable without a lock, also after a fork.
+    /// The namespaces as they were first identified. Readable without a lock, also after a fork.
     identity: OnceLock<Arc<[Attached]>>,
-    /// Of each namespace, what has been written and not made durable.
+    /// For each namespace, the writes that are not durable yet.
     durability: OnceLock<Box<[Durability]>>,
-    /// Whether there was a session without both digests.
+    /// Whether some session lacked one of the digests.
     undigested: AtomicBool,
     has_other_paths: bool,
-    /// Has whoever owns the controller look.
+    /// Wakes the thread that owns the controller.
     wake: fn(),
 }
 
 impl<P: Clone + fmt::Display, J> Shared<P, J> {
-    /// Shares `lifecycle` in the calling process; `wake` has whoever owns the controller look at it.
+    /// Shares `lifecycle` among the threads of the calling process; `wake` wakes the thread that owns the
+    /// controller.
     pub fn new(lifecycle: Lifecycle<P, J>, has_other_paths: bool, wake: fn()) -> Shared<P, J> {
         let seen = lifecycle.identity().cloned();
         let shared = Shared {
@@ -78,7 +79,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.pid
     }
 
-    /// Does something with the sessions.
+    /// Runs `f` under the lock and publishes what changed.
     pub fn with<R>(&self, f: impl FnOnce(&mut Lifecycle<P, J>) -> R) -> R {
         let mut lifecycle = self.lock();
         let result = f(&mut lifecycle);
@@ -99,7 +100,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         result
     }
 
-    /// Waits until the sessions are as `wanted` says, at most so long.
+    /// Waits until `wanted` returns a value, for at most `limit`.
     pub fn wait<R>(
         &self,
         limit: Duration,
@@ -120,17 +121,17 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.live.load(Ordering::Acquire)
     }
 
-    /// How it is doing.
+    /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
         self.lock().phase()
     }
 
-    /// What the namespaces were when they were first seen.
+    /// The namespaces as they were first identified.
     pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.get()
     }
 
-    /// What the namespace at this place is now.
+    /// The current properties of the namespace at index `place`.
     pub fn namespace(&self, place: usize) -> Option<Namespace> {
         let now = self.lock().live().map(|session| session.namespaces[place].namespace.clone());
         now.or_else(|| Some(self.identity.get()?.get(place)?.namespace.clone()))
@@ -141,43 +142,43 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         !self.undigested.load(Ordering::Acquire)
     }
 
-    /// What has been written to the namespace at this place and not made durable.
+    /// The writes to the namespace at index `place` that are not durable yet.
     ///
     /// # Panics
-    /// The namespaces were never seen, or there is no such place.
+    /// The namespaces were never identified, or the index is out of range.
     pub fn durability(&self, place: usize) -> &Durability {
         &self.durability.get().expect("seen before any I/O")[place]
     }
 
-    /// The session to join, if one is live; `backlog` keeps why there is none.
-    pub fn entrance(&self, backlog: &mut Backlog) -> Entrance<P, J> {
+    /// The session to join, if one is live. `backlog` records why there is none.
+    pub fn session_state(&self, backlog: &mut Backlog) -> SessionState<P, J> {
         match self.phase() {
-            Phase::Live(session) => Entrance::Open(session),
-            Phase::Opening => Entrance::NotYet,
+            Phase::Live(session) => SessionState::Live(session),
+            Phase::Opening => SessionState::Pending,
             Phase::Lost(failure) => {
                 backlog.note(failure);
-                Entrance::NotYet
+                SessionState::Pending
             }
-            Phase::Dead(failure) => Entrance::Closed(failure.message),
+            Phase::Dead(failure) => SessionState::Ended(failure.message),
         }
     }
 
-    /// A queue identifier of session `number`; `None` when it is over or grants no more.
+    /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
     pub fn take_qid(&self, number: u64) -> Option<u16> {
         self.with(|lifecycle| lifecycle.take_qid(number))
     }
 
-    /// Gives a queue identifier of session `number` back.
+    /// Returns a queue identifier of session `number`.
     pub fn give_qid(&self, number: u64, qid: u16) {
         self.with(|lifecycle| lifecycle.give_qid(number, qid));
     }
 
-    /// Counts one queue pair less.
+    /// Subtracts a queue pair from the count.
     pub fn remove_pair(&self) {
         self.with(Lifecycle::remove_pair);
     }
 
-    /// Why session `number` is no longer the one to use; `None`: it is.
+    /// Why session `number` is over; `None` while it is live.
     pub fn why_over(&self, number: u64) -> Option<String> {
         let reason = || match self.phase() {
             Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
@@ -186,34 +187,34 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         (number != self.live()).then(reason)
     }
 
-    /// Ends session `number`, which does not work for a queue pair: see [`Lifecycle::reset`].
+    /// Ends session `number` because a queue pair found it broken: see [`Lifecycle::reset`].
     pub fn request_reset(&self, number: u64, reason: Failure) {
-        // In a child the lock may be held for ever, and the session is not this process's.
+        // In a child process the lock may be held for ever, and the session belongs to the parent.
         if self.is_ours() && self.with(|lifecycle| lifecycle.reset(number, reason)) {
             (self.wake)();
         }
     }
 
-    /// The same, where there is another path that may be better.
+    /// As [`Shared::request_reset`], but only if there is another path.
     pub(super) fn avoid_path(&self, number: u64, reason: Failure) {
         if self.has_other_paths {
             self.request_reset(number, reason);
         }
     }
 
-    /// A write of session `number` to the namespace at this place has completed, and may be in the target's
-    /// cache.
+    /// Records that a write of session `number` to the namespace at index `place` has completed and may be in
+    /// the target's cache.
     pub(super) fn wrote(&self, number: u64, place: usize) {
         let durability = self.durability(place);
         durability.wrote();
-        // Told too late for a session that has ended meanwhile: lost with it like those before.
+        // If the session has ended meanwhile, the write was lost with it like those before.
         if self.live.load(Ordering::SeqCst) != number {
             durability.session_lost();
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Lifecycle<P, J>> {
-        // No change leaves it half done.
+        // No panic can leave the lifecycle half changed.
         self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,8 +13,8 @@ use super::{Portal, Spdk, failure};
 use crate::error::{Error, ErrorKind};
 use crate::nvme::{IdentifyController, IdentifyNamespace};
 use crate::qpair::Wait;
-use crate::qpair::remote::{self, Facts, Failure, Remote, Turn};
-use crate::qpair::session::NamespaceFacts;
+use crate::qpair::remote::{self, AdminEvent, Failure, Identified, Remote};
+use crate::qpair::session::IdentifiedNamespace;
 use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
 use crate::units::Nsid;
 
@@ -28,7 +28,7 @@ pub(super) struct Admin {
     is_ready: bool,
     /// Nothing more is to be asked of the controller.
     is_lost: bool,
-    facts: Facts,
+    identified: Identified,
     /// Events that were seen.
     num_events: u64,
     next_poll: Instant,
@@ -97,7 +97,7 @@ impl remote::Admin<Spdk> for Admin {
             stage: Stage::Awaiting,
             is_ready: false,
             is_lost: false,
-            facts: Facts::default(),
+            identified: Identified::default(),
             num_events: 0,
             next_poll: now,
         };
@@ -105,22 +105,22 @@ impl remote::Admin<Spdk> for Admin {
         Ok(admin)
     }
 
-    fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<Turn, Failure> {
+    fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let _at_work = spdk::at_work();
         registry().bury();
         self.next_poll = now + CONNECT_INTERVAL;
         match &mut self.stage {
             Stage::Awaiting => {
                 self.claim()?;
-                Ok(Turn::Quiet)
+                Ok(AdminEvent::Nothing)
             }
             Stage::Connecting(connecting) => {
                 let connecting = connecting.as_mut().expect("there until it is dropped");
                 match connecting.poll() {
-                    Ok(None) => Ok(Turn::Quiet),
+                    Ok(None) => Ok(AdminEvent::Nothing),
                     Ok(Some(controller)) => {
                         self.share(controller);
-                        Ok(Turn::Quiet)
+                        Ok(AdminEvent::Nothing)
                     }
                     Err(error) => {
                         let key = self.key();
@@ -136,19 +136,19 @@ impl remote::Admin<Spdk> for Admin {
                 let controller = Arc::clone(&shared.controller);
                 controller.poll_admin().map_err(|error| failure(&error))?;
                 if controller.num_events() == self.num_events {
-                    return Ok(Turn::Quiet);
+                    return Ok(AdminEvent::Nothing);
                 }
-                self.read_facts()?;
-                Ok(Turn::Changed)
+                self.read_identification()?;
+                Ok(AdminEvent::Changed)
             }
         }
     }
 
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn identified(&self) -> &Identified {
+        &self.identified
     }
 
-    fn joint(&self) -> Arc<Controller> {
+    fn join_info(&self) -> Arc<Controller> {
         match &self.stage {
             Stage::Up(shared) => Arc::clone(&shared.controller),
             _ => unreachable!("asked for once a turn was ready"),
@@ -215,36 +215,36 @@ impl Admin {
         self.stage = Stage::Up(shared);
     }
 
-    fn become_ready(&mut self) -> Result<Turn, Failure> {
-        self.read_facts()?;
-        self.nsid = self.facts.namespaces.first().map(|facts| facts.nsid);
+    fn become_ready(&mut self) -> Result<AdminEvent, Failure> {
+        self.read_identification()?;
+        self.nsid = self.identified.namespaces.first().map(|namespace| namespace.nsid);
         self.is_ready = true;
-        Ok(Turn::Ready)
+        Ok(AdminEvent::Ready)
     }
 
-    fn read_facts(&mut self) -> Result<(), Failure> {
+    fn read_identification(&mut self) -> Result<(), Failure> {
         let Stage::Up(shared) = &self.stage else { return Ok(()) };
         self.num_events = shared.controller.num_events();
-        let found = shared.controller.facts(self.nsid).map_err(|error| failure(&error))?;
+        let found = shared.controller.identify(self.nsid).map_err(|error| failure(&error))?;
         let unsupported = |message: String| Failure::new(ErrorKind::Unsupported, message);
         let controller = IdentifyController::decode(&found.controller)
             .map_err(|error| unsupported(error.to_string()))?;
         let namespace = IdentifyNamespace::decode(&found.namespace)
             .map_err(|error| unsupported(error.to_string()))?;
         let nguid = if namespace.nguid != [0; 16] { namespace.nguid } else { found.uuid };
-        self.facts = Facts {
+        self.identified = Identified {
             num_io_queues: found.num_io_queues.min(u16::MAX.into()) as u16,
             max_entries: found.queue_entries,
             max_transfer_bytes: Some(found.max_transfer_bytes),
             has_volatile_write_cache: controller.has_volatile_write_cache(),
-            namespaces: vec![NamespaceFacts {
+            namespaces: vec![IdentifiedNamespace {
                 nsid: found.nsid,
                 block_len_bytes: namespace.block_len_bytes(),
                 num_blocks: namespace.num_blocks(),
                 write_protected: namespace.is_write_protected(),
                 nguid,
             }],
-            ..Facts::default()
+            ..Identified::default()
         };
         Ok(())
     }

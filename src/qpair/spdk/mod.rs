@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
-use super::remote::{self, Facts, Failure, Remote, Transport, Wanted};
+use super::remote::{self, Failure, Identified, Remote, Transport, Wanted};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
@@ -127,14 +127,14 @@ static KEEPERS: Keepers<Spdk> = Keepers::new();
 impl Transport for Spdk {
     type Portal = Portal;
     type Admin = Admin;
-    type Joint = Arc<Controller>;
+    type JoinInfo = Arc<Controller>;
     const SCRATCH_LEN_BYTES: usize = 0;
 
     fn keepers() -> &'static Keepers<Spdk> {
         &KEEPERS
     }
 
-    fn engine(remote: &Remote<Spdk>, _: &Facts) -> String {
+    fn engine(remote: &Remote<Spdk>, _: &Identified) -> String {
         let trtype = remote.portals[0].address.trtype().to_lowercase();
         let digests = match (remote.options.hdr_digest, remote.options.data_digest) {
             (false, false) => "",

@@ -10,7 +10,7 @@ use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::error::{ErrorKind, Result};
 use crate::nvme::Status;
 use crate::qpair::readiness::Registry;
-use crate::qpair::session::{self, Attempt, Backlog, Entrance};
+use crate::qpair::session::{self, Attempt, Backlog, SessionState};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
 use crate::units::{Lba, deadline};
@@ -164,17 +164,17 @@ impl SpdkQueuePair {
     fn try_join(&mut self) {
         let now = self.now;
         self.state = State::Down { retry_at: now + SESSION_INTERVAL };
-        let session = match self.remote.entrance(&mut self.backlog) {
-            Entrance::Open(session) => session,
-            Entrance::NotYet => return,
-            Entrance::Closed(reason) => {
+        let session = match self.remote.session_state(&mut self.backlog) {
+            SessionState::Live(session) => session,
+            SessionState::Pending => return,
+            SessionState::Ended(reason) => {
                 self.state = State::Dead { reason };
                 return;
             }
         };
         let is_fabric = self.is_fabric();
         let depth = session.queue_entries - 1;
-        match session.joint.io_queue(session.namespaces[PLACE].nsid, depth, is_fabric) {
+        match session.join_info.io_queue(session.namespaces[PLACE].nsid, depth, is_fabric) {
             Ok(queue) => {
                 let deadline = deadline(now, self.remote.options.io_timeout);
                 self.state = State::Joining { queue, session, deadline };
@@ -281,7 +281,7 @@ impl SpdkQueuePair {
             State::Down { .. } | State::Dead { .. } => return,
         };
         let failure = failure.at(format_args!("I/O queue on {}", session.portal));
-        session.joint.fail();
+        session.join_info.fail();
         self.close(&failure.message, true);
         self.remote.request_reset(session.number, failure.clone());
         self.backlog.note(failure);
@@ -328,7 +328,7 @@ impl SpdkQueuePair {
             }
             drop(core);
             if Instant::now() >= *deadline {
-                return session.joint.fail();
+                return session.join_info.fail();
             }
             std::thread::sleep(JOIN_NAP);
         }
@@ -475,7 +475,7 @@ impl QueuePair for SpdkQueuePair {
     }
 
     /// SPDK shows no descriptors: sleeps are short.
-    fn join(&mut self, _: &Registry) {}
+    fn register(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {
         Notice::Look

@@ -8,7 +8,7 @@ use super::{Portal, Tcp};
 use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Remote};
-use crate::qpair::session::{Controller, Facts, Failure, Joint, Terms, Turn};
+use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInfo, Terms};
 
 /// One admin queue.
 pub(super) struct Admin {
@@ -22,7 +22,7 @@ impl remote::Admin<Tcp> for Admin {
         Admin::connect(now, portal.socket, super::terms(remote, portal))
     }
 
-    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<Turn, Failure> {
+    fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let Admin { link, controller } = self;
         let moved = link.poll(now, controller.channel(), scratch, false);
         let turn = controller.advance(now, moved)?;
@@ -31,12 +31,12 @@ impl remote::Admin<Tcp> for Admin {
         Ok(turn)
     }
 
-    fn facts(&self) -> &Facts {
-        self.controller.facts()
+    fn identified(&self) -> &Identified {
+        self.controller.identified()
     }
 
-    fn joint(&self) -> Joint {
-        self.controller.joint()
+    fn join_info(&self) -> JoinInfo {
+        self.controller.join_info()
     }
 
     fn stage(&self) -> &'static str {

@@ -126,10 +126,10 @@ impl Connection {
     }
 
     /// A handle is dropped.
-    pub(super) fn part(&self, handle: usize) {
+    pub(super) fn remove_member(&self, handle: usize) {
         // In a child that never used it, it is the parent's.
         if self.is_home() {
-            self.core.lock().part(handle);
+            self.core.lock().remove_member(handle);
         }
     }
 }
@@ -139,7 +139,7 @@ impl Drop for Connection {
         let is_home = self.is_home();
         let core = self.core.get_mut();
         if is_home && core.remote.is_ours() {
-            core.queue.leave("the queue pair was dropped");
+            core.queue.leave_session("the queue pair was dropped");
             core.obey();
             core.remote.remove_pair();
         }
@@ -166,8 +166,8 @@ impl Core {
     }
 
     /// A handle on the namespace at `place`: its number.
-    pub(super) fn admit(&mut self, place: usize, namespace: Namespace) -> usize {
-        let number = self.queue.admit(place, namespace);
+    pub(super) fn add_member(&mut self, place: usize, namespace: Namespace) -> usize {
+        let number = self.queue.add_member(place, namespace);
         if self.handles.len() <= number {
             self.handles.resize_with(number + 1, || None);
         }
@@ -178,8 +178,8 @@ impl Core {
         number
     }
 
-    fn part(&mut self, handle: usize) {
-        self.queue.part(handle);
+    fn remove_member(&mut self, handle: usize) {
+        self.queue.remove_member(handle);
         self.obey();
         self.handles[handle] = None;
         if self.leader == Some(handle) {
@@ -200,14 +200,14 @@ impl Core {
         let writable = self.queue.wants_writable();
         if let Some(link) = &mut self.link {
             match handle.and_then(|handle| self.handles[handle].as_ref()?.registry.as_ref()) {
-                Some(registry) => link.join(registry, writable),
-                None => link.leave(),
+                Some(registry) => link.register(registry, writable),
+                None => link.deregister(),
             }
         }
     }
 
     /// Where the poller of a handle watches descriptors from now on.
-    pub(super) fn join(&mut self, handle: usize, registry: &Registry) {
+    pub(super) fn register(&mut self, handle: usize, registry: &Registry) {
         let leads = match self.leader {
             Some(leader) if leader == handle => true,
             Some(leader) => self.handles[leader].as_ref().is_none_or(|of| of.registry.is_none()),
@@ -384,9 +384,9 @@ impl Core {
         if self.remote.is_ours() {
             return true;
         }
-        self.queue.leave("the process has forked");
+        self.queue.leave_session("the process has forked");
         self.obey();
-        self.queue.begin_anew(now);
+        self.queue.reset_after_fork(now);
         match self.remote.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;

@@ -12,7 +12,7 @@ use crate::nvme::Nqn;
 use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;
-use crate::qpair::session::{Failure, Goal, HostIdentity, Terms, Turn};
+use crate::qpair::session::{AdminEvent, Failure, Goal, HostIdentity, Terms};
 use crate::tcp::Digests;
 use crate::units::deadline;
 
@@ -64,7 +64,7 @@ fn read_records(
     let mut admin = Admin::connect(Instant::now(), address, terms)?;
     loop {
         let now = Instant::now();
-        if admin.poll(now, &mut scratch)? == Turn::Ready {
+        if admin.poll(now, &mut scratch)? == AdminEvent::Ready {
             return Ok(admin.records().to_vec());
         }
         if now >= deadline {

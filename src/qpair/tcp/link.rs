@@ -129,13 +129,13 @@ impl Link {
     }
 
     /// Has the socket watched by whoever polls from now on.
-    pub(super) fn join(&mut self, registry: &Registry, writable: bool) {
-        self.socket.join(registry, writable);
+    pub(super) fn register(&mut self, registry: &Registry, writable: bool) {
+        self.socket.register(registry, writable);
     }
 
     /// Has nobody watch the socket.
-    pub(super) fn leave(&mut self) {
-        self.socket.leave();
+    pub(super) fn deregister(&mut self) {
+        self.socket.deregister();
     }
 
     /// Says whether anything is expected from the target.

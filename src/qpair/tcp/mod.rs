@@ -38,7 +38,7 @@ use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Transport, Wanted};
-use super::session::{Facts, Goal, Joint, Portal, Terms};
+use super::session::{Goal, Identified, JoinInfo, Portal, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, TcpAddress};
@@ -53,15 +53,15 @@ static KEEPERS: Keepers<Tcp> = Keepers::new();
 impl Transport for Tcp {
     type Portal = Portal;
     type Admin = Admin;
-    type Joint = Joint;
+    type JoinInfo = JoinInfo;
     const SCRATCH_LEN_BYTES: usize = link::SCRATCH_LEN;
 
     fn keepers() -> &'static Keepers<Tcp> {
         &KEEPERS
     }
 
-    fn engine(_: &Remote<Tcp>, facts: &Facts) -> String {
-        let digests = match (facts.hdr_digest, facts.data_digest) {
+    fn engine(_: &Remote<Tcp>, identified: &Identified) -> String {
+        let digests = match (identified.hdr_digest, identified.data_digest) {
             (false, false) => "tcp",
             (true, false) => "tcp (header digest)",
             (false, true) => "tcp (data digest)",

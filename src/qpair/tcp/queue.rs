@@ -38,7 +38,7 @@ impl TcpQueuePair {
         let connection = scope.get_or_open(remote, open)?;
         connection.wait_joined()?;
         let mut core = connection.core().expect("a child has scopes and connections of its own");
-        let handle = core.admit(place, namespace.clone());
+        let handle = core.add_member(place, namespace.clone());
         drop(core);
         Ok(TcpQueuePair { connection, handle, namespace, num_joins: 0, outstanding: 0 })
     }
@@ -95,9 +95,9 @@ impl QueuePair for TcpQueuePair {
         None
     }
 
-    fn join(&mut self, registry: &Registry) {
+    fn register(&mut self, registry: &Registry) {
         if let Some(mut core) = self.connection.core() {
-            core.join(self.handle, registry);
+            core.register(self.handle, registry);
         }
     }
 
@@ -112,7 +112,7 @@ impl QueuePair for TcpQueuePair {
 
 impl Drop for TcpQueuePair {
     fn drop(&mut self) {
-        self.connection.part(self.handle);
+        self.connection.remove_member(self.handle);
     }
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::*;
-use crate::qpair::remote::{self, Facts, Phase, Wanted};
-use crate::qpair::session::NamespaceFacts;
+use crate::qpair::remote::{self, Identified, Phase, Wanted};
+use crate::qpair::session::IdentifiedNamespace;
 use crate::qpair::{ConnectOptions, Wait};
 use crate::units::Nsid;
 
@@ -38,14 +38,14 @@ static KEEPERS: Keepers<Fake> = Keepers::new();
 impl Transport for Fake {
     type Portal = How;
     type Admin = FakeAdmin;
-    type Joint = ();
+    type JoinInfo = ();
     const SCRATCH_LEN_BYTES: usize = 16;
 
     fn keepers() -> &'static Keepers<Fake> {
         &KEEPERS
     }
 
-    fn engine(_remote: &Remote<Fake>, _facts: &Facts) -> String {
+    fn engine(_remote: &Remote<Fake>, _facts: &Identified) -> String {
         "fake".to_owned()
     }
 }
@@ -53,32 +53,38 @@ impl Transport for Fake {
 struct FakeAdmin {
     how: How,
     is_ready: bool,
-    facts: Facts,
+    identified: Identified,
 }
 
 impl Admin<Fake> for FakeAdmin {
     fn start(_now: Instant, _remote: &Remote<Fake>, portal: &How) -> Result<FakeAdmin, Failure> {
-        let namespaces = vec![NamespaceFacts { block_len_bytes: 512, ..NamespaceFacts::default() }];
-        let facts = Facts { num_io_queues: 1, max_entries: 2, namespaces, ..Facts::default() };
-        Ok(FakeAdmin { how: *portal, is_ready: false, facts })
+        let namespaces =
+            vec![IdentifiedNamespace { block_len_bytes: 512, ..IdentifiedNamespace::default() }];
+        let identified =
+            Identified { num_io_queues: 1, max_entries: 2, namespaces, ..Identified::default() };
+        Ok(FakeAdmin { how: *portal, is_ready: false, identified })
     }
 
-    fn poll(&mut self, _now: Instant, _scratch: &mut [u8]) -> Result<Turn, Failure> {
+    fn poll(&mut self, _now: Instant, _scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         match self.how {
             How::PanicsWhileConnecting => panic!("told to panic"),
             How::PanicsOnceLive if self.is_ready => panic!("told to panic"),
-            How::Hangs => return Ok(Turn::Quiet),
+            How::Hangs => return Ok(AdminEvent::Nothing),
             How::Fails => return Err(Failure::new(ErrorKind::Io, "told to fail")),
             _ => {}
         }
-        Ok(if std::mem::replace(&mut self.is_ready, true) { Turn::Quiet } else { Turn::Ready })
+        Ok(if std::mem::replace(&mut self.is_ready, true) {
+            AdminEvent::Nothing
+        } else {
+            AdminEvent::Ready
+        })
     }
 
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn identified(&self) -> &Identified {
+        &self.identified
     }
 
-    fn joint(&self) {}
+    fn join_info(&self) {}
 
     fn stage(&self) -> &'static str {
         "connecting"

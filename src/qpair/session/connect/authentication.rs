@@ -1,4 +1,4 @@
-//! Between Connect and use: the messages of an authentication in Fabrics commands.
+//! Authentication after Connect: its messages in Fabrics commands.
 
 use super::ConnectTerms;
 use crate::auth::{Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret};
@@ -8,18 +8,18 @@ use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
 use crate::qpair::session::Failure;
 use crate::tcp::host::CommandError;
 
-/// What a host proves itself with.
+/// The secrets that a host authenticates with.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// The host's secret.
     pub secret: Secret,
-    /// The subsystem's secret: the controller must prove itself too.
+    /// The subsystem's secret, if the controller must authenticate too.
     pub ctrl_secret: Option<Secret>,
     /// Random numbers for one authentication.
     pub randomness: fn() -> DlfsResult<Randomness>,
 }
 
-/// An authentication that has begun.
+/// An authentication in progress.
 #[derive(Debug)]
 pub(super) struct Authentication {
     host: Host,
@@ -27,7 +27,7 @@ pub(super) struct Authentication {
     is_receiving: bool,
 }
 
-/// What is to be done next.
+/// The next step.
 pub(super) enum Step {
     /// Authentication Send of this message.
     Send(Vec<u8>),
@@ -38,11 +38,12 @@ pub(super) enum Step {
 }
 
 impl Authentication {
-    /// Begins one, if the controller wants one: `wanted` is [`CONNECT_ATR`] and [`CONNECT_ASCR`] of its
-    /// answer to Connect.
+    /// Starts the authentication if the controller requires it: `wanted` is [`CONNECT_ATR`] and
+    /// [`CONNECT_ASCR`] of its answer to Connect.
     ///
     /// # Errors
-    /// It wants what this host has not; or it must prove itself and does not mean to.
+    /// The controller requires what this host lacks; or the controller must authenticate and does not offer
+    /// it.
     pub(super) fn begin(
         terms: &ConnectTerms,
         wanted: u32,
@@ -60,7 +61,7 @@ impl Authentication {
             if credentials.ctrl_secret.is_none() {
                 return Ok(None);
             }
-            let message = "the controller does not authenticate, and it was to prove itself";
+            let message = "the controller does not authenticate, although it must";
             let hint = "it may be an impostor, or the target has no key for this host: \
                         give it one, or do not ask the controller to prove itself";
             return Err(Failure::new(ErrorKind::Refused, message).hint(hint));
@@ -85,7 +86,7 @@ impl Authentication {
         Ok(Some((begun, step)))
     }
 
-    /// Its last command is answered; `message` is that command's data.
+    /// Handles the answer to its last command; `message` is the data of that command.
     pub(super) fn answered(
         &mut self,
         message: &[u8],
@@ -106,7 +107,7 @@ impl Authentication {
         self.step(next)
     }
 
-    /// What it is at, for people.
+    /// The current step, as text.
     pub(super) fn stage(&self) -> &'static str {
         self.host.stage()
     }
@@ -130,7 +131,7 @@ impl Authentication {
     }
 }
 
-/// The target wants to know who this host is, and it has nothing to show.
+/// The target requires authentication, and this host has no secret.
 pub(super) fn required() -> Failure {
     Failure::new(ErrorKind::Unsupported, "the target requires authentication")
         .hint(
@@ -145,8 +146,8 @@ fn failure(failed: &Failed) -> Failure {
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
 }
 
-/// Strongest first; without a group only where the controller has no other.
+/// Strongest first; no group (Null) only if the controller has no other.
 const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
 
-/// More than the longest message of the controller has.
+/// Longer than any message of the controller.
 const MESSAGE_ROOM_BYTES: u32 = 4096;

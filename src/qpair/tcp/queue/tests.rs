@@ -12,7 +12,9 @@ use crate::error::ErrorKind;
 use crate::nvme::sqe::{fctype, nvm};
 use crate::nvme::{Cqe, Nqn, Status};
 use crate::qpair::remote::Wanted;
-use crate::qpair::session::{Backlog, Entrance, Facts, Failure, Joint, NamespaceFacts, Portal};
+use crate::qpair::session::{
+    Backlog, Failure, Identified, IdentifiedNamespace, JoinInfo, Portal, SessionState,
+};
 use crate::qpair::{ConnectOptions, IoError, IoOp};
 use crate::tcp::Digests;
 use crate::tcp::controller::{Connection, ConnectionOptions, DataTransfer, Event as Command};
@@ -59,23 +61,23 @@ fn serve(mut stream: TcpStream, hostile: bool) {
 
 /// What the keeper does when a controller is up.
 fn begin_session(remote: &Remote<Tcp>) {
-    let facts = Facts {
+    let identified = Identified {
         num_io_queues: 1,
         max_entries: 32,
         has_volatile_write_cache: true,
-        namespaces: vec![NamespaceFacts {
+        namespaces: vec![IdentifiedNamespace {
             nsid: Nsid(1),
             block_len_bytes: 512,
             num_blocks: 64,
-            ..NamespaceFacts::default()
+            ..IdentifiedNamespace::default()
         }],
-        ..Facts::default()
+        ..Identified::default()
     };
     let later = Instant::now() + Duration::from_secs(1); // any wait between rounds is over
-    let (now, namespaces) = (later, remote.describe(&facts));
+    let (now, namespaces) = (later, remote.describe(&identified));
     remote.with(|lifecycle| {
         lifecycle.handle_time(now, "connecting");
-        lifecycle.handle_ready(now, Joint::default(), &facts, namespaces);
+        lifecycle.handle_ready(now, JoinInfo::default(), &identified, namespaces);
         assert!(lifecycle.live().is_some(), "{lifecycle:?}");
     });
 }
@@ -136,7 +138,10 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
 
     // The keeper gets to run at last: it takes the reason, and there is a session again.
     assert!(remote.with(|lifecycle| lifecycle.is_reset()));
-    assert!(matches!(remote.entrance(&mut Backlog::new(Instant::now())), Entrance::NotYet));
+    assert!(matches!(
+        remote.session_state(&mut Backlog::new(Instant::now())),
+        SessionState::Pending
+    ));
     begin_session(&remote);
     let flush = wait(&mut pair, long).expect("it ends in the next session");
     assert!(matches!(flush.result, Err(IoError::Disconnected(_))), "{flush:?}");
@@ -153,7 +158,8 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, portals, Wanted::OfPath, None);
     begin_session(&remote);
-    let Entrance::Open(session) = remote.entrance(&mut Backlog::new(Instant::now())) else {
+    let SessionState::Live(session) = remote.session_state(&mut Backlog::new(Instant::now()))
+    else {
         panic!("it is live")
     };
     let gone = Failure::new(ErrorKind::Disconnected, "gone");

@@ -152,7 +152,7 @@ impl QueuePair for UringPair {
         None
     }
 
-    fn join(&mut self, registry: &Registry) {
+    fn register(&mut self, registry: &Registry) {
         self.ring.join_to_sleep(registry);
     }
 

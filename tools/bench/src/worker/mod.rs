@@ -169,7 +169,7 @@ impl Worker {
         let slots = setup::slots(&job)?;
         let readiness = Readiness::new().map_err(|error| error.to_string())?;
         for (number, lane) in lanes.iter_mut().enumerate() {
-            lane.pair.join(&readiness.registry(number));
+            lane.pair.register(&readiness.registry(number));
         }
         let range: u64 = lanes.iter().map(|lane| lane.positions.len()).sum();
         let bytes = job.io_size.map_or(range, |size| size.of(range)).saturating_mul(job.loops);
