@@ -14,7 +14,7 @@ use crate::format::Superblock;
 use crate::format::superblock_copies::BadCopy;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
-use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, moved_on};
+use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
 use crate::units::SampleId;
 
 use super::directory::read_names;
@@ -79,7 +79,7 @@ impl Image {
     /// `Stale` where the image has moved on since it was opened, if that can be seen.
     fn stale(&self) -> Option<Error> {
         let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
-        moved_on(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
+        stale_error(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
     }
 
     /// The sample called `name`, whose names are loaded for it if need be.

@@ -280,8 +280,8 @@ impl Dataset {
         match on_error {
             OnError::Raise if !failures.is_empty() => return Err(failures.swap_remove(0).1),
             OnError::Skip if !failures.is_empty() => {
-                failures.iter().for_each(|(index, _)| batch.unplace(*index));
-                batch.drop_unplaced();
+                failures.iter().for_each(|(index, _)| batch.clear_location(*index));
+                batch.remove_missing();
             }
             _ => {}
         }

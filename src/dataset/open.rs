@@ -17,7 +17,7 @@ use crate::format::superblock_set::{
 use crate::nvme::Address;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
-use crate::reader::read_copies;
+use crate::reader::read_superblocks;
 
 use super::directory::{REBUILD, read_directory};
 use super::{Image, folder};
@@ -54,7 +54,7 @@ impl Image {
         let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
         let is_named: Vec<bool> = is_named.collect();
         let devices: Vec<Arc<dyn Device>> = opened.into_iter().flatten().collect();
-        let copies = read_copies(&devices)?;
+        let copies = read_superblocks(&devices)?;
         let chosen = chosen(&devices, &copies, &is_named)?;
         let devices = chosen.iter().map(|&at| Arc::clone(&devices[at])).collect();
         Image::of_copies(devices, chosen.iter().map(|&at| copies[at].clone()).collect(), options)
@@ -65,7 +65,7 @@ impl Image {
     /// # Errors
     /// As [`Image::open`], without those of connecting.
     pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
-        let copies = read_copies(&devices)?;
+        let copies = read_superblocks(&devices)?;
         Image::of_copies(devices, copies, options)
     }
 

@@ -7,7 +7,9 @@ use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
-use crate::reader::{Fetch, Fetched, Geometry, Pump, moved_on, plan_whole_chunk, read_copies};
+use crate::reader::{
+    Fetch, Fetched, Geometry, Pump, plan_whole_chunk, read_superblocks, stale_error,
+};
 use crate::units::{SampleId, deadline};
 
 use super::Image;
@@ -96,7 +98,7 @@ impl Image {
                 break;
             }
             let now = Instant::now();
-            let moved = pump.turn(now);
+            let moved = pump.poll(now);
             while let Some(fetched) = pump.next_finished() {
                 under_way -= fetched.fetch.len_bytes;
                 progress(fetched.fetch.len_bytes as u64);
@@ -115,7 +117,7 @@ impl Image {
         report.bytes += pump.stats().bytes;
         if !report.damages.is_empty() {
             let until = deadline(Instant::now(), options.patience);
-            if let Some(stale) = moved_on(&mut pump, &self.directory, until) {
+            if let Some(stale) = stale_error(&mut pump, &self.directory, until) {
                 return Err(stale);
             }
         }
@@ -136,7 +138,7 @@ impl Image {
         if self.directory.learned().is_some() {
             return Ok(()); // a folder has none
         }
-        let opened = match select_generation(&read_copies(&self.devices)?) {
+        let opened = match select_generation(&read_superblocks(&self.devices)?) {
             Ok(opened) => opened,
             Err(error) => {
                 let what = format!("superblocks: {}", Error::from(error).report());
@@ -167,13 +169,14 @@ impl Image {
     fn judge_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
         let number = fetched.token as u32;
         let chunk = self.directory.chunk(number);
-        let reaches =
-            |part: usize| fetched.fetch.parts[part].run_offset < chunk.header_bytes as usize;
-        let unread = fetched.unread.iter().any(|(part, _)| reaches(*part));
+        let reaches = |transfer: usize| {
+            fetched.fetch.transfers[transfer].buf_offset < chunk.header_bytes as usize
+        };
+        let unread = fetched.unread.iter().any(|(transfer, _)| reaches(*transfer));
         let header = match unread {
             _ if chunk.header_bytes == 0 => Ok(()), // a folder's files have none
             true => Err("the header could not be read".to_owned()),
-            false => check_header(&fetched.run, &chunk, &self.directory),
+            false => check_header(&fetched.buf, &chunk, &self.directory),
         };
         match header {
             Ok(()) => report.chunks += 1,
@@ -192,7 +195,7 @@ impl Image {
                 sample: Some(sample.id),
                 name: self.directory.name(sample.id).ok().flatten(),
                 namespace: chunk.namespace,
-                offset_bytes: chunk.offset_bytes + sample.run_offset as u64,
+                offset_bytes: chunk.offset_bytes + sample.buf_offset as u64,
                 what: error.report(),
             });
         }

@@ -16,10 +16,10 @@ use crate::buf::{IoBuf, SharedBuf};
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::order::Pick;
-use crate::reader::{Batch, Fetch, Fetched, Geometry, Place, Pump, plan_chunk};
+use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
 use crate::units::Slot;
 
-use super::memory::{Memory, Need};
+use super::memory::{Memory, Priority};
 use super::residency::Residency;
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
@@ -82,7 +82,7 @@ struct Resident {
     /// The last batch that pinned it, and the last that was put together from it with its piece there.
     pinned_by: u64,
     shown_by: u64,
-    piece: u32,
+    buf_index: u32,
 }
 
 struct Planned {
@@ -196,7 +196,7 @@ impl ChunkDriver {
             closed: false,
             pinned_by: 0,
             shown_by: 0,
-            piece: 0,
+            buf_index: 0,
         });
         self.link(chunk, place as u32);
         if !alone {
@@ -211,12 +211,12 @@ impl ChunkDriver {
         loop {
             // Rather than exceed the window, give up a chunk that nobody has planned for just now.
             let must = first && memory.is_starving();
-            let need = match first {
-                true if must && !self.has_unpinned() => Need::Alone,
-                true => Need::Next,
-                false => Need::Ahead,
+            let priority = match first {
+                true if must && !self.has_unpinned() => Priority::Sole,
+                true => Priority::Next,
+                false => Priority::Readahead,
             };
-            if let Some(run) = memory.take(len, need) {
+            if let Some(run) = memory.take(len, priority) {
                 return Some(run);
             }
             if !(must && self.evict_unpinned()) {
@@ -402,7 +402,7 @@ impl ChunkDriver {
             let resident = &mut self.residents[place as usize];
             if resident.shown_by != number {
                 resident.shown_by = number;
-                resident.piece = batch.add_piece(resident.run.clone());
+                resident.buf_index = batch.add_buf(resident.run.clone());
                 resident.pins -= 1;
             }
             if !resident.failures.is_empty()
@@ -420,13 +420,13 @@ impl ChunkDriver {
             let sample = &resident.fetch.samples[(pick.nth - resident.part.start) as usize];
             if self.verify_kept && resident.brought_for != planned.head.epoch.0 {
                 let learned = self.directory.learned().and_then(|learned| learned.get(sample.id));
-                batch.expect_kept(learned.unwrap_or(sample.crc32c), resident.chunk, resident.load);
+                batch.recheck_next(learned.unwrap_or(sample.crc32c), resident.chunk, resident.load);
             }
-            batch.push(Place {
+            batch.push(SampleLocation {
                 id: sample.id,
-                piece: resident.piece,
+                buf: resident.buf_index,
                 len_bytes: sample.len_bytes,
-                offset: sample.run_offset,
+                offset: sample.buf_offset,
             });
         }
         if planned.head.ends_epoch {
@@ -494,7 +494,7 @@ impl Driver for ChunkDriver {
     fn finished(&mut self, fetched: Fetched) {
         let resident = &mut self.residents[fetched.token as usize];
         resident.fetch = fetched.fetch;
-        resident.run = fetched.run;
+        resident.run = fetched.buf;
         resident.failures = fetched.failures;
         resident.ready = true;
         let slots = slots_of(&self.directory, resident.chunk);

@@ -78,13 +78,13 @@ impl Prefetcher {
             return Err(failures.swap_remove(0).1);
         }
         for (nth, kept) in wrong.iter().enumerate() {
-            batch.show_instead(kept.index as usize, &fresh, nth);
+            batch.replace(kept.index as usize, &fresh, nth);
         }
         for (nth, error) in &failures {
             tracing::warn!(%error, "a sample is left out");
-            batch.unplace(wrong[*nth].index as usize);
+            batch.clear_location(wrong[*nth].index as usize);
         }
-        batch.drop_unplaced();
+        batch.remove_missing();
         wrong.sort_unstable_by_key(|kept| (kept.chunk, kept.load));
         wrong.dedup_by_key(|kept| (kept.chunk, kept.load));
         if let Some(poller) = self.poller() {

@@ -6,15 +6,16 @@ use crate::buf::{IoBuf, Pool};
 
 use super::window::Window;
 
-/// What memory is asked for.
+/// How urgently memory is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
-    /// Reading ahead: memory that has pages already will do, and later.
-    Ahead,
-    /// What is delivered next.
+pub(super) enum Priority {
+    /// Readahead: uses only memory that is already faulted in, and may wait.
+    Readahead,
+    /// For the batch that is delivered next, and for single samples: may fault memory in.
     Next,
-    /// What is delivered next, and nothing else can: where all starves, the system gives it.
-    Alone,
+    /// The only read that can proceed, for the batch that is delivered next: if it starves, the system
+    /// allocates its memory outside the window.
+    Sole,
 }
 
 /// Memory for runs, bounded by the window.
@@ -34,15 +35,15 @@ impl Memory {
 
     /// A run of `len` bytes, or `None` until some come back.
     ///
-    /// When [`Need::Alone`] starves, because one sample is larger than the window or the consumer keeps
+    /// When [`Priority::Sole`] starves, because one sample is larger than the window or the consumer keeps
     /// batches, the system gives it, and the first time a warning says so.
-    pub(super) fn take(&mut self, len: usize, need: Need) -> Option<IoBuf> {
-        let run = self.pool().take(len).filter(|run| self.may_touch(run, need));
+    pub(super) fn take(&mut self, len: usize, priority: Priority) -> Option<IoBuf> {
+        let run = self.pool().take(len).filter(|run| self.may_touch(run, priority));
         self.exhausted = run.is_none();
         if run.is_some() {
             return run;
         }
-        if !(need == Need::Alone && self.starving) {
+        if !(priority == Priority::Sole && self.starving) {
             return None;
         }
         self.over_window += 1;
@@ -57,9 +58,9 @@ impl Memory {
     }
 
     /// Whether `run` has pages, or is needed at once.
-    fn may_touch(&self, run: &IoBuf, need: Need) -> bool {
+    fn may_touch(&self, run: &IoBuf, priority: Priority) -> bool {
         let end = self.pool().offset_of(run).map_or(0, |at| at + run.len());
-        need != Need::Ahead || self.window.has_pages_to(end)
+        priority != Priority::Readahead || self.window.has_pages_to(end)
     }
 
     /// Where runs come from.
@@ -95,12 +96,12 @@ mod tests {
     fn reading_ahead_waits_for_pages_and_what_is_next_does_not() {
         let window = Window::stuck_at(8 << 20, 1 << 20, 1 << 20);
         let mut memory = Memory::new(Arc::new(window));
-        let first = memory.take(1 << 20, Need::Ahead).expect("its pages are made");
-        assert!(memory.take(1 << 20, Need::Ahead).is_none() && memory.is_exhausted());
-        let second = memory.take(1 << 20, Need::Next).expect("it may touch new pages");
-        assert!(memory.take(1 << 20, Need::Alone).is_some() && memory.over_window() == 0);
+        let first = memory.take(1 << 20, Priority::Readahead).expect("its pages are made");
+        assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.is_exhausted());
+        let second = memory.take(1 << 20, Priority::Next).expect("it may touch new pages");
+        assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window() == 0);
         drop((first, second));
-        assert!(memory.take(1 << 20, Need::Ahead).is_some(), "used memory has pages");
+        assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory has pages");
     }
 
     #[test]
@@ -109,7 +110,7 @@ mod tests {
             let mut memory = Memory::new(Arc::new(Window::stuck_at(8 << 20, 1 << 20, made)));
             let being_made = memory.pool().take_at(4 << 20, 1 << 20);
             memory.set_starving(true);
-            assert_eq!(memory.take(8 << 20, Need::Alone).is_some(), outside);
+            assert_eq!(memory.take(8 << 20, Priority::Sole).is_some(), outside);
             assert_eq!((memory.over_window(), memory.is_starving()), (u64::from(outside), outside));
             drop(being_made);
         }

@@ -42,8 +42,8 @@ use crate::process::Forked;
 use crate::qpair::group::Waker;
 use crate::qpair::{Cpus, Device};
 use crate::reader::{
-    Batch, CHECK_LIMIT, Fetched, OnError, Pump, RUN_LEN_BYTES, ReadStats, SLOT_LEN_BYTES, moved_on,
-    timed_out,
+    Batch, CHECK_LIMIT, FETCH_LEN_BYTES, Fetched, OnError, Pump, ReadStats, SLOT_LEN_BYTES,
+    stale_error, timed_out,
 };
 use crate::threads::{self, Fate, Thread};
 use crate::units::SampleId;
@@ -578,14 +578,14 @@ impl Prefetcher {
                     pump.limit_outstanding(1);
                 }
                 let run =
-                    RUN_LEN_BYTES.min(open::window_bytes(&self.directory, options) / 8).max(1);
+                    FETCH_LEN_BYTES.min(open::window_bytes(&self.directory, options) / 8).max(1);
                 let on_error = options.on_error;
                 Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }
         };
         // As many as a burst makes: or else each first burst would allocate them, late in an epoch.
         for _ in 0..READY_BATCHES + 2 {
-            driver.recycle(Batch::with_room(options.batch_size.min(ROOM_SAMPLES), ROOM_PIECES));
+            driver.recycle(Batch::with_capacity(options.batch_size.min(ROOM_SAMPLES), ROOM_PIECES));
         }
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -663,7 +663,7 @@ impl Poller {
 
     /// Drops the batch's memory, and offers its vectors for use again.
     fn give_back(&self, mut batch: Batch) {
-        batch.empty();
+        batch.clear();
         // A full queue only means that the poller has enough of them.
         let _ = self.recycle.try_send(batch);
     }
@@ -724,7 +724,7 @@ impl Running {
     }
 
     fn turn(&mut self) -> Turn {
-        let mut moved = self.pump.turn(Instant::now());
+        let mut moved = self.pump.poll(Instant::now());
         while let Some(fetched) = self.pump.next_finished() {
             self.driver.finished(fetched);
             moved = true;
@@ -806,7 +806,7 @@ impl Running {
             return Some(next);
         }
         let until = Instant::now() + self.check_limit;
-        match moved_on(&mut self.pump, &self.directory, until) {
+        match stale_error(&mut self.pump, &self.directory, until) {
             Some(stale) => Some(Err(stale)),
             None => Some(next),
         }

@@ -9,11 +9,11 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
 use crate::reader::{
-    Batch, Fetch, Fetched, Geometry, Merge, Pump, Wanted, place_fetched, plan_samples,
+    Batch, Fetch, Fetched, Geometry, Merge, Pump, SampleRequest, add_fetched, plan_samples,
 };
 use crate::units::{SampleId, Slot};
 
-use super::memory::{Memory, Need};
+use super::memory::{Memory, Priority};
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
@@ -32,7 +32,7 @@ pub(super) struct SampleDriver {
     ids: Vec<SampleId>,
     slots: Vec<Slot>,
     extents: Vec<Option<Extent>>,
-    wanted: Vec<Wanted>,
+    requests: Vec<SampleRequest>,
     spare: Vec<Fetch>,
     fetches: Vec<Fetch>,
     spare_lists: Vec<VecDeque<Fetch>>,
@@ -71,7 +71,7 @@ impl SampleDriver {
             ids: Vec::new(),
             slots: Vec::new(),
             extents: Vec::new(),
-            wanted: Vec::new(),
+            requests: Vec::new(),
             spare: Vec::new(),
             fetches: Vec::new(),
             spare_lists: Vec::new(),
@@ -92,11 +92,11 @@ impl SampleDriver {
             while !pump.is_busy()
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
-                let need = match age == 0 && under_way.running == 0 {
-                    true => Need::Alone,
-                    false => Need::Next,
+                let priority = match age == 0 && under_way.running == 0 {
+                    true => Priority::Sole,
+                    false => Priority::Next,
                 };
-                let Some(run) = memory.take(fetch.len_bytes, need) else {
+                let Some(run) = memory.take(fetch.len_bytes, priority) else {
                     under_way.unstarted.push_front(fetch);
                     return (started, false);
                 };
@@ -110,20 +110,20 @@ impl SampleDriver {
 
     fn plan_next(&mut self) -> Result<bool> {
         let Some(head) = self.stream.next_ids(&mut self.ids)? else { return Ok(false) };
-        self.wanted.clear();
+        self.requests.clear();
         self.extents.clear();
         self.directory.extents(&self.ids, &mut self.slots, &mut self.extents);
         for (index, (&id, extent)) in self.ids.iter().zip(&self.extents).enumerate() {
             let extent = extent.ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
             })?;
-            self.wanted.push(Wanted { index: index as u32, id, extent });
+            self.requests.push(SampleRequest { index: index as u32, id, extent });
         }
-        let (wanted, spare, out) = (&mut self.wanted, &mut self.spare, &mut self.fetches);
+        let (wanted, spare, out) = (&mut self.requests, &mut self.spare, &mut self.fetches);
         plan_samples(wanted, &self.geometry, self.merge, self.run_len_bytes, spare, out);
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, head.epoch);
-        batch.expect(self.ids.len());
+        batch.resize(self.ids.len());
         let mut unstarted = self.spare_lists.pop().unwrap_or_default();
         unstarted.extend(self.fetches.drain(..));
         self.under_way.push_back(UnderWay {
@@ -155,14 +155,14 @@ impl Driver for SampleDriver {
         let age = (fetched.token - self.first) as usize;
         let under_way = &mut self.under_way[age];
         under_way.running -= 1;
-        place_fetched(&fetched, &mut under_way.batch);
+        add_fetched(&fetched, &mut under_way.batch);
         for (index, error) in fetched.failures {
             let index = fetched.fetch.samples[index].index as usize;
             match self.on_error {
                 OnError::Raise => under_way.error = under_way.error.take().or(Some(error)),
                 OnError::Skip | OnError::Blank => {
                     tracing::warn!(%error, "a sample is left out");
-                    under_way.batch.unplace(index);
+                    under_way.batch.clear_location(index);
                     under_way.skipped += 1;
                 }
             }
@@ -187,7 +187,7 @@ impl Driver for SampleDriver {
             front.batch.set_ends_epoch();
         }
         if front.skipped > 0 {
-            front.batch.drop_unplaced();
+            front.batch.remove_missing();
         }
         Some(Ok(Delivery { batch: front.batch, head: front.head, skipped: front.skipped }))
     }

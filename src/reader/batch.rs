@@ -1,4 +1,4 @@
-//! A batch: ids, labels, and the bytes of each sample, wherever they lie.
+//! A batch: ids, labels, and the bytes of each sample in the buffers that they were read into.
 
 use std::sync::Arc;
 
@@ -8,38 +8,38 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Epoch, SampleId};
 
-/// Samples that were asked for together, in the order of asking, every byte verified.
+/// Samples that were requested together, in the order of the request, every byte verified.
 ///
-/// The bytes stay where the read brought them; the memory goes back to its pool when the batch is
-/// dropped or used again.
+/// The bytes are not copied: a batch shares the buffers that they were read into. The buffers return to
+/// their pool when the batch is dropped or reused.
 #[derive(Default)]
 pub struct Batch {
     directory: Option<Arc<Directory>>,
-    samples: Vec<Place>,
-    pieces: Vec<SharedBuf>,
-    kept: Vec<Kept>,
+    samples: Vec<SampleLocation>,
+    bufs: Vec<SharedBuf>,
+    rechecks: Vec<Recheck>,
     epoch: Epoch,
     ends_epoch: bool,
 }
 
-/// Where one sample's bytes are.
+/// Where one sample's bytes are: a range of one of the batch's buffers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct SampleLocation {
     pub(crate) id: SampleId,
-    pub(crate) piece: u32,
+    pub(crate) buf: u32,
     pub(crate) len_bytes: u32,
     pub(crate) offset: usize,
 }
 
-/// A sample shown from memory that batches of an earlier epoch showed too: whoever got those could write to
-/// it through an alias, so its checksum is compared again when the batch is handed out.
+/// A sample whose checksum is compared again when the batch is delivered. Its memory was part of an
+/// earlier epoch's batch too, and the caller of that batch could have written to it through an alias.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct Recheck {
     /// Position in the batch.
     pub(crate) index: u32,
     pub(crate) crc32c: u32,
     pub(crate) chunk: u32,
-    /// Which read brought the chunk.
+    /// Number of the read that brought the chunk.
     pub(crate) load: u32,
 }
 
@@ -55,15 +55,15 @@ pub struct Sample<'a> {
 }
 
 impl Batch {
-    /// An empty batch, to be filled.
+    /// An empty batch, for [`super::Reader::read_batch`] to fill.
     pub fn new() -> Batch {
         Batch::default()
     }
 
     /// An empty batch that allocates nothing until it holds more than this.
-    pub(crate) fn with_room(samples: usize, pieces: usize) -> Batch {
-        let (samples, pieces) = (Vec::with_capacity(samples), Vec::with_capacity(pieces));
-        Batch { samples, pieces, ..Batch::default() }
+    pub(crate) fn with_capacity(samples: usize, bufs: usize) -> Batch {
+        let (samples, bufs) = (Vec::with_capacity(samples), Vec::with_capacity(bufs));
+        Batch { samples, bufs, ..Batch::default() }
     }
 
     /// How many samples there are.
@@ -96,7 +96,7 @@ impl Batch {
 
     /// The ids, in order.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = SampleId> + '_ {
-        self.samples.iter().map(|place| place.id)
+        self.samples.iter().map(|location| location.id)
     }
 
     /// The verified bytes of the sample at `index`: its whole record. Where samples have several fields,
@@ -105,11 +105,12 @@ impl Batch {
     /// # Panics
     /// When `index` is not below [`Batch::len`], as a slice does.
     pub fn bytes(&self, index: usize) -> &[u8] {
-        let place = &self.samples[index];
-        if place.len_bytes == 0 {
+        let location = &self.samples[index];
+        if location.len_bytes == 0 {
             return &[];
         }
-        &self.pieces[place.piece as usize][place.offset..place.offset + place.len_bytes as usize]
+        &self.bufs[location.buf as usize]
+            [location.offset..location.offset + location.len_bytes as usize]
     }
 
     /// Whether samples of the data set have labels, though those of this batch may have none.
@@ -156,28 +157,28 @@ impl Batch {
 
     /// Sum of the samples' lengths.
     pub fn len_bytes(&self) -> u64 {
-        self.samples.iter().map(|place| u64::from(place.len_bytes)).sum()
+        self.samples.iter().map(|location| u64::from(location.len_bytes)).sum()
     }
 
-    /// The whole batch as one `[batch, length]` array, where equal samples came to lie side by side.
+    /// The whole batch as one `[batch, length]` array, without a copy.
     ///
-    /// `None` when lengths differ or the samples lie apart; [`Batch::copy_to`] then makes one.
+    /// `None` when lengths differ or the samples are not contiguous; [`Batch::copy_to`] copies them together.
     pub fn contiguous(&self) -> Option<&[u8]> {
         let first = self.samples.first()?;
         let len = first.len_bytes as usize;
-        let side_by_side = self.samples.iter().enumerate().all(|(index, place)| {
-            place.piece == first.piece
-                && place.len_bytes == first.len_bytes
-                && place.offset == first.offset + index * len
+        let is_contiguous = self.samples.iter().enumerate().all(|(index, location)| {
+            location.buf == first.buf
+                && location.len_bytes == first.len_bytes
+                && location.offset == first.offset + index * len
         });
-        if !side_by_side || len == 0 {
+        if !is_contiguous || len == 0 {
             return None;
         }
-        let piece = &self.pieces[first.piece as usize];
-        Some(&piece[first.offset..first.offset + len * self.samples.len()])
+        let buf = &self.bufs[first.buf as usize];
+        Some(&buf[first.offset..first.offset + len * self.samples.len()])
     }
 
-    /// Copies all samples, one behind the other, into `out`; returns the bytes written.
+    /// Copies all samples, one after the other, into `out`; returns the bytes written.
     ///
     /// # Errors
     /// `InvalidArgument`: `out` is shorter than [`Batch::len_bytes`]; nothing was written.
@@ -197,7 +198,7 @@ impl Batch {
     }
 
     pub(crate) fn reset(&mut self, directory: &Arc<Directory>, epoch: Epoch) {
-        self.empty();
+        self.clear();
         self.epoch = epoch;
         self.ends_epoch = false;
         if !self.directory.as_ref().is_some_and(|known| Arc::ptr_eq(known, directory)) {
@@ -205,98 +206,99 @@ impl Batch {
         }
     }
 
-    /// Gives the memory back and keeps the vectors for the next use.
-    pub(crate) fn empty(&mut self) {
+    /// Returns the buffers to their pool and keeps the vectors for the next use.
+    pub(crate) fn clear(&mut self) {
         self.samples.clear();
-        self.pieces.clear();
-        self.kept.clear();
+        self.bufs.clear();
+        self.rechecks.clear();
     }
 
-    /// Whether all bytes lie one sample behind the other.
+    /// Whether all samples are contiguous in one buffer.
     pub(crate) fn is_one_piece(&self) -> bool {
         let mut end = None;
-        self.samples.iter().filter(|place| place.len_bytes > 0).all(|place| {
-            let here = (place.piece, place.offset);
+        self.samples.iter().filter(|location| location.len_bytes > 0).all(|location| {
+            let here = (location.buf, location.offset);
             let follows = end.is_none_or(|end| end == here);
-            end = Some((place.piece, place.offset + place.len_bytes as usize));
+            end = Some((location.buf, location.offset + location.len_bytes as usize));
             follows
         })
     }
 
-    /// The bytes have been copied, one sample behind the other, into `piece`.
-    pub(crate) fn move_to(&mut self, piece: SharedBuf) {
+    /// Replaces the buffers by `buf`, into which the caller has copied all samples, one after the other.
+    pub(crate) fn move_to(&mut self, buf: SharedBuf) {
         let mut offset = 0;
-        for place in &mut self.samples {
-            (place.piece, place.offset) = (0, offset);
-            offset += place.len_bytes as usize;
+        for location in &mut self.samples {
+            (location.buf, location.offset) = (0, offset);
+            offset += location.len_bytes as usize;
         }
-        self.pieces.clear();
-        self.pieces.push(piece);
+        self.bufs.clear();
+        self.bufs.push(buf);
     }
 
     pub(crate) fn set_ends_epoch(&mut self) {
         self.ends_epoch = true;
     }
 
-    /// Makes room for `count` samples that `place` will fill in any order.
-    pub(crate) fn expect(&mut self, count: usize) {
-        let nowhere = Place { id: SampleId(0), piece: NOWHERE, len_bytes: 0, offset: 0 };
-        self.samples.resize(count, nowhere);
+    /// Resizes to `count` samples, whose locations `set_location` sets in any order.
+    pub(crate) fn resize(&mut self, count: usize) {
+        let missing = SampleLocation { id: SampleId(0), buf: MISSING, len_bytes: 0, offset: 0 };
+        self.samples.resize(count, missing);
     }
 
-    /// Makes room for `count` samples that `push` will add.
+    /// Reserves memory for `count` samples that `push` will add.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.samples.reserve(count);
     }
 
-    pub(crate) fn place(&mut self, index: usize, place: Place) {
-        self.samples[index] = place;
+    pub(crate) fn set_location(&mut self, index: usize, location: SampleLocation) {
+        self.samples[index] = location;
     }
 
-    pub(crate) fn push(&mut self, place: Place) {
-        self.samples.push(place);
+    pub(crate) fn push(&mut self, location: SampleLocation) {
+        self.samples.push(location);
     }
 
-    pub(crate) fn add_piece(&mut self, piece: SharedBuf) -> u32 {
-        self.pieces.push(piece);
-        (self.pieces.len() - 1) as u32
+    pub(crate) fn add_buf(&mut self, buf: SharedBuf) -> u32 {
+        self.bufs.push(buf);
+        (self.bufs.len() - 1) as u32
     }
 
-    /// Has the checksum of the sample that is pushed next compared when the batch is handed out.
-    pub(crate) fn expect_kept(&mut self, crc32c: u32, chunk: u32, load: u32) {
+    /// The checksum of the sample that is pushed next is compared again when the batch is delivered.
+    pub(crate) fn recheck_next(&mut self, crc32c: u32, chunk: u32, load: u32) {
         let index = self.samples.len() as u32;
-        self.kept.push(Kept { index, crc32c, chunk, load });
+        self.rechecks.push(Recheck { index, crc32c, chunk, load });
     }
 
-    /// The samples of kept memory whose bytes are not what was read. Compares checksums; allocates only
-    /// where one differs.
-    pub(crate) fn rewritten(&self) -> Vec<Kept> {
+    /// The samples to recheck whose bytes are no longer what was read. Compares checksums; allocates only
+    /// if one differs.
+    pub(crate) fn rewritten(&self) -> Vec<Recheck> {
         #[cfg(feature = "unverified")]
         if super::unverified::is_set() {
             return Vec::new();
         }
-        let differs = |kept: &&Kept| crc32c(self.bytes(kept.index as usize)) != kept.crc32c;
-        self.kept.iter().filter(differs).copied().collect()
+        let differs =
+            |recheck: &&Recheck| crc32c(self.bytes(recheck.index as usize)) != recheck.crc32c;
+        self.rechecks.iter().filter(differs).copied().collect()
     }
 
-    /// Shows the bytes of sample `nth` of `other` at `index`.
-    pub(crate) fn show_instead(&mut self, index: usize, other: &Batch, nth: usize) {
-        let place = other.samples[nth];
-        let piece = match place.len_bytes {
+    /// Replaces the sample at `index` by sample `nth` of `other`.
+    pub(crate) fn replace(&mut self, index: usize, other: &Batch, nth: usize) {
+        let location = other.samples[nth];
+        let buf = match location.len_bytes {
             0 => 0,
-            _ => self.add_piece(other.pieces[place.piece as usize].clone()),
+            _ => self.add_buf(other.bufs[location.buf as usize].clone()),
         };
-        self.samples[index] = Place { piece, ..place };
+        self.samples[index] = SampleLocation { buf, ..location };
     }
 
-    /// Takes the sample at `index` out again; [`Batch::drop_unplaced`] then closes the gaps.
-    pub(crate) fn unplace(&mut self, index: usize) {
-        self.samples[index].piece = NOWHERE;
+    /// Marks the sample at `index` as missing; [`Batch::remove_missing`] then removes it.
+    pub(crate) fn clear_location(&mut self, index: usize) {
+        self.samples[index].buf = MISSING;
     }
 
-    /// Drops the samples that were never placed, because they failed and failures are skipped.
-    pub(crate) fn drop_unplaced(&mut self) {
-        self.samples.retain(|place| place.piece != NOWHERE);
+    /// Removes the samples without a location: they failed, and failures are skipped.
+    pub(crate) fn remove_missing(&mut self) {
+        self.samples.retain(|location| location.buf != MISSING);
     }
 }
 
@@ -306,5 +308,5 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// Piece of a sample that has no place yet.
-const NOWHERE: u32 = u32::MAX;
+/// Buffer index of a sample that has no location.
+const MISSING: u32 = u32::MAX;

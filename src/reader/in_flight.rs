@@ -1,6 +1,6 @@
-//! One fetch while it is read: its parts as they come in, and the checksums of what is in them.
+//! A fetch in flight: its transfers as they complete, and the checksums of the samples in them.
 //!
-//! The pump reads; this says what of it may be shown, and what is to be read again.
+//! The pump submits and polls; this module decides which samples are verified and which transfers to read again.
 
 use crate::buf::{IoBuf, SharedBuf};
 use crate::checksum::{crc32c, crc32c_append};
@@ -9,72 +9,73 @@ use crate::error::{Error, ErrorKind};
 use crate::qpair::{IoError, Namespace};
 use crate::units::Lba;
 
-use super::plan::{Fetch, Part, Placed};
+use super::fetch::{Fetch, FetchSample, Transfer};
 
-/// A fetch under way.
+/// A fetch in flight.
 pub(super) struct InFlight {
     pub(super) token: u64,
     pub(super) fetch: Fetch,
-    pub(super) windows: Vec<Window>,
+    pub(super) states: Vec<TransferState>,
     pub(super) waiting: usize,
     pub(super) failures: Vec<(usize, Error)>,
     pub(super) unread: Vec<(usize, Error)>,
-    /// How many of `windows` have failed.
+    /// How many transfers have failed.
     pub(super) num_failed: usize,
-    /// Some samples cross a part's end and are verified when all parts are in.
+    /// Some samples span several transfers; they are verified when all transfers have completed.
     pub(super) crossing: bool,
-    /// The sample that goes on in the part behind the last one that came.
+    /// The sample that continues after the transfer that completed last.
     pub(super) carried: Option<Carried>,
-    /// The first sample behind the part that came last: the first of the next part, if that one
-    /// comes next.
+    /// The first sample after the transfer that completed last. Transfers usually complete in order, and
+    /// then it is the first sample of the next one.
     pub(super) next_sample: usize,
     pub(super) abandoned: bool,
 }
 
-/// A sample that crosses a part's end, as far as its checksum is taken.
+/// The checksum so far of a sample that spans several transfers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Carried {
     /// Index into `fetch.samples`.
     sample: usize,
-    /// Where in the run the checksum ends.
-    run_offset: usize,
+    /// Up to where in the fetch's buffer the checksum was computed.
+    buf_offset: usize,
     crc32c: u32,
 }
 
-/// One part's memory while it is here, and how often it was asked for.
+/// State of one transfer, and its part of the buffer while no read is outstanding.
 #[derive(Default)]
-pub(super) struct Window {
+pub(super) struct TransferState {
     pub(super) buf: Option<IoBuf>,
+    /// How often it was read again.
     pub(super) repeats: u8,
-    /// Why it was not read, also when asked for again.
+    /// Why it could not be read, even by a second read.
     pub(super) failed: Option<IoError>,
-    /// It is a piece of a part that was not read.
+    /// It is a piece of a transfer that could not be read.
     pub(super) is_piece: bool,
-    /// It is what was left of such a part when its ends were tried.
+    /// It is the inner piece of such a transfer, whose first and last pieces are tried first.
     pub(super) was_probed: bool,
-    /// The sample that ends here and began in a part before, when its checksum was right.
+    /// The sample that began in an earlier transfer and ends in this one, if its checksum was right.
     pub(super) verified_across: Option<usize>,
 }
 
 impl InFlight {
-    /// Verifies the samples that end in `part`; `false` when the part should be read again.
-    pub(super) fn verify_part(&mut self, part: usize, learned: Option<&Learned>) -> bool {
+    /// Verifies the samples inside `transfer`; `false` if the transfer should be read again.
+    pub(super) fn verify_transfer(&mut self, transfer: usize, learned: Option<&Learned>) -> bool {
         #[cfg(feature = "unverified")]
         if super::unverified::is_set() {
             return true;
         }
-        let at = self.fetch.parts[part];
-        let end = at.run_offset + at.len_bytes;
-        let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");
-        let first = self.first_sample_from(at.run_offset);
-        let inside = self.fetch.samples[first..].iter().take_while(|s| s.run_offset < end);
+        let at = self.fetch.transfers[transfer];
+        let end = at.buf_offset + at.len_bytes;
+        let bytes = self.states[transfer].buf.as_deref().expect("the transfer has just completed");
+        let first = self.first_sample_from(at.buf_offset);
+        let inside = self.fetch.samples[first..].iter().take_while(|s| s.buf_offset < end);
         let mut next_sample = first;
-        // A sample that begins before this part and reaches into it makes the fetch `crossing` too:
-        // the part that it begins in says so.
+        // A sample that began in an earlier transfer has set `crossing` when that transfer completed, or
+        // will set it.
         let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
             next_sample = index + 1;
-            let start = sample.run_offset - at.run_offset;
+            let start = sample.buf_offset - at.buf_offset;
             let Some(bytes) = bytes.get(start..start + sample.len_bytes as usize) else {
                 crossing = Some(index);
                 continue;
@@ -83,194 +84,207 @@ impl InFlight {
             if is_right(sample, found, learned) || sample.len_bytes == 0 {
                 continue;
             }
-            if self.windows[part].repeats == 0 {
+            if self.states[transfer].repeats == 0 {
                 return false;
             }
             self.failures.push((index, corrupt(sample, found, learned)));
         }
         self.next_sample = next_sample;
         self.crossing |= crossing.is_some();
-        self.carry(part, crossing, learned);
+        self.carry(transfer, crossing, learned);
         true
     }
 
-    /// The first sample that begins at `run_offset` or behind it.
-    fn first_sample_from(&self, run_offset: usize) -> usize {
+    /// The first sample that begins at or after `buf_offset`.
+    fn first_sample_from(&self, buf_offset: usize) -> usize {
         let (samples, next) = (&self.fetch.samples, self.next_sample);
-        let begins_before = |sample: &Placed| sample.run_offset < run_offset;
+        let begins_before = |sample: &FetchSample| sample.buf_offset < buf_offset;
         let is_first = next.checked_sub(1).is_none_or(|before| begins_before(&samples[before]))
             && samples.get(next).is_none_or(|sample| !begins_before(sample));
         if is_first { next } else { samples.partition_point(begins_before) }
     }
 
-    /// Goes on with the checksum of the sample that reaches into `part`, and begins that of the one
-    /// which reaches out of it, while a cache holds the bytes. Parts that come in another order leave
-    /// it to [`InFlight::verify_crossing`].
-    fn carry(&mut self, part: usize, crossing: Option<usize>, learned: Option<&Learned>) {
-        let at = self.fetch.parts[part];
-        let end = at.run_offset + at.len_bytes;
-        let bytes = self.windows[part].buf.as_deref().expect("the part has just come in");
+    /// Continues the checksum of the sample that reaches into `transfer`, and begins that of the sample that
+    /// reaches beyond it, while the bytes are in the processor's cache. Where transfers complete out of
+    /// order, [`InFlight::verify_crossing`] computes these checksums.
+    fn carry(&mut self, transfer: usize, crossing: Option<usize>, learned: Option<&Learned>) {
+        let at = self.fetch.transfers[transfer];
+        let end = at.buf_offset + at.len_bytes;
+        let bytes = self.states[transfer].buf.as_deref().expect("the transfer has just completed");
         let begun = crossing.map(|sample| {
-            let start = self.fetch.samples[sample].run_offset - at.run_offset;
-            Carried { sample, run_offset: end, crc32c: crc32c(&bytes[start..]) }
+            let start = self.fetch.samples[sample].buf_offset - at.buf_offset;
+            Carried { sample, buf_offset: end, crc32c: crc32c(&bytes[start..]) }
         });
-        if let Some(carried) = self.carried.take_if(|carried| carried.run_offset == at.run_offset) {
+        if let Some(carried) = self.carried.take_if(|carried| carried.buf_offset == at.buf_offset) {
             let sample = &self.fetch.samples[carried.sample];
-            let sample_end = sample.run_offset + sample.len_bytes as usize;
-            let reach = sample_end.min(end) - at.run_offset;
+            let sample_end = sample.buf_offset + sample.len_bytes as usize;
+            let reach = sample_end.min(end) - at.buf_offset;
             let crc32c = crc32c_append(carried.crc32c, &bytes[..reach]);
             if sample_end > end {
-                self.carried = Some(Carried { run_offset: end, crc32c, ..carried });
+                self.carried = Some(Carried { buf_offset: end, crc32c, ..carried });
             } else if is_right(sample, crc32c, learned) {
-                self.windows[part].verified_across = Some(carried.sample);
+                self.states[transfer].verified_across = Some(carried.sample);
             }
         }
         self.carried = begun.or(self.carried);
     }
 
-    /// Verifies the samples that lie in several parts; returns the parts to read again.
+    /// Verifies the samples that span several transfers; returns the transfers to read again.
     pub(super) fn verify_crossing(&mut self, learned: Option<&Learned>) -> Vec<usize> {
         let mut wrong = Vec::new();
         let mut repeat = Vec::new();
         for (index, sample) in self.fetch.samples.iter().enumerate() {
-            let parts = self.fetch.parts_of(sample);
-            if parts.len() < 2 || parts.clone().any(|part| self.windows[part].failed.is_some()) {
+            let transfers = self.fetch.transfers_of(sample);
+            if transfers.len() < 2
+                || transfers.clone().any(|transfer| self.states[transfer].failed.is_some())
+            {
                 continue;
             }
-            if self.windows[parts.end - 1].verified_across == Some(index) {
+            if self.states[transfers.end - 1].verified_across == Some(index) {
                 continue;
             }
             let found = self.checksum(sample);
             if !is_right(sample, found, learned) {
                 wrong.push((index, corrupt(sample, found, learned)));
-                repeat.extend(parts.filter(|&part| self.windows[part].repeats == 0));
+                repeat.extend(transfers.filter(|&transfer| self.states[transfer].repeats == 0));
             }
         }
-        // Only when nothing is left to try again is a wrong checksum final.
+        // A wrong checksum is final only if no transfer is read again.
         if repeat.is_empty() {
             self.failures.append(&mut wrong);
         } else {
-            // What is read again may hold parts of samples that were right.
+            // The transfers that are read again may hold bytes of samples that were verified before.
             self.carried = None;
-            self.windows.iter_mut().for_each(|window| window.verified_across = None);
+            self.states.iter_mut().for_each(|state| state.verified_across = None);
         }
         repeat.sort_unstable();
         repeat.dedup();
         repeat
     }
 
-    fn checksum(&self, sample: &Placed) -> u32 {
-        let end = sample.run_offset + sample.len_bytes as usize;
-        self.fetch.parts_of(sample).fold(0, |crc, part| {
-            let at = self.fetch.parts[part];
-            let bytes = self.windows[part].buf.as_deref().expect("all parts are in");
-            let from = sample.run_offset.saturating_sub(at.run_offset);
-            let to = (end - at.run_offset).min(at.len_bytes);
+    fn checksum(&self, sample: &FetchSample) -> u32 {
+        let end = sample.buf_offset + sample.len_bytes as usize;
+        self.fetch.transfers_of(sample).fold(0, |crc, transfer| {
+            let at = self.fetch.transfers[transfer];
+            let bytes = self.states[transfer].buf.as_deref().expect("all transfers have completed");
+            let from = sample.buf_offset.saturating_sub(at.buf_offset);
+            let to = (end - at.buf_offset).min(at.len_bytes);
             crc32c_append(crc, &bytes[from..to])
         })
     }
 
-    /// Cuts the first part that was not read and can be cut into pieces, which take its place; returns
-    /// those that are to be asked for. One at a time, so that few are asked for in vain. `block_len` is
-    /// that of a part's namespace, and whether nothing of it can be read just now: then the first and the
-    /// last piece of a part are tried, and the rest when one was read.
+    /// Splits the first failed transfer that can be split, and returns the pieces to read. It splits one
+    /// transfer at a time, so that few reads are in vain. `namespace` gives the block length of a transfer's
+    /// namespace, and whether that namespace seems lost: then only the first and the last piece are read,
+    /// and the rest only if one of them succeeds.
     ///
-    /// To be called while nothing is under way: parts are named by their index.
-    pub(super) fn cut_failed(&mut self, block_len: impl Fn(&Part) -> (u32, bool)) -> Vec<usize> {
-        for (part, window) in self.windows.iter().enumerate() {
-            let (block_len, is_barren) = block_len(&self.fetch.parts[part]);
-            let may_cut = window.failed.as_ref().is_some_and(is_local)
-                && !window.is_piece
-                && !(is_barren && window.was_probed);
-            if !may_cut {
+    /// Call it only while no read of the fetch is outstanding: reads name transfers by their index.
+    pub(super) fn split_failed(
+        &mut self,
+        namespace: impl Fn(&Transfer) -> (u32, bool),
+    ) -> Vec<usize> {
+        for (transfer, state) in self.states.iter().enumerate() {
+            let (block_len, seems_lost) = namespace(&self.fetch.transfers[transfer]);
+            let may_split = state.failed.as_ref().is_some_and(is_local)
+                && !state.is_piece
+                && !(seems_lost && state.was_probed);
+            if !may_split {
                 continue;
             }
-            let pieces = self.fetch.pieces_of(&self.fetch.parts[part], block_len as usize);
+            let pieces =
+                self.fetch.split_at_samples(&self.fetch.transfers[transfer], block_len as usize);
             if pieces.len() > 1 {
-                return self.cut(part, pieces, is_barren);
+                return self.split(transfer, pieces, seems_lost);
             }
         }
         Vec::new()
     }
 
-    fn cut(&mut self, part: usize, mut pieces: Vec<Part>, only_ends: bool) -> Vec<usize> {
-        let Window { buf, failed, .. } = std::mem::take(&mut self.windows[part]);
-        let mut rest = buf.expect("its read has ended");
+    fn split(&mut self, transfer: usize, mut pieces: Vec<Transfer>, only_ends: bool) -> Vec<usize> {
+        let TransferState { buf, failed, .. } = std::mem::take(&mut self.states[transfer]);
+        let mut rest = buf.expect("no read of it is outstanding");
         let inner = if only_ends { merge_inner(&mut pieces) } else { None };
-        let (mut asked, mut windows) = (Vec::new(), Vec::with_capacity(pieces.len()));
+        let (mut to_read, mut states) = (Vec::new(), Vec::with_capacity(pieces.len()));
         for (number, piece) in pieces.iter().enumerate() {
-            let behind = rest.split_off(piece.len_bytes);
-            let buf = Some(std::mem::replace(&mut rest, behind));
-            windows.push(if inner == Some(number) {
-                Window { buf, failed: failed.clone(), was_probed: true, ..Window::default() }
+            let after = rest.split_off(piece.len_bytes);
+            let buf = Some(std::mem::replace(&mut rest, after));
+            states.push(if inner == Some(number) {
+                TransferState {
+                    buf,
+                    failed: failed.clone(),
+                    was_probed: true,
+                    ..TransferState::default()
+                }
             } else {
-                asked.push(part + number);
-                Window { buf, is_piece: true, ..Window::default() }
+                to_read.push(transfer + number);
+                TransferState { buf, is_piece: true, ..TransferState::default() }
             });
         }
         self.num_failed -= usize::from(inner.is_none());
-        self.windows.splice(part..=part, windows);
-        self.fetch.parts.splice(part..=part, pieces);
+        self.states.splice(transfer..=transfer, states);
+        self.fetch.transfers.splice(transfer..=transfer, pieces);
         self.carried = None;
-        asked
+        to_read
     }
 
-    /// Samples with bytes in parts that were not read are lost.
-    pub(super) fn fail_unread<'a>(&mut self, namespace: impl Fn(&Part) -> &'a Namespace) {
-        let failed = |part: usize| self.windows[part].failed.as_ref();
-        for (part, at) in self.fetch.parts.iter().enumerate() {
-            if let Some(error) = failed(part) {
+    /// Fails the samples that have bytes in transfers that could not be read.
+    pub(super) fn fail_unread<'a>(&mut self, namespace: impl Fn(&Transfer) -> &'a Namespace) {
+        let failed = |transfer: usize| self.states[transfer].failed.as_ref();
+        for (transfer, at) in self.fetch.transfers.iter().enumerate() {
+            if let Some(error) = failed(transfer) {
                 let namespace = namespace(at);
                 let lba = Lba(at.offset_bytes / u64::from(namespace.block_len_bytes));
-                self.unread.push((part, error.clone().on(namespace).lba(lba)));
+                self.unread.push((transfer, error.clone().on(namespace).lba(lba)));
             }
         }
         for (index, sample) in self.fetch.samples.iter().enumerate() {
             if sample.len_bytes > 0
-                && let Some((part, error)) =
-                    self.fetch.parts_of(sample).find_map(|part| failed(part).map(|e| (part, e)))
+                && let Some((transfer, error)) = self
+                    .fetch
+                    .transfers_of(sample)
+                    .find_map(|transfer| failed(transfer).map(|e| (transfer, e)))
             {
-                let namespace = namespace(&self.fetch.parts[part]);
+                let namespace = namespace(&self.fetch.transfers[transfer]);
                 self.failures.push((index, error.clone().on(namespace)));
             }
         }
     }
 
-    /// The windows, one run again.
+    /// Joins the buffers of the transfers into the fetch's buffer.
     pub(super) fn join(&mut self) -> SharedBuf {
-        let mut windows = self.windows.iter_mut().filter_map(|window| window.buf.take());
-        let mut run = windows.next().unwrap_or_else(IoBuf::empty);
-        for window in windows {
-            run.rejoin(window);
+        let mut bufs = self.states.iter_mut().filter_map(|state| state.buf.take());
+        let mut whole = bufs.next().unwrap_or_else(IoBuf::empty);
+        for buf in bufs {
+            whole.rejoin(buf);
         }
-        run.freeze()
+        whole.freeze()
     }
 }
 
-/// Whether it says something of the bytes that were asked for: others may be read.
+/// Whether the error concerns only the blocks of this command, so that others may still be readable.
 fn is_local(error: &IoError) -> bool {
     !matches!(error, IoError::Disconnected(_))
 }
 
-/// Makes one of all pieces between the first and the last; returns which that is.
-fn merge_inner(pieces: &mut Vec<Part>) -> Option<usize> {
+/// Merges all pieces between the first and the last; returns the index of the merged one.
+fn merge_inner(pieces: &mut Vec<Transfer>) -> Option<usize> {
     let inner = pieces.get(1..pieces.len() - 1)?;
     let merged =
-        Part { len_bytes: inner.iter().map(|piece| piece.len_bytes).sum(), ..*inner.first()? };
+        Transfer { len_bytes: inner.iter().map(|piece| piece.len_bytes).sum(), ..*inner.first()? };
     pieces.splice(1..pieces.len() - 1, [merged]);
     Some(1)
 }
 
-/// Whether `found` is the sample's checksum. Where the directory has none, it learns it.
+/// Whether `found` is the sample's checksum. A directory without checksums learns it.
 #[inline]
-fn is_right(sample: &Placed, found: u32, learned: Option<&Learned>) -> bool {
+fn is_right(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> bool {
     match learned {
         None => found == sample.crc32c,
         Some(learned) => learned.accepts(sample.id, found),
     }
 }
 
-fn corrupt(sample: &Placed, found: u32, learned: Option<&Learned>) -> Error {
+fn corrupt(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> Error {
     let learned = learned.and_then(|learned| learned.get(sample.id));
     let expected = learned.unwrap_or(sample.crc32c);
     Error::new(
@@ -282,36 +296,38 @@ fn corrupt(sample: &Placed, found: u32, learned: Option<&Learned>) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Part;
+    use super::super::fetch::Transfer;
     use super::*;
     use crate::units::SampleId;
 
-    const PART_LEN: usize = 100;
+    const TRANSFER_LEN: usize = 100;
 
-    /// A fetch of parts of 100 bytes, all of them here, and samples of these lengths side by side.
-    fn fetch(num_parts: usize, lens: &[u32]) -> InFlight {
-        let bytes: Vec<u8> = (0..num_parts * PART_LEN).map(|i| (i * 31 % 251) as u8).collect();
-        let parts = (0..num_parts).map(|part| Part {
+    /// A fetch whose transfers of 100 bytes have all completed, with contiguous samples of these lengths.
+    fn fetch(num_transfers: usize, lens: &[u32]) -> InFlight {
+        let bytes: Vec<u8> =
+            (0..num_transfers * TRANSFER_LEN).map(|i| (i * 31 % 251) as u8).collect();
+        let transfers = (0..num_transfers).map(|transfer| Transfer {
             namespace: 0,
             offset_bytes: 0,
-            run_offset: part * PART_LEN,
-            len_bytes: PART_LEN,
+            buf_offset: transfer * TRANSFER_LEN,
+            len_bytes: TRANSFER_LEN,
         });
-        let mut run_offset = 0;
+        let mut buf_offset = 0;
         let samples = lens.iter().zip(0..).map(|(&len_bytes, index)| {
-            let crc32c = crc32c(&bytes[run_offset..run_offset + len_bytes as usize]);
-            run_offset += len_bytes as usize;
-            let start = run_offset - len_bytes as usize;
-            Placed { id: SampleId(7), index, run_offset: start, len_bytes, crc32c }
+            let crc32c = crc32c(&bytes[buf_offset..buf_offset + len_bytes as usize]);
+            buf_offset += len_bytes as usize;
+            let start = buf_offset - len_bytes as usize;
+            FetchSample { id: SampleId(7), index, buf_offset: start, len_bytes, crc32c }
         });
         let samples = samples.collect();
-        let windows = bytes
-            .chunks(PART_LEN)
-            .map(|part| Window { buf: Some(copy(part)), ..Window::default() });
+        let states = bytes.chunks(TRANSFER_LEN).map(|transfer| TransferState {
+            buf: Some(copy(transfer)),
+            ..TransferState::default()
+        });
         InFlight {
             token: 0,
-            fetch: Fetch { parts: parts.collect(), samples, len_bytes: bytes.len() },
-            windows: windows.collect(),
+            fetch: Fetch { transfers: transfers.collect(), samples, len_bytes: bytes.len() },
+            states: states.collect(),
             waiting: 0,
             failures: Vec::new(),
             unread: Vec::new(),
@@ -329,35 +345,36 @@ mod tests {
         buf
     }
 
-    fn flip(under_way: &mut InFlight, part: usize, byte: usize) {
-        under_way.windows[part].buf.as_mut().expect("all are here")[byte] ^= 1;
+    fn flip(in_flight: &mut InFlight, transfer: usize, byte: usize) {
+        in_flight.states[transfer].buf.as_mut().expect("all transfers have completed")[byte] ^= 1;
     }
 
-    /// Samples 0 (parts 0 to 2), 1 (inside part 2), 2 (parts 2 and 3).
+    /// Sample 0 spans transfers 0 to 2, sample 1 lies inside transfer 2, sample 2 spans transfers 2 and 3.
     const LENS: [u32; 3] = [230, 20, 90];
 
     #[test]
-    fn crossing_samples_are_verified_as_their_parts_come_in_and_not_again() {
-        let mut under_way = fetch(4, &LENS);
-        assert!((0..4).all(|part| under_way.verify_part(part, None)) && under_way.crossing);
-        let across: Vec<_> =
-            under_way.windows.iter().map(|window| window.verified_across).collect();
+    fn samples_that_span_transfers_are_verified_as_these_complete_and_only_once() {
+        let mut in_flight = fetch(4, &LENS);
+        assert!(
+            (0..4).all(|transfer| in_flight.verify_transfer(transfer, None)) && in_flight.crossing
+        );
+        let across: Vec<_> = in_flight.states.iter().map(|state| state.verified_across).collect();
         assert_eq!(across, [None, None, Some(0), Some(2)]);
-        flip(&mut under_way, 1, 5); // after it was looked at: seen only by looking again
-        assert!(under_way.verify_crossing(None).is_empty() && under_way.failures.is_empty());
+        flip(&mut in_flight, 1, 5); // after its checksum was computed: only a second computation sees it
+        assert!(in_flight.verify_crossing(None).is_empty() && in_flight.failures.is_empty());
     }
 
     #[test]
-    fn parts_in_any_order_are_verified_all_the_same() {
+    fn transfers_that_complete_in_any_order_are_verified() {
         for order in [[3, 2, 1, 0], [0, 2, 1, 3], [2, 3, 0, 1], [1, 0, 3, 2]] {
             for wrong in [None, Some(0), Some(1), Some(2), Some(3)] {
-                let mut under_way = fetch(4, &LENS);
-                wrong.into_iter().for_each(|part| flip(&mut under_way, part, 28));
+                let mut in_flight = fetch(4, &LENS);
+                wrong.into_iter().for_each(|transfer| flip(&mut in_flight, transfer, 28));
                 assert!(
-                    order.iter().all(|&part| under_way.verify_part(part, None)),
-                    "no byte 28 is inside"
+                    order.iter().all(|&transfer| in_flight.verify_transfer(transfer, None)),
+                    "no byte 28 lies in a sample inside one transfer"
                 );
-                let repeat = under_way.verify_crossing(None);
+                let repeat = in_flight.verify_crossing(None);
                 let expected: &[usize] = match wrong {
                     None => &[],
                     Some(3) => &[2, 3],
@@ -369,21 +386,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_right_is_verified_again_when_a_part_of_it_is_read_again() {
-        let mut under_way = fetch(4, &LENS);
-        flip(&mut under_way, 3, 0); // of sample 2, which shares part 2 with sample 0
-        assert!((0..4).all(|part| under_way.verify_part(part, None)));
-        assert_eq!(under_way.verify_crossing(None), [2, 3]);
-        flip(&mut under_way, 3, 0);
-        flip(&mut under_way, 2, 0); // the second read of part 2 damages sample 0
-        for part in [2, 3] {
-            under_way.windows[part].repeats = 1;
-            assert!(under_way.verify_part(part, None));
+    fn a_sample_is_verified_again_when_one_of_its_transfers_is_read_again() {
+        let mut in_flight = fetch(4, &LENS);
+        flip(&mut in_flight, 3, 0); // in sample 2, which shares transfer 2 with sample 0
+        assert!((0..4).all(|transfer| in_flight.verify_transfer(transfer, None)));
+        assert_eq!(in_flight.verify_crossing(None), [2, 3]);
+        flip(&mut in_flight, 3, 0);
+        flip(&mut in_flight, 2, 0); // the second read of transfer 2 damages sample 0
+        for transfer in [2, 3] {
+            in_flight.states[transfer].repeats = 1;
+            assert!(in_flight.verify_transfer(transfer, None));
         }
         assert_eq!(
-            under_way.verify_crossing(None),
+            in_flight.verify_crossing(None),
             [0, 1],
-            "the parts of sample 0 that were read once"
+            "the transfers of sample 0 that were read only once"
         );
     }
 }

@@ -1,35 +1,34 @@
-//! Turns a batch of samples into few large reads, and the reads into verified bytes.
+//! Turns a batch of samples into few large reads, and verifies what they return.
 //!
-//! [`Reader`] reads batches of ids on the caller's thread; `prefetch` drives the same parts along an
-//! order on a thread of its own. The path is `plan` (which reads), `pump` (submit, poll), `in_flight`
-//! (verify) and `batch` (where each sample's bytes are). Nothing here knows which engine moves the blocks.
+//! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
+//! order on a thread of its own. `fetch` plans reads, `pump` submits and polls them, `in_flight` verifies
+//! them, and `batch` holds the location of each sample. No module here depends on an engine.
 //!
-//! The path of a batch in grouped order over TCP, from ids to the wire and back; all but the last step on the
-//! poller's thread:
+//! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
 //!
 //! ```text
-//!  1  order/mod.rs          EpochOrder::picks     positions of the batch -> chunk, and place in the chunk
-//!  2  prefetch/chunks.rs    ChunkDriver::advance  asks for the chunks that planned batches lack
-//!  3  reader/plan.rs        plan_chunk            ids and extents of a chunk -> one range, in parts
-//!  4  reader/pump.rs        Pump::start           cuts the chunk's memory into a window for each part
+//!  1  order/mod.rs          EpochOrder::picks     positions of the batch -> chunk, and sample in the chunk
+//!  2  prefetch/chunks.rs    ChunkDriver::advance  requests the chunks that planned batches lack
+//!  3  reader/fetch.rs       plan_chunk            ids and extents of a chunk -> one fetch
+//!  4  reader/pump.rs        Pump::start           divides the chunk's buffer among the transfers
 //!  5  reader/pump.rs        Pump::submit          gives the queue pair all reads that it has room for
-//!  6  tcp/host.rs           Connection::submit    a slot, and a command capsule in what is to be sent
+//!  6  tcp/host.rs           Connection::submit    a slot, and a command capsule in the transmit queue
 //!  7  qpair/tcp/link.rs     send                  one sendmsg for the burst            -> the wire
-//!  8  qpair/tcp/link.rs     receive               readv, straight into the windows     <- the wire
-//!  9  tcp/host.rs           Connection::complete  the response ends the command
-//! 10  reader/in_flight.rs   InFlight::verify_part compares the checksum of each sample of the part
-//! 11  prefetch/chunks.rs    ChunkDriver::assemble places of samples in chunks that are here -> the batch
+//!  8  qpair/tcp/link.rs     receive               readv, straight into the buffer      <- the wire
+//!  9  tcp/host.rs           Connection::complete  the response completes the command
+//! 10  reader/in_flight.rs   InFlight::verify_transfer  compares the checksum of each sample
+//! 11  prefetch/chunks.rs    ChunkDriver::assemble locations of samples in loaded chunks -> the batch
 //! 12  dataset/loader.rs     Loader::next          the caller's thread takes it
 //! ```
 //!
-//! Invariants: bytes that a batch shows have had their checksum compared; a run of memory has one
-//! owner, the pump while it is read and the batch afterwards; nothing is allocated per sample.
+//! Invariants: the bytes of a batch have had their checksum compared; a buffer has one owner, the pump
+//! while it is read and the batch afterwards; nothing is allocated per sample.
 //!
 //! Read `pump.rs` first.
 
 mod batch;
+mod fetch;
 mod in_flight;
-mod plan;
 mod pump;
 mod range;
 mod stale;
@@ -52,25 +51,27 @@ pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
 pub use watch::Watch;
 
-pub(crate) use batch::Place;
-pub(crate) use plan::{Fetch, Geometry, Merge, Wanted, plan_chunk, plan_samples, plan_whole_chunk};
+pub(crate) use batch::SampleLocation;
+pub(crate) use fetch::{
+    Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_samples, plan_whole_chunk,
+};
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::read_range;
-pub(crate) use stale::{moved_on, read_copies};
+pub(crate) use stale::{read_superblocks, stale_error};
 pub(crate) use watch::{TICK, interrupted, timed_out};
 
-/// How a [`Reader`] works.
+/// Options of a [`Reader`].
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Memory for batches, in bytes; a batch that needs more gets it from the system, with a warning.
+    /// Memory for batches, in bytes. A batch that needs more allocates it from the system, with a warning.
     pub window_bytes: usize,
-    /// Queue pairs a namespace.
+    /// Queue pairs for each namespace.
     pub queue_pairs: usize,
-    /// The most commands outstanding at a time; `None`: what the queues hold.
+    /// The most outstanding commands; `None`: the depth of the queues.
     pub max_outstanding: Option<usize>,
-    /// The longest that one call may take.
+    /// The longest time that one call may take.
     pub deadline: Duration,
-    /// Whether to burn a core rather than sleep while waiting.
+    /// Spin instead of sleeping while I/O is outstanding.
     pub busy_poll: bool,
 }
 
@@ -86,16 +87,16 @@ impl Default for ReaderOptions {
     }
 }
 
-/// What becomes of a sample that is not there or cannot be read.
+/// What happens with a sample that does not exist or cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
     /// The call fails with the error of the first such sample; a loader fails from then on.
     #[default]
     Raise,
-    /// The batch comes without it. A loader warns and counts it; where the image has moved on, that is
-    /// an error all the same.
+    /// The batch lacks the sample; a loader logs a warning and counts it. If the image has a newer
+    /// generation, the call fails nevertheless.
     Skip,
-    /// It keeps its place in the batch, without bytes: for reads by id, a loader refuses it.
+    /// The sample keeps its position in the batch, without bytes. Only for reads by id; a loader refuses it.
     Blank,
 }
 
@@ -109,18 +110,18 @@ pub struct Reader {
     options: ReaderOptions,
     slots: Vec<Slot>,
     extents: Vec<Option<Extent>>,
-    wanted: Vec<Wanted>,
+    requests: Vec<SampleRequest>,
     fetches: Vec<Fetch>,
-    spare: Vec<Fetch>,
+    free_fetches: Vec<Fetch>,
     warned: bool,
     next_token: u64,
 }
 
 impl Reader {
-    /// A reader of the image whose namespaces `devices` are, in the superblock's order.
+    /// A reader of the image on `devices`, which are in the order of its superblocks.
     ///
     /// # Errors
-    /// Those of opening queue pairs, and `OutOfMemory` for the window.
+    /// Those of opening queue pairs; `OutOfMemory`: the window cannot be allocated.
     pub fn new(
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
@@ -140,9 +141,9 @@ impl Reader {
             options,
             slots: Vec::new(),
             extents: Vec::new(),
-            wanted: Vec::new(),
+            requests: Vec::new(),
             fetches: Vec::new(),
-            spare: Vec::new(),
+            free_fetches: Vec::new(),
             warned: false,
             next_token: 0,
         };
@@ -150,7 +151,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// What was moved so far.
+    /// Counters of the I/O so far.
     pub fn stats(&self) -> ReadStats {
         self.pump.as_ref().and_then(Forked::get).map_or_else(ReadStats::default, Pump::stats)
     }
@@ -161,8 +162,8 @@ impl Reader {
     ///
     /// # Errors
     /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum
-    /// still differs after reading again; the error names the sample and its LBA. `Stale`: the image
-    /// has moved on. `TimedOut`, `Disconnected`: as the connection options say.
+    /// differs even after a second read; the error names the sample and its LBA. `Stale`: the image has a
+    /// newer generation. `TimedOut`, `Disconnected`: as the connection options say.
     pub fn read_batch(&mut self, ids: &[SampleId], batch: &mut Batch) -> Result<()> {
         let mut failures = self.read_batch_each(ids, batch)?;
         match failures.is_empty() {
@@ -174,11 +175,11 @@ impl Reader {
         }
     }
 
-    /// As [`Reader::read_batch`], but a sample that cannot be read costs only itself: the result names
-    /// the positions in `ids` that failed, in rising order, and why; they are empty in `batch`.
+    /// As [`Reader::read_batch`], but a sample that cannot be read does not fail the call. Returns the
+    /// positions in `ids` that failed, ascending, with their errors; these samples are empty in `batch`.
     ///
     /// # Errors
-    /// `NotFound`, `TimedOut`, `OutOfMemory`: the call as a whole failed.
+    /// `NotFound`, `TimedOut`, `OutOfMemory`: the whole call failed.
     pub fn read_batch_each(
         &mut self,
         ids: &[SampleId],
@@ -191,11 +192,11 @@ impl Reader {
         self.read_batch_watched(ids, batch, &mut ())
     }
 
-    /// As [`Reader::read_batch_each`], but an id that there is no sample for costs only itself too,
-    /// and `watch` sees each sample come and may end the call.
+    /// As [`Reader::read_batch_each`], but an id without a sample does not fail the call either, and `watch`
+    /// is told of each sample that arrives and may interrupt the call.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` ended it. `TimedOut`, `OutOfMemory`: the call as a whole failed.
+    /// `Interrupted`: `watch` interrupted it. `TimedOut`, `OutOfMemory`: the whole call failed.
     pub fn read_batch_watched(
         &mut self,
         ids: &[SampleId],
@@ -205,26 +206,26 @@ impl Reader {
         self.notice_fork()?;
         batch.reset(&self.directory, Epoch(0));
         let mut failures = self.plan(ids);
-        batch.expect(ids.len());
+        batch.resize(ids.len());
         for (index, &id) in ids.iter().enumerate() {
-            batch.place(index, Place { id, piece: 0, len_bytes: 0, offset: 0 });
+            batch.set_location(index, SampleLocation { id, buf: 0, len_bytes: 0, offset: 0 });
         }
         let deadline = deadline(Instant::now(), self.options.deadline);
         let first_token = self.next_token;
         let mut next_tick = Instant::now() + TICK;
         let mut fetches = std::mem::take(&mut self.fetches);
         for fetch in fetches.drain(..) {
-            let run = self.take(fetch.len_bytes)?;
+            let buf = self.allocate(fetch.len_bytes)?;
             self.next_token += 1;
             let token = self.next_token;
-            self.pump()?.start(token, fetch, run);
+            self.pump()?.start(token, fetch, buf);
         }
         self.fetches = fetches;
         while self.pump()?.in_flight() > 0 {
             let now = Instant::now();
-            let moved = self.pump()?.turn(now);
+            let has_progressed = self.pump()?.poll(now);
             while let Some(fetched) = self.pump()?.next_finished() {
-                place_fetched(&fetched, batch);
+                add_fetched(&fetched, batch);
                 let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
                 for (index, sample) in fetched.fetch.samples.iter().enumerate() {
                     if failed.next_if_eq(&index).is_none() {
@@ -235,7 +236,7 @@ impl Reader {
                 let why = why.into_iter();
                 failures.extend(why.map(|(index, e)| (fetch.samples[index].index as usize, e)));
                 fetch.clear();
-                self.spare.push(fetch);
+                self.free_fetches.push(fetch);
             }
             if now >= next_tick {
                 next_tick = now + TICK;
@@ -249,7 +250,7 @@ impl Reader {
                     self.abandon_since(first_token);
                     return Err(timed_out(self.options.deadline, &self.devices));
                 }
-                if !moved {
+                if !has_progressed {
                     self.pump()?.wait(deadline.min(next_tick));
                 }
             }
@@ -258,47 +259,49 @@ impl Reader {
         if failures.iter().any(|(_, error)| error.kind() == ErrorKind::Corrupt) {
             let until = deadline.min(Instant::now() + CHECK_LIMIT);
             let directory = Arc::clone(&self.directory);
-            if let Some(stale) = moved_on(self.pump()?, &directory, until) {
+            if let Some(stale) = stale_error(self.pump()?, &directory, until) {
                 return Err(stale);
             }
         }
         Ok(failures)
     }
 
-    /// Plans the reads; returns the positions of ids that there is no sample for.
+    /// Plans the reads; returns the positions of the ids that name no sample.
     fn plan(&mut self, ids: &[SampleId]) -> Vec<(usize, Error)> {
         let mut absent = Vec::new();
-        self.wanted.clear();
+        self.requests.clear();
         self.extents.clear();
         self.directory.extents(ids, &mut self.slots, &mut self.extents);
         for (index, (&id, &extent)) in ids.iter().zip(&self.extents).enumerate() {
             match extent {
-                Some(extent) => self.wanted.push(Wanted { index: index as u32, id, extent }),
+                Some(extent) => {
+                    self.requests.push(SampleRequest { index: index as u32, id, extent })
+                }
                 None => absent.push((index, not_in_directory(&self.directory, id))),
             }
         }
         let merge =
             if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours };
-        let (wanted, spare, out) = (&mut self.wanted, &mut self.spare, &mut self.fetches);
-        plan_samples(wanted, &self.geometry, merge, RUN_LEN_BYTES, spare, out);
+        let (requests, free, out) = (&mut self.requests, &mut self.free_fetches, &mut self.fetches);
+        plan_samples(requests, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
         absent
     }
 
-    /// Memory for a run: from the window, or, where that is too small, from the system.
-    fn take(&mut self, len: usize) -> Result<IoBuf> {
-        if let Some(run) = self.pool.take(len) {
-            return Ok(run);
+    /// A buffer from the window, or from the system if the window has no room.
+    fn allocate(&mut self, len: usize) -> Result<IoBuf> {
+        if let Some(buf) = self.pool.take(len) {
+            return Ok(buf);
         }
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
                 window_bytes = self.options.window_bytes,
-                "batches need more memory than the window has; the rest comes from outside it"
+                "batches need more memory than the window has; the rest is allocated outside it"
             );
         }
         Ok(IoBuf::temporary(len))
     }
 
-    /// Lets what was asked for after `token` come to nothing.
+    /// Abandons all fetches that were started after `token`.
     fn abandon_since(&mut self, token: u64) {
         let last = self.next_token;
         if let Some(pump) = self.pump.as_mut().and_then(Forked::get_mut) {
@@ -306,7 +309,7 @@ impl Reader {
         }
     }
 
-    /// A child of a fork must not touch its parent's queue pairs: it opens its own.
+    /// A forked child must not use its parent's queue pairs: it opens its own.
     fn notice_fork(&mut self) -> Result<()> {
         if self.pump.as_ref().is_some_and(Forked::is_ours) {
             return Ok(());
@@ -337,17 +340,24 @@ impl Reader {
     }
 }
 
-/// Puts the samples of a run into the batch; those that failed are empty there.
-pub(crate) fn place_fetched(fetched: &Fetched, batch: &mut Batch) {
-    let piece = batch.add_piece(fetched.run.clone());
+/// Adds the samples of a fetch to the batch; failed ones are empty there.
+pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
+    let buf = batch.add_buf(fetched.buf.clone());
     for sample in &fetched.fetch.samples {
-        let place =
-            Place { id: sample.id, piece, len_bytes: sample.len_bytes, offset: sample.run_offset };
-        batch.place(sample.index as usize, place);
+        let location = SampleLocation {
+            id: sample.id,
+            buf,
+            len_bytes: sample.len_bytes,
+            offset: sample.buf_offset,
+        };
+        batch.set_location(sample.index as usize, location);
     }
     for (index, _) in &fetched.failures {
         let sample = &fetched.fetch.samples[*index];
-        batch.place(sample.index as usize, Place { id: sample.id, piece, len_bytes: 0, offset: 0 });
+        batch.set_location(
+            sample.index as usize,
+            SampleLocation { id: sample.id, buf, len_bytes: 0, offset: 0 },
+        );
     }
 }
 
@@ -361,11 +371,12 @@ fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
     Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))
 }
 
-/// A slot of the pool: small enough that a tiny batch wastes little, large enough that a run is few.
+/// A slot of the pool: small enough that a tiny batch wastes little, large enough that a buffer spans few
+/// slots.
 pub(crate) const SLOT_LEN_BYTES: usize = 64 << 10;
 
-/// About how much memory samples of one batch share: fewer, larger runs are harder to find free.
-pub(crate) const RUN_LEN_BYTES: usize = 4 << 20;
+/// About the largest buffer that samples of one batch share: larger free ranges of a pool are rarer.
+pub(crate) const FETCH_LEN_BYTES: usize = 4 << 20;
 
-/// How long a look at the superblocks may take that tells damage from another generation.
+/// The longest time that reading superblocks may take to tell damage from a newer generation.
 pub(crate) const CHECK_LIMIT: Duration = Duration::from_secs(5);

@@ -1,9 +1,9 @@
-//! The loop under every read: submit what fits, poll, verify, hand back.
+//! The I/O loop under every read: submit what fits, poll, verify, return finished fetches.
 //!
-//! It knows runs, parts and checksums; what a batch or an order is, its callers know. A part that
-//! fails in a way that another try may mend, and a sample whose checksum differs, is read again once
-//! from the same place. A part that fails for good is read piece by piece, so that it costs only samples
-//! whose own blocks cannot be read; a namespace of which nothing can be read any more is not.
+//! It knows fetches, transfers and checksums, but no batches and no orders. A transfer is read a second
+//! time, from the same blocks, after an error that may be transient and after a wrong checksum. A transfer
+//! that fails again is read piece by piece, so that only the samples whose own blocks are unreadable fail.
+//! The loop stops doing that for a namespace on which every read fails.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,88 +18,89 @@ use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
 use crate::units::Lba;
 
-use super::in_flight::{InFlight, Window};
-use super::plan::{Fetch, Geometry, Part, Placed};
+use super::fetch::{Fetch, FetchSample, Geometry, Transfer};
+use super::in_flight::{InFlight, TransferState};
 
-/// What was moved so far.
+/// Counters of a reader's I/O.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ReadStats {
-    /// Read commands completed, repeated ones included.
+    /// Read commands completed, including repeated ones.
     pub commands: u64,
-    /// Bytes that those commands asked for.
+    /// Bytes that those commands requested.
     pub bytes: u64,
-    /// Commands for what was read before, after an error or a wrong checksum: whole parts, or pieces.
+    /// Commands that repeated a transfer, or a piece of one, after an error or a wrong checksum.
     pub repeated: u64,
-    /// Samples whose checksum was computed and right.
+    /// Samples whose checksum was computed and correct.
     pub verified: u64,
 }
 
-/// A fetch that ended: its memory, and what is wrong with it.
+/// A finished fetch: its buffer, and what failed.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    /// The number that `start` was given.
+    /// The token that `start` was given.
     pub(crate) token: u64,
     pub(crate) fetch: Fetch,
-    /// The run; empty when the fetch needed no memory.
-    pub(crate) run: SharedBuf,
-    /// Index into `fetch.samples`, rising, and why that sample must not be used.
+    /// The bytes; empty if the fetch needed no memory.
+    pub(crate) buf: SharedBuf,
+    /// Samples that must not be used: index into `fetch.samples`, ascending, and the error.
     pub(crate) failures: Vec<(usize, Error)>,
-    /// Index into `fetch.parts`, and why that part was not read.
+    /// Transfers that could not be read: index into `fetch.transfers`, and the error.
     pub(crate) unread: Vec<(usize, Error)>,
 }
 
 impl Fetched {
-    /// The run, where every part of it was read.
+    /// The bytes, if every transfer was read.
     ///
     /// # Errors
-    /// Why the first part that failed was not read.
-    pub(crate) fn into_run(mut self) -> Result<SharedBuf> {
-        if self.unread.is_empty() { Ok(self.run) } else { Err(self.unread.swap_remove(0).1) }
+    /// The error of the first transfer that failed.
+    pub(crate) fn into_buf(mut self) -> Result<SharedBuf> {
+        if self.unread.is_empty() { Ok(self.buf) } else { Err(self.unread.swap_remove(0).1) }
     }
 }
 
 /// All queue pairs of an image, polled by one thread.
 pub(crate) struct Pump {
     group: PollGroup,
-    namespaces: Vec<Lane>,
-    /// I/O planned and not yet taken, one queue a queue pair.
+    namespaces: Vec<NamespacePairs>,
+    /// I/O not submitted yet, one queue for each queue pair.
     queues: Vec<VecDeque<Io>>,
     /// I/O in `queues`.
     queued: usize,
-    /// What all queue pairs together take.
+    /// Queue depth of all queue pairs together.
     depth: usize,
-    /// I/O queues below them: several may share one.
+    /// I/O queues of the engines: several queue pairs may share one.
     num_queues: usize,
-    /// Bytes of all I/O that the queue pairs have not completed.
-    bytes_wanted: usize,
+    /// Bytes of all I/O that is queued or outstanding.
+    pending_bytes: usize,
     staged: VecDeque<Io>,
-    under_way: Slab<InFlight>,
-    /// Jobs whose caller still waits.
-    wanted: usize,
+    in_flight: Slab<InFlight>,
+    /// Fetches that were started, and neither abandoned nor taken by `next_finished`.
+    num_awaited: usize,
     outstanding: usize,
     max_outstanding: usize,
     completions: Vec<(usize, Completion)>,
-    /// Completed, and not looked at yet.
+    /// Completions that are not verified yet.
     arrived: VecDeque<Completion>,
     finished: VecDeque<Fetched>,
-    spare: Vec<Vec<Window>>,
+    free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
-    /// Where the data set has no checksums of its own: those that reads have found.
+    /// For a data set without checksums: the checksums that earlier reads computed.
     learned: Option<Arc<Learned>>,
 }
 
-/// The queue pairs of one namespace, used in turn.
-struct Lane {
+/// The queue pairs of one namespace, used round robin.
+struct NamespacePairs {
     namespace: Namespace,
-    pairs: Vec<usize>,
+    /// Indices of the queue pairs in the poll group.
+    indices: Vec<usize>,
     next: usize,
-    /// Pieces of parts that could not be read since anything was.
-    barren: u32,
+    /// Pieces of transfers that failed since a read of the namespace last succeeded.
+    failed_pieces: u32,
 }
 
 impl Pump {
-    /// Opens `pairs_each` queue pairs to every device, or as many as it gives out; all devices at once. Devices
-    /// behind one controller share that many I/O queues.
+    /// Opens `pairs_each` queue pairs on every device, or as many as it provides; all devices concurrently.
+    /// Devices behind one controller share that many I/O queues.
     ///
     /// # Errors
     /// Those of [`Device::queue_pair_in`]; there is at least one.
@@ -115,20 +116,21 @@ impl Pump {
         let mut queues = Vec::new();
         let (mut depth, mut num_queues, mut shared) = (0, 0, HashSet::new());
         for (device, opened) in devices.iter().zip(open_pairs(devices, &scopes)?) {
-            let mut pairs = Vec::new();
+            let mut indices = Vec::new();
             for pair in opened {
                 if pair.shared_queue().is_none_or(|queue| shared.insert(queue)) {
                     depth += usize::from(pair.namespace().queue_depth);
                     num_queues += 1;
                 }
-                pairs.push(group.add(pair));
+                indices.push(group.add(pair));
                 queues.push(VecDeque::new());
             }
             let mut namespace = device.namespace();
-            // What each of them takes: a reconnect meanwhile may have changed it.
-            let limits = pairs.iter().map(|&pair| group.pair(pair).namespace().max_transfer_bytes);
+            // The limit of each queue pair: a reconnect since may have changed it.
+            let limits =
+                indices.iter().map(|&pair| group.pair(pair).namespace().max_transfer_bytes);
             namespace.max_transfer_bytes = limits.fold(namespace.max_transfer_bytes, u32::min);
-            namespaces.push(Lane { namespace, pairs, next: 0, barren: 0 });
+            namespaces.push(NamespacePairs { namespace, indices, next: 0, failed_pieces: 0 });
         }
         Ok(Pump {
             group,
@@ -137,72 +139,72 @@ impl Pump {
             queued: 0,
             depth,
             num_queues,
-            bytes_wanted: 0,
+            pending_bytes: 0,
             staged: VecDeque::new(),
-            under_way: Slab::new(),
-            wanted: 0,
+            in_flight: Slab::new(),
+            num_awaited: 0,
             outstanding: 0,
             max_outstanding: usize::MAX,
             completions: Vec::new(),
             arrived: VecDeque::new(),
             finished: VecDeque::new(),
-            spare: Vec::new(),
+            free_states: Vec::new(),
             stats: ReadStats::default(),
             learned: None,
         })
     }
 
-    /// Tells the engines of the pool that runs come from.
+    /// Registers the pool of the buffers with the engines.
     pub(crate) fn use_pool(&mut self, pool: &Pool) {
         self.group.use_pool(pool);
     }
 
-    /// Holds samples to the checksums that `directory` learns, if it is of those that do.
+    /// Verifies samples with the checksums that `directory` learns, if it has none of its own.
     pub(crate) fn learn(&mut self, directory: &Directory) {
         self.learned = directory.learned().cloned();
     }
 
-    /// Allows at most `max` commands at a time over all queue pairs; 1 is a plain synchronous reader.
+    /// Limits outstanding commands to `max` over all queue pairs; 1 makes a synchronous reader.
     pub(crate) fn limit_outstanding(&mut self, max: usize) {
         self.max_outstanding = max.max(1);
     }
 
-    /// What planning must know, by namespace.
+    /// The geometry of each namespace, for planning fetches.
     pub(crate) fn geometry(&self) -> Vec<Geometry> {
-        let of = |lane: &Lane| Geometry {
-            block_len_bytes: lane.namespace.block_len_bytes,
-            max_transfer_bytes: lane.namespace.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
+        let of = |pairs: &NamespacePairs| Geometry {
+            block_len_bytes: pairs.namespace.block_len_bytes,
+            max_transfer_bytes: pairs.namespace.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
         };
         self.namespaces.iter().map(of).collect()
     }
 
     /// Namespace `index` of the image.
     pub(crate) fn namespace(&self, index: usize) -> Option<&Namespace> {
-        self.namespaces.get(index).map(|lane| &lane.namespace)
+        self.namespaces.get(index).map(|pairs| &pairs.namespace)
     }
 
     pub(crate) fn stats(&self) -> ReadStats {
         self.stats
     }
 
-    /// Fetches started, not abandoned, and not yet taken by `next_finished`.
+    /// Fetches that were started, and neither abandoned nor taken by `next_finished`.
     pub(crate) fn in_flight(&self) -> usize {
-        self.wanted
+        self.num_awaited
     }
 
-    /// Begins to fill `run`, which must be `fetch.len_bytes` long. `token` comes back with the end.
-    pub(crate) fn start(&mut self, token: u64, fetch: Fetch, mut run: IoBuf) {
-        assert_eq!(run.len(), fetch.len_bytes, "a run has the length of its plan");
-        let mut windows = self.spare.pop().unwrap_or_default();
-        windows.resize_with(fetch.parts.len(), Window::default);
-        for (window, part) in windows.iter_mut().zip(&fetch.parts).rev() {
-            window.buf = Some(run.split_off(part.run_offset));
+    /// Starts reading `fetch` into `buf`, which must have `fetch.len_bytes`. The finished fetch has `token`.
+    pub(crate) fn start(&mut self, token: u64, fetch: Fetch, mut buf: IoBuf) {
+        assert_eq!(buf.len(), fetch.len_bytes, "the buffer has the length of the fetch");
+        let mut states = self.free_states.pop().unwrap_or_default();
+        states.resize_with(fetch.transfers.len(), TransferState::default);
+        for (state, transfer) in states.iter_mut().zip(&fetch.transfers).rev() {
+            state.buf = Some(buf.split_off(transfer.buf_offset));
         }
-        let waiting = fetch.parts.len();
-        let fetching = InFlight {
+        let waiting = fetch.transfers.len();
+        let started = InFlight {
             token,
             fetch,
-            windows,
+            states,
             waiting,
             failures: Vec::new(),
             unread: Vec::new(),
@@ -212,41 +214,41 @@ impl Pump {
             next_sample: 0,
             abandoned: false,
         };
-        self.wanted += 1;
-        let key = self.under_way.insert(fetching);
-        for part in 0..waiting {
-            self.enqueue(key, part);
+        self.num_awaited += 1;
+        let key = self.in_flight.insert(started);
+        for transfer in 0..waiting {
+            self.enqueue(key, transfer);
         }
         if waiting == 0 {
             self.finish(key);
         }
     }
 
-    /// Nobody waits for `token` any more: its buffers come back in their own time.
+    /// Discards the fetch `token`: its buffers are released as its reads complete.
     pub(crate) fn abandon(&mut self, token: u64) {
-        for (_, fetching) in &mut self.under_way {
-            if fetching.token == token && !fetching.abandoned {
-                fetching.abandoned = true;
-                self.wanted -= 1;
+        for (_, in_flight) in &mut self.in_flight {
+            if in_flight.token == token && !in_flight.abandoned {
+                in_flight.abandoned = true;
+                self.num_awaited -= 1;
             }
         }
     }
 
-    /// One turn: submits, polls, verifies some of what arrived. Returns whether anything moved.
-    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+    /// Submits, polls, and verifies some of what has completed. Returns whether it made progress.
+    pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let submitted = self.submit();
         match self.arrived.is_empty() {
             true => _ = self.group.poll(now, usize::MAX, &mut self.completions),
-            // First what came, while it is in the processor's cache: an engine that copies would bring more.
+            // Verify what has arrived before polling: copying engines would evict it from the cache.
             false => self.group.start(),
         }
         for (_, completion) in self.completions.drain(..) {
             self.outstanding -= 1;
-            self.bytes_wanted -= completion.buf.len();
+            self.pending_bytes -= completion.buf.len();
             self.arrived.push_back(completion);
         }
         let (mut bytes, mut moved) = (0, submitted > 0);
-        while bytes < TURN_BYTES
+        while bytes < VERIFY_BYTES_PER_POLL
             && let Some(completion) = self.arrived.pop_front()
         {
             bytes += completion.buf.len();
@@ -256,48 +258,48 @@ impl Pump {
         moved
     }
 
-    /// Sleeps until something may have moved, or [`Pump::waker`] calls, at most until `until`.
+    /// Sleeps until a queue pair may have progressed, [`Pump::waker`] wakes it, or `until` has come.
     pub(crate) fn wait(&mut self, until: Instant) {
         self.group.wait(until);
     }
 
-    /// Ends a wait from another thread.
+    /// Ends [`Pump::wait`] from another thread.
     pub(crate) fn waker(&self) -> Waker {
         self.group.waker()
     }
 
-    /// The next fetch that ended, in the order of ending.
+    /// The next finished fetch, in the order of finishing.
     pub(crate) fn next_finished(&mut self) -> Option<Fetched> {
         let finished = self.finished.pop_front()?;
-        self.wanted -= 1;
+        self.num_awaited -= 1;
         Some(finished)
     }
 
-    /// Gives fetches back that `next_finished` gave out, to be given out again in their order.
+    /// Puts back fetches that `next_finished` returned; it returns them again, in the same order.
     pub(crate) fn put_back(&mut self, fetches: Vec<Fetched>) {
-        self.wanted += fetches.len();
+        self.num_awaited += fetches.len();
         fetches.into_iter().rev().for_each(|fetched| self.finished.push_front(fetched));
     }
 
-    /// Whether the queue pairs have all that they can do for now: what is started later is read no
-    /// later, and memory that is given out later is memory used again sooner, while caches hold it.
+    /// Whether the queue pairs have enough work. Starting more fetches now would not make them finish sooner,
+    /// and starting them later reuses memory while the processor's cache still holds it.
     pub(crate) fn is_busy(&self) -> bool {
-        self.queued >= self.depth || self.bytes_wanted >= ENOUGH_BYTES * self.num_queues
+        self.queued >= self.depth || self.pending_bytes >= ENOUGH_BYTES * self.num_queues
     }
 
-    fn enqueue(&mut self, key: usize, part: usize) {
-        let fetching = &mut self.under_way[key];
-        let at = fetching.fetch.parts[part];
+    fn enqueue(&mut self, key: usize, transfer: usize) {
+        let in_flight = &mut self.in_flight[key];
+        let at = in_flight.fetch.transfers[transfer];
         let buf =
-            fetching.windows[part].buf.take().expect("a part's memory is here until it is read");
-        let lane = &mut self.namespaces[usize::from(at.namespace)];
-        let block = u64::from(lane.namespace.block_len_bytes);
-        let pair = lane.pairs[lane.next];
-        lane.next = (lane.next + 1) % lane.pairs.len();
-        let tag = (key as u64) << 32 | part as u64;
+            in_flight.states[transfer].buf.take().expect("no read of the transfer is outstanding");
+        let pairs = &mut self.namespaces[usize::from(at.namespace)];
+        let block = u64::from(pairs.namespace.block_len_bytes);
+        let pair = pairs.indices[pairs.next];
+        pairs.next = (pairs.next + 1) % pairs.indices.len();
+        let tag = (key as u64) << 32 | transfer as u64;
         let slba = Lba(at.offset_bytes / block);
         self.queued += 1;
-        self.bytes_wanted += buf.len();
+        self.pending_bytes += buf.len();
         self.queues[pair].push_back(Io { op: IoOp::Read, slba, buf, tag });
     }
 
@@ -327,147 +329,155 @@ impl Pump {
 
     fn complete(&mut self, completion: Completion) {
         let key = (completion.tag >> 32) as usize;
-        let part = (completion.tag & u64::from(u32::MAX)) as usize;
-        let fetching = &mut self.under_way[key];
+        let transfer = (completion.tag & u64::from(u32::MAX)) as usize;
+        let in_flight = &mut self.in_flight[key];
         self.stats.commands += 1;
         self.stats.bytes += completion.buf.len() as u64;
-        fetching.windows[part].buf = Some(completion.buf);
-        let abandoned = fetching.abandoned;
-        let lane = &mut self.namespaces[usize::from(fetching.fetch.parts[part].namespace)];
+        in_flight.states[transfer].buf = Some(completion.buf);
+        let abandoned = in_flight.abandoned;
+        let pairs =
+            &mut self.namespaces[usize::from(in_flight.fetch.transfers[transfer].namespace)];
         let again = match completion.result {
             Ok(()) => {
-                lane.barren = 0;
-                !abandoned && !fetching.verify_part(part, self.learned.as_deref())
+                pairs.failed_pieces = 0;
+                !abandoned && !in_flight.verify_transfer(transfer, self.learned.as_deref())
             }
             Err(error) => {
-                let window = &mut fetching.windows[part];
-                let again = !abandoned && window.repeats == 0 && may_help(&error);
+                let state = &mut in_flight.states[transfer];
+                let again = !abandoned && state.repeats == 0 && may_help(&error);
                 if !again {
-                    // A file that has changed says nothing of the others.
-                    let counts = window.is_piece && !matches!(error, IoError::Changed(_));
-                    lane.barren = lane.barren.saturating_add(u32::from(counts));
-                    window.failed = Some(error);
-                    fetching.num_failed += 1;
+                    // A changed file says nothing about the other files of a folder.
+                    let counts = state.is_piece && !matches!(error, IoError::Changed(_));
+                    pairs.failed_pieces = pairs.failed_pieces.saturating_add(u32::from(counts));
+                    state.failed = Some(error);
+                    in_flight.num_failed += 1;
                 }
                 again
             }
         };
         if again {
-            self.repeat(key, part);
+            self.repeat(key, transfer);
             return;
         }
-        fetching.waiting -= 1;
-        if fetching.waiting == 0 {
+        in_flight.waiting -= 1;
+        if in_flight.waiting == 0 {
             self.finish(key);
         }
     }
 
-    fn repeat(&mut self, key: usize, part: usize) {
-        self.under_way[key].windows[part].repeats += 1;
+    fn repeat(&mut self, key: usize, transfer: usize) {
+        self.in_flight[key].states[transfer].repeats += 1;
         self.stats.repeated += 1;
-        let at = self.under_way[key].fetch.parts[part];
-        let lane = &self.namespaces[usize::from(at.namespace)];
-        let slba = Lba(at.offset_bytes / u64::from(lane.namespace.block_len_bytes));
-        self.group.report_corrupt(lane.pairs[0], slba, at.len_bytes);
-        self.enqueue(key, part);
+        let at = self.in_flight[key].fetch.transfers[transfer];
+        let pairs = &self.namespaces[usize::from(at.namespace)];
+        let slba = Lba(at.offset_bytes / u64::from(pairs.namespace.block_len_bytes));
+        self.group.report_corrupt(pairs.indices[0], slba, at.len_bytes);
+        self.enqueue(key, transfer);
     }
 
-    /// Asks for the parts that were not read piece by piece; whether there is anything to ask for.
+    /// Splits a failed transfer and reads its pieces; `false` if there is none left to split.
     fn read_in_pieces(&mut self, key: usize) -> bool {
         let namespaces = &self.namespaces;
-        let pieces = self.under_way[key].cut_failed(|part| {
-            let lane = &namespaces[usize::from(part.namespace)];
-            (lane.namespace.block_len_bytes, lane.barren >= MAX_BARREN)
+        let pieces = self.in_flight[key].split_failed(|transfer| {
+            let pairs = &namespaces[usize::from(transfer.namespace)];
+            (pairs.namespace.block_len_bytes, pairs.failed_pieces >= MAX_FAILED_PIECES)
         });
-        self.under_way[key].waiting = pieces.len();
+        self.in_flight[key].waiting = pieces.len();
         self.stats.repeated += pieces.len() as u64;
         pieces.iter().for_each(|&piece| self.enqueue(key, piece));
         !pieces.is_empty()
     }
 
-    /// All parts are in: verifies what crosses them, and hands the run over.
+    /// All transfers have completed: verifies the samples that span several, and finishes the fetch.
     fn finish(&mut self, key: usize) {
-        let fetching = &mut self.under_way[key];
-        if fetching.abandoned {
-            let fetching = self.under_way.remove(key);
-            self.keep(fetching.windows);
+        let in_flight = &mut self.in_flight[key];
+        if in_flight.abandoned {
+            let in_flight = self.in_flight.remove(key);
+            self.recycle(in_flight.states);
             return;
         }
-        if fetching.num_failed > 0 && self.read_in_pieces(key) {
+        if in_flight.num_failed > 0 && self.read_in_pieces(key) {
             return;
         }
-        let fetching = &mut self.under_way[key];
-        if fetching.crossing {
-            let repeat = fetching.verify_crossing(self.learned.as_deref());
+        let in_flight = &mut self.in_flight[key];
+        if in_flight.crossing {
+            let repeat = in_flight.verify_crossing(self.learned.as_deref());
             if !repeat.is_empty() {
-                fetching.waiting = repeat.len();
-                for part in repeat {
-                    self.repeat(key, part);
+                in_flight.waiting = repeat.len();
+                for transfer in repeat {
+                    self.repeat(key, transfer);
                 }
                 return;
             }
         }
-        let mut fetching = self.under_way.remove(key);
-        if fetching.num_failed > 0 {
-            fetching.fail_unread(|part| &self.namespaces[usize::from(part.namespace)].namespace);
+        let mut in_flight = self.in_flight.remove(key);
+        if in_flight.num_failed > 0 {
+            in_flight.fail_unread(|transfer| {
+                &self.namespaces[usize::from(transfer.namespace)].namespace
+            });
         }
-        fetching.failures.sort_by_key(|(index, _)| *index);
-        fetching.failures.dedup_by_key(|(index, _)| *index);
-        for (index, error) in &mut fetching.failures {
-            let sample = &fetching.fetch.samples[*index];
-            let part = fetching.fetch.parts[fetching.fetch.parts_of(sample).start];
-            let namespace = &self.namespaces[usize::from(part.namespace)].namespace;
+        in_flight.failures.sort_by_key(|(index, _)| *index);
+        in_flight.failures.dedup_by_key(|(index, _)| *index);
+        for (index, error) in &mut in_flight.failures {
+            let sample = &in_flight.fetch.samples[*index];
+            let transfer = in_flight.fetch.transfers[in_flight.fetch.transfers_of(sample).start];
+            let namespace = &self.namespaces[usize::from(transfer.namespace)].namespace;
             let bare = std::mem::replace(error, Error::new(ErrorKind::Io, ""));
-            *error = located(bare, sample, &part, namespace);
+            *error = located(bare, sample, &transfer, namespace);
         }
-        let run = fetching.join();
-        self.stats.verified += (fetching.fetch.samples.len() - fetching.failures.len()) as u64;
+        let buf = in_flight.join();
+        self.stats.verified += (in_flight.fetch.samples.len() - in_flight.failures.len()) as u64;
         self.finished.push_back(Fetched {
-            token: fetching.token,
-            fetch: fetching.fetch,
-            run,
-            failures: fetching.failures,
-            unread: fetching.unread,
+            token: in_flight.token,
+            fetch: in_flight.fetch,
+            buf,
+            failures: in_flight.failures,
+            unread: in_flight.unread,
         });
-        self.keep(fetching.windows);
+        self.recycle(in_flight.states);
     }
 
-    fn keep(&mut self, mut windows: Vec<Window>) {
-        windows.clear();
-        self.spare.push(windows);
+    fn recycle(&mut self, mut states: Vec<TransferState>) {
+        states.clear();
+        self.free_states.push(states);
     }
 }
 
-/// Whether reading the same place again may end better.
+/// Whether reading the same blocks again may succeed.
 fn may_help(error: &IoError) -> bool {
     match error {
         IoError::Short { .. } | IoError::DataDigest | IoError::Os(_) => true,
         IoError::Status(status) => !status.dnr,
-        // The engine has tried for as long as it was told to.
+        // The engine has retried for as long as the connection options allow.
         _ => false,
     }
 }
 
-fn located(error: Error, sample: &Placed, part: &Part, namespace: &Namespace) -> Error {
-    let inside = (sample.run_offset - part.run_offset) as u64;
-    let lba = (part.offset_bytes + inside) / u64::from(namespace.block_len_bytes);
+fn located(
+    error: Error,
+    sample: &FetchSample,
+    transfer: &Transfer,
+    namespace: &Namespace,
+) -> Error {
+    let inside = (sample.buf_offset - transfer.buf_offset) as u64;
+    let lba = (transfer.offset_bytes + inside) / u64::from(namespace.block_len_bytes);
     error.sample(sample.id).lba(Lba(lba)).target(namespace.address.clone())
 }
 
-/// The largest read, also where the namespace would take more: larger ones gain nothing on any engine
-/// (`benches/results/transfer.md`), make a retry and everybody else on the queue wait longer, and have left
-/// the processor's cache when verified.
+/// The largest read, even if the namespace allows more. Larger reads are faster on no engine
+/// (`benches/results/transfer.md`), delay retries and other commands of the queue, and have left the
+/// processor's cache before they are verified.
 const MAX_TRANSFER_BYTES: u32 = 256 << 10;
 
-/// Verified before the queue pairs are given more to do: some devices complete all that they have at once
-/// and would wait meanwhile. A virtual disk did, with 8 MiB: idle for 14 % of an epoch that read from it.
-const TURN_BYTES: usize = 512 << 10;
+/// Bytes verified before the queue pairs get more work. Some devices complete all outstanding commands
+/// together, and would be idle while their data is verified.
+const VERIFY_BYTES_PER_POLL: usize = 512 << 10;
 
-/// Bytes asked for at a time on each I/O queue, where the depth allows more: what 100 Gb/s bring in
-/// a third of a millisecond. More would only use memory that no cache holds: samples of 110 KiB in
-/// global order over loopback, 4.8 GB/s with 16 MiB and 5.4 with 4.
+/// Enough pending bytes for each I/O queue, even if its depth allows more: what a link of 100 Gb/s carries
+/// in a third of a millisecond. More would only spread the reads over memory that no cache holds.
 const ENOUGH_BYTES: usize = 4 << 20;
 
-/// Pieces that may fail in a row before a namespace counts as gone, until something of it is read: then a
-/// part costs two commands more and not one for each sample. One part of the smallest blocks has as many.
-const MAX_BARREN: u32 = 512;
+/// After so many failed pieces in a row a namespace seems lost, until a read of it succeeds. While it does,
+/// a failed transfer costs two further commands and not one for each sample. A transfer of the smallest
+/// blocks has as many pieces.
+const MAX_FAILED_PIECES: u32 = 512;

@@ -1,4 +1,4 @@
-//! One large range of a namespace, read with a deep queue: a snapshot, a header.
+//! Reads one large range of a namespace, such as a snapshot, with many commands outstanding.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Device;
 use crate::units::round_up;
 
-use super::plan::{Fetch, Part};
+use super::fetch::{Fetch, Transfer};
 use super::pump::Pump;
 
-/// Reads `len` bytes from `offset_bytes`, which is a multiple of 4,096; nothing is verified here.
+/// Reads `len` bytes from `offset_bytes`, which is a multiple of 4,096. The caller verifies them.
 ///
 /// # Errors
-/// Those of the engine; `TimedOut` when nothing came for a minute; `Corrupt` past the end.
+/// Those of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace.
 pub(crate) fn read_range(
     device: &Arc<dyn Device>,
     offset_bytes: u64,
@@ -28,34 +28,34 @@ pub(crate) fn read_range(
         return Err(Error::new(ErrorKind::Corrupt, text).target(namespace.address));
     };
     let mut pump = Pump::new(std::slice::from_ref(device), 1, false)?;
-    let piece_len = pump.geometry()[0].max_transfer_bytes as usize;
+    let transfer_len = pump.geometry()[0].max_transfer_bytes as usize;
     let mut fetch = Fetch { len_bytes: whole as usize, ..Fetch::default() };
-    for run_offset in (0..whole as usize).step_by(piece_len) {
-        fetch.parts.push(Part {
+    for buf_offset in (0..whole as usize).step_by(transfer_len) {
+        fetch.transfers.push(Transfer {
             namespace: 0,
-            offset_bytes: offset_bytes + run_offset as u64,
-            run_offset,
-            len_bytes: piece_len.min(whole as usize - run_offset),
+            offset_bytes: offset_bytes + buf_offset as u64,
+            buf_offset,
+            len_bytes: transfer_len.min(whole as usize - buf_offset),
         });
     }
     pump.start(0, fetch, IoBuf::zeroed(whole as usize));
     let mut last_progress = Instant::now();
     while pump.in_flight() > 0 {
         if let Some(fetched) = pump.next_finished() {
-            return Ok(fetched.into_run()?.slice(..len as usize));
+            return Ok(fetched.into_buf()?.slice(..len as usize));
         }
         let now = Instant::now();
-        if pump.turn(now) {
+        if pump.poll(now) {
             last_progress = now;
-        } else if now - last_progress > PATIENCE {
-            let text = format!("nothing was read for {PATIENCE:?}");
+        } else if now - last_progress > PROGRESS_TIMEOUT {
+            let text = format!("nothing was read for {PROGRESS_TIMEOUT:?}");
             return Err(Error::new(ErrorKind::TimedOut, text).target(namespace.address));
         } else {
-            pump.wait(last_progress + PATIENCE);
+            pump.wait(last_progress + PROGRESS_TIMEOUT);
         }
     }
     Ok(SharedBuf::empty())
 }
 
 /// The longest time without progress.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);

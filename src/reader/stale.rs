@@ -1,4 +1,4 @@
-//! Damage, or merely a newer generation? What looks wrong may have been written anew.
+//! Tells damage from a newer generation: data that looks corrupt may have been rewritten by an import.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,27 +11,27 @@ use crate::format::superblock_set::SuperblockCopies;
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::{Device, PairScope, open_pairs, or_unreadable};
 
-use super::plan::{Fetch, Part};
+use super::fetch::{Fetch, Transfer};
 use super::pump::Pump;
 
-/// `Stale` where namespace 0's superblocks say that the image of `directory` has moved on, or is another
-/// one now. `None` where it is still the same, and where that cannot be seen before `until`: whoever asks
-/// has an error already, which then stands.
+/// `Stale` if namespace 0's superblocks name a newer generation than that of `directory`, or another image.
+/// `None` if the generation is the same, or could not be read before `until`: the caller then reports the
+/// error that made it ask.
 ///
-/// By the queue pairs that met that error, since there may be no further one to be had.
-pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {
+/// It uses the queue pairs of `pump`, since the target may not grant another one.
+pub(crate) fn stale_error(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {
     let namespace = pump.namespace(0)?;
     let (address, len) = (namespace.address.clone(), namespace.len_bytes());
     let mut fetch = Fetch::default();
     for offset_bytes in COPY_OFFSETS {
         if offset_bytes + SUPERBLOCK_BYTES as u64 <= len {
-            let (run_offset, len_bytes) = (fetch.len_bytes, SUPERBLOCK_BYTES);
-            fetch.parts.push(Part { namespace: 0, offset_bytes, run_offset, len_bytes });
+            let (buf_offset, len_bytes) = (fetch.len_bytes, SUPERBLOCK_BYTES);
+            fetch.transfers.push(Transfer { namespace: 0, offset_bytes, buf_offset, len_bytes });
             fetch.len_bytes += len_bytes;
         }
     }
-    let run = IoBuf::zeroed(fetch.len_bytes);
-    pump.start(CHECK_TOKEN, fetch, run);
+    let buf = IoBuf::zeroed(fetch.len_bytes);
+    pump.start(CHECK_TOKEN, fetch, buf);
     let mut others = Vec::new();
     let fetched = loop {
         match pump.next_finished() {
@@ -47,15 +47,15 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
             pump.abandon(CHECK_TOKEN);
             break None;
         }
-        if !pump.turn(now) {
+        if !pump.poll(now) {
             pump.wait(until);
         }
     };
     pump.put_back(others);
     let fetched = fetched?;
     let copy = |index: usize| {
-        let unread = fetched.unread.iter().any(|(part, _)| *part == index);
-        let bytes = fetched.run.get(index * SUPERBLOCK_BYTES..(index + 1) * SUPERBLOCK_BYTES);
+        let unread = fetched.unread.iter().any(|(transfer, _)| *transfer == index);
+        let bytes = fetched.buf.get(index * SUPERBLOCK_BYTES..(index + 1) * SUPERBLOCK_BYTES);
         bytes.filter(|_| !unread).unwrap_or(&[0; SUPERBLOCK_BYTES])
     };
     let copies = SuperblockCopies::parse(copy(0), copy(1));
@@ -69,14 +69,14 @@ pub(crate) fn moved_on(pump: &mut Pump, directory: &Directory, until: Instant) -
             directory.generation()
         )
     } else {
-        return None; // what was read is damaged, and so may be what says that it is current
+        return None; // the same generation: the data is damaged
     };
     Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
-/// Reads both superblock copies of each namespace, all at the same time, a bad one twice: see
+/// Reads both superblock copies of each namespace, all concurrently, and bad ones a second time: see
 /// [`SuperblockCopies::gather`].
-pub(crate) fn read_copies(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockCopies>> {
+pub(crate) fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockCopies>> {
     let mut calls = Calls::new(DEADLINE)?;
     let mut begun = Vec::with_capacity(devices.len());
     for mut pairs in open_pairs(devices, &[PairScope::new()])? {
@@ -100,7 +100,7 @@ pub(crate) fn read_copies(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockC
             }
             match tickets.iter().find(|(of, _)| *of == offset) {
                 Some(&(_, ticket)) => or_unreadable(end_of(&mut calls, ticket)),
-                None => or_unreadable(calls.read(pair, offset, SUPERBLOCK_BYTES)), // it has grown
+                None => or_unreadable(calls.read(pair, offset, SUPERBLOCK_BYTES)), // the namespace has grown
             }
         })?);
     }
@@ -118,8 +118,8 @@ fn end_of(calls: &mut Calls, ticket: Ticket) -> Result<IoBuf> {
     }
 }
 
-/// How long reading a superblock may take.
+/// The longest time that reading the superblocks may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// No other fetch has this number.
+/// A token that no other fetch has.
 const CHECK_TOKEN: u64 = u64::MAX;

@@ -1,17 +1,17 @@
-//! A switch for the bench alone: reads without comparing checksums, so that their cost can be shown.
+//! A switch for the bench alone: reads without verification, to measure what verification costs.
 //!
-//! It exists only with the feature `unverified`, which no build for users has.
+//! It exists only with the feature `unverified`, which no release build enables.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static UNVERIFIED: AtomicBool = AtomicBool::new(false);
 
-/// Switches the comparison of checksums off or on again, for every reader of this process.
+/// Switches verification off or on, for every reader of this process.
 pub fn set(off: bool) {
     UNVERIFIED.store(off, Ordering::Relaxed);
 }
 
-/// Whether checksums are left uncompared.
+/// Whether verification is off.
 pub(crate) fn is_set() -> bool {
     UNVERIFIED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Looking on while a call waits: a binding asks its interpreter whether somebody wants to stop.
+//! Interrupting a call that waits: a binding asks its interpreter whether a signal has arrived.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,32 +8,32 @@ use crate::qpair::Device;
 
 use super::Batch;
 
-/// Looks on while a call waits, and may end it. `()` looks at nothing.
+/// Observes a call while it waits, and may interrupt it. `()` never does.
 pub trait Watch {
-    /// Asked at least every 100 ms while the call waits; `false` ends it with `Interrupted`.
+    /// Called at least every 100 ms while the call waits; `false` ends it with `Interrupted`.
     fn goes_on(&mut self) -> bool {
         true
     }
 
-    /// The sample at `index` of `batch` has arrived and is verified; called in the order of arrival,
-    /// by reads of ids only.
+    /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival.
+    /// Only reads by id call it.
     fn arrived(&mut self, _batch: &Batch, _index: usize) {}
 }
 
 impl Watch for () {}
 
-/// What a call ends with that was to end within `limit` and is still reading from `devices`.
+/// The error of a call that did not finish within `limit`.
 pub(crate) fn timed_out(limit: Duration, devices: &[Arc<dyn Device>]) -> Error {
     let address = devices.first().map_or_else(String::new, |device| device.namespace().address);
     Error::new(ErrorKind::TimedOut, format!("no batch was ready within {limit:?}"))
         .target(address)
-        .hint("see whether the target is up; raise the deadline if it is merely slow")
+        .hint("check that the target is up; raise the deadline if it is only slow")
 }
 
-/// What a call ends with when its watch wants it to.
+/// The error of a call that its [`Watch`] interrupted.
 pub(crate) fn interrupted() -> Error {
     Error::new(ErrorKind::Interrupted, "the call was interrupted")
 }
 
-/// How often a watch is asked: half of what it is promised.
+/// The interval at which calls ask their [`Watch`]: half of what it promises.
 pub(crate) const TICK: Duration = Duration::from_millis(50);

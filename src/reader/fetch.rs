@@ -1,69 +1,76 @@
-//! Samples to reads: sort by place, merge neighbours, split at what one command may carry. Pure.
+//! Plans reads: sorts samples by offset, merges neighbours, splits at the transfer limit. Pure.
 //!
-//! A [`Fetch`] is a contiguous run of memory and the parts of the media that fill it. Samples of a
-//! batch share the blocks that they share on media: a block is read once.
+//! A [`Fetch`] describes the content of one contiguous buffer: the transfers that fill it, and the samples
+//! in it. A block that several samples of a batch share is read once.
 
 use crate::directory::ChunkInfo;
 use crate::format::Extent;
 use crate::units::{SampleId, round_up};
 
-/// One read command: a range of a namespace, and where in the run its bytes go.
+/// One read command: the blocks of a namespace, and where in the fetch's buffer they go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Transfer {
     /// Index of the namespace in the image.
     pub(crate) namespace: u16,
     /// First byte on the namespace: a multiple of its block length.
     pub(crate) offset_bytes: u64,
-    /// First byte in the run.
-    pub(crate) run_offset: usize,
+    /// First byte in the buffer.
+    pub(crate) buf_offset: usize,
     /// Whole blocks.
     pub(crate) len_bytes: usize,
 }
 
-/// Where one sample lies in a run, and what its bytes must hash to.
+/// One sample of a fetch: where in the buffer it is, and its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct FetchSample {
     pub(crate) id: SampleId,
-    /// Position in the batch, or rank in the chunk.
+    /// Position in the batch, or in the chunk.
     pub(crate) index: u32,
-    pub(crate) run_offset: usize,
+    pub(crate) buf_offset: usize,
     pub(crate) len_bytes: u32,
     pub(crate) crc32c: u32,
 }
 
-/// What fills one contiguous run of memory.
+/// What is read into one contiguous buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Fetch {
-    pub(crate) parts: Vec<Part>,
-    /// By rising `run_offset`.
-    pub(crate) samples: Vec<Placed>,
+    pub(crate) transfers: Vec<Transfer>,
+    /// By ascending `buf_offset`.
+    pub(crate) samples: Vec<FetchSample>,
     pub(crate) len_bytes: usize,
 }
 
 impl Fetch {
     pub(crate) fn clear(&mut self) {
-        self.parts.clear();
+        self.transfers.clear();
         self.samples.clear();
         self.len_bytes = 0;
     }
 
-    /// The parts that hold bytes of the sample: a range of indices into `parts`.
-    pub(crate) fn parts_of(&self, sample: &Placed) -> std::ops::Range<usize> {
-        let end = sample.run_offset + sample.len_bytes as usize;
-        let first = self.parts.partition_point(|p| p.run_offset + p.len_bytes <= sample.run_offset);
-        let last = self.parts.partition_point(|p| p.run_offset < end);
+    /// Indices of the transfers that hold bytes of the sample.
+    pub(crate) fn transfers_of(&self, sample: &FetchSample) -> std::ops::Range<usize> {
+        let end = sample.buf_offset + sample.len_bytes as usize;
+        let first =
+            self.transfers.partition_point(|p| p.buf_offset + p.len_bytes <= sample.buf_offset);
+        let last = self.transfers.partition_point(|p| p.buf_offset < end);
         first..last.max(first)
     }
 
-    /// `part`, cut at the blocks where the bytes of a sample begin or end: a piece that cannot be read
-    /// costs only the samples that have bytes in it.
-    pub(super) fn pieces_of(&self, part: &Part, block_len_bytes: usize) -> Vec<Part> {
-        let mut cuts = vec![part.len_bytes];
+    /// Splits `transfer` into pieces, at the blocks where a sample begins or ends. A piece that cannot be
+    /// read fails only the samples that have bytes in it.
+    pub(super) fn split_at_samples(
+        &self,
+        transfer: &Transfer,
+        block_len_bytes: usize,
+    ) -> Vec<Transfer> {
+        let mut cuts = vec![transfer.len_bytes];
         for sample in &self.samples {
             let end =
-                (sample.run_offset + sample.len_bytes as usize).saturating_sub(part.run_offset);
-            let (from, to) =
-                (sample.run_offset.saturating_sub(part.run_offset), end.min(part.len_bytes));
+                (sample.buf_offset + sample.len_bytes as usize).saturating_sub(transfer.buf_offset);
+            let (from, to) = (
+                sample.buf_offset.saturating_sub(transfer.buf_offset),
+                end.min(transfer.len_bytes),
+            );
             if sample.len_bytes > 0 && from < to {
                 cuts.extend([from - from % block_len_bytes, to.next_multiple_of(block_len_bytes)]);
             }
@@ -73,79 +80,79 @@ impl Fetch {
         let mut start = 0;
         let piece = |cut: usize| {
             let from = std::mem::replace(&mut start, cut);
-            Part {
-                offset_bytes: part.offset_bytes + from as u64,
-                run_offset: part.run_offset + from,
+            Transfer {
+                offset_bytes: transfer.offset_bytes + from as u64,
+                buf_offset: transfer.buf_offset + from,
                 len_bytes: cut - from,
-                ..*part
+                ..*transfer
             }
         };
         cuts.into_iter().filter(|&cut| cut > 0).map(piece).collect()
     }
 }
 
-/// What planning must know of a namespace.
+/// The properties of a namespace that planning needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
     /// Logical block length.
     pub(crate) block_len_bytes: u32,
-    /// The most that one command carries: min(MDTS, 1 MiB), whole blocks.
+    /// The transfer limit: the longest read command, in whole blocks.
     pub(crate) max_transfer_bytes: u32,
 }
 
-/// A sample that is wanted: its place in the batch, and its place on media.
+/// A sample to read: its position in the batch, and its extent on media.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct SampleRequest {
     pub(crate) index: u32,
     pub(crate) id: SampleId,
     pub(crate) extent: Extent,
 }
 
-/// How samples of a batch may be put together.
+/// How reads of a batch's samples are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Merge {
-    /// One command a sample, in the batch's order.
+    /// Each sample has a command of its own, in the order of the batch.
     Never,
-    /// Neighbours on media are read by one command.
+    /// Samples that are neighbours on media share commands.
     Neighbours,
 }
 
-/// Plans `wanted` into fetches of at most about `run_bytes` each, appended to `out`.
+/// Appends to `out` the fetches that read `requests`, each of about `max_fetch_bytes` at most.
 ///
-/// `spare` gives back used fetches, so that planning allocates nothing in steady state. Where all
-/// samples are whole blocks of one length, memory keeps the order of the batch, so that the batch is
-/// one contiguous `[batch, length]`; else memory follows the media.
+/// Takes used fetches from `free`, so that planning allocates nothing in steady state. If all samples are
+/// whole blocks of one length, the buffer has the order of the batch, which then is one contiguous
+/// `[batch, length]` array; otherwise it has the order on media.
 pub(crate) fn plan_samples(
-    wanted: &mut [Wanted],
+    requests: &mut [SampleRequest],
     geometry: &[Geometry],
     merge: Merge,
-    run_bytes: usize,
-    spare: &mut Vec<Fetch>,
+    max_fetch_bytes: usize,
+    free: &mut Vec<Fetch>,
     out: &mut Vec<Fetch>,
 ) {
-    if merge == Merge::Neighbours && !equal_whole_blocks(wanted, geometry) {
-        wanted.sort_unstable_by_key(|w| (w.extent.namespace, w.extent.offset_bytes));
+    if merge == Merge::Neighbours && !equal_whole_blocks(requests, geometry) {
+        requests.sort_unstable_by_key(|w| (w.extent.namespace, w.extent.offset_bytes));
     }
-    let mut fetch = spare.pop().unwrap_or_default();
-    let mut rest: &[Wanted] = wanted;
+    let mut fetch = free.pop().unwrap_or_default();
+    let mut rest: &[SampleRequest] = requests;
     while let Some(first) = rest.first() {
         let geometry = geometry[usize::from(first.extent.namespace)];
-        let range = Range::starting_with(rest, geometry, merge, run_bytes);
-        if fetch.len_bytes > 0 && fetch.len_bytes + range.len_bytes() > run_bytes {
-            out.push(std::mem::replace(&mut fetch, spare.pop().unwrap_or_default()));
+        let range = Range::starting_with(rest, geometry, merge, max_fetch_bytes);
+        if fetch.len_bytes > 0 && fetch.len_bytes + range.len_bytes() > max_fetch_bytes {
+            out.push(std::mem::replace(&mut fetch, free.pop().unwrap_or_default()));
         }
-        let (taken, behind) = rest.split_at(range.samples);
+        let (taken, after) = rest.split_at(range.samples);
         range.append_to(&mut fetch, taken, geometry);
-        rest = behind;
+        rest = after;
     }
     if fetch.samples.is_empty() {
-        spare.push(fetch);
+        free.push(fetch);
     } else {
         out.push(fetch);
     }
 }
 
-/// Plans the part of a chunk that holds samples: one range, one run.
+/// Plans the read of a chunk's samples, without its header, as one range.
 pub(crate) fn plan_chunk(
     samples: impl Iterator<Item = (SampleId, Extent)>,
     geometry: &[Geometry],
@@ -160,17 +167,17 @@ pub(crate) fn plan_chunk(
             start = start.min(extent.offset_bytes);
             end = end.max(extent.offset_bytes + u64::from(extent.len_bytes));
         }
-        // The offset on media for now: the start of the range is known when all have been seen.
-        fetch.samples.push(Placed {
+        // The offset on media for now: the start of the range is known after the loop.
+        fetch.samples.push(FetchSample {
             id,
             index: index as u32,
-            run_offset: extent.offset_bytes as usize,
+            buf_offset: extent.offset_bytes as usize,
             len_bytes: extent.len_bytes,
             crc32c: extent.crc32c,
         });
     }
     if start == u64::MAX {
-        fetch.samples.iter_mut().for_each(|s| s.run_offset = 0);
+        fetch.samples.iter_mut().for_each(|s| s.buf_offset = 0);
         return;
     }
     let geometry = geometry[usize::from(namespace)];
@@ -183,14 +190,14 @@ pub(crate) fn plan_chunk(
     let mut last = 0;
     for sample in &mut fetch.samples {
         if sample.len_bytes > 0 {
-            last = (sample.run_offset as u64 - range.start) as usize;
+            last = (sample.buf_offset as u64 - range.start) as usize;
         }
-        sample.run_offset = last;
+        sample.buf_offset = last;
     }
     range.append_to(fetch, &[], geometry);
 }
 
-/// Plans a whole chunk, header included: `len_bytes` from `offset_bytes`, with `samples` in it.
+/// Plans the read of a whole chunk, including its header, that holds `samples`.
 pub(crate) fn plan_whole_chunk(
     chunk: &ChunkInfo,
     samples: impl Iterator<Item = (SampleId, Extent)>,
@@ -204,7 +211,7 @@ pub(crate) fn plan_whole_chunk(
         }
         let (len_bytes, crc32c) = (extent.len_bytes, extent.crc32c);
         let index = index as u32;
-        fetch.samples.push(Placed { id, index, run_offset: last, len_bytes, crc32c });
+        fetch.samples.push(FetchSample { id, index, buf_offset: last, len_bytes, crc32c });
     }
     let geometry = geometry[usize::from(chunk.namespace)];
     let (start, end) = (chunk.offset_bytes, chunk.offset_bytes + chunk.len_bytes);
@@ -212,11 +219,11 @@ pub(crate) fn plan_whole_chunk(
     Range { namespace: chunk.namespace, start, end, samples: 0 }.append_to(fetch, &[], geometry);
 }
 
-fn equal_whole_blocks(wanted: &[Wanted], geometry: &[Geometry]) -> bool {
-    let Some(first) = wanted.first() else { return false };
+fn equal_whole_blocks(requests: &[SampleRequest], geometry: &[Geometry]) -> bool {
+    let Some(first) = requests.first() else { return false };
     let len = first.extent.len_bytes;
     len > 0
-        && wanted.iter().all(|w| {
+        && requests.iter().all(|w| {
             let block = geometry[usize::from(w.extent.namespace)].block_len_bytes;
             w.extent.len_bytes == len
                 && len % block == 0
@@ -233,7 +240,12 @@ struct Range {
 }
 
 impl Range {
-    fn starting_with(list: &[Wanted], geometry: Geometry, merge: Merge, run_bytes: usize) -> Range {
+    fn starting_with(
+        list: &[SampleRequest],
+        geometry: Geometry,
+        merge: Merge,
+        max_fetch_bytes: usize,
+    ) -> Range {
         let first = list[0].extent;
         let block = u64::from(geometry.block_len_bytes);
         let start = first.offset_bytes - first.offset_bytes % block;
@@ -253,7 +265,7 @@ impl Range {
                 break;
             }
             let end = range.end.max(extent_end(&extent, geometry));
-            if end - range.start > run_bytes as u64 {
+            if end - range.start > max_fetch_bytes as u64 {
                 break;
             }
             range.end = end;
@@ -266,10 +278,10 @@ impl Range {
         (self.end - self.start) as usize
     }
 
-    /// How long the part is that begins `done` bytes into the range. What is too long for one command
-    /// is cut where multiples of its length lie on media, so that no part crosses a stripe of the
-    /// device that all could stay within.
-    fn part_len_from(&self, done: usize, geometry: Geometry) -> usize {
+    /// The length of the transfer that begins `done` bytes into the range. A range above the transfer limit
+    /// is split at multiples of that limit on media, so that transfers do not cross the device's stripes
+    /// needlessly.
+    fn transfer_len_from(&self, done: usize, geometry: Geometry) -> usize {
         let (max, left) = (geometry.max_transfer_bytes as usize, self.len_bytes() - done);
         match self.len_bytes() > max {
             true => left.min(max - ((self.start + done as u64) % max as u64) as usize),
@@ -277,29 +289,29 @@ impl Range {
         }
     }
 
-    fn append_to(&self, fetch: &mut Fetch, samples: &[Wanted], geometry: Geometry) {
+    fn append_to(&self, fetch: &mut Fetch, samples: &[SampleRequest], geometry: Geometry) {
         let base = fetch.len_bytes;
-        for wanted in samples {
-            let skip = if wanted.extent.len_bytes == 0 {
+        for requests in samples {
+            let skip = if requests.extent.len_bytes == 0 {
                 0
             } else {
-                (wanted.extent.offset_bytes - self.start) as usize
+                (requests.extent.offset_bytes - self.start) as usize
             };
-            fetch.samples.push(Placed {
-                id: wanted.id,
-                index: wanted.index,
-                run_offset: base + skip,
-                len_bytes: wanted.extent.len_bytes,
-                crc32c: wanted.extent.crc32c,
+            fetch.samples.push(FetchSample {
+                id: requests.id,
+                index: requests.index,
+                buf_offset: base + skip,
+                len_bytes: requests.extent.len_bytes,
+                crc32c: requests.extent.crc32c,
             });
         }
         let mut done = 0;
         while done < self.len_bytes() {
-            let len = self.part_len_from(done, geometry);
-            fetch.parts.push(Part {
+            let len = self.transfer_len_from(done, geometry);
+            fetch.transfers.push(Transfer {
                 namespace: self.namespace,
                 offset_bytes: self.start + done as u64,
-                run_offset: base + done,
+                buf_offset: base + done,
                 len_bytes: len,
             });
             done += len;
@@ -314,7 +326,7 @@ fn extent_end(extent: &Extent, geometry: Geometry) -> u64 {
 
 fn block_end(end: u64, geometry: Geometry) -> u64 {
     round_up(end, u64::from(geometry.block_len_bytes))
-        .expect("the directory holds extents below 2^63 only")
+        .expect("the directory holds only extents below 2^63")
 }
 
 #[cfg(test)]
@@ -324,10 +336,10 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { block_len_bytes: 4096, max_transfer_bytes: 131_072 };
 
-    fn wanted(list: &[(u16, u64, u32)]) -> Vec<Wanted> {
+    fn requests(list: &[(u16, u64, u32)]) -> Vec<SampleRequest> {
         list.iter()
             .enumerate()
-            .map(|(index, &(namespace, offset_bytes, len_bytes))| Wanted {
+            .map(|(index, &(namespace, offset_bytes, len_bytes))| SampleRequest {
                 index: index as u32,
                 id: SampleId(index as u64),
                 extent: Extent { namespace, offset_bytes, len_bytes, crc32c: 0 },
@@ -338,7 +350,7 @@ mod tests {
     fn plan(list: &[(u16, u64, u32)], merge: Merge) -> Vec<Fetch> {
         let mut out = Vec::new();
         let geometry = [GEOMETRY; 3];
-        plan_samples(&mut wanted(list), &geometry, merge, 1 << 20, &mut Vec::new(), &mut out);
+        plan_samples(&mut requests(list), &geometry, merge, 1 << 20, &mut Vec::new(), &mut out);
         out
     }
 
@@ -347,44 +359,44 @@ mod tests {
         let fetches = plan(&[(0, 5000, 100), (0, 4096, 200)], Merge::Neighbours);
         assert_eq!(fetches.len(), 1);
         assert_eq!(
-            fetches[0].parts,
-            [Part { namespace: 0, offset_bytes: 4096, run_offset: 0, len_bytes: 4096 }]
+            fetches[0].transfers,
+            [Transfer { namespace: 0, offset_bytes: 4096, buf_offset: 0, len_bytes: 4096 }]
         );
-        let places: Vec<_> = fetches[0].samples.iter().map(|s| (s.index, s.run_offset)).collect();
-        assert_eq!(places, [(1, 0), (0, 904)]);
+        let offsets: Vec<_> = fetches[0].samples.iter().map(|s| (s.index, s.buf_offset)).collect();
+        assert_eq!(offsets, [(1, 0), (0, 904)]);
     }
 
     #[test]
-    fn a_sample_that_one_command_carries_is_not_cut_wherever_it_lies() {
+    fn a_sample_within_the_transfer_limit_is_one_command_at_any_offset() {
         let fetches = plan(&[(0, 8192, 131_072)], Merge::Neighbours);
-        assert_eq!(fetches[0].parts.len(), 1);
+        assert_eq!(fetches[0].transfers.len(), 1);
     }
 
     #[test]
     fn a_long_sample_is_split_at_the_transfer_limit() {
         let fetches = plan(&[(0, 8192, 300_000)], Merge::Neighbours);
-        let lens: Vec<_> = fetches[0].parts.iter().map(|p| p.len_bytes).collect();
-        assert_eq!(lens, [122_880, 131_072, 49_152], "cut at multiples of 128 KiB");
-        assert_eq!(fetches[0].parts_of(&fetches[0].samples[0]), 0..3);
+        let lens: Vec<_> = fetches[0].transfers.iter().map(|p| p.len_bytes).collect();
+        assert_eq!(lens, [122_880, 131_072, 49_152], "split at multiples of 128 KiB");
+        assert_eq!(fetches[0].transfers_of(&fetches[0].samples[0]), 0..3);
     }
 
     #[test]
     fn whole_block_samples_of_one_length_keep_the_order_of_the_batch() {
         let fetches = plan(&[(0, 40_960, 4096), (0, 8192, 4096), (1, 0, 4096)], Merge::Neighbours);
-        let places: Vec<_> = fetches[0].samples.iter().map(|s| s.run_offset).collect();
-        assert_eq!(places, [0, 4096, 8192]);
+        let offsets: Vec<_> = fetches[0].samples.iter().map(|s| s.buf_offset).collect();
+        assert_eq!(offsets, [0, 4096, 8192]);
     }
 
     #[test]
     fn without_merging_each_sample_is_its_own_command() {
         let fetches = plan(&[(0, 4096, 100), (0, 4196, 100)], Merge::Never);
-        assert_eq!(fetches[0].parts.len(), 2);
+        assert_eq!(fetches[0].transfers.len(), 2);
     }
 
     #[test]
     fn an_empty_sample_needs_no_command() {
         let fetches = plan(&[(0, 4096, 0)], Merge::Neighbours);
-        assert_eq!((fetches[0].parts.len(), fetches[0].samples.len()), (0, 1));
+        assert_eq!((fetches[0].transfers.len(), fetches[0].samples.len()), (0, 1));
     }
 
     #[test]
@@ -395,34 +407,34 @@ mod tests {
         let list = [(SampleId(5), extent(12_288, 10)), (SampleId(2), extent(12_298, 200_000))];
         plan_chunk(list.into_iter(), &[GEOMETRY; 3], &mut fetch);
         assert_eq!(fetch.len_bytes, 200_704);
-        assert_eq!(fetch.parts[0].offset_bytes, 12_288);
-        assert_eq!(fetch.parts.len(), 2);
-        assert_eq!(fetch.samples[1].run_offset, 10);
+        assert_eq!(fetch.transfers[0].offset_bytes, 12_288);
+        assert_eq!(fetch.transfers.len(), 2);
+        assert_eq!(fetch.samples[1].buf_offset, 10);
     }
 
-    fn pieces(part: &Part, samples: &[(usize, u32)]) -> Vec<(u64, usize, usize)> {
-        let placed = |&(run_offset, len_bytes)| Placed {
+    fn pieces(transfer: &Transfer, samples: &[(usize, u32)]) -> Vec<(u64, usize, usize)> {
+        let placed = |&(buf_offset, len_bytes)| FetchSample {
             id: SampleId(0),
             index: 0,
-            run_offset,
+            buf_offset,
             len_bytes,
             crc32c: 0,
         };
         let fetch = Fetch { samples: samples.iter().map(placed).collect(), ..Fetch::default() };
-        let pieces = fetch.pieces_of(part, 4096);
-        pieces.iter().map(|p| (p.offset_bytes, p.run_offset, p.len_bytes)).collect()
+        let pieces = fetch.split_at_samples(transfer, 4096);
+        pieces.iter().map(|p| (p.offset_bytes, p.buf_offset, p.len_bytes)).collect()
     }
 
     #[test]
-    fn pieces_of_a_part_hold_blocks_of_the_same_samples() {
-        let part =
-            Part { namespace: 0, offset_bytes: 1 << 20, run_offset: 8192, len_bytes: 65_536 };
+    fn pieces_of_a_transfer_hold_blocks_of_the_same_samples() {
+        let transfer =
+            Transfer { namespace: 0, offset_bytes: 1 << 20, buf_offset: 8192, len_bytes: 65_536 };
         let at = |first: usize, blocks: usize| {
             ((1 << 20) + first as u64 * 4096, 8192 + first * 4096, blocks * 4096)
         };
-        assert_eq!(pieces(&part, &[]), [at(0, 16)], "nobody wants a part of it alone");
-        assert_eq!(pieces(&part, &[(0, 200_000)]), [at(0, 16)], "one sample has all of it");
-        // One that begins before it, some that share its block 1, one of whole blocks, one behind a gap.
+        assert_eq!(pieces(&transfer, &[]), [at(0, 16)], "no sample lies in it");
+        assert_eq!(pieces(&transfer, &[(0, 200_000)]), [at(0, 16)], "one sample fills it");
+        // One sample begins before it, some share its block 1, one is whole blocks, one follows a gap.
         let samples = [
             (100, 12_388),
             (12_488, 0),
@@ -432,12 +444,12 @@ mod tests {
             (40_960, 90_000),
         ];
         let expected = [at(0, 1), at(1, 1), at(2, 2), at(4, 4), at(8, 8)];
-        assert_eq!(pieces(&part, &samples), expected);
+        assert_eq!(pieces(&transfer, &samples), expected);
     }
 
     proptest! {
         #[test]
-        fn every_sample_lies_in_the_run_where_the_parts_bring_it(
+        fn every_sample_lies_in_the_buffer_where_the_transfers_put_it(
             list in prop::collection::vec((0u16..3, 0u64..2_000_000, 0u32..200_000), 1..60),
             never in any::<bool>(),
         ) {
@@ -446,10 +458,10 @@ mod tests {
             let mut seen = vec![false; list.len()];
             for fetch in &fetches {
                 let mut at = 0;
-                for part in &fetch.parts {
-                    prop_assert_eq!(part.run_offset, at);
-                    prop_assert!(part.len_bytes <= 131_072 && part.len_bytes % 4096 == 0);
-                    at += part.len_bytes;
+                for transfer in &fetch.transfers {
+                    prop_assert_eq!(transfer.buf_offset, at);
+                    prop_assert!(transfer.len_bytes <= 131_072 && transfer.len_bytes % 4096 == 0);
+                    at += transfer.len_bytes;
                 }
                 prop_assert_eq!(at, fetch.len_bytes);
                 for sample in &fetch.samples {
@@ -458,15 +470,15 @@ mod tests {
                     prop_assert_eq!(sample.len_bytes, len);
                     for (i, byte) in [0, len.saturating_sub(1)].into_iter().enumerate() {
                         if len == 0 { continue }
-                        let at = sample.run_offset + byte as usize;
-                        let part = fetch.parts.iter()
-                            .find(|p| p.run_offset <= at && at < p.run_offset + p.len_bytes);
-                        let part = part.expect("a part covers the byte");
-                        let media = part.offset_bytes + (at - part.run_offset) as u64;
-                        prop_assert_eq!((part.namespace, media), (namespace, offset + u64::from(byte)));
-                        let range = fetch.parts_of(sample);
-                        let edge = fetch.parts[if i == 0 { range.start } else { range.end - 1 }];
-                        prop_assert_eq!(edge, *part);
+                        let at = sample.buf_offset + byte as usize;
+                        let transfer = fetch.transfers.iter()
+                            .find(|p| p.buf_offset <= at && at < p.buf_offset + p.len_bytes);
+                        let transfer = transfer.expect("a transfer covers the byte");
+                        let media = transfer.offset_bytes + (at - transfer.buf_offset) as u64;
+                        prop_assert_eq!((transfer.namespace, media), (namespace, offset + u64::from(byte)));
+                        let range = fetch.transfers_of(sample);
+                        let edge = fetch.transfers[if i == 0 { range.start } else { range.end - 1 }];
+                        prop_assert_eq!(edge, *transfer);
                     }
                 }
             }
