@@ -5,8 +5,10 @@ mod import_support;
 mod support;
 
 use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
@@ -20,7 +22,9 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;
-use dlfs::qpair::{Completion, ConnectOptions, Device, Io, IoOp, PairScope, open, open_all};
+use dlfs::qpair::{
+    Completion, ConnectOptions, Device, Io, IoError, IoOp, PairScope, open, open_all,
+};
 use dlfs::reader::Batch;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Lba, Nsid};
@@ -296,6 +300,7 @@ fn a_write_of_a_dropped_queue_pair_ends_the_session_and_the_others_read_on() {
     group.submit(0, &mut (0..8).map(|at| read(at, at)).collect());
     let write = Io { op: IoOp::Write, ..read(0, 0) };
     assert_eq!(writer.submit(&mut VecDeque::from([write])), 1);
+    writer.start();
     drop(writer);
     let done = finish(&mut group, 8);
     assert_eq!(done.len(), 8);
@@ -338,6 +343,82 @@ fn a_child_process_goes_on_with_queue_pairs_that_share_a_connection() {
     assert_eq!(done.len(), 12, "the parent's own");
     done.iter().for_each(|(index, done)| assert_right(done, *index));
 }
+
+#[test]
+fn a_child_forked_while_another_thread_has_the_connection_fails_what_was_under_way_and_reads_on() {
+    let disks = told_apart(2);
+    let target = serve(&disks, false);
+    let opened = open_all(&named(&target, 1..=2), &ConnectOptions::default()).unwrap();
+    let scope = PairScope::new();
+    let mut busy = opened[0][0].queue_pair_in(&scope).unwrap();
+    let mut group = PollGroup::new().unwrap();
+    group.add(opened[1][0].queue_pair_in(&scope).unwrap());
+    let (mut told, tell) = std::io::pipe().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        // It has the connection's lock most of the time.
+        threads.spawn(|| {
+            let mut done = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                // Few, since who shares the queue shares its depth.
+                if busy.outstanding() < 4 {
+                    busy.submit(&mut VecDeque::from([read(1, 1)]));
+                }
+                busy.poll(Instant::now(), usize::MAX, &mut done);
+                done.drain(..).for_each(|done| assert_right(&done, 0));
+            }
+        });
+        let _stops = StopsAtEnd(&stop);
+        let mut lost = Vec::new();
+        while lost.len() < FORKS || !lost.contains(&4) && lost.len() < 50 * FORKS {
+            let round = lost.len();
+            assert_eq!(group.submit(0, &mut (0..4).map(|at| read(at, at)).collect()), 4);
+            // The other thread has waited for the lock, and needs a while to go on.
+            std::thread::sleep(Duration::from_micros(200 + 30 * (round % 32) as u64));
+            let is_right = in_child(|| {
+                let (lost, right): (Vec<_>, Vec<_>) =
+                    finish(&mut group, 4).into_iter().partition(|(_, done)| done.result.is_err());
+                let is_told = |done: &Completion| match &done.result {
+                    Err(IoError::Disconnected(why)) => why.contains("forked"),
+                    _ => false,
+                };
+                assert!(lost.iter().all(|(_, done)| is_told(done)), "{lost:?}");
+                right.iter().for_each(|(_, done)| assert_right(done, 1));
+                (&tell).write_all(&[lost.len() as u8]).unwrap();
+                // What it reads from now on comes over a connection of its own.
+                group.submit(0, &mut (0..8).map(|at| read(at, at)).collect());
+                let more = finish(&mut group, 8);
+                more.iter().for_each(|(_, done)| assert_right(done, 1));
+                // The other thread's is there too, with whatever that had submitted.
+                let mut own = PollGroup::new().unwrap();
+                own.add(opened[0][0].queue_pair_in(&scope).unwrap());
+                own.submit(0, &mut VecDeque::from([read(7, 7)]));
+                finish(&mut own, 1).iter().for_each(|(_, done)| assert_right(done, 0));
+                lost.len() + right.len() == 4 && more.len() == 8
+            });
+            assert!(is_right, "fork {round}");
+            let mut byte = [0];
+            told.read_exact(&mut byte).unwrap();
+            lost.push(byte[0]);
+            let done = finish(&mut group, 4);
+            assert_eq!(done.len(), 4, "the parent's own");
+            done.iter().for_each(|(_, done)| assert_right(done, 1));
+        }
+        println!("I/Os lost by each child: {lost:?}");
+        assert!(lost.contains(&4), "no fork met the lock: this says nothing");
+    });
+}
+
+struct StopsAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// At least so many.
+const FORKS: usize = 12;
 
 #[test]
 fn pollers_of_their_own_share_a_connection_too_though_nobody_wakes_them() {

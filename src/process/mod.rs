@@ -4,6 +4,7 @@
 //! for ever, threads do not exist there, and connections belong to the parent: dropping any of
 //! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
 //! gives access only to the process that created it, and lets a child leak it and create its own.
+//! Whoever creates it may look at the inherited one with [`Forked::inherited`], and waits for nothing there.
 
 mod id;
 
@@ -14,11 +15,12 @@ pub use id::process_id;
 
 /// A value that belongs to the process that created it; each child process may create its own.
 ///
-/// Inherited values are never accessed, locked or dropped in the child, but leaked.
+/// Inherited values are not dropped in the child, but leaked.
 #[derive(Debug)]
 pub struct Forked<T> {
+    /// 0: no process, see [`Forked::empty`].
     pid: u32,
-    /// Always `Some`, until the value is moved out or leaked.
+    /// `Some` until the value is moved out or leaked, but for an empty one.
     value: Option<T>,
     child: OnceLock<Box<Forked<T>>>,
 }
@@ -27,6 +29,27 @@ impl<T> Forked<T> {
     /// Wraps a value of the calling process.
     pub fn new(value: T) -> Forked<T> {
         Forked { pid: process_id(), value: Some(value), child: OnceLock::new() }
+    }
+
+    /// No value yet: every process, the first one too, creates its own. For statics.
+    pub const fn empty() -> Forked<T> {
+        Forked { pid: 0, value: None, child: OnceLock::new() }
+    }
+
+    /// The value of the nearest ancestor, for a child that has none of its own yet.
+    ///
+    /// A lock in it may be held for ever, by a thread that the child does not have: at most try to take it.
+    /// What it says of connections and threads is true of the ancestor.
+    pub fn inherited(&self) -> Option<&T> {
+        let pid = process_id();
+        let mut last = self;
+        while last.pid != pid {
+            match last.child.get() {
+                Some(child) => last = child,
+                None => return last.value.as_ref(),
+            }
+        }
+        None
     }
 
     /// The value of the calling process; `None` in a child that has not created one.
@@ -99,6 +122,12 @@ impl<T> Drop for Forked<T> {
     }
 }
 
+impl<T> Default for Forked<T> {
+    fn default() -> Forked<T> {
+        Forked::empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -155,5 +184,28 @@ mod tests {
         assert_eq!(drops.get(), 2);
         assert!(inherited(counted()).into_inner().is_none());
         assert_eq!(drops.get(), 2);
+    }
+
+    #[test]
+    fn an_inherited_value_can_be_looked_at_until_the_process_has_its_own() {
+        assert_eq!(Forked::new(1).inherited(), None);
+        let forked = inherited(1);
+        assert_eq!(forked.inherited(), Some(&1));
+        assert_eq!(forked.get_or_init(|| 2), &2);
+        assert_eq!(forked.inherited(), None);
+    }
+
+    #[test]
+    fn an_empty_one_has_a_value_once_the_process_creates_it() {
+        static EMPTY: Forked<u32> = Forked::empty();
+        assert_eq!((EMPTY.get(), EMPTY.inherited(), EMPTY.is_ours()), (None, None, false));
+        assert_eq!(EMPTY.get_or_init(|| 3), &3);
+        assert_eq!(EMPTY.get(), Some(&3));
+        let drops = Rc::new(Cell::new(0));
+        let forked = Forked::empty();
+        forked.get_or_init(|| Counted(Rc::clone(&drops)));
+        drop(forked);
+        assert_eq!(drops.get(), 1);
+        assert!(Forked::<u32>::empty().into_inner().is_none());
     }
 }

@@ -31,6 +31,7 @@ use super::readiness::{Registry, Watched};
 use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
 use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
+use crate::process::Forked;
 use crate::units::Lba;
 
 /// A queue pair on a ring of its own.
@@ -162,7 +163,7 @@ struct Ring {
     /// How long I/Os under way are waited for when it is dropped.
     last_ios: Duration,
     /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
-    pid: u32,
+    home: Forked<()>,
 }
 
 impl Ring {
@@ -173,7 +174,6 @@ impl Ring {
         let registered =
             !descriptors.is_empty() && uring.submitter().register_files(&descriptors).is_ok();
         let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
-        let pid = std::process::id();
         let address = namespace.address.clone();
         Ok(Ring {
             uring,
@@ -183,7 +183,7 @@ impl Ring {
             pinned: None,
             address,
             last_ios: LAST_IOS,
-            pid,
+            home: Forked::new(()),
         })
     }
 
@@ -292,7 +292,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if !self.transfers.is_empty() && self.pid == std::process::id() {
+        if !self.transfers.is_empty() && self.home.is_ours() {
             self.finish(self.last_ios);
             if !self.transfers.is_empty() {
                 tracing::warn!(

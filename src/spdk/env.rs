@@ -20,6 +20,7 @@ pub struct Environment {
     pub huge_pages: bool,
     /// Requested memory in bytes; without huge pages, it never grows.
     pub memory_bytes: usize,
+    /// Who started it, beside `FORKED`: a bare `clone` calls no handler of `pthread_atfork`.
     pid: u32,
 }
 

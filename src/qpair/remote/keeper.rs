@@ -10,13 +10,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Admin, AdminEvent, Failure, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::Forked;
 use crate::qpair::session::lifecycle::{Action, Level};
 use crate::threads::caught;
 
@@ -24,60 +25,36 @@ use crate::threads::caught;
 pub(in crate::qpair) struct Keeper<T: Transport> {
     event: OwnedFd,
     inbox: Mutex<Vec<Weak<Remote<T>>>>,
-    /// Another thread of this process was faster, or this one has died: it has nothing to do, ever.
-    retired: AtomicBool,
+    /// Whether the thread has died. Set before the inbox is emptied for the last time.
+    is_dead: AtomicBool,
 }
 
-/// Keepers of this process and of those it descends from: a list that only grows.
-pub(in crate::qpair) struct Keepers<T: Transport>(OnceLock<Box<Generation<T>>>);
-
-struct Generation<T: Transport> {
-    pid: u32,
-    keeper: Arc<Keeper<T>>,
-    next: Keepers<T>,
-}
+/// Where the processes of a program find their keepers: each has at most one that lives.
+pub(in crate::qpair) struct Keepers<T: Transport>(Forked<Mutex<Option<Arc<Keeper<T>>>>>);
 
 impl<T: Transport> Keepers<T> {
     pub(in crate::qpair) const fn new() -> Keepers<T> {
-        Keepers(OnceLock::new())
+        Keepers(Forked::empty())
     }
 
-    /// The keeper of this process, started if need be.
+    /// The keeper of this process; started if there is none, or if it has died.
     ///
     /// # Errors
     /// The operating system gives no thread.
-    pub(in crate::qpair) fn of_this_process(&'static self) -> Result<&'static Keeper<T>> {
-        let pid = std::process::id();
-        let mut keepers = self;
-        loop {
-            match keepers.0.get() {
-                Some(generation) if generation.pid == pid && generation.keeper.is_alive() => {
-                    return Ok(&generation.keeper);
-                }
-                Some(generation) => keepers = &generation.next,
-                None => {
-                    // Made before it is stored, so that the cell is never locked for long: a process
-                    // that forks meanwhile would find it locked for ever.
-                    let keeper = Keeper::start()?;
-                    let next = Keepers::new();
-                    if let Err(late) = keepers.0.set(Box::new(Generation { pid, keeper, next })) {
-                        late.keeper.retired.store(true, Ordering::Release);
-                        late.keeper.wake();
-                    }
-                }
-            }
+    pub(in crate::qpair) fn of_this_process(&self) -> Result<Arc<Keeper<T>>> {
+        let keeper = self.0.get_or_init(Mutex::default);
+        let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*keeper {
+            Some(living) if living.is_alive() => Ok(Arc::clone(living)),
+            _ => Ok(Arc::clone(keeper.insert(Keeper::start()?))),
         }
     }
 
     /// Wakes the keeper of this process, if there is one.
     pub(in crate::qpair) fn wake(&self) {
-        let pid = std::process::id();
-        let mut keepers = self;
-        while let Some(generation) = keepers.0.get() {
-            if generation.pid == pid {
-                generation.keeper.wake();
-            }
-            keepers = &generation.next;
+        let Some(keeper) = self.0.get() else { return };
+        if let Some(keeper) = &*keeper.lock().unwrap_or_else(PoisonError::into_inner) {
+            keeper.wake();
         }
     }
 }
@@ -89,16 +66,15 @@ impl<T: Transport> Keeper<T> {
         let keeper = Arc::new(Keeper {
             event,
             inbox: Mutex::new(Vec::new()),
-            retired: AtomicBool::new(false),
+            is_dead: AtomicBool::new(false),
         });
         let thread = Arc::clone(&keeper);
         std::thread::Builder::new()
             .name("dlfs-keeper".into())
             .spawn(move || {
                 let mut charges = Vec::new();
-                if let Err(error) = caught(WHO, || thread.run(&mut charges)) {
-                    thread.die(&charges, &error);
-                }
+                let Err(error) = caught(WHO, || thread.run(&mut charges));
+                thread.die(&charges, &error);
             })
             .map_err(|error| {
                 Error::new(ErrorKind::Io, "cannot start the keeper thread").source(error)
@@ -108,7 +84,7 @@ impl<T: Transport> Keeper<T> {
 
     /// Whether its thread takes new charges.
     fn is_alive(&self) -> bool {
-        !self.retired.load(Ordering::Acquire)
+        !self.is_dead.load(Ordering::Acquire)
     }
 
     /// Brings `remote` up and looks after it while somebody else holds it.
@@ -128,9 +104,9 @@ impl<T: Transport> Keeper<T> {
         let _ = rustix::io::write(&self.event, &[1; 8]);
     }
 
-    fn run(&self, charges: &mut Vec<Charge<T>>) {
+    fn run(&self, charges: &mut Vec<Charge<T>>) -> ! {
         let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
-        while !self.retired.load(Ordering::Acquire) {
+        loop {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
             charges.extend(inbox.drain(..).map(|remote| Charge { remote, admin: None }));
             drop(inbox);
@@ -141,7 +117,7 @@ impl<T: Transport> Keeper<T> {
 
     /// The thread has died: nobody looks after these any more, and another takes what comes next.
     fn die(&self, charges: &[Charge<T>], error: &Error) {
-        self.retired.store(true, Ordering::Release);
+        self.is_dead.store(true, Ordering::Release);
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = inbox.drain(..).collect::<Vec<_>>();
         drop(inbox);

@@ -24,7 +24,7 @@ pub(in crate::qpair) mod keeper;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub(in crate::qpair) use super::session::{
@@ -33,7 +33,7 @@ pub(in crate::qpair) use super::session::{
 use super::session::{Backlog, Lifecycle, Limits, Phase, Shared};
 use super::{ConnectOptions, Wait};
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::process_id;
+use crate::process::Forked;
 use crate::units::Nsid;
 
 /// A way of reaching controllers.
@@ -107,8 +107,8 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     /// Never empty; the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
     shared: Shared<T::Portal, T::JoinInfo>,
-    /// What takes its place in a child process.
-    successor: OnceLock<Arc<Remote<T>>>,
+    /// What takes its place in a child process; `None` in the process that made it, where it does so itself.
+    successor: Forked<Option<Arc<Remote<T>>>>,
 }
 
 impl<T: Transport> Deref for Remote<T> {
@@ -140,33 +140,26 @@ impl<T: Transport> Remote<T> {
             options,
             shared: Shared::new(lifecycle, portals.len() > 1, || T::keepers().wake()),
             portals,
-            successor: OnceLock::new(),
+            successor: Forked::new(None),
         })
     }
 
-    /// The remote for the calling process: this one, or after a fork another that connects anew.
+    /// The remote for the calling process: this one, or in a child process another that connects anew.
+    ///
+    /// Of several holders of one remote all get the same, so they keep this one and ask again in each process.
     pub(in crate::qpair) fn for_this_process(self: &Arc<Remote<T>>) -> Result<Arc<Remote<T>>> {
-        let pid = process_id();
-        let mut remote = self;
-        while remote.pid() != pid {
-            remote = match remote.successor.get() {
-                Some(next) => next,
-                None => remote.make_successor()?,
-            };
-        }
-        Ok(Arc::clone(remote))
+        let successor = self.successor.get_or_try_init(|| self.new_successor().map(Some))?;
+        Ok(Arc::clone(successor.as_ref().unwrap_or(self)))
     }
 
-    fn make_successor(&self) -> Result<&Arc<Remote<T>>> {
+    fn new_successor(&self) -> Result<Arc<Remote<T>>> {
         let keeper = T::keepers().of_this_process()?;
         let seen = self.identity().cloned();
         let (options, wanted) = (self.options.clone(), self.wanted.clone());
         let next = Remote::new(options, self.portals.to_vec(), wanted, seen);
-        // Another thread may have been faster: then its remote is the one.
-        if self.successor.set(Arc::clone(&next)).is_ok() {
-            keeper.keep(&next);
-        }
-        Ok(self.successor.get().expect("set above or by another thread"))
+        // The keeper lets go of it again if another thread has made the one that is used.
+        keeper.keep(&next);
+        Ok(next)
     }
 
     /// How the user knows what lies behind the controller.

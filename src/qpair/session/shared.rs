@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::durability::Durability;
 use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session};
-use crate::process::process_id;
+use crate::process::Forked;
 use crate::qpair::Namespace;
 
 /// Whether a queue can join a session now.
@@ -26,7 +26,7 @@ pub enum SessionState<P, J> {
 /// Only the process that created it may take the lock: in a child process it may be held for ever.
 #[derive(Debug)]
 pub struct Shared<P, J> {
-    pid: u32,
+    home: Forked<()>,
     /// The number of the live session, 0 when there is none. Queue pairs compare it in every turn.
     live: AtomicU64,
     lifecycle: Mutex<Lifecycle<P, J>>,
@@ -48,7 +48,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     pub fn new(lifecycle: Lifecycle<P, J>, has_other_paths: bool, wake: fn()) -> Shared<P, J> {
         let seen = lifecycle.identity().cloned();
         let shared = Shared {
-            pid: process_id(),
+            home: Forked::new(()),
             live: AtomicU64::new(0),
             lifecycle: Mutex::new(lifecycle),
             changed: Condvar::new(),
@@ -71,12 +71,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// Whether it belongs to the calling process.
     pub fn is_ours(&self) -> bool {
-        self.pid == process_id()
-    }
-
-    /// The process that it belongs to.
-    pub fn pid(&self) -> u32 {
-        self.pid
+        self.home.is_ours()
     }
 
     /// Runs `f` under the lock and publishes what changed.

@@ -4,10 +4,14 @@
 //! Whichever is polled moves the bytes of all. What it finds for others it lays into their boxes, and marks
 //! them. One of them, the *leader*, has the socket among its poller's descriptors and its time-outs among its
 //! poller's; when it is dropped, another takes over. A handle with another poller looks by itself.
+//!
+//! A child process goes on with a queue of its own. Where no thread was at the parent's when it forked, that
+//! takes over what handles have submitted. Otherwise nobody knows how far that thread had come: the queue
+//! begins empty, each handle is added to it again, and fails what it had under way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -16,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::link::{Link, SCRATCH_LEN};
 use super::{Counters, Tcp};
 use crate::error::Result;
-use crate::process::process_id;
+use crate::process::Forked;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::IoQueue;
@@ -26,14 +30,20 @@ use crate::units::deadline;
 
 /// An I/O queue that handles share. Its lock is never waited for where one thread polls all handles.
 pub(super) struct Connection {
-    /// The process whose threads may wait for the lock.
-    home: AtomicU32,
-    core: Mutex<Core>,
+    /// The controller, as the namespaces know it.
+    remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+    core: Forked<Mutex<Core>>,
 }
 
 /// What the lock is around.
 pub(super) struct Core {
+    /// Tells it from the one that a child process may have instead.
+    number: u64,
+    /// The controller, as this process reaches it.
     remote: Arc<Remote<Tcp>>,
+    /// As the namespaces know it: a further child begins with this one.
+    known_as: Arc<Remote<Tcp>>,
     counters: Arc<Counters>,
     /// The socket, while there is one. Closed before a buffer of the queue is anybody else's.
     link: Option<Link>,
@@ -64,81 +74,68 @@ impl Connection {
         remote: Arc<Remote<Tcp>>,
         counters: Arc<Counters>,
     ) -> Result<Arc<Connection>> {
-        remote.add_pair()?;
-        let (now, options) = (Instant::now(), &remote.options);
-        let terms = super::terms(&remote, &remote.portals[0]);
-        let queue = IoQueue::new(now, terms, options.ctrl_loss_tmo);
-        let limit = deadline(now, options.connect_timeout);
-        let mut connection = Connection {
-            home: AtomicU32::new(process_id()),
-            core: Mutex::new(Core {
-                remote,
-                counters,
-                link: None,
-                queue,
-                scratch: vec![0; SCRATCH_LEN],
-                handles: Vec::new(),
-                leader: None,
-                has_unsent: false,
-                told: None,
-                last_turn: None,
-            }),
+        let here = remote.for_this_process()?;
+        here.add_pair()?;
+        let limit = deadline(Instant::now(), here.options.connect_timeout);
+        let mut core = Core::new(here, &remote, &counters);
+        let joined = loop {
+            match core.join_on(limit) {
+                Ok(Some(left)) => sleep(core.wait(), left),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
         };
-        let core = connection.core.get_mut();
-        while let Some(left) = core.join_on(limit)? {
-            sleep(core.wait(), left);
-        }
-        Ok(Arc::new(connection))
+        let core = Forked::new(Mutex::new(core));
+        // Also where it has failed: dropping it gives back what it has taken.
+        let connection = Connection { remote, counters, core };
+        joined.map(|()| Arc::new(connection))
     }
 
     /// Waits until it is in a session: it was, but may have lost it meanwhile.
     pub(super) fn wait_joined(&self) -> Result<()> {
-        let mut limit = None;
-        loop {
-            let Some(mut core) = self.core() else { return Ok(()) };
-            let options = &core.remote.options;
-            let limit =
-                *limit.get_or_insert_with(|| deadline(Instant::now(), options.connect_timeout));
-            if core.join_on(limit)?.is_none() {
-                return Ok(());
-            }
-            drop(core);
+        let limit = deadline(Instant::now(), self.remote.options.connect_timeout);
+        while self.core().join_on(limit)?.is_some() {
             std::thread::sleep(REJOIN_NAP);
         }
+        Ok(())
     }
 
-    /// What the lock is around.
-    ///
-    /// `None` in a child process where another thread had the lock when it was forked, so that nobody ever
-    /// gives it back. One thread uses the handles of a scope: the one that forked had it, or none.
-    pub(super) fn core(&self) -> Option<MutexGuard<'_, Core>> {
-        if self.is_home() {
-            return Some(self.core.lock());
+    /// What the lock is around, in this process.
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.get_or_init(|| Mutex::new(self.inherit())).lock()
+    }
+
+    /// What a child process goes on with.
+    fn inherit(&self) -> Core {
+        // Until its first turn it is as if the parent's, and notices then that it is not.
+        let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
+        match self.core.inherited().and_then(Mutex::try_lock) {
+            Some(mut inherited) => {
+                let core = std::mem::replace(&mut *inherited, empty);
+                // Giving it back could wait for a lock of the parent's: that of who waits for locks.
+                std::mem::forget(inherited);
+                core
+            }
+            None => empty,
         }
-        let core = self.core.try_lock()?;
-        self.home.store(process_id(), Ordering::Release);
-        Some(core)
     }
 
-    /// Whether the calling process has made it, or gone on with it.
-    fn is_home(&self) -> bool {
-        self.home.load(Ordering::Acquire) == process_id()
-    }
-
-    /// A handle is dropped.
-    pub(super) fn remove_member(&self, handle: usize) {
+    /// A handle on the core of this number is dropped.
+    pub(super) fn remove_member(&self, number: u64, handle: usize) {
         // In a child that never used it, it is the parent's.
-        if self.is_home() {
-            self.core.lock().remove_member(handle);
+        let Some(core) = self.core.get() else { return };
+        let mut core = core.lock();
+        if core.number == number {
+            core.remove_member(handle);
         }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let is_home = self.is_home();
-        let core = self.core.get_mut();
-        if is_home && core.remote.is_ours() {
+        let Some(core) = self.core.get_mut() else { return };
+        let core = core.get_mut();
+        if core.remote.is_ours() {
             core.queue.leave_session("the queue pair was dropped");
             core.obey();
             core.remote.remove_pair();
@@ -147,6 +144,34 @@ impl Drop for Connection {
 }
 
 impl Core {
+    fn new(
+        remote: Arc<Remote<Tcp>>,
+        known_as: &Arc<Remote<Tcp>>,
+        counters: &Arc<Counters>,
+    ) -> Core {
+        let terms = super::terms(&remote, &remote.portals[0]);
+        let queue = IoQueue::new(Instant::now(), terms, remote.options.ctrl_loss_tmo);
+        Core {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            remote,
+            known_as: Arc::clone(known_as),
+            counters: Arc::clone(counters),
+            link: None,
+            queue,
+            scratch: vec![0; SCRATCH_LEN],
+            handles: Vec::new(),
+            leader: None,
+            has_unsent: false,
+            told: None,
+            last_turn: None,
+        }
+    }
+
+    /// Tells it from the one that a child process may have instead.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Moves on into a session; how long to sleep before the next try, `None` once it is in one.
     fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
@@ -387,7 +412,7 @@ impl Core {
         self.queue.leave_session("the process has forked");
         self.obey();
         self.queue.reset_after_fork(now);
-        match self.remote.for_this_process() {
+        match self.known_as.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
                 // One too many is told by the target.
@@ -411,6 +436,9 @@ fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
     }
     let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
 }
+
+/// Of the next [`Core`].
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// How often a handle looks whose poller is not told.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);

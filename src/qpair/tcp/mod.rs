@@ -244,9 +244,8 @@ impl Device for TcpNamespace {
 
     /// Waits until the queue is connected, at most the whole connect time.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let remote = self.remote.for_this_process()?;
         let of = (self.place, self.namespace());
-        Ok(Box::new(TcpQueuePair::connect(&remote, of, &self.counters, scope)?))
+        Ok(Box::new(TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?))
     }
 
     fn capabilities(&self) -> Capabilities {

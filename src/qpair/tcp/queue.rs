@@ -5,25 +5,39 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connection::Connection;
+use parking_lot::MutexGuard;
+
+use super::connection::{Connection, Core};
 use super::{Counters, Tcp};
-use crate::buf::{Pool, SharedBuf};
+use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
-use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use crate::qpair::{Completion, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair};
 use crate::units::Lba;
 
 /// A queue pair on a remote namespace.
 pub(super) struct TcpQueuePair {
     connection: Arc<Connection>,
-    /// Its number among the handles.
+    member: Member,
+}
+
+/// What a queue pair is on its connection.
+struct Member {
+    /// The core that knows it, see [`Core::number`].
+    core: u64,
+    /// Its number among the handles of that.
     handle: usize,
+    /// The place of its namespace in a session.
+    place: usize,
     /// What the namespace was when the connection last joined a session that this has noticed.
     namespace: Namespace,
     num_joins: u64,
-    /// I/Os taken and not handed out.
-    outstanding: usize,
+    fence: Option<Arc<Fence>>,
+    /// The tags of I/Os taken and not handed out. They mostly end in this order.
+    tags: VecDeque<u64>,
+    /// Those of them that a child process cannot go on with, which fail.
+    lost: VecDeque<u64>,
 }
 
 impl TcpQueuePair {
@@ -37,51 +51,107 @@ impl TcpQueuePair {
         let open = || Connection::open(Arc::clone(remote), Arc::clone(counters));
         let connection = scope.get_or_open(remote, open)?;
         connection.wait_joined()?;
-        let mut core = connection.core().expect("a child has scopes and connections of its own");
-        let handle = core.add_member(place, namespace.clone());
+        let mut core = connection.core();
+        let member = Member {
+            core: core.number(),
+            handle: core.add_member(place, namespace.clone()),
+            place,
+            namespace,
+            num_joins: 0,
+            fence: None,
+            tags: VecDeque::new(),
+            lost: VecDeque::new(),
+        };
         drop(core);
-        Ok(TcpQueuePair { connection, handle, namespace, num_joins: 0, outstanding: 0 })
+        Ok(TcpQueuePair { connection, member })
+    }
+
+    /// The connection in this process, which knows this queue pair, and what this is on it.
+    fn enter(&mut self) -> (MutexGuard<'_, Core>, &mut Member) {
+        let mut core = self.connection.core();
+        if core.number() != self.member.core {
+            self.member.begin_anew(&mut core);
+        }
+        (core, &mut self.member)
+    }
+}
+
+impl Member {
+    /// In a child process, on a core that knows nothing of it.
+    fn begin_anew(&mut self, core: &mut Core) {
+        self.core = core.number();
+        self.handle = core.add_member(self.place, self.namespace.clone());
+        self.num_joins = 0;
+        if let Some(fence) = &self.fence {
+            core.use_fence(self.handle, fence);
+        }
+        self.lost.append(&mut self.tags);
+    }
+
+    /// Fails at most `max` of the I/Os that are lost.
+    fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = self.lost.len().min(max);
+        done.extend(self.lost.drain(..count).map(|tag| {
+            let reason = "the process was forked while another thread used this connection, so that its I/Os \
+                          and their buffers stay with the parent; submit them again";
+            let result = Err(IoError::Disconnected(reason.to_owned()));
+            Completion { tag, buf: IoBuf::empty(), result }
+        }));
+        count
+    }
+
+    /// Takes note of completions that are handed out.
+    fn forget(&mut self, done: &[Completion]) {
+        for completion in done {
+            if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {
+                self.tags.swap_remove_front(at);
+            }
+        }
     }
 }
 
 impl QueuePair for TcpQueuePair {
     fn namespace(&self) -> &Namespace {
-        &self.namespace
+        &self.member.namespace
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let Some(mut core) = self.connection.core() else { return 0 };
-        let count = core.submit(self.handle, pending);
-        self.outstanding += count;
+        let (mut core, member) = self.enter();
+        let before = member.tags.len();
+        let most = usize::from(member.namespace.queue_depth);
+        member.tags.extend(pending.iter().take(most).map(|io| io.tag));
+        let count = core.submit(member.handle, pending);
+        member.tags.truncate(before + count);
         count
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let Some(mut core) = self.connection.core() else { return 0 };
-        let count = core.poll(self.handle, now, max, done);
-        self.outstanding -= count;
-        if let Some(namespace) = core.namespace_since(self.handle, &mut self.num_joins) {
-            self.namespace.clone_from(namespace);
+        let (mut core, member) = self.enter();
+        let failed = member.fail_lost(max, done);
+        let before = done.len();
+        let count = core.poll(member.handle, now, max - failed, done);
+        member.forget(&done[before..]);
+        if let Some(namespace) = core.namespace_since(member.handle, &mut member.num_joins) {
+            member.namespace.clone_from(namespace);
         }
-        count
+        failed + count
     }
 
     fn start(&mut self) {
-        if let Some(mut core) = self.connection.core() {
-            core.start(self.handle);
-        }
+        let (mut core, member) = self.enter();
+        core.start(member.handle);
     }
 
     fn use_pool(&mut self, _: &Pool) {}
 
     fn use_fence(&mut self, fence: &Arc<Fence>) {
-        if let Some(mut core) = self.connection.core() {
-            core.use_fence(self.handle, fence);
-        }
+        let (mut core, member) = self.enter();
+        core.use_fence(member.handle, fence);
+        member.fence = Some(Arc::clone(fence));
     }
 
     fn outstanding(&self) -> usize {
-        self.outstanding
+        self.member.tags.len() + self.member.lost.len()
     }
 
     fn shared_queue(&self) -> Option<usize> {
@@ -96,9 +166,8 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn register(&mut self, registry: &Registry) {
-        if let Some(mut core) = self.connection.core() {
-            core.register(self.handle, registry);
-        }
+        let (mut core, member) = self.enter();
+        core.register(member.handle, registry);
     }
 
     fn notice(&self) -> Notice {
@@ -106,13 +175,17 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.connection.core()?.next_timeout(self.handle)
+        let mut core = self.connection.core();
+        if core.number() != self.member.core || !self.member.lost.is_empty() {
+            return Some(Instant::now()); // the next turn has something to fail
+        }
+        core.next_timeout(self.member.handle)
     }
 }
 
 impl Drop for TcpQueuePair {
     fn drop(&mut self) {
-        self.connection.remove_member(self.handle);
+        self.connection.remove_member(self.member.core, self.member.handle);
     }
 }
 
