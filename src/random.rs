@@ -1,11 +1,11 @@
-//! Random numbers of the operating system.
+//! Random numbers from the operating system.
 
 use crate::error::{Error, Result};
 
-/// Fills `bytes` with random numbers that nobody can predict.
+/// Fills `bytes` with unpredictable random numbers.
 ///
 /// # Errors
-/// The operating system gives none.
+/// The operating system provides none.
 pub(crate) fn draw(bytes: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {

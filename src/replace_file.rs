@@ -81,7 +81,7 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::new(kind, "cannot write the file").path(path).source(error)
 }
 
-/// The limit of Linux.
+/// The limit on nested symbolic links of Linux.
 const MAX_LINKS: usize = 40;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Threads of the library, whose death is reported.
+//! Starts the threads of the library, and reports their panics.
 //!
 //! A thread that panics unwinds and drops what it owns, including its channel ends; to the other
 //! side this looks like an orderly end. Therefore [`start`] starts every thread between an engine
@@ -27,12 +27,12 @@ pub(crate) struct Fate(Arc<OnceLock<String>>);
 impl Fate {
     /// The error of the thread that died; `None` if none has.
     pub(crate) fn died(&self) -> Option<Error> {
-        self.0.get().map(|text| mistake(text.clone()))
+        self.0.get().map(|text| internal(text.clone()))
     }
 
     /// The error for a channel that was closed without an end message.
     pub(crate) fn of_closed_channel(&self, who: &str) -> Error {
-        self.died().unwrap_or_else(|| mistake(format!("{who} ended without a message")))
+        self.died().unwrap_or_else(|| internal(format!("{who} ended without a message")))
     }
 
     /// Records the error of a thread that died.
@@ -148,20 +148,20 @@ const MAX_AT_ONCE: usize = 64;
 /// `Internal`: `work` panicked.
 pub(crate) fn caught<T>(who: &str, work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let error = mistake(format!("{who} panicked: {}", words_of(&*panic)));
+        let error = internal(format!("{who} panicked: {}", panic_message(&*panic)));
         tracing::error!("{error}");
         error
     })
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
-fn mistake(text: String) -> Error {
+fn internal(text: String) -> Error {
     Error::new(ErrorKind::Internal, text)
-        .hint("this is a mistake in dlfs: please report it with this message")
+        .hint("this is a bug in dlfs: please report it with this message")
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
         let squares = map_at_once("dlfs-test", &items, |item| Ok(item * item)).unwrap();
         assert!(squares.iter().zip(&items).all(|(square, item)| *square == item * item));
         let fail = |item: &usize| match item {
-            7 | 150 => Err(mistake(format!("item {item}"))),
+            7 | 150 => Err(internal(format!("item {item}"))),
             _ => Ok(()),
         };
         let error = map_at_once("dlfs-test", &items, fail).unwrap_err();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_channel_of_a_dead_thread_closed_finds_its_last_words_too() {
+    fn a_closed_channel_of_a_thread_that_panicked_comes_with_its_panic_message() {
         for round in 0..200 {
             let fate = Fate::default();
             let (send, receive) = bounded::<u32>(1);

@@ -503,7 +503,7 @@ fn limits_that_never_end_are_waits_that_never_end_and_no_panic() {
     let extent = source.open().directory().extent(SampleId(7)).unwrap();
     bytes[extent.offset_bytes as usize] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    let patient = VerifyOptions { patience: forever, ..VerifyOptions::default() };
+    let patient = VerifyOptions { progress_timeout: forever, ..VerifyOptions::default() };
     let report = source.open().image().verify(&patient, &mut |_| {}).unwrap();
     assert_eq!(report.damages.len(), 1, "{report:?}");
 }

@@ -238,8 +238,8 @@ impl World {
                 self.epoch(&image, kind, OnError::Skip)
             }
             Work::Verify => {
-                let patience = Duration::from_secs(5);
-                let options = VerifyOptions { patience, ..VerifyOptions::default() };
+                let progress_timeout = Duration::from_secs(5);
+                let options = VerifyOptions { progress_timeout, ..VerifyOptions::default() };
                 let report = image.verify(&options, &mut |_| {})?;
                 assert!(report.samples <= self.files.len() as u64);
                 assert!(!report.damages.is_empty() || report.samples == self.files.len() as u64);

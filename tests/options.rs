@@ -21,7 +21,7 @@ fn the_c_structs_say_what_the_table_says() {
             let default = match option.default {
                 Value::Open | Value::Off => continue,
                 Value::Number(value) => value.to_string(),
-                Value::Part(value) => value.to_string(),
+                Value::Fraction(value) => value.to_string(),
                 Value::Seconds(value) => format!("{},000", value),
                 Value::Bytes(value) => format!("{} MiB", value >> 20),
             };
@@ -46,7 +46,7 @@ fn python_s_documentation_and_defaults_are_those_of_the_table() {
                 Value::Number(value) => value.to_string(),
                 Value::Bytes(value) => format!("{} << 20", value >> 20),
                 Value::Seconds(value) => format!("{value}.0"),
-                Value::Part(value) => {
+                Value::Fraction(value) => {
                     assert!(sentence.ends_with(&format!("({value})")), "{sentence}");
                     "None".to_owned()
                 }

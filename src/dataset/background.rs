@@ -1,4 +1,4 @@
-//! Work that cannot be interrupted, done where nobody has to wait for it to the end.
+//! Blocking work on a background thread, so that a caller can stop waiting for it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{TICK, Watch, interrupted};
 use crate::threads::caught;
 
-/// Work on a thread of its own. When this is dropped before its end, the work ends by itself, at its own
-/// limits, and what it made is dropped there.
+/// Work on a thread of its own. If this value is dropped first, the work still ends within its own time
+/// limits, and the thread drops its result.
 pub(super) struct Background<T>(Receiver<Result<T>>);
 
 impl<T: Send + 'static> Background<T> {
     /// Begins `work`.
     ///
     /// # Errors
-    /// `OutOfMemory`, `Io`: there is no thread for it.
+    /// `OutOfMemory`, `Io`: the thread cannot be started.
     pub(super) fn start(
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<Background<T>> {
@@ -24,13 +24,13 @@ impl<T: Send + 'static> Background<T> {
             .name("dlfs-open".into())
             .spawn(move || {
                 let made = caught("the thread dlfs-open", work).and_then(|made| made);
-                let _ = sender.send(made); // nobody listens any more when it was given up
+                let _ = sender.send(made); // the caller may have stopped waiting
             })
             .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
         Ok(Background(receiver))
     }
 
-    /// What the work made, once; `None` when it has not ended within `limit`.
+    /// Returns the result of the work, once; `None` if it has not ended within `limit`.
     ///
     /// # Errors
     /// Those of the work.
@@ -38,14 +38,15 @@ impl<T: Send + 'static> Background<T> {
         match self.0.recv_timeout(limit) {
             Ok(result) => result.map(Some),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Error::new(ErrorKind::Internal, "what it opens has been taken before"))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(Error::new(
+                ErrorKind::Internal,
+                "the result of the thread dlfs-open was taken before",
+            )),
         }
     }
 }
 
-/// Runs `work` in the background until its end, while `watch` and `deadline` may give it up.
+/// Runs `work` in the background and waits for it, until `watch` or `deadline` ends the wait.
 ///
 /// # Errors
 /// Those of `work`; `Interrupted`; `TimedOut`.
@@ -67,7 +68,7 @@ pub(super) fn in_background<T: Send + 'static>(
         if deadline.is_some_and(|deadline| begun.elapsed() >= deadline) {
             let text = format!("connecting has not ended within {:?}", begun.elapsed());
             return Err(Error::new(ErrorKind::TimedOut, text)
-                .hint("see whether the target is up; raise the deadline if it is merely slow"));
+                .hint("check that the target is up; raise the deadline if it is only slow"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The directory of an image, read from the namespaces that it lies on.
+//! Reads the directory of an image from its snapshot.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::qpair::Device;
 use crate::reader::read_range;
 use crate::units::ALIGN_BYTES;
 
-/// The directory without its names: those lie behind everything else, and may never be asked for.
+/// Reads the directory without its names. They are stored last, and training never needs them.
 pub(super) fn read_directory(
     opened: &SuperblockSet,
     devices: &[Arc<dyn Device>],
@@ -30,7 +30,7 @@ pub(super) fn read_directory(
     })
 }
 
-/// Reads the names behind a directory that was opened without them.
+/// Reads the names of a directory that was opened without them.
 pub(super) fn read_names(
     directory: &Directory,
     superblock: &Superblock,
@@ -51,7 +51,7 @@ pub(super) fn read_names(
     })
 }
 
-/// What came damaged may have been damaged on its way: it is read once more.
+/// Reads a second time if the data is corrupt: it may have been damaged in transit.
 fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
     match read() {
         Err(error) if error.kind() == ErrorKind::Corrupt => read(),
@@ -59,5 +59,5 @@ fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// What to do about a directory that is damaged.
+/// The hint for a damaged directory.
 pub(super) const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";

@@ -1,4 +1,4 @@
-//! A plain folder as an image: its directory follows from its listing, and nothing was imported.
+//! Opens a plain folder as an image, without an import: its directory is made from its listing.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::qpair::folder::{FOLDER_CELL_BYTES, FolderFile, FolderNamespace};
 
 use super::Image;
 
-/// The image that `folder` is.
+/// Makes an image of `folder`.
 ///
 /// # Errors
-/// More files than there may be samples.
+/// The folder has more files than an image can have samples.
 pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
     let namespace = folder.namespace();
     let uuid = Uuid::from_random_bytes(namespace.nguid);
@@ -42,7 +42,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
     })
 }
 
-/// One chunk for the files of each cell.
+/// Makes the directory, with one chunk for the files of each cell.
 fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
     let layout = ImageLayout::new(uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
     let mut builder = DirectoryBuilder::new(layout);

@@ -1,8 +1,8 @@
-//! An image, opened: its namespaces in order, and its directory. Wires the parts; decides nothing.
+//! An open image: its namespaces in order, and its directory. Connects the other modules; decides nothing.
 //!
 //! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::superblock_set`]
-//! judge them, reads the snapshot and keeps the directory. [`Image::reader`] and [`Image::prefetcher`]
-//! make what reads samples from it. `verify` reads everything there is and says what is damaged.
+//! select the generation, reads the snapshot and keeps the directory. [`Image::reader`] and
+//! [`Image::prefetcher`] make readers of its samples. `verify` reads the whole image and reports damage.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,15 +19,15 @@ use crate::units::SampleId;
 
 use super::directory::read_names;
 
-/// An opened image: one generation of a data set, and the namespaces that it lies on.
+/// An open image: one generation of a data set, and its namespaces.
 #[derive(Clone)]
 pub struct Image {
-    /// By the index that the superblocks give them.
+    /// In the order of the index that their superblocks give them.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
     pub(super) directory: Arc<Directory>,
-    /// What the devices are read through, if there are tiers.
+    /// The cache that the devices are read through, if there are tiers.
     pub(super) cache: Option<Arc<Cache>>,
 }
 
@@ -37,7 +37,7 @@ impl Image {
         &self.devices
     }
 
-    /// The same image on other devices with the same bytes, for benches and tests: in the same order.
+    /// The same image on other devices, with the same bytes and in the same order: for benches and tests.
     #[must_use]
     pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
         Image { devices, cache: None, ..self }
@@ -48,23 +48,21 @@ impl Image {
         &self.superblocks
     }
 
-    /// Superblock copies that could not be used when the image was opened, also when they were read
-    /// again. With one that [may be newer](BadCopy::may_be_newer), this may not be the newest
-    /// generation.
+    /// Superblock copies that were unusable when the image was opened, even when read a second time. If one
+    /// [may be newer](BadCopy::may_be_newer), a newer generation than this one may exist.
     pub fn bad_superblock_copies(&self) -> &[BadCopy] {
         &self.bad_copies
     }
 
-    /// Where every sample lies.
+    /// The directory of the samples.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
 
-    /// Reads the names, if they were left on the media: they are needed to look samples up and to
-    /// list folders, not to train.
+    /// Loads the names, if they are not loaded yet. Lookups and listings need them; training does not.
     ///
     /// # Errors
-    /// Those of reading; `Corrupt`: the names are damaged. `Stale`: the image has moved on.
+    /// Those of reading; `Corrupt`: the names are damaged. `Stale`: the image has a newer generation.
     pub fn load_names(&self) -> Result<()> {
         if self.directory.has_names() {
             return Ok(());
@@ -76,13 +74,13 @@ impl Image {
         })
     }
 
-    /// `Stale` where the image has moved on since it was opened, if that can be seen.
+    /// `Stale` if the image has a newer generation than the open one, as far as that can be read.
     fn stale(&self) -> Option<Error> {
         let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
         stale_error(&mut pump, &self.directory, Instant::now() + CHECK_LIMIT)
     }
 
-    /// The sample called `name`, whose names are loaded for it if need be.
+    /// The id of the sample called `name`. Loads the names first, if they are not loaded yet.
     ///
     /// # Errors
     /// `NotFound`: there is no such sample. Those of [`Image::load_names`].
@@ -94,7 +92,7 @@ impl Image {
         })
     }
 
-    /// A reader of batches by id, on the caller's thread.
+    /// A reader of batches by id, which runs on the caller's thread.
     ///
     /// # Errors
     /// Those of [`Reader::new`].
@@ -102,7 +100,7 @@ impl Image {
         Reader::new(Arc::clone(&self.directory), self.devices.clone(), options)
     }
 
-    /// Batches along an order, read ahead by a thread of their own.
+    /// Batches along an order, which a thread of the prefetcher reads ahead.
     ///
     /// # Errors
     /// Those of [`Prefetcher::new`].
@@ -110,7 +108,7 @@ impl Image {
         self.prefetcher_in(options, None)
     }
 
-    /// As [`Image::prefetcher`], in a window that was made for these options.
+    /// As [`Image::prefetcher`], in a window that was allocated for these options.
     pub(crate) fn prefetcher_in(
         &self,
         options: LoaderOptions,

@@ -1,4 +1,4 @@
-//! A loader that threads share, that a watch can interrupt and that a fork does not break.
+//! A loader that threads may share, a [`Watch`] may interrupt, and a forked child may continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,20 +19,20 @@ use super::background::Background;
 use super::sampler::{Share, check};
 use super::stats;
 
-/// Batches along an order, read ahead by threads of the library from the first one asked for.
+/// Batches along an order. From the first request on, threads of the library read ahead.
 ///
-/// The run may be moved to another epoch or state at any time; it is always between two batches.
+/// The run may be moved to another epoch or state at any time.
 pub struct Loader {
-    /// What it reads, until it is closed; locked for no longer than it takes to clone it.
+    /// The data set, until the loader is closed. The lock is held only to clone it.
     dataset: Mutex<Option<Dataset>>,
     directory: Arc<Directory>,
     options: LoaderOptions,
     share: Share,
     /// Image, generation and order; epoch and samples consumed are in `position`, lanes in `lanes`.
     base: State,
-    /// Lanes and version of a grouped order, which a state may settle otherwise; see `pack_lanes`.
+    /// Lanes and version of a grouped order, which a resumed state may change; see `pack_lanes`.
     lanes: AtomicU64,
-    /// Where the run stands. Beside the lock, so that a forked child can read it.
+    /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
     closed: AtomicBool,
     running: Forked<Mutex<Running>>,
@@ -41,14 +41,14 @@ pub struct Loader {
 #[derive(Default)]
 struct Running {
     loader: Option<prefetch::Prefetcher>,
-    /// The loader while it connects. Given up when the run is moved, not when a call ends: the next
-    /// call goes on waiting for the same one.
+    /// The loader while it connects. It is dropped when the run is moved, but not when a call ends: the
+    /// next call continues to wait for it.
     starting: Option<Background<prefetch::Prefetcher>>,
-    /// The loader of before the run was moved, in whose memory the next one goes on.
+    /// The loader from before the run was moved; the next one reuses its memory.
     previous: Option<prefetch::Prefetcher>,
-    /// Memory for the first loader, made before it.
+    /// The window for the first loader, if [`Loader::prepare`] has allocated it.
     prepared: Option<Arc<Window>>,
-    /// What earlier loaders of this run did.
+    /// Counters of earlier loaders of this run.
     past: LoaderStats,
 }
 
@@ -72,11 +72,11 @@ impl Loader {
         })
     }
 
-    /// Another run over the same data set with the same options, which stands where this one stands and
-    /// reads in memory of its own.
+    /// Starts another run over the same data set with the same options and from the same state, with a
+    /// window of its own.
     ///
     /// # Errors
-    /// `Interrupted`: this one was closed.
+    /// `Interrupted`: this loader was closed.
     pub fn begin_another(&self) -> Result<Loader> {
         self.check_open()?;
         let another = Loader::new(self.dataset()?, self.options.clone())?;
@@ -84,11 +84,11 @@ impl Loader {
         Ok(another)
     }
 
-    /// Has the memory of what is read ahead made in the background, which the first batch asked for does
-    /// else, in this process: a job calls it before its own preparations. Nothing is read yet.
+    /// Allocates the prefetch window in the background; otherwise the first batch does. A job calls it, in
+    /// the process that reads, before its own preparations. It reads nothing.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system does not give it.
+    /// `OutOfMemory`: the window cannot be allocated.
     pub fn prepare(&self) -> Result<()> {
         self.check_open()?;
         let mut running = self.running.get_or_init(Mutex::default).lock();
@@ -102,20 +102,19 @@ impl Loader {
         Ok(())
     }
 
-    /// The next batch, or `None` after the last epoch's last. Waits while none is ready.
+    /// The next batch, or `None` after the last batch of the last epoch. Waits until one is ready.
     ///
     /// # Errors
-    /// `TimedOut`: none was ready within the deadline; call again to go on waiting. `Interrupted`:
-    /// `watch` or [`Loader::close`] ended the wait, and nothing is lost. Of reading: as
-    /// [`Dataset::read`]; the same one again from then on, until [`Loader::set_epoch`] or
-    /// [`Loader::set_state`] starts anew.
+    /// `TimedOut`: no batch was ready within the deadline; call again to continue waiting. `Interrupted`:
+    /// `watch` or [`Loader::close`] ended the wait, and no batch is lost. Errors of reading are those of
+    /// [`Dataset::read`]; each later call returns the same error, until [`Loader::set_epoch`] or
+    /// [`Loader::set_state`] restarts the run.
     pub fn next(&self, watch: &mut dyn Watch) -> Result<Option<Batch>> {
         let mut batch = Batch::new();
         Ok(self.next_into(&mut batch, watch)?.then_some(batch))
     }
 
-    /// As [`Loader::next`], into `batch`, whose memory goes back to the window first; `false` at the
-    /// end.
+    /// As [`Loader::next`], into `batch`, whose memory is first returned to the window; `false` at the end.
     ///
     /// # Errors
     /// As [`Loader::next`].
@@ -134,7 +133,7 @@ impl Loader {
         }
     }
 
-    /// Goes to the begin of `epoch`; what was read ahead is kept when the run stands there already.
+    /// Moves to the start of `epoch`. If the run is there already, it keeps what was read ahead.
     ///
     /// # Errors
     /// `InvalidArgument`: the run has no such epoch.
@@ -143,8 +142,8 @@ impl Loader {
         self.go_to(State { order, epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
     }
 
-    /// Where the run stands after the batches handed out so far, in all threads: what resumes it, also
-    /// with another world size or batch size.
+    /// The state after the batches delivered so far, to all threads. A run resumes from it, also with
+    /// another world size or batch size.
     pub fn state(&self) -> State {
         let (epoch, consumed) = unpack(self.position.load(Ordering::Acquire));
         State { order: self.order(), epoch, consumed, ..self.base.clone() }
@@ -154,11 +153,11 @@ impl Loader {
         with_lanes(self.base.order, self.lanes.load(Ordering::Acquire))
     }
 
-    /// Goes on where `state` says, in its order: with its lanes where the options leave them open.
+    /// Resumes from `state`. If the options do not set the lanes, those of `state` are used.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: it belongs to another data set or order, and the message says which;
-    /// the run stays where it was.
+    /// `InvalidArgument`, `Stale`: the state belongs to another data set or order, and the message says
+    /// which. The run does not move.
     pub fn set_state(&self, state: &State) -> Result<()> {
         let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
@@ -167,7 +166,7 @@ impl Loader {
         self.go_to(state.clone())
     }
 
-    /// The epoch that the next batch is of.
+    /// The epoch of the next batch.
     pub fn epoch(&self) -> u64 {
         self.state().epoch.0
     }
@@ -177,38 +176,38 @@ impl Loader {
         self.share.batches_after(0)
     }
 
-    /// Batches that this rank has still to be given in the epoch that [`Loader::epoch`] names.
+    /// Batches left for this rank in the epoch that [`Loader::epoch`] returns.
     pub fn batches_left(&self) -> u64 {
         let State { epoch, consumed, .. } = self.state();
         if epoch.0 < self.options.epochs.end { self.share.batches_after(consumed) } else { 0 }
     }
 
-    /// What was done so far, in this process.
+    /// Counters of this process so far.
     pub fn stats(&self) -> LoaderStats {
         let running = self.running.get_or_init(Mutex::default).lock();
         let now = running.loader.as_ref().map(prefetch::Prefetcher::stats);
         stats::sum(running.past, now.unwrap_or_default())
     }
 
-    /// How it works.
+    /// Its options.
     pub fn options(&self) -> &LoaderOptions {
         &self.options
     }
 
-    /// What is known of the samples that it reads, also once it is closed.
+    /// The directory of the data set, also after the loader is closed.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
 
-    /// Ends waits of other threads, and every later one, with `Interrupted`, reads no further and gives
-    /// the data set up, with its connections and tiers when nobody else has it. Batches stay valid.
+    /// Stops reading and releases the data set; if this was its last handle, that closes connections and
+    /// tiers. Calls of other threads, and all later calls, end with `Interrupted`. Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
         let dataset = self.lock_dataset().and_then(|mut dataset| dataset.take());
         drop(running);
-        drop((ended, dataset)); // without the lock: their threads end in it
+        drop((ended, dataset)); // without the lock: dropping them waits for their threads
     }
 
     fn go_to(&self, state: State) -> Result<()> {
@@ -232,14 +231,14 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes a batch if one is ready within `limit`; starts the loader if there is none yet.
+    /// Takes a batch if one is ready within `limit`; starts the loader first if there is none.
     ///
-    /// The lock is held for no longer than `limit`, and no watch is asked meanwhile: it may wait for a
+    /// It holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a
     /// thread that wants the lock.
     fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
         let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(Taken::Later) };
-        self.check_open()?; // again: nothing may be started behind what `close` has ended
+        self.check_open()?; // again: after `close` nothing may be started
         if let Some(loader) = &mut running.loader {
             let taken = loader.next_within(batch, limit)?;
             if taken == Taken::Batch {
@@ -258,7 +257,7 @@ impl Loader {
         Ok(Taken::Later)
     }
 
-    /// A loader of this process, from where the run stands.
+    /// Starts a loader in this process, from the current state.
     fn start(
         &self,
         previous: Option<prefetch::Prefetcher>,
@@ -284,7 +283,7 @@ impl Loader {
         dataset.clone().ok_or_else(closed)
     }
 
-    /// `None` in a child of a fork, where the thread that had it locked is not: for ever.
+    /// `None` in a forked child if another thread held the lock at the fork: nothing ever unlocks it there.
     fn lock_dataset(&self) -> Option<MutexGuard<'_, Option<Dataset>>> {
         self.dataset.try_lock_for(LOCK_LIMIT)
     }
@@ -297,7 +296,7 @@ impl Loader {
 }
 
 impl Running {
-    /// Gives up the loader, also one that still connects; what it did stays counted.
+    /// Ends the loader, also one that still connects, and keeps its counters.
     fn end(&mut self) -> Option<prefetch::Prefetcher> {
         self.starting = None;
         let loader = self.loader.take();
@@ -313,7 +312,7 @@ impl std::fmt::Debug for Loader {
     }
 }
 
-/// The end of an epoch is the begin of the next.
+/// Represents the end of an epoch as the start of the next.
 fn normal(state: State, directory: &Directory) -> State {
     let (epoch, consumed) = (state.epoch, state.consumed);
     if consumed == 0 { state } else { state.at(epoch, consumed, directory.num_live()) }
@@ -323,13 +322,13 @@ fn closed() -> Error {
     Error::new(ErrorKind::Interrupted, "the loader was closed")
 }
 
-/// Epoch and samples consumed in one word, so that both are of one moment: 24 and 40 bits.
+/// Packs epoch (24 bits) and samples consumed (40 bits) into one word, so that both are read atomically.
 fn pack(state: &State) -> Result<u64> {
     if state.epoch.0 >= MAX_EPOCHS {
         let text = format!("epochs go to {}, not {}", MAX_EPOCHS - 1, state.epoch);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    // An image has at most 2^40 samples, and at the end of an epoch this is 0 again, see `normal`.
+    // An image has at most 2^40 samples, and at the end of an epoch `normal` makes this 0.
     if state.consumed >= 1 << CONSUMED_BITS {
         let text = format!("no epoch has {} samples", state.consumed);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -341,7 +340,7 @@ fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
 
-/// Lanes of a grouped order and whether it is of version 1, in one word; 0 for other orders.
+/// Packs the lanes of a grouped order and whether it is version 1 into one word; 0 for other orders.
 fn pack_lanes(order: &OrderSpec) -> u64 {
     match order.kind {
         OrderKind::Grouped { lanes, .. } => lanes.into(),
@@ -350,7 +349,7 @@ fn pack_lanes(order: &OrderSpec) -> u64 {
     }
 }
 
-/// `order` with what `pack_lanes` packed.
+/// `order` with the lanes and version that `pack_lanes` packed.
 fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     let lanes = packed as u32;
     let kind = match order.kind.lanes_and_group() {
@@ -363,7 +362,7 @@ fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
 
 const VERSION_1: u64 = 1 << 32;
 
-/// Longer than a clone takes on the busiest machine.
+/// Longer than the lock is ever held while the data set is cloned.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 const CONSUMED_BITS: u32 = 40;

@@ -1,11 +1,10 @@
-//! What a binding is thin over: a data set that many threads share, and loaders along an order.
+//! The API that every language binding wraps: a data set that threads share, and loaders along an order.
 //!
-//! An [`Image`] is one generation, opened: its namespaces, superblocks and directory. A [`Dataset`] owns
-//! one together with what [`crate::reader`] and [`crate::prefetch`] make of it, and adds
-//! what a language binding needs and must not invent twice: every method takes `&self` and may be
-//! called from any thread; a wait asks its [`Watch`] at least every 100 ms, so that an interpreter can
-//! look for signals; a forked child goes on by itself and leaves its parent alone; a batch outlives
-//! whatever it was read by. It decides nothing about orders, reads or retries, and knows no language.
+//! An [`Image`] is one open generation: its namespaces, superblocks and directory. A [`Dataset`] owns an
+//! image and its readers, and adds what all bindings need: every method takes `&self` and may be called
+//! from any thread; a call that waits asks its [`Watch`] at least every 100 ms, so that an interpreter can
+//! check for signals; a forked child opens connections of its own; a batch may outlive its reader. This
+//! module decides nothing about orders, reads or retries, and depends on no language.
 //!
 //! ```no_run
 //! use dlfs::dataset::{Dataset, OnError, Options, Wanted};
@@ -28,10 +27,10 @@
 //! ```
 //!
 //! # Threads and forks
-//! [`Dataset`], [`Loader`] and [`Batch`] are `Send` and `Sync`. Threads that read
-//! by id do so side by side, each through a reader of its own; threads that take from one loader take
-//! turns and get different batches. After a fork the child may use all of them: at first use it opens
-//! queue pairs of its own, and a loader goes on behind the batch that the parent was given last.
+//! [`Dataset`], [`Loader`] and [`Batch`] are `Send` and `Sync`. Threads that read by id do so concurrently,
+//! each with a reader of its own; threads that share a loader get different batches. After a fork the
+//! child may use all of them: at first use it opens queue pairs of its own, and a loader continues after
+//! the last batch that the parent had received.
 //!
 //! Read this file first, then `image.rs` and `loader.rs`.
 
@@ -74,16 +73,16 @@ pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 
-/// How a [`Dataset`] is opened and read by id.
+/// Options to open a [`Dataset`] and to read it by id.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// How its namespaces are connected to, and where its directory comes from.
+    /// How to connect to its namespaces, and where its directory comes from.
     pub open: OpenOptions,
-    /// How samples are read by id. The window is that of each thread that reads.
+    /// How to read samples by id. Each thread that reads has a window of this size.
     pub read: ReaderOptions,
 }
 
-/// A data set, opened. A clone is another handle on the same.
+/// An open data set. A clone is another handle to it.
 #[derive(Clone)]
 pub struct Dataset(Arc<Inner>);
 
@@ -93,46 +92,45 @@ struct Inner {
     readers: Forked<Readers>,
 }
 
-/// Readers that no thread uses just now, and what all of them have moved.
+/// Idle readers, and the counters of all readers.
 #[derive(Default)]
 struct Readers {
     idle: Mutex<Vec<Reader>>,
     stats: Mutex<ReadStats>,
 }
 
-/// Which samples are meant.
+/// Selects samples by id or by name.
 #[derive(Debug, Clone, Copy)]
 pub enum Wanted<'a> {
-    /// Those with these ids.
+    /// The samples with these ids.
     Ids(&'a [SampleId]),
-    /// Those with these names; the newest where several have one.
+    /// The samples with these names; of several with one name, the newest.
     Names(&'a [&'a [u8]]),
 }
 
-/// Samples that were asked for together.
+/// The result of one read.
 #[derive(Debug)]
 pub struct Read {
-    /// The samples, in the order of asking.
+    /// The samples, in the order of the request.
     pub batch: Batch,
-    /// Positions in what was asked for that failed, in rising order, and why. Empty with
-    /// [`OnError::Raise`].
+    /// Positions in the request that failed, ascending, with their errors. Empty with [`OnError::Raise`].
     pub failures: Vec<(usize, Error)>,
 }
 
 impl Dataset {
-    /// Opens the data set that lies on `addresses`, given in any order.
+    /// Opens the data set on `addresses`, which may be in any order.
     ///
-    /// Its names stay where they are until something asks for one.
+    /// The names of samples are loaded when they are first needed.
     ///
     /// # Errors
-    /// As [`Image::open`]; `Interrupted`: `watch` gave it up.
+    /// As [`Image::open`]; `Interrupted`: `watch` interrupted it.
     pub fn open(
         addresses: &[Address],
         options: &Options,
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         if addresses.is_empty() {
-            let text = "a data set lies on at least one address";
+            let text = "a data set needs at least one address";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (addresses, open) = (addresses.to_vec(), options.open.clone());
@@ -140,7 +138,7 @@ impl Dataset {
         Ok(Dataset::from_image(image, options.read.clone()))
     }
 
-    /// A data set whose image is open already.
+    /// A data set of an image that is open already.
     pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
         Dataset(Arc::new(Inner { image, options, readers: Forked::new(Readers::default()) }))
     }
@@ -150,12 +148,12 @@ impl Dataset {
         &self.0.image
     }
 
-    /// Where every sample lies, and what is known of it without I/O.
+    /// The directory: what is known of each sample without I/O.
     pub fn directory(&self) -> &Arc<Directory> {
         self.0.image.directory()
     }
 
-    /// How many samples there are. Where none was deleted, ids go from 0 to one less.
+    /// The number of samples. If none was deleted, ids go from 0 to one less.
     pub fn len(&self) -> u64 {
         self.directory().num_live()
     }
@@ -165,10 +163,10 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// The sample with `index` others before it, in the order of ids.
+    /// The id of the sample at `index` in the order of ids.
     ///
     /// # Errors
-    /// `NotFound`: there are not so many.
+    /// `NotFound`: there are fewer samples.
     pub fn id_at(&self, index: u64) -> Result<SampleId> {
         if index < self.len() {
             return Ok(self.directory().id_of_live(index));
@@ -177,25 +175,25 @@ impl Dataset {
         Err(Error::new(ErrorKind::NotFound, text))
     }
 
-    /// Labels of all samples by id, as they lie in memory; `None` when no sample has one.
+    /// The labels of all samples by id; `None` if no sample has one.
     pub fn labels(&self) -> Option<&Labels> {
         self.directory().labels()
     }
 
-    /// Names of the classes: a label is an index into it. Empty where labels are numbers.
+    /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
     pub fn classes(&self) -> &[Vec<u8>] {
         self.directory().classes()
     }
 
-    /// Names of the fields of a sample, in their order; empty where samples are not divided.
+    /// Names of the fields of a sample, in their order; empty if samples have no fields.
     pub fn fields(&self) -> &[Vec<u8>] {
         self.directory().fields()
     }
 
-    /// Reads the names, if that has not been done.
+    /// Loads the names, if they are not loaded yet.
     ///
     /// # Errors
-    /// As [`Image::load_names`]; `Interrupted`: `watch` gave it up.
+    /// As [`Image::load_names`]; `Interrupted`: `watch` interrupted it.
     pub fn load_names(&self, watch: &mut dyn Watch) -> Result<()> {
         if self.directory().has_names() {
             return Ok(());
@@ -232,7 +230,7 @@ impl Dataset {
         len.ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such sample").sample(id))
     }
 
-    /// The ids of what is wanted; [`NOBODY`] where no sample has the name.
+    /// The ids of the selected samples; [`NOBODY`] for a name that no sample has.
     ///
     /// # Errors
     /// As [`Dataset::load_names`].
@@ -253,9 +251,9 @@ impl Dataset {
     /// Reads samples on the calling thread, which polls until all have arrived.
     ///
     /// # Errors
-    /// With [`OnError::Raise`], why the first one failed: `NotFound`, `Corrupt`, `Disconnected`.
-    /// Whatever happens with single samples, `Interrupted`: `watch` ended the call; `Stale`: the image
-    /// has moved on; `TimedOut`: the call's deadline passed; `OutOfMemory`.
+    /// With [`OnError::Raise`], the error of the first sample that failed: `NotFound`, `Corrupt`,
+    /// `Disconnected`. With every [`OnError`], `Interrupted`: `watch` interrupted the call; `Stale`: the
+    /// image has a newer generation; `TimedOut`: the call's deadline passed; `OutOfMemory`.
     pub fn read(
         &self,
         wanted: Wanted<'_>,
@@ -288,26 +286,26 @@ impl Dataset {
         Ok(Read { batch, failures })
     }
 
-    /// What reads by id have moved so far, in this process.
+    /// Counters of reads by id in this process so far.
     pub fn stats(&self) -> ReadStats {
         *self.0.readers.get_or_init(Readers::default).stats.lock()
     }
 
-    /// What tiers served and copied so far; `None` without tiers.
+    /// Counters of the tiers so far; `None` without tiers.
     pub fn tier_stats(&self) -> Option<CacheStats> {
         self.image().tiers().map(Cache::stats)
     }
 
-    /// Batches along an order, read ahead from the first one that is asked for.
+    /// A loader of batches along an order. It reads ahead from the first request on.
     ///
     /// # Errors
-    /// `InvalidArgument`: options that contradict each other, or a state of another image or order.
-    /// `Stale`: a state of another generation.
+    /// `InvalidArgument`: the options contradict each other, or the state is of another image or order.
+    /// `Stale`: the state is of another generation.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
         Loader::new(self.clone(), options)
     }
 
-    /// Why there is nothing at position `index` of what is wanted.
+    /// The error for position `index` of a request, which names no sample.
     fn absent(&self, wanted: Wanted<'_>, index: usize) -> Error {
         match wanted {
             Wanted::Names(names) => {
@@ -323,7 +321,7 @@ impl Dataset {
         }
     }
 
-    /// A reader that this thread has for itself meanwhile.
+    /// Calls `work` with a reader that no other thread uses meanwhile.
     fn with_reader<T>(
         &self,
         watch: &mut dyn Watch,
@@ -357,8 +355,8 @@ impl std::fmt::Debug for Dataset {
     }
 }
 
-/// No sample has this id: there are at most 2^40.
+/// An id that no sample has: there are at most 2^40 samples.
 pub const NOBODY: SampleId = SampleId(u64::MAX);
 
-/// Readers kept for the next call; each has queue pairs and a window of memory.
+/// The most idle readers that are kept; each has queue pairs and a window.
 const MAX_IDLE_READERS: usize = 16;

@@ -22,24 +22,24 @@ use crate::reader::read_superblocks;
 use super::directory::{REBUILD, read_directory};
 use super::{Image, folder};
 
-/// How an image is opened.
+/// Options to open an image.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// How its namespaces are connected to.
+    /// How to connect to its namespaces.
     pub connect: ConnectOptions,
-    /// A saved snapshot of the directory, to be used instead of the one on the image.
+    /// A saved snapshot of the directory, used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
-    /// What is kept nearer than the namespaces are.
+    /// The tiers in front of the namespaces.
     pub tiers: TierOptions,
 }
 
 impl Image {
-    /// Opens the image that lies on `addresses`, given in any order. An address of a subsystem without `?ns=`
-    /// stands for all of its namespaces that hold the image. A plain folder is an image too,
-    /// whose checksums are learned when its files are read for the first time.
+    /// Opens the image on `addresses`, which may be in any order. The address of a subsystem, without `?ns=`,
+    /// stands for all of its namespaces that hold the image. A plain folder is an image too; its checksums
+    /// are learned when its files are first read.
     ///
     /// # Errors
-    /// Those of connecting. `NotFound`: no image lies there. `InvalidArgument`: the namespaces are not
+    /// Those of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not
     /// one whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is
     /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot is
     /// of another generation.
@@ -60,7 +60,7 @@ impl Image {
         Image::of_copies(devices, chosen.iter().map(|&at| copies[at].clone()).collect(), options)
     }
 
-    /// As [`Image::open`], on namespaces that are open already.
+    /// As [`Image::open`], for namespaces that are open already.
     ///
     /// # Errors
     /// As [`Image::open`], without those of connecting.
@@ -69,7 +69,7 @@ impl Image {
         Image::of_copies(devices, copies, options)
     }
 
-    /// Of the namespaces whose superblocks these are.
+    /// Opens the image whose superblock copies are `copies`.
     fn of_copies(
         devices: Vec<Arc<dyn Device>>,
         copies: Vec<SuperblockCopies>,
@@ -94,7 +94,7 @@ impl Image {
     }
 }
 
-/// Which of the namespaces make up the image, where an address named only their subsystem.
+/// Indices of the namespaces that hold the image, if an address named only their subsystem.
 fn chosen(
     devices: &[Arc<dyn Device>],
     copies: &[SuperblockCopies],
@@ -144,7 +144,7 @@ fn select_superblocks(
     Ok(opened)
 }
 
-/// A namespace that was cut off would otherwise say so only when a read goes past its end.
+/// Reports a truncated namespace now; otherwise the first read past its end would fail.
 fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()> {
     opened.check_lengths(devices.iter().map(|device| {
         let namespace = device.namespace();
@@ -152,8 +152,8 @@ fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()
     }))
 }
 
-/// The directory of a snapshot that was saved to a file. Of a file that is longer than the image's own
-/// snapshot no more is read than that has.
+/// The directory of a snapshot that was saved to a file. It reads no more of the file than the length of the
+/// image's own snapshot.
 fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
     let superblock = opened.superblock();
     let most = superblock.snapshot.len_bytes.max(SNAPSHOT_HEAD_BYTES as u64);
@@ -170,7 +170,7 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
     if head.generation != superblock.generation {
         return Err(saved_at_another_generation(head.generation, superblock.generation));
     }
-    // The same numbers and other bytes: saved before a rebuild, or by an import that was given up.
+    // The same generation with other bytes: saved before a rebuild, or by an import that was aborted.
     let another = |error: FormatError| {
         let text = "the snapshot is not the one that the image has committed";
         Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")

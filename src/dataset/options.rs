@@ -1,44 +1,44 @@
-//! The options that the command, C and Python share: what each is called where, its default, and the
-//! sentence that all begin with when they explain it.
+//! The options that the command, C and Python share: the name of each in all three, its default, and the
+//! sentence that its documentation begins with.
 //!
-//! A front end parses them its own way and may say more; it must not say another thing. The command takes
-//! its help from here, and tests hold the documentation of C and Python to it (`tests/options.rs`).
+//! Each front end parses them in its own way, and may document more but nothing that differs. The command
+//! takes its help from here; `tests/options.rs` compares the documentation of C and Python.
 
-/// One option, as users see it.
+/// One option.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedOption {
-    /// What it is looked up by.
+    /// The name by which [`help`] finds it.
     pub name: &'static str,
-    /// The option of the command `dlfs read`, without its dashes; empty: there is none.
+    /// The option of `dlfs read`, without its dashes; empty: none.
     pub command: &'static str,
-    /// The field of the C struct; empty: there is none.
+    /// The field of the C struct; empty: none.
     pub c: &'static str,
-    /// The keyword of Python; empty: there is none.
+    /// The keyword of Python; empty: none.
     pub python: &'static str,
-    /// What holds when nobody says anything.
+    /// The default.
     pub default: Value,
-    /// What it does. Units are the front ends': they measure times in seconds or milliseconds.
+    /// What it does, without units of time: those are seconds or milliseconds, by front end.
     pub help: &'static str,
 }
 
 /// A default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value {
-    /// It must be given, or depends on others; the front ends explain it.
+    /// None, or one that depends on other options; the front ends explain it.
     Open,
     /// A switch that is off.
     Off,
     /// A count.
     Number(u64),
-    /// A part of a whole.
-    Part(f64),
+    /// A fraction, from 0 to 1.
+    Fraction(f64),
     /// A time in seconds.
     Seconds(u64),
     /// A length in bytes.
     Bytes(u64),
 }
 
-use Value::{Bytes, Number, Off, Open, Part, Seconds};
+use Value::{Bytes, Fraction, Number, Off, Open, Seconds};
 
 /// The options of opening a data set, and of reads by id or name: `dlfs_mount_options`, `dlfs.open`.
 pub const OPENING: &[SharedOption] = &[
@@ -169,7 +169,7 @@ pub const LOADING: &[SharedOption] = &[
     row(
         "exchange",
         ["exchange", "exchange", "exchange"],
-        Part(DEFAULT_EXCHANGE),
+        Fraction(DEFAULT_EXCHANGE),
         "Partial: part of each share that moves to other ranks in an epoch",
     ),
     row("seed", ["seed", "seed", "seed"], Open, "The same seed gives the same epochs"),
@@ -212,7 +212,7 @@ pub const LOADING: &[SharedOption] = &[
     row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
 ];
 
-/// Chunks of one lane that a grouped order shuffles together where nobody says how many.
+/// Chunks of one lane that a grouped order shuffles together by default.
 pub const DEFAULT_GROUP: u32 = 4;
 
 /// Part of each share that a partial order moves where nobody says how much.
@@ -222,10 +222,10 @@ pub const DEFAULT_EXCHANGE: f64 = 0.1;
 /// front end refuses more, since each is opened before the first read.
 pub const MAX_QUEUE_PAIRS: usize = 1024;
 
-/// What `name`, one of `options`, does.
+/// The help of `name`, one of `options`.
 ///
 /// # Panics
-/// There is no such option: the name is the program's, not the user's.
+/// There is no such option: the program, not the user, chooses the name.
 pub fn help(options: &[SharedOption], name: &str) -> &'static str {
     let found = options.iter().find(|option| option.name == name);
     found.unwrap_or_else(|| panic!("no shared option is called {name}")).help

@@ -1,4 +1,4 @@
-//! An order without its bytes: the ids of each batch, and how many batches there are.
+//! The ids of each batch of an order, without reading samples, and the number of batches.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::units::SampleId;
 
 use super::Dataset;
 
-/// The ids that a loader with the same options would read, batch by batch, without reading them.
+/// The ids that a loader with the same options would read, batch by batch, without reading samples.
 ///
-/// For frameworks that draw the ids themselves and then ask for the samples.
+/// For frameworks that take ids from a sampler and then request the samples.
 pub struct Sampler {
     dataset: Dataset,
     options: LoaderOptions,
@@ -32,18 +32,18 @@ impl Sampler {
         Ok(Sampler { dataset: dataset.clone(), options, stream, share, state })
     }
 
-    /// The ids of the next batch, in place of what `ids` held, and whether the epoch ends with it;
-    /// `None` after the last epoch's last.
+    /// Replaces the content of `ids` by the ids of the next batch, and returns whether the batch ends the
+    /// epoch. `None` after the last batch of the last epoch.
     ///
     /// # Errors
-    /// `InvalidArgument`: the order does not fit the data set.
+    /// `InvalidArgument`: the order is invalid for the data set.
     pub fn next(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<bool>> {
         let Some(head) = self.stream.next_ids(ids)? else { return Ok(None) };
         (self.state.epoch, self.state.consumed) = head.after;
         Ok(Some(head.ends_epoch))
     }
 
-    /// Goes to the begin of `epoch`.
+    /// Moves to the start of `epoch`.
     ///
     /// # Errors
     /// As [`Sampler::new`].
@@ -52,12 +52,12 @@ impl Sampler {
         self.set_state(&state)
     }
 
-    /// Where it stands: a loader may go on from it too.
+    /// The state after the last batch: a loader may resume from it too.
     pub fn state(&self) -> State {
         self.state.clone()
     }
 
-    /// Goes on where `state` says.
+    /// Resumes from `state`.
     ///
     /// # Errors
     /// As [`super::Loader::set_state`].
@@ -72,7 +72,7 @@ impl Sampler {
         self.share.batches_after(0)
     }
 
-    /// Batches that are left in the epoch that the state names.
+    /// Batches left in the current epoch.
     pub fn batches_left(&self) -> u64 {
         self.share.batches_after(self.state.consumed)
     }
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Sampler {
     }
 }
 
-/// What one rank takes of an epoch, counted.
+/// How many samples and batches one rank takes of an epoch.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
     shard: Shard,
@@ -94,7 +94,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of the rank that `options` name.
+    /// The share of the rank in `options`.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
@@ -104,7 +104,7 @@ impl Share {
         Ok(Share { shard, len: dataset.len(), batch_size, drop_short: options.drop_short })
     }
 
-    /// Batches that this rank takes of an epoch once all ranks have consumed `consumed` of it.
+    /// Batches of this rank in an epoch, after all ranks have consumed `consumed` samples of it.
     pub fn batches_after(&self, consumed: u64) -> u64 {
         let samples = self.shard.after(consumed).positions(self.len).remaining();
         match self.drop_short {
@@ -113,14 +113,14 @@ impl Share {
         }
     }
 
-    /// Samples that this rank takes of an epoch once all ranks have consumed `consumed` of it.
+    /// Samples of this rank in an epoch, after all ranks have consumed `consumed` samples of it.
     pub fn samples_after(&self, consumed: u64) -> u64 {
         let samples = self.shard.after(consumed).positions(self.len).remaining();
         if self.drop_short { samples / self.batch_size * self.batch_size } else { samples }
     }
 }
 
-/// Where a run with `options` begins, if they make sense for `dataset`.
+/// Checks `options` for `dataset`, and returns the state in which a run with them starts.
 pub(super) fn check(dataset: &Dataset, options: &LoaderOptions) -> Result<State> {
     options.check()?;
     let start = Stream::start_state(dataset.directory(), options)?;

@@ -1,4 +1,4 @@
-//! The state of a run in a file, replaced in one step.
+//! Saves the state of a run in a file, atomically, and loads it.
 
 use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
@@ -8,20 +8,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::replace_file::replace_file;
 
-/// Writes `state` to the file `path`, durably; whatever crashes, the file is the old one or the new.
+/// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
 ///
 /// # Errors
-/// `InvalidArgument`: `path` is no regular file. Those of the file system. The old file is then as it was.
+/// `InvalidArgument`: `path` is not a regular file. Those of the file system. The old file is then unchanged.
 pub fn save_state(path: &Path, state: &State) -> Result<()> {
     replace_file(path, format!("{}\n", state.to_json()).as_bytes())
 }
 
-/// Reads the state that [`save_state`] wrote; `None` when there is no such file.
+/// Reads the state that [`save_state`] wrote; `None` if there is no such file.
 ///
 /// # Errors
-/// `InvalidArgument`: it holds no state. Those of the file system.
+/// `InvalidArgument`: the file does not hold a state. Those of the file system.
 pub fn load_state(path: &Path) -> Result<Option<State>> {
-    // Asked before opening, which would wait for the other end of a FIFO.
+    // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let text = "a reading state lies in a regular file, and this is none";
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
@@ -33,7 +33,7 @@ pub fn load_state(path: &Path) -> Result<Option<State>> {
             let text = format!("this is no reading state: it has more than {MOST_BYTES} bytes");
             Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
         }
-        // What is no text is no JSON either, and is refused as such.
+        // Bytes that are not UTF-8 are not JSON, and are refused as such.
         Ok(_) => State::from_json(&String::from_utf8_lossy(&bytes))
             .map(Some)
             .map_err(|error| error.path(path)),
@@ -42,7 +42,7 @@ pub fn load_state(path: &Path) -> Result<Option<State>> {
     }
 }
 
-/// A state has some 300 bytes; whatever is named by mistake is not read whole.
+/// A state has about 300 bytes. The limit keeps a large file, named by mistake, from being read.
 const MOST_BYTES: u64 = 64 << 10;
 
 fn about(path: &Path, doing: &'static str, error: std::io::Error) -> Error {

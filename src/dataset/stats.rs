@@ -1,9 +1,9 @@
-//! Sums of what readers and loaders that followed each other, or worked side by side, have done.
+//! Adds up the counters of several readers or loaders.
 
 use crate::prefetch::LoaderStats;
 use crate::reader::ReadStats;
 
-/// What two loaders did together.
+/// The sum of two loaders' counters.
 pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     let mut read = a.read;
     add_difference(&mut read, ReadStats::default(), b.read);
@@ -22,7 +22,7 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     }
 }
 
-/// Adds to `total` what one reader did between `before` and `after`.
+/// Adds to `total` what one reader counted between `before` and `after`.
 pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
     let ReadStats { commands, bytes, repeated, verified } = after;
     total.commands += commands - before.commands;

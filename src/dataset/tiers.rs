@@ -1,4 +1,4 @@
-//! Tiers in front of an image, and the plan of a run that says what they keep.
+//! Puts tiers in front of an image, and plans which copies they keep for a training run.
 
 use std::sync::Arc;
 
@@ -13,8 +13,7 @@ use crate::units::SampleId;
 use super::Image;
 
 impl Image {
-    /// The same image, read through the tiers of `options`. Each handle that this one was cloned from
-    /// goes on as before.
+    /// The same image, read through the tiers of `options`. Other clones of this handle are unchanged.
     ///
     /// # Errors
     /// Those of [`Cache::new`].
@@ -30,12 +29,12 @@ impl Image {
         Ok(self)
     }
 
-    /// The tiers, if it is read through any.
+    /// The tiers, if the image is read through any.
     pub fn tiers(&self) -> Option<&Cache> {
         self.cache.as_deref()
     }
 
-    /// Has the tiers keep what the run of `options` reads most, if they keep what a plan says.
+    /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
     pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
         let Some(cache) = self.tiers().filter(|cache| cache.policy() == Policy::Clairvoyant) else {
             return Ok(());
@@ -44,13 +43,13 @@ impl Image {
     }
 }
 
-/// The units that this rank keeps, each with its tier, in the order in which it reads them first.
+/// The units that this rank keeps, each with its tier, in the order in which the rank first reads them.
 fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Result<TierPlan> {
     let (first, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
     };
-    // A run may have no end, and a plan is made of one that has.
+    // A run may be endless, but a plan needs an end.
     let end = options.epochs.end.min(first.saturating_add(MAX_PLANNED_EPOCHS));
     let epochs = first..end.max(first);
     let order = match &options.resume {
@@ -76,5 +75,5 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     Ok(TierPlan { copies, reads: reads.collect(), fingerprint })
 }
 
-/// Epochs that a plan looks ahead: as many as planning is timed for.
+/// Epochs that a plan covers: the most for which the time of planning is measured.
 const MAX_PLANNED_EPOCHS: u64 = 100;

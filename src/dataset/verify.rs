@@ -1,4 +1,4 @@
-//! Reads everything that an image is made of, and says what is damaged.
+//! Reads a whole image, and reports what is damaged.
 
 use std::time::{Duration, Instant};
 
@@ -17,17 +17,21 @@ use super::Image;
 /// How an image is verified.
 #[derive(Debug, Clone)]
 pub struct VerifyOptions {
-    /// Memory for chunks under way, in bytes; at least one chunk is.
+    /// Memory for chunks that are being read, in bytes; at least one chunk is read at a time.
     pub window_bytes: usize,
-    /// Queue pairs a namespace.
+    /// Queue pairs for each namespace.
     pub queue_pairs: usize,
     /// The longest time without progress.
-    pub patience: Duration,
+    pub progress_timeout: Duration,
 }
 
 impl Default for VerifyOptions {
     fn default() -> VerifyOptions {
-        VerifyOptions { window_bytes: 64 << 20, queue_pairs: 1, patience: Duration::from_secs(60) }
+        VerifyOptions {
+            window_bytes: 64 << 20,
+            queue_pairs: 1,
+            progress_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -40,20 +44,20 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Chunks whose header was compared with the directory.
     pub chunks: u64,
-    /// Everything that is wrong, in the order of the media.
+    /// All damage, in the order of the media.
     pub damages: Vec<Damage>,
 }
 
-/// One thing that is damaged.
+/// One damaged sample, header or superblock copy.
 #[derive(Debug, Clone)]
 pub struct Damage {
-    /// The sample, if it is one.
+    /// The sample, if a sample is damaged.
     pub sample: Option<SampleId>,
-    /// Its name, if it is a sample and has one.
+    /// The name of that sample, if it has one.
     pub name: Option<Vec<u8>>,
     /// Index of the namespace in the image.
     pub namespace: u16,
-    /// Where it begins on the namespace.
+    /// Where the damage begins on the namespace.
     pub offset_bytes: u64,
     /// What is wrong.
     pub what: String,
@@ -63,11 +67,11 @@ impl Image {
     /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was
     /// checked when the image was opened.
     ///
-    /// `progress` is told the bytes of each chunk that is done.
+    /// Calls `progress` with the length of each chunk that was checked.
     ///
     /// # Errors
-    /// `Stale`: the image moved on meanwhile. `TimedOut`, `Disconnected`: it could not be read. Damage
-    /// is no error but the result.
+    /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: it could not be read.
+    /// Damage is not an error, but the result.
     pub fn verify(
         &self,
         options: &VerifyOptions,
@@ -81,42 +85,42 @@ impl Image {
         let geometry = pump.geometry();
         let mut chunks = 0..self.directory.num_chunks();
         let mut planned: Option<(u32, Fetch)> = None;
-        let mut under_way = 0;
+        let mut bytes_in_flight = 0;
         let mut last_progress = Instant::now();
         loop {
             let plan = |chunk| (chunk, self.plan_chunk(chunk, &geometry));
             while let Some((chunk, fetch)) = planned.take().or_else(|| chunks.next().map(plan)) {
-                if under_way > 0 && under_way + fetch.len_bytes > options.window_bytes {
+                if bytes_in_flight > 0 && bytes_in_flight + fetch.len_bytes > options.window_bytes {
                     planned = Some((chunk, fetch));
                     break;
                 }
-                under_way += fetch.len_bytes;
-                let run = IoBuf::zeroed(fetch.len_bytes);
-                pump.start(u64::from(chunk), fetch, run);
+                bytes_in_flight += fetch.len_bytes;
+                let buf = IoBuf::zeroed(fetch.len_bytes);
+                pump.start(u64::from(chunk), fetch, buf);
             }
-            if under_way == 0 {
+            if bytes_in_flight == 0 {
                 break;
             }
             let now = Instant::now();
-            let moved = pump.poll(now);
+            let has_progressed = pump.poll(now);
             while let Some(fetched) = pump.next_finished() {
-                under_way -= fetched.fetch.len_bytes;
+                bytes_in_flight -= fetched.fetch.len_bytes;
                 progress(fetched.fetch.len_bytes as u64);
-                self.judge_chunk(fetched, &mut report);
+                self.check_chunk(fetched, &mut report);
             }
-            if moved {
+            if has_progressed {
                 last_progress = now;
-            } else if now - last_progress > options.patience {
-                let text = format!("nothing was read for {:?}", options.patience);
+            } else if now - last_progress > options.progress_timeout {
+                let text = format!("nothing was read for {:?}", options.progress_timeout);
                 let address = self.devices[0].namespace().address;
                 return Err(Error::new(ErrorKind::TimedOut, text).target(address));
             } else {
-                pump.wait(deadline(last_progress, options.patience));
+                pump.wait(deadline(last_progress, options.progress_timeout));
             }
         }
         report.bytes += pump.stats().bytes;
         if !report.damages.is_empty() {
-            let until = deadline(Instant::now(), options.patience);
+            let until = deadline(Instant::now(), options.progress_timeout);
             if let Some(stale) = stale_error(&mut pump, &self.directory, until) {
                 return Err(stale);
             }
@@ -132,8 +136,7 @@ impl Image {
         fetch
     }
 
-    /// Each copy is read anew: those that should hold a superblock must, the one of the generation
-    /// before included.
+    /// Reads both copies of each superblock again, including those of the previous generation.
     fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
         if self.directory.learned().is_some() {
             return Ok(()); // a folder has none
@@ -166,7 +169,7 @@ impl Image {
         Ok(())
     }
 
-    fn judge_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
+    fn check_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
         let number = fetched.token as u32;
         let chunk = self.directory.chunk(number);
         let reaches = |transfer: usize| {
@@ -202,10 +205,10 @@ impl Image {
     }
 }
 
-/// Whether the header says of the chunk what the directory says.
-fn check_header(run: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<(), String> {
+/// Whether the chunk's header agrees with the directory.
+fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<(), String> {
     let text = |error: FormatError| error.to_string();
-    let header = ChunkHeader::parse(run).map_err(text)?;
+    let header = ChunkHeader::parse(bytes).map_err(text)?;
     let head = header.head();
     let cell = chunk.offset_bytes / u64::from(head.layout.chunk_size_bytes);
     if head.layout.uuid != directory.uuid() {
@@ -226,7 +229,7 @@ fn check_header(run: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<
 
 fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
     if directory.id_at(entry.slot) != Some(entry.id) {
-        return false; // of a deleted sample as well: a purge relies on it
+        return false; // also for a deleted sample: a purge relies on it
     }
     let Some(extent) = directory.extent(entry.id) else { return true }; // deleted since
     let name = directory.name(entry.id).ok().flatten(); // unknown while the names are not loaded

@@ -1,14 +1,14 @@
-//! When a wait ends, whatever time the caller allows it.
+//! Deadlines that cannot overflow the clock.
 
 use std::time::{Duration, Instant};
 
-/// The moment `limit` after `now`. A limit beyond [`FOREVER`] ends then: adding it could leave what the
-/// clock can tell, which panics.
+/// The moment `limit` after `now`. A limit above [`FOREVER`] counts as [`FOREVER`], since adding it could
+/// overflow the clock, which panics.
 pub(crate) fn deadline(now: Instant, limit: Duration) -> Instant {
     now + limit.min(FOREVER)
 }
 
-/// Longer than any process lives: a century.
+/// A century: longer than any process runs.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 #[cfg(test)]

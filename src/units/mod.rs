@@ -1,4 +1,4 @@
-//! The numbers of this library, each with its own type, so that they cannot be mixed up.
+//! Integers of this library, each with a type of its own, so that they cannot be confused.
 //!
 //! Values are 1-based and in the unit of their name; the wire's 0-based forms stay in `nvme` and `tcp`.
 
@@ -46,17 +46,17 @@ number! {
 }
 
 impl Generation {
-    /// The next one. `format` checks that a generation read from media leaves room for it.
+    /// The next generation. `format` checks that a generation read from media leaves room for it.
     pub fn next(self) -> Generation {
         Generation(self.0 + 1)
     }
 }
 number! {
-    /// Pass over the data set, from 0.
+    /// A pass over the data set, counted from 0.
     Epoch(u64)
 }
 
-/// Everything on media begins at a multiple of this many bytes, whatever the block size.
+/// Every structure on media begins at a multiple of this many bytes, whatever the block size.
 pub const ALIGN_BYTES: usize = 4096;
 
 /// `value` rounded up to a multiple of `align`, a power of two; `None` if that overflows `u64`.

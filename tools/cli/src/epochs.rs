@@ -29,7 +29,7 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
         return Ok(());
     }
     let text = format!("the run ended after {delivered} samples, and the order has {owed}");
-    Err(Error::new(ErrorKind::Internal, text).hint("this is a mistake in dlfs: please report it"))
+    Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
 }
 
 /// Takes batches until the end, or until `each` answers `false`: it is given each of them,

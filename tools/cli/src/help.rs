@@ -36,7 +36,7 @@ mod tests {
                 Value::Open | Value::Off => continue,
                 Value::Number(value) | Value::Seconds(value) => value.to_string(),
                 Value::Bytes(value) => format!("{}M", value >> 20),
-                Value::Part(value) => value.to_string(),
+                Value::Fraction(value) => value.to_string(),
             };
             let parsed = arg.get_default_values().first().is_some_and(|value| *value == *expected);
             let explained = told.ends_with(&format!("[default: {expected}]"));
