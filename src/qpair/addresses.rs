@@ -1,4 +1,4 @@
-//! How addresses become devices: those of one subsystem share a controller.
+//! Opens addresses as devices; addresses of one subsystem share a controller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::units::Nsid;
 /// Opens the namespace at `address`.
 ///
 /// # Errors
-/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace.
-/// `Unsupported`: an address that needs another build.
+/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace. `Unsupported`:
+/// an address that this build does not support.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let device = open_as_it_is(address, options)?;
     Ok(as_told(device))
 }
 
-/// Opens the namespaces at `addresses`, all at the same time; for each address what lies there: one
-/// namespace, or all of a subsystem whose address has no `?ns=`.
+/// Opens the namespaces at `addresses` in parallel. Returns the devices of each address: one namespace, or
+/// all of a subsystem whose address has no `?ns=`.
 ///
-/// Namespaces of one subsystem at one transport address share a controller. Of several addresses each
-/// takes those of `options.paths` that name the same namespace; a single one takes all.
+/// Namespaces of one subsystem at one transport address share a controller. If there are several addresses,
+/// each uses those of `options.paths` that name the same namespace; a single address uses all.
 ///
 /// # Errors
 /// Those of [`open`], for the first address that cannot be opened.
@@ -49,19 +49,19 @@ pub fn open_all(
 struct Group {
     address: Address,
     options: ConnectOptions,
-    /// Each address's place in the list, and its namespace.
+    /// The index of each address in the list, and its namespace.
     members: Vec<(usize, Option<Nsid>)>,
 }
 
-/// What addresses have in common that share a controller.
+/// What addresses must have in common to share a controller.
 #[derive(PartialEq, Eq, Hash)]
 struct Subsystem {
     traddr: String,
     trsvcid: u16,
     subnqn: Nqn,
-    /// Whether all of its namespaces are meant.
+    /// Whether the address means all namespaces.
     is_whole: bool,
-    /// Where else it is: a namespace that has fewer paths than another cannot fail over with it.
+    /// Its other paths: a namespace with fewer paths than another cannot fail over together with it.
     paths: Vec<(String, u16)>,
 }
 
@@ -100,7 +100,7 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
         Address::Path(_) | Address::Spdk(_) => None,
     };
-    // A path that is none is for whoever opens it to refuse.
+    // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
     let (traddr, subnqn) = (traddr.clone(), subnqn.clone());
     Some(Subsystem { traddr, trsvcid: *trsvcid, subnqn, is_whole: nsid.is_none(), paths })
@@ -164,7 +164,7 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
     }
 }
 
-/// The threads that namespaces are opened in, where there are several.
+/// The name of the threads that open namespaces in parallel.
 const OPENING: &str = "dlfs-open";
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! A queue pair for callers that want bytes now: opening an image, small writes, tests.
+//! Blocking calls on a queue pair: for opening an image, small writes, and tests.
 //!
-//! Each call is one of [`super::calls`] that is waited for at once. It is not for the read path: that
-//! never waits for one read alone.
+//! Each call is one of [`super::calls`] and returns when it has ended. It is not for the read path, which
+//! never waits for a single read.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use super::{Namespace, QueuePair};
 use crate::buf::IoBuf;
 use crate::error::Result;
 
-/// Reads and writes that return when they are done, or when their time is up.
+/// Reads and writes that return when they have ended, or at their deadline.
 pub struct Blocking(Calls);
 
 impl Blocking {
     /// Wraps `pair`. A call may last 60 seconds.
     ///
     /// # Errors
-    /// The operating system gives no event descriptor.
+    /// The process has reached its limit of descriptors.
     pub fn new(pair: Box<dyn QueuePair>) -> Result<Blocking> {
         let mut calls = Calls::new(DEADLINE)?;
         calls.add(pair);
         Ok(Blocking(calls))
     }
 
-    /// How long a call may last.
+    /// Sets how long a call may last.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.0.set_deadline(deadline);
     }
@@ -34,7 +34,7 @@ impl Blocking {
         self.0.namespace(0)
     }
 
-    /// Reads `len` bytes from any offset, into a buffer of their own.
+    /// Reads `len` bytes from any offset into a new buffer.
     ///
     /// # Errors
     /// As [`Calls::read`].
@@ -42,21 +42,21 @@ impl Blocking {
         self.0.read(0, offset_bytes, len)
     }
 
-    /// Reads from any offset into `bytes`, by way of a buffer: see [`Blocking::read`].
+    /// Reads from any offset into `bytes`, through a buffer: see [`Blocking::read`].
     ///
     /// # Errors
-    /// As [`Blocking::read`]; `bytes` are unchanged then.
+    /// As [`Blocking::read`]; `bytes` stay unchanged.
     pub fn read_at(&mut self, offset_bytes: u64, bytes: &mut [u8]) -> Result<()> {
         bytes.copy_from_slice(&self.read(offset_bytes, bytes.len())?);
         Ok(())
     }
 
-    /// What was read there was wrong: the next read is of the device, not of a cache.
+    /// Reports corrupt bytes: the next read comes from the device, not from a cache.
     pub fn report_corrupt(&mut self, offset_bytes: u64, len: usize) {
         self.0.report_corrupt(0, offset_bytes, len);
     }
 
-    /// Reads whole blocks into `buf` and gives it back.
+    /// Reads whole blocks into `buf` and returns it.
     ///
     /// # Errors
     /// As [`Calls::read_into`].
@@ -64,7 +64,7 @@ impl Blocking {
         self.0.read_into(0, offset_bytes, buf)
     }
 
-    /// Writes whole blocks and gives the buffer back. Durable only after [`Blocking::flush`].
+    /// Writes whole blocks and returns the buffer. Durable only after [`Blocking::flush`].
     ///
     /// # Errors
     /// As [`Calls::write`].
@@ -72,7 +72,7 @@ impl Blocking {
         self.0.write(0, offset_bytes, buf)
     }
 
-    /// Writes whole blocks from `bytes`, by way of a buffer: see [`Blocking::write`].
+    /// Writes whole blocks from `bytes`, through a buffer: see [`Blocking::write`].
     ///
     /// # Errors
     /// As [`Blocking::write`].
@@ -82,7 +82,7 @@ impl Blocking {
         self.write(offset_bytes, buf).map(drop)
     }
 
-    /// Makes all that was written durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// As [`Blocking::read`].
@@ -91,7 +91,7 @@ impl Blocking {
     }
 }
 
-/// How long a call may last, unless told otherwise.
+/// The default limit of a call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

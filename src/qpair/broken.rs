@@ -1,15 +1,15 @@
-//! Engines that break, for the tests of the command, of C and of Python: in builds with debug assertions only.
+//! Engines with injected faults, for the tests of the command, of C and of Python: only in builds with debug
+//! assertions.
 //!
-//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` makes every device that [`open`](super::open) opens break at the N-th
-//! I/O of each of its queue pairs, counted from 0, in threads whose names begin with THREAD (all, where that
+//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` makes every device that [`open`](super::open) opens fail at the N-th I/O
+//! of each of its queue pairs, counted from 0, in threads whose names begin with THREAD (all threads, if it
 //! is empty): it `panics`, `hangs` (completes nothing any more), `blocks` (does not return from `poll`), or
-//! `fails` (EIO, from then on).
+//! `fails` (EIO from then on).
 //!
-//! Why like this: what a front end makes of a broken engine can only be seen through the front end as it is
-//! built for its tests, in the same process, whatever the address is. An address scheme would have to be
-//! known by the grammar of addresses, which every build has; a cargo feature would be switched on by one
-//! package's tests and so be in what the others build beside them. A release build has none of this: not
-//! the variable's name, nor the call.
+//! Why an environment variable: the tests must see how a front end as it is built handles a broken engine, in
+//! the same process and at any address. An address scheme would be part of the address grammar of every
+//! build. A cargo feature that one package's tests enable would also be in the other packages built with it.
+//! A release build contains neither the variable's name nor the call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
 use crate::units::Lba;
 
-/// `device`, or one around it that breaks as the environment says.
+/// `device`, or a device that wraps it and breaks as the environment says.
 pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
     match std::env::var("DLFS_TEST_ENGINE") {
         Ok(told) => broken(device, &told),
@@ -31,7 +31,7 @@ pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
     }
 }
 
-/// As the environment says it.
+/// Wraps `device` in the faults that `told` describes.
 pub(super) fn broken(device: Arc<dyn Device>, told: &str) -> Arc<dyn Device> {
     let words: Vec<&str> = told.splitn(3, ':').collect();
     let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {told}") };
@@ -84,7 +84,7 @@ impl Device for Broken {
 struct BrokenPair {
     pair: Box<dyn QueuePair>,
     fault: Fault,
-    /// I/Os that are still to go well.
+    /// The number of I/Os before the fault.
     healthy: usize,
     thread: Arc<str>,
     is_broken: bool,

@@ -1,8 +1,8 @@
-//! Calls under way: bytes of any length, cut into I/Os, on several queue pairs, without a wait for each.
+//! Calls: reads and writes of any length, split into I/Os, several at a time on several queue pairs.
 //!
-//! A call is begun, moved on by [`Calls::turn`], and taken when it has ended; its buffer comes back
-//! whole. [`super::blocking`] waits for each call at once; an import keeps several under way while it
-//! reads its source.
+//! A call is started, advanced by [`Calls::turn`], and taken when it has ended; it returns its whole buffer.
+//! [`super::blocking`] waits for each call at once; an import keeps several calls outstanding while it reads
+//! its source.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::units::Lba;
 /// Calls on queue pairs that one thread polls together.
 pub struct Calls {
     group: PollGroup,
-    /// For each pair, I/Os that it had no room for yet.
+    /// For each pair, the I/Os that it had no room for yet.
     pending: Vec<VecDeque<Io>>,
-    /// In the order in which they were begun.
+    /// In the order in which they were started.
     calls: VecDeque<Call>,
-    /// Number of the last call: completions of a call that timed out are told by theirs.
+    /// The number of the last call. It identifies late completions of calls that timed out.
     last: u32,
     deadline: Duration,
     done: Vec<(usize, Completion)>,
-    /// Whether a call has ended since the last [`Calls::turn`], within a call that was waited for.
+    /// Whether a call has ended since the last [`Calls::turn`], while another call was waited for.
     unseen: bool,
     fence: Option<Arc<Fence>>,
 }
 
-/// Names a call that was begun, until it is taken.
+/// Identifies a call until it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u32);
 
@@ -48,10 +48,10 @@ struct Call {
 }
 
 impl Calls {
-    /// Without queue pairs. A call may last `deadline`.
+    /// Creates calls without queue pairs. A call may last `deadline`.
     ///
     /// # Errors
-    /// The operating system gives no event descriptor.
+    /// The process has reached its limit of descriptors.
     pub fn new(deadline: Duration) -> Result<Calls> {
         Ok(Calls {
             group: PollGroup::new()?,
@@ -65,12 +65,13 @@ impl Calls {
         })
     }
 
-    /// Writes are not sent while `fence` is closed: for queue pairs that are added from now on.
+    /// Sets the fence of queue pairs that are added from now on: their writes are not sent while it is
+    /// closed.
     pub fn set_fence(&mut self, fence: Arc<Fence>) {
         self.fence = Some(fence);
     }
 
-    /// Adds a queue pair; the index names it from now on.
+    /// Adds a queue pair and returns its index.
     pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
         if let Some(fence) = &self.fence {
             pair.use_fence(fence);
@@ -79,21 +80,21 @@ impl Calls {
         self.group.add(pair)
     }
 
-    /// How long a call that is begun from now on may last.
+    /// Sets how long a call may last that is started from now on.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
 
-    /// The namespace behind a pair.
+    /// The namespace of a pair.
     pub fn namespace(&self, pair: usize) -> &Namespace {
         self.group.pair(pair).namespace()
     }
 
-    /// Reads `len` bytes from any offset, into a buffer of their own.
+    /// Reads `len` bytes from any offset into a new buffer.
     ///
     /// # Errors
-    /// `InvalidArgument`: the bytes are not all in the namespace. `TimedOut`: the deadline passed.
-    /// Otherwise the first I/O that failed, see [`IoError::at`].
+    /// `InvalidArgument`: the range is not within the namespace. `TimedOut`: the deadline passed. Otherwise
+    /// the error of the first I/O that failed, see [`IoError::at`].
     pub fn read(&mut self, pair: usize, offset_bytes: u64, len: usize) -> Result<IoBuf> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
@@ -114,10 +115,10 @@ impl Calls {
         Ok(bytes)
     }
 
-    /// Reads whole blocks into `buf` and gives it back.
+    /// Reads whole blocks into `buf` and returns it.
     ///
     /// # Errors
-    /// `InvalidArgument`: not whole blocks. Otherwise as [`Calls::read`]; the buffer is lost then.
+    /// `InvalidArgument`: not whole blocks. Otherwise as [`Calls::read`]. After an error the buffer is lost.
     pub fn read_into(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
         if buf.is_empty() {
             return Ok(buf);
@@ -126,7 +127,7 @@ impl Calls {
         self.run(pair, IoOp::Read, slba, buf)
     }
 
-    /// Writes whole blocks and gives the buffer back. Durable only after [`Calls::flush`].
+    /// Writes whole blocks and returns the buffer. Durable only after [`Calls::flush`].
     ///
     /// # Errors
     /// `InvalidArgument`: not whole blocks, not all in the namespace, or it is read-only. `NoSpace`:
@@ -139,25 +140,25 @@ impl Calls {
         self.run(pair, IoOp::Write, slba, buf)
     }
 
-    /// Begins to write whole blocks, at least one: [`Calls::write`] without the wait.
+    /// Starts to write whole blocks, at least one: [`Calls::write`] without waiting.
     ///
     /// # Errors
-    /// `InvalidArgument`: not whole blocks. All else is told when it is taken.
+    /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
     pub fn begin_write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
         let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Write, slba, buf))
     }
 
-    /// Begins to read whole blocks, at least one, into `buf`.
+    /// Starts to read whole blocks, at least one, into `buf`.
     ///
     /// # Errors
-    /// `InvalidArgument`: not whole blocks. All else is told when it is taken.
+    /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
     pub fn begin_read(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
         let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Read, slba, buf))
     }
 
-    /// Ends a wait from another thread.
+    /// A handle by which another thread ends a wait.
     pub fn waker(&self) -> Waker {
         self.group.waker()
     }
@@ -168,7 +169,7 @@ impl Calls {
         self.group.report_corrupt(pair, Lba(offset_bytes / block_len), len);
     }
 
-    /// Makes all writes that have been taken durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// As [`Calls::read`].
@@ -176,7 +177,7 @@ impl Calls {
         self.run(pair, IoOp::Flush, 0, IoBuf::empty()).map(drop)
     }
 
-    /// Begins to move all of `buf` from or to block `slba` on. It starts with the next
+    /// Starts to transfer `buf` from or to the blocks from `slba` on. It starts with the next
     /// [`Calls::turn`].
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
         self.last = self.last.wrapping_add(1);
@@ -202,10 +203,10 @@ impl Calls {
         Ticket(number)
     }
 
-    /// Moves everything on without waiting; whether any I/O has ended since the last turn.
+    /// Advances all calls without waiting; returns whether any I/O has ended since the last turn.
     pub fn turn(&mut self) -> bool {
         let moved = self.advance();
-        // A call that was waited for may have brought the end of others, which nobody has looked for.
+        // Other calls may have ended while one call was waited for.
         std::mem::take(&mut self.unseen) || moved
     }
 
@@ -225,7 +226,7 @@ impl Calls {
         ended > 0 || refused
     }
 
-    /// Fails the writes that wait when they may not be sent any more; whether there were any.
+    /// Fails waiting writes when the fence is closed; returns whether there were any.
     fn refuse_fenced(&mut self) -> bool {
         if self.fence.as_ref().is_none_or(|fence| fence.is_open()) {
             return false;
@@ -244,7 +245,7 @@ impl Calls {
         any
     }
 
-    /// The end of a call, with its buffer; `None` while it is under way. One that has lasted too long
+    /// The result of a call, with its buffer; `None` while it is running. A call that exceeds its deadline
     /// ends with `TimedOut`, and its buffer is lost.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<IoBuf>> {
         let at = self.calls.iter().position(|call| call.number == ticket.0);
@@ -265,14 +266,14 @@ impl Calls {
         })
     }
 
-    /// Waits until a turn may bring something, a [`Waker`] calls, or `until` has come.
+    /// Waits until a turn may find something, a [`Waker`] calls, or `until` has passed.
     pub fn wait_until(&mut self, until: Instant) {
         if !self.unseen {
             self.group.wait(until);
         }
     }
 
-    /// Waits until a turn may bring something, or a call has lasted too long.
+    /// Waits until a turn may find something, or a call exceeds its deadline.
     pub fn wait(&mut self) {
         let limit = Instant::now() + WAIT;
         let until = self.calls.iter().filter_map(|call| call.until).fold(limit, Instant::min);
@@ -295,7 +296,7 @@ impl Calls {
         }
     }
 
-    /// The block that `offset_bytes` is, where whole blocks begin and end.
+    /// The block at `offset_bytes`; refuses ranges that are not whole blocks.
     fn block_of(&self, pair: usize, what: &str, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
@@ -312,7 +313,7 @@ impl Calls {
     fn note(&mut self, completion: Completion) {
         let number = (completion.tag >> 32) as u32;
         let Some(at) = self.calls.iter().position(|call| call.number == number) else {
-            return; // of a call that timed out
+            return; // it belongs to a call that timed out
         };
         let call = &mut self.calls[at];
         let piece = completion.tag & u64::from(u32::MAX);
@@ -339,7 +340,7 @@ impl Calls {
         self.pending[call.pair].retain(|io| (io.tag >> 32) as u32 != call.number);
     }
 
-    /// Cuts `buf` into I/Os as large as one may be, numbered from 0.
+    /// Splits `buf` into I/Os of at most the transfer limit, numbered from 0.
     fn cut(&self, pair: usize, op: IoOp, slba: u64, mut buf: IoBuf) -> Vec<Io> {
         let namespace = self.namespace(pair);
         let max_len = namespace.max_transfer_bytes as usize;
@@ -365,7 +366,7 @@ impl Calls {
 }
 
 impl Call {
-    /// Whether the piece was damaged on its way, or came in part, and may come whole another time.
+    /// Whether the piece was damaged in transfer or is incomplete, so that another read may succeed.
     fn may_reread(&self, completion: &Completion) -> bool {
         let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
         damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()
@@ -383,7 +384,7 @@ fn outside(namespace: &Namespace, what: &str, offset_bytes: u64, len: usize) -> 
     Error::new(ErrorKind::InvalidArgument, message).target(namespace.address.clone())
 }
 
-/// Puts the pieces of one buffer together again.
+/// Rejoins the pieces of one buffer.
 fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
     let mut whole = IoBuf::empty();
     for piece in pieces {
@@ -392,10 +393,10 @@ fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
     whole
 }
 
-/// How long one wait lasts when nothing moves.
+/// The longest single wait.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Pieces of one call that are read again after damage on their way.
+/// How many pieces of one call are read again after damage in transfer.
 const MAX_REREADS: u8 = 2;
 
 #[cfg(test)]
@@ -429,7 +430,7 @@ mod tests {
                 (at, calls.begin(usize::from(at) % 2, IoOp::Write, slba, buf))
             })
             .collect();
-        // Taken in another order than they were begun in.
+        // They are taken in another order than they were started in.
         for (at, ticket) in begun.into_iter().rev() {
             let buf = loop {
                 calls.turn();

@@ -1,7 +1,7 @@
-//! Which processors a poller runs on, and with them where its memory lies.
+//! Binds threads to processors, and so their memory to NUMA nodes.
 //!
-//! The kernel gives a page from the NUMA node of the processor that touches it first. So a thread that
-//! is bound before it makes its buffers has them near, and no call that places memory is needed.
+//! The kernel allocates a page on the NUMA node of the processor that touches it first. So a thread that is
+//! bound before it creates its buffers has them on its node, without a call that places memory.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Processors to bind threads to: one at least, rising, all there and allowed when this was made.
+/// Processors to bind threads to: at least one, in rising order, all existing and allowed when this was
+/// created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
@@ -18,8 +19,8 @@ impl Cpus {
     /// The processors of a list such as `0,2-5`.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is no such list, or names a processor that this machine does not have or
-    /// this process may not use.
+    /// `InvalidArgument`: the list is malformed, or names a processor that this machine does not have or this
+    /// process may not use.
     pub fn parse(list: &str) -> Result<Cpus> {
         let cpus = parse_list(list)
             .ok_or_else(|| invalid(format!("'{list}' is no list of processors, such as 0,2-5")))?;
@@ -53,10 +54,10 @@ impl Cpus {
         Ok(Cpus(cpus))
     }
 
-    /// These, if all of them belong to NUMA node `node`.
+    /// Returns these if all of them belong to NUMA node `node`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the machine has no such node, or one of these is of another.
+    /// `InvalidArgument`: the machine has no such node, or one of these belongs to another.
     pub fn within_node(self, node: u32) -> Result<Cpus> {
         let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
         match self.0.iter().find(|cpu| !of_node.contains(cpu)) {
@@ -75,7 +76,7 @@ impl Cpus {
         self.0.len()
     }
 
-    /// One of them alone, counted round: what the `n`th of several threads is bound to.
+    /// One of them, counted cyclically: the processor of the `n`th thread.
     pub fn nth(&self, n: usize) -> Cpus {
         Cpus(vec![self.0[n % self.0.len()]])
     }
@@ -83,7 +84,7 @@ impl Cpus {
     /// Binds the calling thread to these.
     ///
     /// # Errors
-    /// The kernel refuses, since a processor has gone or is no longer allowed.
+    /// The kernel refuses because a processor was removed or is no longer allowed.
     pub fn bind_this_thread(&self) -> Result<()> {
         let mut set = CpuSet::new();
         self.0.iter().for_each(|&cpu| set.set(cpu));
@@ -93,8 +94,8 @@ impl Cpus {
         })
     }
 
-    /// Runs `work` on a thread of its own that is bound to these, and waits for it: what it makes and
-    /// touches lies near them.
+    /// Runs `work` on a new thread that is bound to these processors and waits for it: memory that it touches
+    /// lies near them.
     ///
     /// # Errors
     /// The thread cannot be started or bound.
@@ -109,7 +110,7 @@ impl Cpus {
 }
 
 impl fmt::Display for Cpus {
-    /// As [`Cpus::parse`] reads it.
+    /// In the format of [`Cpus::parse`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.0.chunk_by(|a, b| a + 1 == *b);
         for (index, run) in runs.enumerate() {
@@ -133,7 +134,7 @@ fn no_node(node: u32) -> Error {
     invalid(format!("NUMA node {node} does not exist: there are {nodes}"))
 }
 
-/// The processors of a node; `None`: no such node. A kernel without NUMA has node 0 alone.
+/// The processors of a node; `None` if there is no such node. A kernel without NUMA has only node 0.
 fn node_cpus(node: u32) -> Option<Vec<usize>> {
     if !Path::new(NODES).exists() {
         return (node == 0).then(online);
@@ -148,13 +149,13 @@ fn allowed() -> Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// The processors that the machine has now.
+/// The processors that are online.
 pub(crate) fn online() -> Vec<usize> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     parse_list(list.trim_end()).unwrap_or_else(|| allowed().unwrap_or_default())
 }
 
-/// Reads a list of numbers and ranges; rising and without repetition, whatever it was.
+/// Parses a list of numbers and ranges; sorts it and removes duplicates.
 fn parse_list(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',') {

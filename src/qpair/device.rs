@@ -1,4 +1,4 @@
-//! A device: what queue pairs are made from.
+//! A device: an open namespace that creates queue pairs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,23 +7,23 @@ use super::{Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 
-/// An opened namespace that gives out queue pairs: an image file, a RAM region, a remote namespace.
+/// An open namespace that creates queue pairs: an image file, a RAM region, a remote namespace.
 ///
-/// One device is shared by all threads; each thread makes its own queue pair and polls it alone.
-/// Queue pairs outlive the handle they came from.
+/// All threads share a device; each thread creates its own queue pair and polls it alone. Queue pairs may
+/// outlive the device's handle.
 pub trait Device: Send + Sync {
-    /// What the namespace is now: a growing file or a reconnect may change it.
+    /// The current properties of the namespace: a growing file or a reconnect may change them.
     fn namespace(&self) -> Namespace;
 
-    /// A new queue pair on the namespace. It may share an I/O queue with others of `scope`, all of which one
-    /// thread polls. A device around another one passes the scope on.
+    /// Creates a queue pair on the namespace. It may share an I/O queue with others of `scope`, all of which
+    /// one thread polls. A device that wraps another one passes the scope on.
     ///
     /// # Errors
-    /// `Refused`: the device gives no more queue pairs. `Disconnected`, `TimedOut`: it is not there.
+    /// `Refused`: the device grants no more queue pairs. `Disconnected`, `TimedOut`: it cannot be reached.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>>;
 
-    /// A new queue pair that shares nothing: [`Device::queue_pair_in`] a scope of its own. No device has
-    /// another one (`tests/tidy.rs` looks).
+    /// Creates a queue pair that shares nothing: [`Device::queue_pair_in`] a scope of its own. No device
+    /// overrides this (`tests/tidy.rs` checks).
     ///
     /// # Errors
     /// Those of [`Device::queue_pair_in`].
@@ -31,39 +31,39 @@ pub trait Device: Send + Sync {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// What it can do, and what holds for it now.
+    /// Its capabilities, as they are now.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes the namespace at least `len_bytes` long, if it can become longer at all: a file can. Queue pairs
-    /// see the new size with their next submission. A device of a fixed size answers with
-    /// [`Namespace::must_hold`].
+    /// Makes the namespace at least `len_bytes` long, if it can grow: a file can. Queue pairs see the new
+    /// size with their next submission. A device of a fixed size answers with [`Namespace::must_hold`].
     ///
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
     fn grow(&self, len_bytes: u64) -> Result<()>;
 }
 
-/// What devices differ in. A device around another one answers each field, or passes that one's answer on.
+/// What devices differ in. A device that wraps another one answers each field, or forwards the other's
+/// answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The most queue pairs that it gives out at a time now.
+    /// The most queue pairs that it grants at a time now.
     pub max_queue_pairs: usize,
-    /// Whether [`Device::grow`] can make it longer.
+    /// Whether [`Device::grow`] works.
     pub can_grow: bool,
-    /// Whether having it open for writing already keeps every other writer away, as a file's lock does.
+    /// Whether opening it for writing excludes all other writers, as a file's lock does.
     pub is_exclusive: bool,
-    /// How long after it was sent a write may still come to the medium although its queue pair is gone.
+    /// How long after it was sent a write may still reach the medium although its queue pair is gone.
     pub late_writes: Duration,
-    /// Whether a write that succeeded is known to have brought the bytes that were submitted to the
-    /// blocks that were meant: no network lies between, or both digests cover it, in all sessions so far.
+    /// Whether a successful write is known to have written the submitted bytes to the right blocks: no
+    /// network lies between, or both digests cover it, in all sessions so far.
     pub checks_writes: bool,
-    /// Whether the kernel keeps in memory what was read: a file without O_DIRECT.
+    /// Whether the kernel caches reads in memory: a file without O_DIRECT.
     pub is_page_cached: bool,
-    /// The file, block device or folder of this machine that the bytes lie in, if it is one.
+    /// The local file, block device or folder that holds the bytes, if there is one.
     pub local_path: Option<PathBuf>,
 }
 
-/// The refusal of an address that does not say which of several namespaces is meant; their addresses.
+/// The error for an address that does not say which of several namespaces is meant; it lists their addresses.
 pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>) -> Error {
     let count = found.len();
     let mut names = found.take(MAX_NAMED).collect::<Vec<_>>().join(",");
@@ -75,7 +75,7 @@ pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>
     error.hint(format!("name them with ?ns=: {names}"))
 }
 
-/// Namespaces that an error names.
+/// The most namespaces that the error names.
 const MAX_NAMED: usize = 16;
 
 #[cfg(test)]

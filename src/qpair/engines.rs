@@ -1,17 +1,17 @@
-//! Which engines this build has, for people.
+//! The engines of this build, for display.
 
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Its name, as [`super::Namespace::engine`] begins.
+    /// Its name, with which [`super::Namespace::engine`] begins.
     pub name: &'static str,
-    /// Whether this build has it.
+    /// Whether this build includes it.
     pub compiled_in: bool,
-    /// The addresses that it reaches, or what is missing.
+    /// The addresses that it supports, or what is missing.
     pub reaches: String,
 }
 
-/// All engines that there are.
+/// All engines, also those that this build lacks.
 pub fn engines() -> Vec<Engine> {
     let engine =
         |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };

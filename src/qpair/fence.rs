@@ -1,8 +1,9 @@
-//! Until when a writer may write.
+//! Until when a writer may send writes.
 //!
-//! Whoever may write only for some time, because another takes its place then, lets its queue pairs ask
-//! a [`Fence`]: when an I/O is submitted, when it leaves a backlog, and each time bytes may leave for the
-//! target. What has left by then is out of reach: see [`super::Capabilities::late_writes`].
+//! A writer whose right to write expires, because another may take over then, gives its queue pairs a
+//! [`Fence`]. They check it when an I/O is submitted, when it leaves a backlog, and each time bytes may be
+//! sent to the target. Bytes that were sent before cannot be recalled: see
+//! [`super::Capabilities::late_writes`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Open until a time, which may be moved. Times are [`Fence::now`]'s.
+/// Open until a time, which may be changed. Times are those of [`Fence::now`].
 #[derive(Debug)]
 pub struct Fence {
     /// In ns since boot.
@@ -18,35 +19,35 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// One that is closed.
+    /// Creates a closed fence.
     pub fn closed() -> Arc<Fence> {
         Arc::new(Fence { until_ns: AtomicU64::new(0) })
     }
 
-    /// Now, as time since boot: it goes on while the machine sleeps, as the time of others does.
+    /// The time since boot, which continues while the machine sleeps, as other machines' clocks do.
     pub fn now() -> Duration {
         let now = clock_gettime(ClockId::Boottime);
         // Since boot, so neither is negative.
         Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
     }
 
-    /// Is open until `until` from now on.
+    /// Opens the fence until `until`.
     pub fn open_until(&self, until: Duration) {
         let until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
         self.until_ns.store(until_ns, Ordering::Release);
     }
 
-    /// Is open for good.
+    /// Opens the fence for good.
     pub fn open_for_good(&self) {
         self.until_ns.store(u64::MAX, Ordering::Release);
     }
 
-    /// Is closed until it is opened again.
+    /// Closes the fence until it is opened again.
     pub fn close(&self) {
         self.until_ns.store(0, Ordering::Release);
     }
 
-    /// Whether writes may go.
+    /// Whether writes may be sent.
     pub fn is_open(&self) -> bool {
         let until_ns = self.until_ns.load(Ordering::Acquire);
         until_ns == u64::MAX || Fence::now().as_nanos() < u128::from(until_ns)

@@ -1,12 +1,12 @@
 //! An image file or a block device as a namespace.
 //!
-//! Queue pairs move bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` where io_uring is
-//! refused (`pread.rs`). A device opened for O_DIRECT keeps a second descriptor without it, for the
-//! few I/Os whose memory or offset is not aligned as O_DIRECT wants it.
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` if io_uring is not
+//! permitted (`pread.rs`). A device opened with O_DIRECT keeps a second descriptor without it, for the few
+//! I/Os whose memory or offset is not aligned for O_DIRECT.
 //!
-//! A writer holds an exclusive `flock` on the file, so a second one is refused; readers hold none,
-//! since generations (see `format`) keep them safe. Nothing past the end that the file has now is
-//! ever read as zeroes: that is an error.
+//! A writer holds an exclusive `flock` on the file, so a second writer is refused. Readers hold no lock,
+//! because generations (see `format`) protect them. A read past the current end of the file is an error; it
+//! never returns zeroes.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -29,15 +29,15 @@ use crate::units::round_up;
 pub struct FileOptions {
     /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Whether writes are wanted; takes the lock that only one writer can have.
+    /// Whether to allow writes; takes the lock that only one writer can hold.
     pub writable: bool,
     /// Create the file if there is none, and make it at least this long. Implies `writable`.
     pub create_len: Option<u64>,
-    /// Which system calls move the bytes.
+    /// Which system calls transfer the bytes.
     pub calls: FileCalls,
 }
 
-/// Which system calls move the bytes of a file.
+/// Which system calls transfer the bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileCalls {
     /// io_uring, or else `pread` and `pwrite`.
@@ -57,13 +57,13 @@ pub struct FileNamespace {
 impl FileNamespace {
     /// Opens `path`.
     ///
-    /// Blocks are 4,096 bytes long, or 512 where the file's length is no multiple of 4,096 (a part of
-    /// a block at its end is out of reach); those of a block device are its own.
+    /// Blocks are 4,096 bytes long, or 512 if the file's length is not a multiple of 4,096 (a partial block
+    /// at the end cannot be used); a block device has its own block length.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`: neither a file nor a
-    /// block device. `Busy`: another writer has it. `Unsupported`: O_DIRECT was asked for and cannot
-    /// be had, or blocks above 4,096 bytes. `NoSpace`: a block device is shorter than `create_len`.
+    /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`: neither a file nor a block
+    /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT was asked for and is not
+    /// available, or blocks above 4,096 bytes. `NoSpace`: a block device is shorter than `create_len`.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
@@ -106,7 +106,7 @@ impl Device for FileNamespace {
     fn namespace(&self) -> Namespace {
         let mut namespace = self.namespace.clone();
         if let Ok(len) = len_of(&self.files.buffered) {
-            // A failure leaves the length that was found last: reads past the end fail anyway.
+            // On failure the last known length stays: reads past the end fail anyway.
             self.files.set_num_blocks(len / u64::from(namespace.block_len_bytes));
         }
         self.files.refresh(&mut namespace);
@@ -158,11 +158,11 @@ fn cannot_open(path: &Path, error: std::io::Error) -> Error {
     Error::new(kind, "cannot open the image").path(path).source(error)
 }
 
-/// Asked before opening, which would wait for the other end of a FIFO.
+/// Checked before opening, because opening a FIFO would wait for its other end.
 fn refuse_what_is_no_medium(path: &Path) -> Result<()> {
     let kind = match std::fs::metadata(path) {
         Ok(metadata) => metadata.file_type(),
-        Err(_) => return Ok(()), // opening says why, or creates it
+        Err(_) => return Ok(()), // opening reports why, or creates the file
     };
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
@@ -181,7 +181,7 @@ fn open_file(
     OpenOptions::new().read(true).write(writable).create(create).custom_flags(flags).open(path)
 }
 
-/// Has the name of a new file survive a power loss: a flush makes its bytes durable, not its name.
+/// Makes the name of a new file survive a power loss: a flush makes its bytes durable, not its name.
 fn sync_name(path: &Path) {
     let synced = std::fs::canonicalize(path)
         .and_then(|place| File::open(place.parent().unwrap_or(Path::new("/"))))
@@ -191,10 +191,10 @@ fn sync_name(path: &Path) {
     }
 }
 
-/// Takes the lock that only one writer can have.
+/// Takes the lock that only one writer can hold.
 ///
-/// The ring of a killed process lets go of its files a moment after the process is gone, so a lock
-/// that is held is asked for again for a little while.
+/// The ring of a killed process releases its files a moment after the process is gone, so taking the lock is
+/// retried for a short time.
 fn lock(file: &File, path: &Path) -> Result<()> {
     let until = Instant::now() + LOCK_WAIT;
     loop {
@@ -217,7 +217,7 @@ fn is_block_device(file: &File, path: &Path) -> Result<bool> {
     Ok(metadata.file_type().is_block_device())
 }
 
-/// The end of the file or device: `seek` knows it of both, and the position is not used otherwise.
+/// The length of the file or device: `seek` reports it for both, and the position is not used otherwise.
 fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
 }
@@ -239,7 +239,7 @@ fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {
     })
 }
 
-/// Bytes of a block: a power of two, 512 to 4,096.
+/// The block length: a power of two, 512 to 4,096.
 fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Result<u64> {
     if !is_block_device {
         return Ok(if len.is_multiple_of(4096) { 4096 } else { 512 });
@@ -252,7 +252,7 @@ fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Resul
     Err(Error::new(ErrorKind::Unsupported, message).path(path))
 }
 
-/// The descriptor with O_DIRECT, if it is wanted and can be had.
+/// The descriptor with O_DIRECT, if it is wanted and available.
 fn open_direct(
     path: &Path,
     options: &FileOptions,
@@ -293,7 +293,7 @@ fn engine(calls: FileCalls, direct: bool) -> String {
     format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
 }
 
-/// How long a lock may stay with a process that is gone.
+/// How long the lock may outlive its process.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;

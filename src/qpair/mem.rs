@@ -1,13 +1,12 @@
-//! A region of memory as a namespace: for tests, for benches, and for a target that serves memory.
+//! A namespace in memory: for tests, for benches, and for a target that serves memory.
 //!
-//! An I/O is one copy, made in `poll` on the caller's thread. The region is cut into stripes with a
-//! lock each, so that queue pairs of many threads read it side by side and a writer stops few.
+//! An I/O is one copy, made in `poll` on the caller's thread. The region is divided into stripes with a lock
+//! each, so that queue pairs of many threads read in parallel and a writer blocks few of them.
 //!
-//! Read-only queue pairs lend their bytes. A write to a stripe of which bytes are lent goes to a copy
-//! of the stripe, which takes its place: what is on its way to somebody stays as it was when it was
-//! asked for, digest and all. So lending is for what is written seldom or never, which is why queue
-//! pairs that may write do not lend; the copies take at most as much memory again as the stripes that
-//! are lent.
+//! Read-only queue pairs let callers borrow their bytes. A write to a stripe with borrowed bytes goes to a
+//! copy of the stripe, which replaces it: borrowed bytes never change. So borrowing suits data that are
+//! rarely written, and queue pairs that may write do not offer it. The copies take at most as much memory as
+//! the borrowed stripes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use crate::units::{ALIGN_BYTES, Lba};
 
 /// A namespace in memory. Clones are handles on the same bytes.
 ///
-/// Bytes begin as zeroes and are gone with the last handle and queue pair. A flush does nothing.
+/// All bytes are zero at first; they are freed with the last handle and queue pair. A flush does nothing.
 #[derive(Clone)]
 pub struct MemNamespace {
     region: Arc<Region>,
@@ -34,11 +33,11 @@ pub struct MemNamespace {
 }
 
 impl MemNamespace {
-    /// A namespace of `len_bytes` zeroes, in huge pages when there are any.
+    /// Creates a namespace of `len_bytes` zeroes, in huge pages if there are any.
     ///
     /// # Errors
-    /// `InvalidArgument`: the block length is no power of two from 512 to 4,096, or the length is not
-    /// one or more whole blocks. `OutOfMemory`: the operating system has not that much.
+    /// `InvalidArgument`: the block length is no power of two from 512 to 4,096, or the length is not one or
+    /// more whole blocks. `OutOfMemory`: the operating system has too little memory.
     pub fn new(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
         let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
         let block_len = u64::from(block_len_bytes);
@@ -59,9 +58,9 @@ impl MemNamespace {
         Ok(MemNamespace { region: Arc::new(Region::new(len_bytes)?), namespace })
     }
 
-    /// As [`MemNamespace::new`], in memory near `cpus`, all of it taken now: the kernel gives a page
-    /// from the NUMA node of the processor that touches it first, so a thread that is bound to those
-    /// touches each.
+    /// As [`MemNamespace::new`], but allocates all memory now, near `cpus`: the kernel allocates a page on
+    /// the NUMA node of the processor that touches it first, so a thread that is bound to them touches each
+    /// page.
     ///
     /// # Errors
     /// As [`MemNamespace::new`]; the thread cannot be started or bound.
@@ -124,7 +123,7 @@ impl Device for MemNamespace {
     }
 }
 
-/// Copies a little a turn, so that the caller looks at the bytes while the cache has them.
+/// Copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
 struct MemPair {
     region: Arc<Region>,
     namespace: Namespace,
@@ -132,7 +131,7 @@ struct MemPair {
 }
 
 impl MemPair {
-    /// How many of the I/Os taken one turn moves.
+    /// The number of I/Os that one turn copies.
     fn burst(&self) -> usize {
         let mut bytes = 0;
         let fits = |io: &&Io| {
@@ -215,7 +214,7 @@ impl QueuePair for MemPair {
     }
 }
 
-/// The bytes: stripes of equal length, the last as long as what is left.
+/// The bytes: stripes of equal length, except a shorter last one.
 struct Region {
     stripes: Box<[RwLock<SharedBuf>]>,
 }
@@ -255,7 +254,7 @@ impl Region {
         }
     }
 
-    /// Has the memory behind the first of `len` bytes on its way when they are read next.
+    /// Prefetches the first of `len` bytes into the processor's cache.
     fn prefetch(&self, offset: u64, len: usize) {
         let (stripe, start) = split_offset(offset);
         let source = self.stripes[stripe].read();
@@ -278,7 +277,7 @@ impl Region {
         }
     }
 
-    /// `len` bytes where they lie, unless they lie in two stripes.
+    /// Borrows `len` bytes in place, unless they lie in two stripes.
     fn borrow(&self, offset: u64, len: usize) -> Option<SharedBuf> {
         let (stripe, start) = split_offset(offset);
         let stripe = self.stripes[stripe].read();
@@ -286,7 +285,7 @@ impl Region {
     }
 }
 
-/// The stripe that `offset` lies in, and where in it. The offset has been checked.
+/// The stripe of `offset`, and the offset within it. The offset was checked before.
 fn split_offset(offset: u64) -> (usize, usize) {
     let offset = usize::try_from(offset).expect("a checked offset lies in memory");
     (offset / STRIPE_LEN_BYTES, offset % STRIPE_LEN_BYTES)
@@ -296,10 +295,10 @@ const STRIPE_LEN_BYTES: usize = 1 << 20;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 const QUEUE_DEPTH: u16 = 256;
 
-/// What one turn moves: half of a small second-level cache.
+/// The bytes that one turn copies: half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
-/// How many I/Os ahead memory is asked for: a copy of 4 KiB takes longer than its first bytes.
+/// How many I/Os ahead memory is prefetched: copying 4 KiB takes longer than fetching its first bytes.
 const LOOK_AHEAD: usize = 2;
 
 #[cfg(test)]
@@ -343,7 +342,10 @@ mod tests {
             buf
         };
         assert_eq!(run(&mut *writer, IoOp::Write, 256, full(1)).result, Ok(()));
-        assert!(writer.borrow(Lba(256), 8192).is_none(), "who may write does not lend");
+        assert!(
+            writer.borrow(Lba(256), 8192).is_none(),
+            "a writable queue pair has nothing to borrow"
+        );
         assert!(reader.borrow(Lba(255), 8192).is_none(), "these lie in two stripes");
         let lent = reader.borrow(Lba(256), 8192).expect("within one stripe");
         assert_eq!(run(&mut *writer, IoOp::Write, 257, full(2)).result, Ok(()));

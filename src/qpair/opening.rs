@@ -1,4 +1,4 @@
-//! Queue pairs to many devices, opened at once.
+//! Opens queue pairs of many devices in parallel.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use super::{Device, PairScope, QueuePair};
 use crate::error::{ErrorKind, Result};
 use crate::threads::map_at_once;
 
-/// Opens a queue pair to each device in each of `scopes`, all at once; those of each device, in the order of
-/// the scopes. A device gives out fewer where its limit is lower, or others hold the rest.
+/// Opens a queue pair of each device in each of `scopes`, all in parallel. Returns the queue pairs of each
+/// device, in the order of the scopes. A device has fewer if its limit is lower or if others hold the rest.
 ///
 /// # Errors
-/// Those of [`Device::queue_pair_in`], also where a device gives out none.
+/// Those of [`Device::queue_pair_in`], also when a device grants none.
 pub(crate) fn open_pairs(
     devices: &[Arc<dyn Device>],
     scopes: &[PairScope],
@@ -23,7 +23,8 @@ pub(crate) fn open_pairs(
     let opened = map_at_once(OPENING, &wanted, |&(number, scope)| {
         match devices[number].queue_pair_in(scope) {
             Ok(pair) => Ok((number, Ok(pair))),
-            // Others hold what the target has granted: no matter, where this device has got one.
+            // Others hold the queue pairs that the target grants; this is fine if the device has at least
+            // one.
             Err(error) if error.kind() == ErrorKind::Refused => Ok((number, Err(error))),
             Err(error) => Err(error),
         }
@@ -42,7 +43,7 @@ pub(crate) fn open_pairs(
     }
 }
 
-/// The threads that open queue pairs.
+/// The name of the threads that open queue pairs.
 const OPENING: &str = "dlfs-open";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! How to open a namespace and how long to wait for what.
+//! Options of opening namespaces, and time limits.
 //!
-//! The names are nvme-cli's where it has them.
+//! The names are those of nvme-cli if it has them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,41 +15,41 @@ pub struct ConnectOptions {
     pub hdr_digest: bool,
     /// Ask for data digests; a target that declines them is refused.
     pub data_digest: bool,
-    /// Ask for both digests beside those asked for above, and do without what a target declines of these.
+    /// Ask for both digests in addition, but accept that the target declines them.
     pub prefer_digests: bool,
-    /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one of this machine's own.
+    /// Host NQN; `None`: that of `/etc/nvme/hostnqn`, else one derived from this machine's identity.
     pub hostnqn: Option<Nqn>,
     /// Host identifier; `None`: that of `/etc/nvme/hostid` when the NQN comes from there too, else the
     /// UUID in the host NQN, else one derived from the host NQN.
     pub hostid: Option<[u8; 16]>,
-    /// What this host proves itself with where a controller wants that (DH-HMAC-CHAP). Not for `spdk:`
-    /// addresses, which have files: [`SpdkOptions::dhchap_key`].
+    /// The secret by which this host authenticates if a controller requires it (DH-HMAC-CHAP). Not for
+    /// `spdk:` addresses, which use files: [`SpdkOptions::dhchap_key`].
     pub dhchap_secret: Option<Secret>,
-    /// The subsystem's secret: the controller must prove itself, too. Not without `dhchap_secret`.
+    /// The subsystem's secret: the controller must authenticate, too. Requires `dhchap_secret`.
     pub dhchap_ctrl_secret: Option<Secret>,
-    /// I/O queues to ask for: one for each queue pair. The target may grant fewer.
+    /// The number of I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,
-    /// Entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
+    /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,
-    /// Keep Alive Timeout (KATO): a side that hears nothing for this long gives the other up; zero
+    /// Keep Alive Timeout (KATO): a side that receives nothing for this long gives the other up; zero
     /// switches it off.
     pub keep_alive_tmo: Duration,
-    /// How long reconnecting goes on before a lost controller is given up.
+    /// How long the host tries to reconnect before it gives up a lost controller.
     pub ctrl_loss_tmo: Duration,
     /// How long a queue pair with outstanding I/O may go without progress before its connection is
     /// torn down and its reads are issued again on another.
     pub io_timeout: Duration,
-    /// How long opening may take in all, every path and step included.
+    /// The limit of opening, with all paths and steps.
     pub connect_timeout: Duration,
-    /// How long one TCP connection may take to be accepted.
+    /// The limit of a TCP connect.
     pub tcp_connect_timeout: Duration,
     /// Further addresses of the same namespace, used when the first is down.
     pub paths: Vec<Address>,
     /// Whether files are opened with O_DIRECT.
     pub direct: Direct,
-    /// Whether writes are wanted: otherwise files are opened for reading only, and writes refused.
+    /// Whether to allow writes: otherwise files are opened for reading only, and writes are refused.
     pub writable: bool,
-    /// What is SPDK's alone.
+    /// Options of SPDK.
     pub spdk: SpdkOptions,
 }
 
@@ -58,12 +58,12 @@ pub struct ConnectOptions {
 pub struct SpdkOptions {
     /// Memory for SPDK and its devices, in bytes. The first namespace that a process opens decides.
     pub memory_bytes: usize,
-    /// Whether that lies in huge pages; `None`: when enough are free. Drives need them. The first
+    /// Whether this memory lies in huge pages; `None`: if enough are free. Local drives need them. The first
     /// namespace that a process opens decides.
     pub huge_pages: Option<bool>,
     /// File with this host's key for DH-HMAC-CHAP, as nvme-cli makes it.
     pub dhchap_key: Option<PathBuf>,
-    /// File with the controller's key for DH-HMAC-CHAP: it has to prove itself too.
+    /// File with the controller's key for DH-HMAC-CHAP: the controller must authenticate too.
     pub dhchap_ctrl_key: Option<PathBuf>,
     /// File with the pre-shared key for TLS.
     pub tls_key: Option<PathBuf>,
@@ -87,22 +87,22 @@ pub enum Direct {
     /// For block devices and for images larger than half of the memory.
     #[default]
     Auto,
-    /// Always; opening fails where it cannot be had.
+    /// Always; opening fails if the file system does not support it.
     On,
     /// Never.
     Off,
 }
 
 impl ConnectOptions {
-    /// Sets how long opening may take in all, and lets no single TCP connection take longer.
+    /// Sets the limit of opening, and lowers that of a TCP connect if it is longer.
     pub fn set_connect_timeout(&mut self, limit: Duration) {
         self.connect_timeout = limit;
         self.tcp_connect_timeout = self.tcp_connect_timeout.min(limit);
     }
 
-    /// How long after it was sent a write may still come to the medium: a queue pair gives up after
-    /// `io_timeout`; bytes that the network holds then die with the controller, which a target gives up
-    /// after up to two times without a sign of life.
+    /// How long after it was sent a write may still reach the medium. A queue pair gives up after
+    /// `io_timeout`. Bytes that the network still holds die with the controller, which a target gives up
+    /// after at most two keep alive timeouts.
     pub(super) fn late_writes(&self) -> Duration {
         let controller = match self.keep_alive_tmo.is_zero() {
             true => LONGEST_CONTROLLER,
@@ -112,10 +112,10 @@ impl ConnectOptions {
     }
 }
 
-/// What a controller without a keep-alive is taken to last after its host is gone: there is no limit.
+/// The assumed life of a controller without keep alive after its host is gone: there is no limit.
 const LONGEST_CONTROLLER: Duration = Duration::from_secs(120);
 
-/// What timers of a target are late by.
+/// The inaccuracy of a target's timers.
 const SLACK: Duration = Duration::from_secs(1);
 
 impl Default for ConnectOptions {

@@ -1,7 +1,7 @@
-//! The queue pair of an engine with nothing special: its own `poll` completes what it has taken.
+//! The queue pair of a simple engine: its own `poll` completes the I/Os that it has taken.
 //!
-//! A device that moves bytes by itself, has a descriptor, keeps writes back, caches or lends is more than
-//! that and implements [`QueuePair`] itself; so does everything around another queue pair.
+//! An engine that transfers bytes by itself, has a descriptor, holds writes back, caches, or can lend its
+//! bytes implements [`QueuePair`] itself; so does every wrapper of a queue pair.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use super::{Completion, Fence, Io, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;
 
-/// What [`Plain`] makes a queue pair of. The methods are those of [`QueuePair`].
+/// A simple engine, which [`Plain`] makes a queue pair of. The methods are those of [`QueuePair`].
 pub trait PlainEngine: Send {
-    /// The namespace behind it.
+    /// The namespace.
     fn namespace(&self) -> &Namespace;
 
-    /// Takes I/O from the front of `pending` while there is room; returns how many it took.
+    /// Takes I/Os from the front of `pending` while there is room; returns how many it took.
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize;
 
-    /// Does what was taken; appends at most `max` completions to `done` and returns how many.
+    /// Runs the I/Os taken; appends at most `max` completions to `done` and returns how many.
     fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize;
 
-    /// I/Os taken and not yet completed.
+    /// The number of I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
 }
 
-/// A queue pair on an engine with nothing special.
+/// The queue pair of a simple engine.
 pub struct Plain<E>(pub E);
 
 impl<E: PlainEngine> QueuePair for Plain<E> {

@@ -12,7 +12,7 @@ use super::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::units::Lba;
 
-/// A queue pair of plain system calls.
+/// A queue pair that makes plain system calls.
 pub(super) struct PreadPair {
     files: Arc<Files>,
     namespace: Namespace,
@@ -108,5 +108,5 @@ impl QueuePair for PreadPair {
     }
 }
 
-/// I/Os of one `poll`, so that the caller's clock goes on between slow ones.
+/// The most I/Os of one `poll`, so that the caller's clock advances between slow ones.
 const BURST: usize = 16;

@@ -1,4 +1,4 @@
-//! The files of a namespace, and an I/O on its way to or from them: what `pread` and rings have in common.
+//! The files of a namespace and the progress of an I/O on them: the common part of `pread` and io_uring.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{Io, IoError, IoOp, Namespace};
 use crate::units::Lba;
 
-/// The descriptors of a namespace and what its queue pairs share.
+/// The descriptors of a namespace and the state that its queue pairs share.
 pub(super) struct Files {
     pub(super) path: PathBuf,
     pub(super) buffered: File,
@@ -23,18 +23,18 @@ pub(super) struct Files {
 /// A descriptor with O_DIRECT.
 pub(super) struct DirectFile {
     file: File,
-    /// What memory addresses, and offsets and lengths, must be multiples of.
+    /// The alignment of memory addresses, and of offsets and lengths.
     mem_align: usize,
     offset_align: u64,
 }
 
 impl DirectFile {
-    /// Of `file`, with the alignment that the kernel says it wants.
+    /// Wraps `file`, with the alignment that the kernel reports.
     pub(super) fn new(file: File) -> std::io::Result<DirectFile> {
         let dio_align = StatxFlags::from_bits_retain(STATX_DIOALIGN);
         let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, dio_align)?;
         if stat.stx_mask & STATX_DIOALIGN == 0 {
-            // A kernel before 6.1 does not say; pages suit everybody.
+            // A kernel before 6.1 does not report it; the page size is always enough.
             return Ok(DirectFile { file, mem_align: 4096, offset_align: 4096 });
         }
         if stat.stx_dio_offset_align == 0 {
@@ -46,7 +46,7 @@ impl DirectFile {
 }
 
 impl Files {
-    /// Whether most I/O goes past the page cache.
+    /// Whether most I/O bypasses the page cache.
     pub(super) fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
@@ -62,19 +62,19 @@ impl Files {
         Files { path, buffered, direct, is_block_device, num_blocks }
     }
 
-    /// A descriptor of anything.
+    /// Wraps any descriptor.
     #[cfg(test)]
     pub(super) fn of_descriptor(descriptor: std::os::fd::OwnedFd) -> Files {
         Files::new(Path::new("test"), descriptor.into(), None, false, 100)
     }
 
-    /// Brings the size in a queue pair's `namespace` up to date.
+    /// Updates the size in a queue pair's `namespace`.
     pub(super) fn refresh(&self, namespace: &mut Namespace) {
         namespace.num_blocks = self.num_blocks.load(Ordering::Relaxed);
     }
 
-    /// What a ring may register: the plain descriptor first. None of a writer's: a ring lets go of
-    /// what it registered some time after it is closed, and with it of the writer's lock.
+    /// The descriptors that a ring may register, the one without O_DIRECT first. A writer registers none: a
+    /// closed ring releases its descriptors some time later, and with them the writer's lock.
     pub(super) fn to_register(&self, namespace: &Namespace) -> Vec<RawFd> {
         if !namespace.read_only {
             return Vec::new();
@@ -83,58 +83,58 @@ impl Files {
         [Some(self.buffered.as_raw_fd()), direct].into_iter().flatten().collect()
     }
 
-    /// Lets go of the pages that hold these blocks, so that they are read from the medium again.
+    /// Drops the cached pages of these blocks, so that they are read from the medium again.
     pub(super) fn drop_cached(&self, slba: Lba, len_bytes: usize, namespace: &Namespace) {
         let offset = slba.0.saturating_mul(u64::from(namespace.block_len_bytes));
         let len = std::num::NonZeroU64::new(len_bytes as u64);
-        // What stays cached is read from there: a page that another process uses, or has changed.
+        // Some pages may stay cached: those that another process uses or has changed.
         let _ = rustix::fs::fadvise(&self.buffered, offset, len, rustix::fs::Advice::DontNeed);
     }
 
-    /// Sets the size, which only grows: the bounds of I/Os that were checked stay right.
+    /// Sets the size, which only grows, so I/Os that were checked stay within bounds.
     pub(super) fn set_num_blocks(&self, num_blocks: u64) {
         self.num_blocks.fetch_max(num_blocks, Ordering::Relaxed);
     }
 }
 
-/// An I/O in the hands of a queue pair, and how far it has come.
+/// An I/O and its progress.
 pub(super) struct Transfer {
     pub(super) io: Io,
-    /// Bytes moved so far.
+    /// Bytes transferred so far.
     pub(super) moved: usize,
-    /// Where the I/O begins, in bytes.
+    /// The offset of the I/O in bytes.
     start: u64,
     /// Whether O_DIRECT refused it.
     buffered_only: bool,
     retries: u8,
 }
 
-/// What a system call's result means for a transfer.
+/// What to do after a system call.
 pub(super) enum Step {
-    /// Go on with what is left.
+    /// Continue with the remaining bytes.
     Again,
-    /// It has ended.
+    /// The I/O has ended.
     Ended(Result<(), IoError>),
 }
 
 impl Transfer {
-    /// A transfer of an I/O that has been checked.
+    /// Creates the transfer of an I/O, which was checked before.
     pub(super) fn new(io: Io, block_len_bytes: u32) -> Transfer {
         let start = io.slba.0 * u64::from(block_len_bytes);
         Transfer { io, moved: 0, start, buffered_only: false, retries: 0 }
     }
 
-    /// Where the bytes that are left begin.
+    /// The offset of the remaining bytes.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.moved as u64
     }
 
-    /// Where the descriptor for the bytes that are left stands in [`Files::to_register`].
+    /// The index in [`Files::to_register`] of the descriptor for the remaining bytes.
     pub(super) fn file_index(&self, files: &Files) -> usize {
         usize::from(self.direct(files).is_some())
     }
 
-    /// The descriptor for the bytes that are left, by their alignment.
+    /// The descriptor for the remaining bytes, chosen by their alignment.
     pub(super) fn file<'a>(&self, files: &'a Files) -> BorrowedFd<'a> {
         match self.direct(files) {
             Some(direct) => direct.file.as_fd(),
@@ -153,7 +153,7 @@ impl Transfer {
             && (rest.len() as u64).is_multiple_of(direct.offset_align)
     }
 
-    /// Takes in what a system call on what was left said: bytes moved, or why not.
+    /// Handles the result of a system call: bytes transferred, or an error.
     pub(super) fn advance(&mut self, result: Result<usize, Errno>) -> Step {
         let expected = self.io.buf.len();
         match result {
@@ -163,7 +163,7 @@ impl Transfer {
                 let (expected, found) = (expected as u64, self.moved as u64);
                 Step::Ended(Err(IoError::Short { expected, found }))
             }
-            // Nobody knows what of the buffer means anything then.
+            // Then no byte of the buffer can be trusted.
             Ok(count) if count > expected - self.moved => {
                 let (expected, found) = ((expected - self.moved) as u64, count as u64);
                 Step::Ended(Err(IoError::Excess { expected, found }))
@@ -177,7 +177,7 @@ impl Transfer {
                 Step::Again
             }
             Err(Errno::INVAL) if !self.buffered_only && self.io.op != IoOp::Flush => {
-                self.buffered_only = true; // alignment that the file system did not tell of
+                self.buffered_only = true; // the file system requires more alignment than it reported
                 Step::Again
             }
             Err(errno) => Step::Ended(Err(os_error(errno))),
@@ -189,9 +189,9 @@ fn os_error(errno: Errno) -> IoError {
     IoError::Os(errno.raw_os_error())
 }
 
-/// I/Os of one queue pair.
+/// The queue depth of a queue pair.
 pub(super) const QUEUE_DEPTH: u16 = 128;
-/// How often one I/O may be interrupted before that counts as a failure.
+/// How often one I/O may be interrupted before it fails.
 const MAX_RETRIES: u8 = 100;
 /// `STATX_DIOALIGN`, which rustix does not name yet.
 const STATX_DIOALIGN: u32 = 0x2000;
@@ -214,7 +214,7 @@ mod tests {
                 let expected = IoError::Excess { expected: 4096, found: count as u64 };
                 assert!(matches!(step, Step::Ended(Err(error)) if error == expected));
             }
-            // Also of what is left after a part.
+            // The same holds for the remaining bytes of a partial transfer.
             let mut transfer = transfer(op);
             assert!(matches!(transfer.advance(Ok(4000)), Step::Again));
             let step = transfer.advance(Ok(97));

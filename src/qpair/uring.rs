@@ -1,15 +1,15 @@
-//! The file engine with io_uring: one system call a turn starts and ends any number of I/Os.
+//! The file engine with io_uring: one system call in each turn starts and ends any number of I/Os.
 //!
 //! The ring is set up so that completions are processed when this thread enters the kernel anyway
-//! (COOP_TASKRUN), and says when there is something to enter for (TASKRUN_FLAG). Not SINGLE_ISSUER
-//! with DEFER_TASKRUN: these bind a ring to the thread that made it, while a queue pair may move to
-//! another thread, with I/O outstanding too.
+//! (COOP_TASKRUN), and says when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
+//! DEFER_TASKRUN, which bind a ring to the thread that created it: a queue pair may move to another thread,
+//! also with outstanding I/O.
 //!
-//! Buffers of a pool that the pair was told of are registered with the ring as they are used
-//! (`pinned.rs`): the kernel then looks up neither their pages nor, for O_DIRECT, pins them. Random
-//! reads of 4 KiB from the page cache take 0.87 of a `pread` loop's processor time that way, and 1.04
-//! without (a virtual Sapphire Rapids). One turn starts a burst that the second-level cache holds, so
-//! that bytes which were in the page cache are looked at while they are in the processor's, too.
+//! Buffers of the pool that the pair knows are registered with the ring when they are first used
+//! (`pinned.rs`): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
+//! from the page cache then take less processor time than `pread`, otherwise slightly more. One turn starts a
+//! burst that fits in the second-level cache, so that bytes from the page cache are used while they are in
+//! the processor's cache.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
 
 mod pinned;
@@ -37,15 +37,15 @@ use crate::units::Lba;
 /// A queue pair on a ring of its own.
 pub(super) struct UringPair {
     namespace: Namespace,
-    /// What cannot be: completed by the next poll.
+    /// Invalid I/Os, which the next poll completes.
     refused: VecDeque<Completion>,
-    /// Taken, and started by the next poll.
+    /// I/Os taken, which the next poll starts.
     fresh: VecDeque<Transfer>,
     ring: Ring,
 }
 
 impl UringPair {
-    /// Whether the kernel lets this process have rings.
+    /// Whether the kernel permits this process to use rings.
     pub(super) fn is_available() -> bool {
         build_ring(8).is_ok()
     }
@@ -86,7 +86,7 @@ impl QueuePair for UringPair {
             self.ring.enter();
             count += self.ring.reap(max - count, done);
             if count > 0 || self.fresh.is_empty() {
-                return count; // the rest starts with the next poll, which comes at once
+                return count; // the next poll, which follows at once, starts the rest
             }
         }
     }
@@ -124,7 +124,7 @@ impl QueuePair for UringPair {
         self.ring.uring.register_for_sleep(registry);
     }
 
-    /// Completions lie in memory.
+    /// Completions are in shared memory, so looking costs no system call.
     fn notice(&self) -> Notice {
         Notice::Look
     }
@@ -135,7 +135,7 @@ impl QueuePair for UringPair {
 }
 
 impl UringPair {
-    /// Queues what one turn starts.
+    /// Queues the I/Os that one turn starts.
     fn start_burst(&mut self) {
         let mut bytes = 0;
         while bytes < BURST_BYTES
@@ -155,12 +155,12 @@ struct Ring {
     uring: Watched<Uring>,
     transfers: Slab<Transfer>,
     files: Arc<Files>,
-    /// Whether descriptors are named by their place in [`Files::to_register`].
+    /// Whether entries name descriptors by their index in [`Files::to_register`].
     registered: bool,
     pinned: Option<Pinned>,
-    /// How the user knows the namespace.
+    /// The user's name of the namespace.
     address: String,
-    /// How long I/Os under way are waited for when it is dropped.
+    /// How long dropping the ring waits for outstanding I/Os.
     last_ios: Duration,
     /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
     home: Forked<()>,
@@ -170,7 +170,7 @@ impl Ring {
     fn new(files: Arc<Files>, namespace: &Namespace) -> std::io::Result<Ring> {
         let uring = Watched::new(Uring(build_ring(u32::from(QUEUE_DEPTH))?));
         let descriptors = files.to_register(namespace);
-        // A refusal only means that the kernel counts references to the files for each read.
+        // If this fails, the kernel counts references to the files for each read; all else works.
         let registered =
             !descriptors.is_empty() && uring.submitter().register_files(&descriptors).is_ok();
         let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
@@ -187,7 +187,7 @@ impl Ring {
         })
     }
 
-    /// Registers the buffers of the first pool that it is told of, as they are used.
+    /// Registers the buffers of the first pool that is announced, when they are first used.
     fn use_pool(&mut self, pool: &Pool) {
         if self.pinned.is_none() {
             self.pinned = Pinned::new(pool, &self.uring.submitter());
@@ -200,7 +200,7 @@ impl Ring {
         self.push(key);
     }
 
-    /// Queues what is left of transfer `key`.
+    /// Queues the remaining bytes of transfer `key`.
     fn push(&mut self, key: usize) {
         let mut entry = self.entry(key).user_data(key as u64);
         if self.registered {
@@ -247,7 +247,7 @@ impl Ring {
         let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
         drop(queue);
         if !idle {
-            // A failure (a signal, no memory just now) leaves the entries queued for the next turn.
+            // After a failure (a signal, a lack of memory) the entries stay queued for the next turn.
             let _ = self.uring.submit();
         }
     }
@@ -270,7 +270,7 @@ impl Ring {
         count
     }
 
-    /// Waits for what the kernel still does, at most for `limit`: a disk may hang for ever.
+    /// Waits for outstanding I/Os, for at most `limit`: a disk may hang for ever.
     fn finish(&mut self, limit: Duration) {
         let (until, mut done) = (Instant::now() + limit, Vec::new());
         loop {
@@ -282,8 +282,8 @@ impl Ring {
                 return;
             }
             let mut fds = [PollFd::new(&*self.uring, PollFlags::IN)];
-            // What it says does not matter: the ring is looked at next. Never long, since a kernel may
-            // have work for this thread that it does not tell of so.
+            // The result does not matter: the ring is checked next. The wait is short, because the kernel may
+            // have work for this thread that it does not signal.
             let nap = Timespec::try_from(left.min(NAP)).ok();
             let _ = rustix::event::poll(&mut fds, nap.as_ref());
         }
@@ -305,13 +305,13 @@ impl Drop for Ring {
             }
         }
         if !self.transfers.is_empty() {
-            // What the kernel may still be writing to is never freed.
+            // Memory that the kernel may still write to is never freed.
             std::mem::forget(std::mem::take(&mut self.transfers));
         }
     }
 }
 
-/// The kernel's ring, as something that has a descriptor.
+/// The kernel's ring, as an owner of a descriptor.
 struct Uring(IoUring);
 
 impl AsFd for Uring {
@@ -348,13 +348,13 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
     }
 }
 
-/// What one turn starts: with the pages that it comes from, half of a small second-level cache.
+/// The bytes that one turn starts: with their page cache pages, half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
-/// How long I/Os under way are waited for when a queue pair ends: longer than a disk takes to spin up.
+/// How long dropping a queue pair waits for outstanding I/Os: longer than a disk takes to spin up.
 const LAST_IOS: Duration = Duration::from_secs(10);
 
-/// The longest sleep of such a wait.
+/// The longest single sleep of that wait.
 const NAP: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
@@ -363,7 +363,7 @@ mod tests {
     use crate::buf::{HugePages, PoolOptions};
     use crate::units::Lba;
 
-    /// A ring whose reads never end, since nobody writes into the pipe.
+    /// A ring whose reads never end, because nobody writes into the pipe.
     fn ring_that_hangs(pool: &Pool) -> Option<(std::io::PipeWriter, Ring)> {
         let (reader, writer) = std::io::pipe().unwrap();
         let namespace = Namespace {

@@ -1,4 +1,4 @@
-//! The bytes of a folder's addresses: files opened, read, and compared with what was listed.
+//! Reads a folder's bytes: opens files, reads them and compares them with the listing.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -13,11 +13,11 @@ use super::Folder;
 use super::listing::Stamp;
 use crate::qpair::{Io, IoError, IoOp, Namespace};
 
-/// The files of a folder as one queue pair reads them, from any of its threads.
+/// The files of a folder for one queue pair, used by all of its threads.
 pub(super) struct Files {
     folder: Arc<Folder>,
     namespace: Namespace,
-    /// Files of which more is expected to be read, by index, the newest last.
+    /// Open files of which more is expected to be read, by index, the newest last.
     open: Mutex<VecDeque<(usize, Arc<File>)>>,
 }
 
@@ -26,7 +26,7 @@ impl Files {
         Files { folder, namespace, open: Mutex::default() }
     }
 
-    /// Does what `io` asks for; blocks as long as the file system does.
+    /// Runs `io`; blocks as long as the file system does.
     pub(super) fn run(&self, io: &mut Io) -> Result<(), IoError> {
         self.namespace.check(io)?;
         if io.op != IoOp::Read {
@@ -55,7 +55,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads bytes of one file, which must be the one that was listed, before and after.
+    /// Reads bytes of one file, which must be the listed one before and after the read.
     fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let listed = &self.folder.listing.files[index];
         let file = self.file(index)?;
@@ -83,7 +83,7 @@ impl Files {
         let path = self.folder.path_of(index);
         self.folder.opens.fetch_add(1, Ordering::Relaxed);
         let file = open(&path).map_err(|error| match error.raw_os_error() {
-            // What was listed was a file: it is gone, or something else has taken its place.
+            // The listed file is gone, or something else has taken its place.
             Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENXIO | libc::ENODEV) => {
                 changed(&path)
             }
@@ -92,7 +92,7 @@ impl Files {
         Ok(Arc::new(file))
     }
 
-    /// Keeps a file open for what follows, as the newest; or no longer.
+    /// Keeps a file open as the newest, or closes it.
     fn keep(&self, index: usize, file: Option<Arc<File>>) {
         let mut open = self.open.lock();
         open.retain(|(other, _)| *other != index);
@@ -104,11 +104,11 @@ impl Files {
     }
 }
 
-/// Opens a file, and waits for no writer where a FIFO has taken its place: its stamp then tells.
+/// Opens a file without waiting for a writer if a FIFO has taken its place: its stamp then differs.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        // Another has a lease on the file, which is broken by who waits for it.
+        // Another process has a lease on the file; a blocking open breaks the lease.
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => File::open(path),
         opened => opened,
     }
@@ -122,5 +122,5 @@ fn os_error(error: &std::io::Error) -> IoError {
     IoError::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Files that a queue pair keeps open, of those that it has not read to their end.
+/// The most files that a queue pair keeps open, of those that it has not read to the end.
 const MAX_OPEN: usize = 16;

@@ -1,8 +1,8 @@
-//! Threads that make the blocking calls of one queue pair: a slow file system holds up no poller.
+//! Threads that make the blocking calls of one queue pair, so that a slow file system blocks no poller.
 //!
-//! One thread serves a file system that answers at once, and keeps the order of the reads. Another joins
-//! whenever a read has waited a while and none is free: a parallel file system gives more, the more is
-//! asked of it at a time. They end with their queue pair, each after the call that it is in.
+//! One thread suffices for a fast file system, and keeps the order of the reads. Another thread is added
+//! whenever a read has waited for a while and no thread is free: a parallel file system is faster with more
+//! requests. The threads end with their queue pair, each after its current call.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,31 +19,31 @@ use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
 
-/// The threads of one queue pair, and what lies between them and it.
+/// The threads of one queue pair, and the queues between them and it.
 pub(super) struct Helpers {
     shared: Arc<Shared>,
-    /// Its event, for whoever polls.
+    /// The event that its poller watches.
     watched: Watched<Arc<Shared>>,
     num_threads: usize,
-    /// Only the process that made it has what runs behind it.
+    /// Only the process that created it has its threads.
     home: Forked<()>,
 }
 
 struct Shared {
     files: Files,
     queue: Mutex<Queue>,
-    /// There is something in the queue, or it is closed.
+    /// The queue is not empty, or it is closed.
     work: Condvar,
     /// A thread has ended its last call.
     ended: Condvar,
     done: Mutex<Vec<Completion>>,
-    /// Readable while `done` has something.
+    /// Readable while `done` is not empty.
     event: OwnedFd,
 }
 
 struct Queue {
     waiting: VecDeque<Io>,
-    /// When a thread last took something of it, or it was empty.
+    /// When a thread last took an I/O from the queue, or when the queue was last empty.
     moved: Instant,
     num_idle: usize,
     /// Threads in a call.
@@ -55,7 +55,7 @@ impl Helpers {
     /// Starts the first thread.
     ///
     /// # Errors
-    /// The process may have no more threads or descriptors.
+    /// The process has reached its limit of threads or descriptors.
     pub(super) fn start(files: Files) -> Result<Helpers> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
@@ -85,7 +85,7 @@ impl Helpers {
         Ok(())
     }
 
-    /// Hands over what is to be done.
+    /// Queues I/Os.
     pub(super) fn submit(&self, ios: impl Iterator<Item = Io>) {
         let mut queue = self.shared.queue.lock();
         if queue.waiting.is_empty() {
@@ -97,10 +97,10 @@ impl Helpers {
         }
     }
 
-    /// Takes what is done, at most `max`, and has a thread join where too much waits.
+    /// Takes at most `max` completions, and adds a thread if reads have waited too long.
     pub(super) fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         if self.joins_at().is_some_and(|at| at <= now) {
-            self.shared.queue.lock().moved = now; // and another not at once
+            self.shared.queue.lock().moved = now; // so that the next thread is not added at once
             if let Err(error) = self.spawn() {
                 tracing::debug!(%error, "no further thread reads the folder");
             }
@@ -109,24 +109,24 @@ impl Helpers {
         let count = max.min(list.len());
         done.extend(list.drain(..count));
         if count > 0 && list.is_empty() {
-            // Under the lock, so that no ring is lost; it fails only where nobody rang.
+            // Under the lock, so that no event is lost; it fails only if there is none.
             let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
         }
         count
     }
 
-    /// Has whoever polls from now on watch what becomes readable when something is done.
+    /// Registers the event with a poller.
     pub(super) fn register(&mut self, registry: &Registry) {
         self.watched.register_for_sleep(registry);
     }
 
-    /// When another thread is to join, if nothing moves until then.
+    /// When to add another thread, if no I/O is taken until then.
     pub(super) fn joins_at(&self) -> Option<Instant> {
         if self.num_threads == MAX_THREADS {
             return None;
         }
         let queue = self.shared.queue.lock();
-        (!queue.waiting.is_empty() && queue.num_idle == 0).then(|| queue.moved + PATIENCE)
+        (!queue.waiting.is_empty() && queue.num_idle == 0).then(|| queue.moved + ADD_THREAD_AFTER)
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for Helpers {
             queue.is_closed = true;
             queue.waiting.clear();
             self.shared.work.notify_all();
-            // Their buffers are the caller's again then; a call of a file system that hangs does not end.
+            // Then the buffers belong to the caller again; a call on a file system that hangs does not end.
             let until = Instant::now() + LAST_CALLS;
             while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until).timed_out()
             {
@@ -158,20 +158,20 @@ impl Shared {
         let mut is_busy = false;
         while let Some(mut io) = self.next(is_busy) {
             is_busy = true;
-            // Else the read would never end, and the threads of the queue pair grow fewer.
+            // Otherwise the read would never end, and the queue pair would lose the thread.
             let result = caught("the thread dlfs-folder", || self.files.run(&mut io))
                 .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
             let mut done = self.done.lock();
             done.push(Completion { tag: io.tag, buf: io.buf, result });
             if done.len() == 1 {
-                // The only failure is a counter at its maximum, and then it is readable anyway.
+                // The only possible failure is a counter at its maximum, and then it is readable anyway.
                 let _ = rustix::io::write(&self.event, &[1; 8]);
             }
         }
     }
 
-    /// The oldest that waits, for a thread that was in a call until now or not; `None` when the queue
-    /// pair is gone.
+    /// The oldest waiting I/O; `was_busy` says whether the thread has just ended a call. `None` when the
+    /// queue pair is gone.
     fn next(&self, was_busy: bool) -> Option<Io> {
         let mut queue = self.queue.lock();
         queue.num_busy -= usize::from(was_busy);
@@ -195,14 +195,14 @@ impl Shared {
     }
 }
 
-/// Reads of a queue pair at a time.
+/// The most threads of a queue pair.
 const MAX_THREADS: usize = 8;
 
-/// How long calls under way are waited for when a queue pair ends.
+/// How long dropping a queue pair waits for outstanding calls.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
-/// How long a read waits for a thread before another joins: longer than reading what is in memory takes.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// How long a read waits before another thread is added: longer than a read from memory takes.
+const ADD_THREAD_AFTER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
@@ -220,7 +220,7 @@ mod tests {
             std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();
         }
         let mut folder = FolderNamespace::open(root.path()).unwrap();
-        // A listing that cannot be: two files in one place.
+        // An invalid listing: two files at one address.
         let files = &mut Arc::get_mut(&mut folder.folder).unwrap().listing.files;
         files[1].offset_bytes = files[0].offset_bytes + 1;
         let places = [0, 2].map(|file: usize| files[file].offset_bytes / 4096);

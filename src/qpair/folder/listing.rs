@@ -1,8 +1,8 @@
-//! What lies in a folder, in the one order that everybody computes, and at which address each file is.
+//! The listing of a folder: its files in a deterministic order, and their addresses.
 //!
-//! The order is that of torchvision's ImageFolder: class folders by name, within a class folder by
-//! folder in the order of their paths, within a folder by name; files outside class folders last.
-//! Links to files are followed, links to folders are not: a tree has no end otherwise.
+//! The order is that of torchvision's ImageFolder: class folders by name; within a class folder, folders by
+//! path; within a folder, files by name; files outside class folders last. Links to files are followed. Links
+//! to folders are not, because they may form a cycle.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -17,25 +17,25 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct FolderFile {
     /// Its path beneath the folder.
     pub name: Vec<u8>,
-    /// Rank of its class folder among the class folders by name; `None` outside of them.
+    /// The index of its class folder among the class folders by name; `None` outside of them.
     pub class: Option<u32>,
     /// Its length.
     pub len_bytes: u64,
-    /// Where it begins on the namespace: a multiple of 4,096.
+    /// Its address on the namespace: a multiple of 4,096.
     pub offset_bytes: u64,
-    /// What must not change while it is read.
+    /// Metadata that must not change while it is read.
     pub(super) stamp: Stamp,
 }
 
 impl FolderFile {
-    /// When its bytes were last changed, in ns since 1970; 0 before that.
+    /// The modification time in ns since 1970; 0 before that.
     pub fn modified_ns(&self) -> u64 {
         let seconds = u64::try_from(self.stamp.modified_s).unwrap_or(0);
         seconds.saturating_mul(1_000_000_000).saturating_add(self.stamp.modified_ns.unsigned_abs())
     }
 }
 
-/// Tells whether a file is still the one that was listed.
+/// Tells whether a file is still the listed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -57,15 +57,15 @@ impl Stamp {
     }
 }
 
-/// The files of a folder in their order, and what follows from all of them.
+/// The files of a folder in order, and values derived from them.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) files: Vec<FolderFile>,
-    /// Names of the class folders, in their order.
+    /// The names of the class folders, in order.
     pub(super) classes: Vec<Vec<u8>>,
-    /// End of the last file, and so the length of the namespace.
+    /// The end of the last file, which is the length of the namespace.
     pub(super) len_bytes: u64,
-    /// Hash of names, lengths and times: another listing has another one.
+    /// A hash of names, lengths and times: another listing has another one.
     pub(super) identity: [u8; 16],
 }
 
@@ -73,7 +73,7 @@ impl Listing {
     /// Lists `root`.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says, of the folder that cannot be read.
+    /// `NotFound`, `Refused`: as the operating system says, for the folder that cannot be read.
     pub(super) fn of(root: &Path) -> Result<Listing> {
         let mut found = Found::default();
         found.folder(root, b"", None)?;
@@ -117,12 +117,12 @@ impl Listing {
     }
 }
 
-/// Hands out addresses: one file behind the other at multiples of 4,096, none across the end of a cell
-/// but those that are longer than one, which have whole cells to themselves. Cell 0 stays empty.
+/// Assigns addresses: files follow each other at multiples of 4,096, and no file crosses the end of a cell,
+/// except a file longer than a cell, which gets whole cells of its own. Cell 0 stays empty.
 #[derive(Debug)]
 struct Addresses {
     end: u64,
-    /// The cell of the last file, and how many begin in it.
+    /// The cell of the last file, and how many files begin in it.
     cell: u64,
     in_cell: u32,
 }
@@ -154,7 +154,7 @@ impl Addresses {
     }
 }
 
-/// What a walk has come across.
+/// What the walk has found.
 #[derive(Default)]
 struct Found {
     /// Folder (with a slash at its end, or empty), name and stamp.
@@ -193,10 +193,10 @@ impl Found {
     }
 }
 
-/// Files of a cell lie in one chunk of the directory made from the listing.
+/// The files of a cell form one chunk of the directory that is made from the listing.
 pub const FOLDER_CELL_BYTES: u64 = 4 << 20;
 
-/// A chunk has at most so many samples (`format`).
+/// The most samples of a chunk (`format`).
 const MAX_FILES_OF_CELL: u32 = 65_535;
 
 const ALIGN: u64 = crate::units::ALIGN_BYTES as u64;

@@ -1,13 +1,12 @@
-//! A plain folder as a read-only namespace: the parallel file system case, without an import.
+//! A plain folder as a read-only namespace: data on a parallel file system without an import.
 //!
-//! Files lie at addresses that follow from the sorted listing ([`FolderFile`]); behind a file's end,
-//! and between files, are zeroes. Directory, tiers and target work on it as on any namespace.
+//! The addresses of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as
+//! zeroes. Directory, tiers and target work on it as on any namespace.
 //!
-//! A file is opened when a read needs it and closed when the read has come to its end; only those read
-//! piece by piece stay open, a few at a time. Opening, `pread` and closing block, and on a parallel file
-//! system for long: threads of the queue pair do it (`helpers.rs`), and never the one that polls. A file
-//! that is not the one that was listed fails its read with [`IoError::Changed`](super::IoError): what it
-//! is now has no place on the namespace.
+//! A file is opened when a read needs it and closed after its last byte was read; only files that are read in
+//! pieces stay open, a few at a time. Opening, `pread` and closing block, on a parallel file system for long.
+//! So threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a file
+//! that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
 //! Read `listing.rs` first, then `files.rs`.
 
@@ -33,20 +32,20 @@ use files::Files;
 use helpers::Helpers;
 use listing::Listing;
 
-/// An opened folder. Its listing is that of the moment when it was opened.
+/// An open folder. Its listing is that of the time when it was opened.
 pub struct FolderNamespace {
     folder: Arc<Folder>,
     namespace: Namespace,
 }
 
-/// What was asked of the file system so far, by all queue pairs.
+/// Counts of the system calls so far, of all queue pairs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderStats {
     /// Files opened.
     pub opens: u64,
     /// `pread` calls.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Bytes that they returned.
     pub bytes: u64,
 }
 
@@ -59,7 +58,7 @@ struct Folder {
 }
 
 impl FolderNamespace {
-    /// Lists the folder `path` and all beneath it. Costs one `stat` a file.
+    /// Lists the folder `path` and everything beneath it. Costs one `stat` for each file.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: as the operating system says. `Unsupported`: a file of 4 GiB or more.
@@ -88,12 +87,12 @@ impl FolderNamespace {
         &self.folder.listing.files
     }
 
-    /// Names of the class folders: the index of each is the class of its files.
+    /// The names of the class folders: the index of each is the class of its files.
     pub fn classes(&self) -> &[Vec<u8>] {
         &self.folder.listing.classes
     }
 
-    /// What was asked of the file system so far.
+    /// Counts of the system calls so far.
     pub fn stats(&self) -> FolderStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Folder { opens, reads, bytes, .. } = &*self.folder;
@@ -172,10 +171,10 @@ impl QueuePair for FolderPair {
 
     fn use_pool(&mut self, _: &Pool) {}
 
-    /// Nothing is written.
+    /// It never writes.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
-    /// A file is read from its file system each time.
+    /// There is no other copy: each read goes to the file system.
     fn report_corrupt(&mut self, _: Lba, _: usize) {}
 
     fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
@@ -190,7 +189,7 @@ impl QueuePair for FolderPair {
         self.helpers.register(registry);
     }
 
-    /// What the threads have done lies in memory.
+    /// Completions are in memory, so looking costs no system call.
     fn notice(&self) -> Notice {
         Notice::Look
     }

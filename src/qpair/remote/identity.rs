@@ -1,4 +1,4 @@
-//! Who this host is: the NQN and the identifier it connects with.
+//! The identity of this host: the NQN and the identifier that it connects with.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::qpair::session::{Credentials, HostIdentity};
 use crate::random::draw;
 
 impl HostIdentity {
-    /// What the options say, else what nvme-cli would use, else what the machine's identity gives.
+    /// From the options, else from the files of nvme-cli, else derived from the machine's identity.
     pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {
@@ -27,7 +27,7 @@ impl HostIdentity {
     }
 }
 
-/// What the host proves itself with, if the options say.
+/// The secrets of the host, if the options have them.
 fn credentials(options: &ConnectOptions) -> Option<Credentials> {
     let secret = options.dhchap_secret.clone()?;
     let ctrl_secret = options.dhchap_ctrl_secret.clone();
@@ -50,13 +50,13 @@ fn nqn_file() -> Option<Nqn> {
     Nqn::new(fs::read_to_string("/etc/nvme/hostnqn").ok()?.trim()).ok()
 }
 
-/// The UUID in a customary host NQN; of any other name a hash, which is never zero in practice.
+/// The UUID in a host NQN of the UUID format; for any other NQN a hash, which is never zero in practice.
 fn id_of_nqn(nqn: &Nqn) -> [u8; 16] {
     let uuid = nqn.as_str().split_once(":uuid:").and_then(|(_, uuid)| parse_uuid(uuid));
     uuid.unwrap_or_else(|| xxh3_128(nqn.as_str().as_bytes()).to_be_bytes())
 }
 
-/// The same on every start on this machine, and not the machine's own secret-like identifier.
+/// A UUID that is the same on every start on this machine, derived from the machine id without revealing it.
 fn machine_uuid() -> [u8; 16] {
     let files = ["/etc/machine-id", "/var/lib/dbus/machine-id", "/proc/sys/kernel/random/boot_id"];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap_or_default();

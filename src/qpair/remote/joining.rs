@@ -1,4 +1,4 @@
-//! How long the maker of a queue pair waits until it is in a session.
+//! How long opening a queue pair waits until it has joined a session.
 
 use std::time::Instant;
 
@@ -6,10 +6,11 @@ use super::{Backlog, Phase, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
 
 impl<T: Transport> Remote<T> {
-    /// Whether a new queue pair that is not in a session yet may go on trying; `stage` is what it is at.
+    /// Whether a new queue pair that has not joined a session yet may go on trying; `stage` names its current
+    /// step.
     ///
     /// # Errors
-    /// The controller has been given up, or `deadline` has come.
+    /// The controller was given up, or `deadline` has passed.
     pub(in crate::qpair) fn may_wait(
         &self,
         now: Instant,

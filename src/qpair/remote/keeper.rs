@@ -1,12 +1,12 @@
-//! The keeper: the one thread of a process that owns all admin queues of a transport.
+//! The keeper: the thread of a process that owns all admin queues of a transport.
 //!
-//! It brings controllers up, keeps them alive, takes their events, and reconnects when they are lost:
-//! also while no queue pair is polled, so that a trainer that computes for a minute keeps its
-//! connections. It starts with the first controller that is opened. A child process has none of its
-//! parent's threads, so it starts its own.
+//! It connects controllers, keeps them alive, handles their events, and reconnects when they are lost. It
+//! does so also while no queue pair is polled: a trainer that computes for a minute keeps its connections. It
+//! starts with the first controller. A child process has none of its parent's threads, so it starts its own
+//! keeper.
 //!
-//! A mistake that one controller brings out ends that one: its remote is given up with the words of the
-//! panic, and the others are looked after as before.
+//! A panic while serving one controller ends that controller only: its remote is given up with the message of
+//! the panic, and the others are served as before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::process::Forked;
 use crate::qpair::session::lifecycle::{Action, Level};
 use crate::threads::caught;
 
-/// The handle on the thread.
+/// A handle of the thread.
 pub(in crate::qpair) struct Keeper<T: Transport> {
     event: OwnedFd,
     inbox: Mutex<Vec<Weak<Remote<T>>>>,
@@ -29,7 +29,7 @@ pub(in crate::qpair) struct Keeper<T: Transport> {
     is_dead: AtomicBool,
 }
 
-/// Where the processes of a program find their keepers: each has at most one that lives.
+/// The keepers of a transport: each process has at most one that is alive.
 pub(in crate::qpair) struct Keepers<T: Transport>(Forked<Mutex<Option<Arc<Keeper<T>>>>>);
 
 impl<T: Transport> Keepers<T> {
@@ -37,10 +37,10 @@ impl<T: Transport> Keepers<T> {
         Keepers(Forked::empty())
     }
 
-    /// The keeper of this process; started if there is none, or if it has died.
+    /// The keeper of this process, which is started if there is none or if it has died.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The thread cannot be started.
     pub(in crate::qpair) fn of_this_process(&self) -> Result<Arc<Keeper<T>>> {
         let keeper = self.0.get_or_init(Mutex::default);
         let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,12 +82,12 @@ impl<T: Transport> Keeper<T> {
         Ok(keeper)
     }
 
-    /// Whether its thread takes new charges.
+    /// Whether its thread accepts new remotes.
     fn is_alive(&self) -> bool {
         !self.is_dead.load(Ordering::Acquire)
     }
 
-    /// Brings `remote` up and looks after it while somebody else holds it.
+    /// Connects `remote` and serves it while somebody else holds it.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_alive() {
@@ -100,7 +100,7 @@ impl<T: Transport> Keeper<T> {
     }
 
     fn wake(&self) {
-        // It fails when the counter is full: then the thread is awake already.
+        // It fails when the counter is full; then the thread is awake already.
         let _ = rustix::io::write(&self.event, &[1; 8]);
     }
 
@@ -115,7 +115,7 @@ impl<T: Transport> Keeper<T> {
         }
     }
 
-    /// The thread has died: nobody looks after these any more, and another takes what comes next.
+    /// The thread has died: its remotes are given up, and another thread serves later ones.
     fn die(&self, charges: &[Charge<T>], error: &Error) {
         self.is_dead.store(true, Ordering::Release);
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,22 +127,22 @@ impl<T: Transport> Keeper<T> {
         }
     }
 
-    /// Sleeps until a controller has something to say, a time has come, or somebody wakes it.
+    /// Sleeps until a controller has sent something, a timeout expires, or a thread wakes it.
     fn sleep(&self, charges: &[Charge<T>]) {
         let now = Instant::now();
         let until = charges.iter().filter_map(Charge::poll_timeout).min();
-        // Rounded up, or the last part of a millisecond would be spun away.
+        // Rounded up, or it would spin for the last part of a millisecond.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let mut fds: Vec<PollFd<'_>> = charges.iter().filter_map(Charge::poll_fd).collect();
         fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
-        let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: go round once more
+        let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.event, &mut count); // fails when nobody has woken it
+        let _ = rustix::io::read(&self.event, &mut count); // fails if no thread has woken it
     }
 }
 
-/// One remote that the keeper looks after, and the admin queue that it has at present.
+/// One remote that the keeper serves, and its current admin queue.
 struct Charge<T: Transport> {
     remote: Weak<Remote<T>>,
     admin: Option<Box<T::Admin>>,
@@ -151,7 +151,7 @@ struct Charge<T: Transport> {
 impl<T: Transport> Charge<T> {
     fn poll_timeout(&self) -> Option<Instant> {
         let admin = self.admin.as_ref().and_then(|admin| admin.poll_timeout());
-        // Nobody else may hold it any more: then the next turn is what lets go of it.
+        // If nobody else holds it any more, the next turn must drop it.
         let remote = self.remote.upgrade();
         let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
         admin.into_iter().chain(remote).min()
@@ -163,7 +163,7 @@ impl<T: Transport> Charge<T> {
         Some(PollFd::from_borrowed_fd(wait.fd, flags))
     }
 
-    /// As [`Charge::turn`]; a panic in it is the end of this remote alone.
+    /// As [`Charge::turn`]; a panic in it ends this remote only.
     fn turn_or_die(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         caught(WHO, || self.turn(now, scratch)).unwrap_or_else(|error| {
             if let Some(remote) = self.remote.upgrade() {
@@ -173,7 +173,7 @@ impl<T: Transport> Charge<T> {
         })
     }
 
-    /// Moves on; `false` when there is nothing left to look after.
+    /// Serves the remote once; returns `false` when it is finished.
     fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         let Some(remote) = self.remote.upgrade() else { return false };
         if let Some(admin) = &mut self.admin
@@ -223,10 +223,10 @@ impl<T: Transport> Charge<T> {
     }
 }
 
-/// How errors name the thread.
+/// The name of the thread in errors.
 const WHO: &str = "the thread dlfs-keeper";
 
-/// What `poll` may wake too early by.
+/// The rounding of `poll`, which may wake too early by this much.
 const GRANULARITY: Duration = Duration::from_micros(100);
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
-//! The remote namespaces behind one controller, whatever its transport: their paths, their present session,
-//! their fate.
+//! The remote namespaces of one controller, over any transport: their paths and their current session.
 //!
-//! A *session* is one association with a controller. The keeper thread brings it up, keeps it alive and
-//! replaces it when it is lost; queue pairs join it, and issue their reads again in the next. What is to be
-//! done when, [`super::session`] decides without a socket, a thread or a clock; here are those. A
-//! [`Transport`] says how a controller is reached.
+//! A *session* is one association with a controller. The keeper thread connects it, keeps it alive and
+//! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one.
+//! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module has
+//! these. A [`Transport`] defines how to reach a controller.
 //!
-//! The keeper thread writes a [`Remote`], queue pairs read it. A child process gets one of its own,
-//! because a lock of the parent's may be held for ever in the child's copy.
+//! The keeper thread writes a [`Remote`], queue pairs read it. A child process creates its own, because the
+//! child's copy of a lock may be held for ever.
 //!
 //! Invariants:
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
@@ -36,48 +35,48 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
 use crate::units::Nsid;
 
-/// A way of reaching controllers.
+/// A transport: how to reach controllers.
 pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
-    /// One way to the namespace; prints as what a connection goes to.
+    /// One route to the namespace; prints as the address of a connection.
     type Portal: Portal;
-    /// The admin queue of a controller, on its way up or up.
+    /// The admin queue of a controller, while it connects and afterwards.
     type Admin: Admin<Self> + Send;
     /// What a queue pair needs in order to join a session.
     type JoinInfo: Send + Sync;
 
-    /// What [`Admin::poll`] wants as scratch memory.
+    /// The scratch memory of [`Admin::poll`], in bytes.
     const SCRATCH_LEN_BYTES: usize;
 
-    /// Where the keepers of this transport are found.
+    /// The keepers of this transport.
     fn keepers() -> &'static keeper::Keepers<Self>;
 
-    /// The engine, for people: `tcp (header digest)`.
+    /// The engine as text: `tcp (header digest)`.
     fn engine(remote: &Remote<Self>, identified: &Identified) -> String;
 }
 
-/// One way to the namespaces: an address that a name stands for, on one of the user's paths.
+/// One route to the namespaces: a socket address that the name in one of the user's paths resolves to.
 pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
-    /// The address, as the user knows it; with `nsid`, that of this namespace behind it.
+    /// The user's address; with `nsid`, the address of that namespace.
     fn address(&self, nsid: Option<Nsid>) -> String;
 }
 
-/// Which namespaces behind a controller are wanted.
+/// Which namespaces of a controller to open.
 #[derive(Debug, Clone)]
 pub(in crate::qpair) enum Wanted {
-    /// The one that each path names, or the first where it names none.
+    /// The one that each path names, or the first active one if it names none.
     OfPath,
     /// These, on each path.
     These(Arc<[Nsid]>),
-    /// All that are active when it is opened, or the one that a path names.
+    /// All that are active at the time of opening, or the one that a path names.
     All,
 }
 
-/// An admin queue. Nothing here blocks for long, so one thread can keep any number of controllers.
+/// An admin queue. No method blocks for long, so one thread serves any number of controllers.
 pub(in crate::qpair) trait Admin<T: Transport>: Sized {
-    /// Begins to connect.
+    /// Starts to connect.
     fn start(now: Instant, remote: &Remote<T>, portal: &T::Portal) -> Result<Self, Failure>;
 
-    /// Moves on. An error is the end of this controller.
+    /// Polls the queue. After an error the controller is lost.
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure>;
 
     /// What was identified; complete after [`AdminEvent::Ready`].
@@ -86,28 +85,28 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
     /// What queue pairs need to join the session; valid after [`AdminEvent::Ready`].
     fn join_info(&self) -> T::JoinInfo;
 
-    /// What is being done, for people.
+    /// The current step, as text.
     fn stage(&self) -> &'static str;
 
-    /// When to call [`Admin::poll`] although nothing moves.
+    /// When to call [`Admin::poll`] even if no bytes arrive.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// What to sleep on, if there is such a thing.
+    /// The descriptor to sleep on, if there is one.
     fn wait(&self) -> Option<Wait<'_>>;
 
-    /// Called before it is dropped because of a failure, not because nobody needs it any more.
+    /// Called before it is dropped because of a failure, not when it is no longer needed.
     fn give_up(&mut self, _failure: &Failure) {}
 }
 
-/// What handles on the namespaces behind one controller share: its sessions, and how they are made.
+/// The shared state of a controller's open namespaces: its sessions, and how to connect them.
 pub(in crate::qpair) struct Remote<T: Transport> {
     pub(in crate::qpair) wanted: Wanted,
     pub(in crate::qpair) options: ConnectOptions,
     pub(in crate::qpair) host: HostIdentity,
-    /// Never empty; the user's order.
+    /// Never empty; in the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
     shared: Shared<T::Portal, T::JoinInfo>,
-    /// What takes its place in a child process; `None` in the process that made it, where it does so itself.
+    /// The remote that replaces it in a child process; `None` in the process that created it.
     successor: Forked<Option<Arc<Remote<T>>>>,
 }
 
@@ -144,9 +143,10 @@ impl<T: Transport> Remote<T> {
         })
     }
 
-    /// The remote for the calling process: this one, or in a child process another that connects anew.
+    /// The remote of the calling process: this one, or after a fork a new one that connects again.
     ///
-    /// Of several holders of one remote all get the same, so they keep this one and ask again in each process.
+    /// All holders of one remote get the same one. They keep the original, and call this again in each
+    /// process.
     pub(in crate::qpair) fn for_this_process(self: &Arc<Remote<T>>) -> Result<Arc<Remote<T>>> {
         let successor = self.successor.get_or_try_init(|| self.new_successor().map(Some))?;
         Ok(Arc::clone(successor.as_ref().unwrap_or(self)))
@@ -157,17 +157,17 @@ impl<T: Transport> Remote<T> {
         let seen = self.identity().cloned();
         let (options, wanted) = (self.options.clone(), self.wanted.clone());
         let next = Remote::new(options, self.portals.to_vec(), wanted, seen);
-        // The keeper lets go of it again if another thread has made the one that is used.
+        // The keeper drops it again if another thread has created the one that is used.
         keeper.keep(&next);
         Ok(next)
     }
 
-    /// How the user knows what lies behind the controller.
+    /// The user's name of the controller's namespaces.
     fn name(&self) -> String {
         self.portals[0].address(None)
     }
 
-    /// How the user knows a namespace of `count`.
+    /// The user's name of a namespace, one of `count`.
     fn name_of(&self, nsid: Nsid, count: usize) -> String {
         let is_named = match self.wanted {
             Wanted::OfPath => false,
@@ -177,13 +177,13 @@ impl<T: Transport> Remote<T> {
         self.portals[0].address(is_named.then_some(nsid))
     }
 
-    /// The library's error for a failure of the controller, or of the namespace that it names.
+    /// The library's error for a failure of the controller, or of the namespace that the failure names.
     pub(in crate::qpair) fn error(&self, failure: &Failure) -> Error {
         let seen = self.identity().map_or(usize::MAX, |seen| seen.len());
         failure.to_error(&failure.nsid.map_or_else(|| self.name(), |nsid| self.name_of(nsid, seen)))
     }
 
-    /// Waits until the namespaces are there or given up, at most until `deadline`: what they are.
+    /// Waits until the namespaces are identified or given up, at most until `deadline`; returns them.
     pub(in crate::qpair) fn wait_open(&self, deadline: Instant) -> Result<Arc<[Attached]>> {
         let left = deadline.saturating_duration_since(Instant::now());
         let opened = self.shared.wait(left, |lifecycle| match lifecycle.phase() {
@@ -201,10 +201,10 @@ impl<T: Transport> Remote<T> {
         }
     }
 
-    /// Counts one queue pair more.
+    /// Adds a queue pair to the count.
     ///
     /// # Errors
-    /// `Refused`: each I/O queue that the target granted is in use.
+    /// `Refused`: all I/O queues that the target granted are in use.
     pub(in crate::qpair) fn add_pair(&self) -> Result<()> {
         self.shared.with(Lifecycle::add_pair).map_err(|granted| {
             let message = format!("all {granted} I/O queues are in use");
@@ -213,7 +213,7 @@ impl<T: Transport> Remote<T> {
         })
     }
 
-    /// I/O queues that the live session grants, or that will be asked for.
+    /// The number of I/O queues that the live session grants, or that a session will ask for.
     pub(in crate::qpair) fn num_io_queues(&self) -> usize {
         match self.phase() {
             Phase::Live(session) => session.num_io_queues.into(),
@@ -221,7 +221,7 @@ impl<T: Transport> Remote<T> {
         }
     }
 
-    /// There will be no session any more.
+    /// Ends the sessions for good.
     pub(in crate::qpair) fn give_up(&self, failure: Failure) {
         self.shared.with(|lifecycle| lifecycle.give_up(failure));
     }
@@ -238,7 +238,7 @@ impl<T: Transport> Remote<T> {
 impl<T: Transport> Drop for Remote<T> {
     fn drop(&mut self) {
         if self.is_ours() {
-            T::keepers().wake(); // to notice that nobody needs the controller any more
+            T::keepers().wake(); // so that it drops a controller that nobody uses
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInf
 
 /// One admin queue.
 pub(super) struct Admin {
-    /// Closed before the controller's memory is anybody else's.
+    /// Dropped, and so closed, before the controller's buffers are freed.
     link: Link,
     controller: Controller,
 }
@@ -53,7 +53,7 @@ impl remote::Admin<Tcp> for Admin {
 }
 
 impl Admin {
-    /// Begins to connect.
+    /// Starts to connect.
     pub(super) fn connect(
         now: Instant,
         address: SocketAddr,
@@ -62,7 +62,7 @@ impl Admin {
         Ok(Admin { link: Link::start(address)?, controller: Controller::new(now, terms) })
     }
 
-    /// What the discovery service said.
+    /// The records of the discovery service.
     pub(super) fn records(&self) -> &[DiscoveryRecord] {
         self.controller.records()
     }

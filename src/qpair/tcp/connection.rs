@@ -1,13 +1,15 @@
-//! An I/O queue over TCP with its socket, and the queue pairs of one poller that share it.
+//! An I/O queue over TCP with its socket, shared by the queue pairs of one poller.
 //!
-//! Each of them is a *handle*: it submits for one namespace of the controller, and gets what it submitted.
-//! Whichever is polled moves the bytes of all. What it finds for others it lays into their boxes, and marks
-//! them. One of them, the *leader*, has the socket among its poller's descriptors and its time-outs among its
-//! poller's; when it is dropped, another takes over. A handle with another poller looks by itself.
+//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives its
+//! own completions. Whichever handle is polled transfers the bytes of all. It stores completions of other
+//! handles for them, and marks these handles. One handle, the *leader*, registers the socket and its timeouts
+//! with its poller; when it is dropped, another takes over. A handle with another poller polls the socket
+//! itself.
 //!
-//! A child process goes on with a queue of its own. Where no thread was at the parent's when it forked, that
-//! takes over what handles have submitted. Otherwise nobody knows how far that thread had come: the queue
-//! begins empty, each handle is added to it again, and fails what it had under way.
+//! A child process continues with a queue of its own. If no thread was using the parent's queue at the fork,
+//! the child takes over the I/Os that handles have submitted. Otherwise the state of the parent's queue is
+//! unknown: the child's queue begins empty, each handle is added to it again, and the handle's outstanding
+//! I/Os fail.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,48 +30,48 @@ use crate::qpair::session::queue::Action;
 use crate::qpair::{Completion, Fence, Io, Namespace, Wait};
 use crate::units::deadline;
 
-/// An I/O queue that handles share. Its lock is never waited for where one thread polls all handles.
+/// An I/O queue that handles share. Its lock is never contended while one thread polls all handles.
 pub(super) struct Connection {
-    /// The controller, as the namespaces know it.
+    /// The controller's remote, as the namespaces hold it.
     remote: Arc<Remote<Tcp>>,
     counters: Arc<Counters>,
     core: Forked<Mutex<Core>>,
 }
 
-/// What the lock is around.
+/// The state behind the lock.
 pub(super) struct Core {
-    /// Tells it from the one that a child process may have instead.
+    /// Distinguishes it from the core that replaces it in a child process.
     number: u64,
-    /// The controller, as this process reaches it.
+    /// The controller's remote in this process.
     remote: Arc<Remote<Tcp>>,
-    /// As the namespaces know it: a further child begins with this one.
+    /// The remote that the namespaces hold: a further child process begins with it.
     known_as: Arc<Remote<Tcp>>,
     counters: Arc<Counters>,
-    /// The socket, while there is one. Closed before a buffer of the queue is anybody else's.
+    /// The socket, while there is one. It is closed before a buffer of the queue is given back.
     link: Option<Link>,
     queue: IoQueue,
     scratch: Vec<u8>,
-    /// By the numbers that they have as members of the queue.
+    /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
     leader: Option<usize>,
-    /// Whether handles have submitted since the last send.
+    /// Whether a handle has submitted since the last send.
     has_unsent: bool,
-    /// The time-out that the leader's poller knows.
+    /// The timeout that the leader last told its poller.
     told: Option<Instant>,
-    /// The last turn, and whose it was.
+    /// The time of the last turn, and its handle.
     last_turn: Option<(Instant, usize)>,
 }
 
 #[derive(Default)]
 struct Handle {
-    /// Completions that another handle found.
+    /// Completions that another handle received.
     found: VecDeque<Completion>,
-    /// Where its poller watches descriptors.
+    /// The registry of its poller.
     registry: Option<Registry>,
 }
 
 impl Connection {
-    /// A connection that is in a session when this returns.
+    /// Opens a connection and waits until it has joined a session.
     pub(super) fn open(
         remote: Arc<Remote<Tcp>>,
         counters: Arc<Counters>,
@@ -86,12 +88,12 @@ impl Connection {
             }
         };
         let core = Forked::new(Mutex::new(core));
-        // Also where it has failed: dropping it gives back what it has taken.
+        // Also after a failure: dropping it releases what it has taken.
         let connection = Connection { remote, counters, core };
         joined.map(|()| Arc::new(connection))
     }
 
-    /// Waits until it is in a session: it was, but may have lost it meanwhile.
+    /// Waits until the connection is in a session again: it may have lost it since it was opened.
     pub(super) fn wait_joined(&self) -> Result<()> {
         let limit = deadline(Instant::now(), self.remote.options.connect_timeout);
         while self.core().join_on(limit)?.is_some() {
@@ -100,19 +102,20 @@ impl Connection {
         Ok(())
     }
 
-    /// What the lock is around, in this process.
+    /// The core of this process, locked.
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {
         self.core.get_or_init(|| Mutex::new(self.inherit())).lock()
     }
 
-    /// What a child process goes on with.
+    /// The core that a child process continues with.
     fn inherit(&self) -> Core {
-        // Until its first turn it is as if the parent's, and notices then that it is not.
+        // Until its first turn it is marked as the parent's; the turn then notices the fork.
         let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
         match self.core.inherited().and_then(Mutex::try_lock) {
             Some(mut inherited) => {
                 let core = std::mem::replace(&mut *inherited, empty);
-                // Giving it back could wait for a lock of the parent's: that of who waits for locks.
+                // Dropping it could wait for a lock of the parent, which another thread may have held at the
+                // fork.
                 std::mem::forget(inherited);
                 core
             }
@@ -120,9 +123,9 @@ impl Connection {
         }
     }
 
-    /// A handle on the core of this number is dropped.
+    /// Removes a handle, which was dropped, from the core of this number.
     pub(super) fn remove_member(&self, number: u64, handle: usize) {
-        // In a child that never used it, it is the parent's.
+        // In a child process that never used it, it belongs to the parent.
         let Some(core) = self.core.get() else { return };
         let mut core = core.lock();
         if core.number == number {
@@ -167,12 +170,12 @@ impl Core {
         }
     }
 
-    /// Tells it from the one that a child process may have instead.
+    /// Distinguishes it from the core that replaces it in a child process.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Moves on into a session; how long to sleep before the next try, `None` once it is in one.
+    /// Advances joining a session; returns how long to sleep before the next try, `None` once it has joined.
     fn join_on(&mut self, limit: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
         self.turn(now, true);
@@ -185,12 +188,12 @@ impl Core {
         Ok(Some(until.saturating_duration_since(now)))
     }
 
-    /// What to sleep on while nobody else polls it.
+    /// The descriptor to sleep on while no poller polls it.
     fn wait(&self) -> Option<Wait<'_>> {
         Some(self.link.as_ref()?.wait(self.queue.wants_writable()))
     }
 
-    /// A handle on the namespace at `place`: its number.
+    /// Adds a handle for the namespace at index `place`; returns its number.
     pub(super) fn add_member(&mut self, place: usize, namespace: Namespace) -> usize {
         let number = self.queue.add_member(place, namespace);
         if self.handles.len() <= number {
@@ -219,7 +222,7 @@ impl Core {
         self.tell_leader(handle);
     }
 
-    /// From now on this handle's poller looks after the socket and the time.
+    /// Makes this handle the leader: its poller watches the socket and the timeouts.
     fn lead(&mut self, handle: Option<usize>) {
         (self.leader, self.told) = (handle, None);
         let writable = self.queue.wants_writable();
@@ -231,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Where the poller of a handle watches descriptors from now on.
+    /// Sets the registry of a handle's poller.
     pub(super) fn register(&mut self, handle: usize, registry: &Registry) {
         let leads = match self.leader {
             Some(leader) if leader == handle => true,
@@ -252,14 +255,14 @@ impl Core {
         self.handles[handle].as_mut().expect("there until it is dropped")
     }
 
-    /// Takes what there is room for from a handle. The commands of all handles are sent together.
+    /// Takes I/Os of a handle while there is room. The commands of all handles are sent together.
     pub(super) fn submit(&mut self, handle: usize, pending: &mut VecDeque<Io>) -> usize {
         let count = self.queue.take(handle, pending);
         self.has_unsent |= count > 0;
         count
     }
 
-    /// Sends what handles have submitted since the last time.
+    /// Sends the commands that handles have submitted since the last send.
     pub(super) fn start(&mut self, handle: usize) {
         if std::mem::take(&mut self.has_unsent) && self.remote.is_ours() {
             let now = Instant::now();
@@ -269,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Moves everything on and hands out at most `max` completions of a handle.
+    /// Runs a turn and hands out at most `max` completions of a handle.
     pub(super) fn poll(
         &mut self,
         handle: usize,
@@ -278,7 +281,7 @@ impl Core {
         done: &mut Vec<Completion>,
     ) -> usize {
         self.start(handle);
-        // The others of its poller have had the turn for it, if they have had theirs at this time.
+        // Another handle with the same poller may have run the turn for it at this time.
         if self.last_turn.is_none_or(|(at, whose)| at != now || whose == handle) {
             self.turn(now, self.is_elsewhere(handle));
             self.last_turn = Some((now, handle));
@@ -303,7 +306,7 @@ impl Core {
         count
     }
 
-    /// When a handle's poller must poll it although nothing becomes ready.
+    /// When a handle's poller must poll it even if no descriptor becomes ready.
     pub(super) fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
         if self.leader == Some(handle) {
             self.told = self.queue.poll_timeout();
@@ -316,8 +319,8 @@ impl Core {
         self.is_elsewhere(handle).then(|| last_turn + LOOK_INTERVAL)
     }
 
-    /// Whether the poller of a handle is not the leader's, so that it does not know when the socket is ready:
-    /// then it looks.
+    /// Whether the handle's poller is not the leader's: then it does not learn when the socket is ready, and
+    /// the handle polls the socket itself.
     fn is_elsewhere(&self, handle: usize) -> bool {
         let registry = |handle: usize| self.handles[handle].as_ref()?.registry.as_ref();
         match self.leader {
@@ -330,7 +333,7 @@ impl Core {
         }
     }
 
-    /// Has the leader polled, where it is another and its poller believes that there is more time.
+    /// Marks the leader, if it is another handle and the timeout is now earlier than its poller knows.
     fn tell_leader(&mut self, handle: usize) {
         let Some(leader) = self.leader.filter(|leader| *leader != handle) else { return };
         let until = self.queue.poll_timeout();
@@ -341,7 +344,7 @@ impl Core {
         }
     }
 
-    /// The namespace of a handle, as I/Os are cut to it, where it may be other than before.
+    /// The namespace of a handle, with the limits that I/Os must respect, if it may have changed.
     pub(super) fn namespace_since(&self, handle: usize, num_joins: &mut u64) -> Option<&Namespace> {
         let before = std::mem::replace(num_joins, self.queue.num_joins());
         (before != *num_joins).then(|| self.queue.namespace(handle))
@@ -351,7 +354,7 @@ impl Core {
         self.queue.use_fence(handle, fence);
     }
 
-    /// Everything but handing out completions. `must_look`: nobody tells when the socket is ready.
+    /// Runs a turn without handing out completions. `must_look`: no event says when the socket is ready.
     fn turn(&mut self, now: Instant, must_look: bool) {
         if !self.notice_fork(now) {
             return;
@@ -368,7 +371,7 @@ impl Core {
         self.send(now);
     }
 
-    /// Sends what is queued.
+    /// Sends queued bytes.
     fn send(&mut self, now: Instant) {
         if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel())
             && let Err(failure) = link.send(now, channel)
@@ -382,7 +385,7 @@ impl Core {
         }
     }
 
-    /// Opens and closes the socket as the queue says.
+    /// Opens and closes the socket as the queue asks.
     fn obey(&mut self) {
         while let Some(action) = self.queue.poll_action() {
             match action {
@@ -415,7 +418,7 @@ impl Core {
         match self.known_as.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
-                // One too many is told by the target.
+                // If there are more than the target grants, the target refuses.
                 let _ = self.remote.add_pair();
                 true
             }
@@ -434,14 +437,14 @@ fn sleep(wait: Option<Wait<'_>>, limit: Duration) {
         let flags = if writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         fds.push(PollFd::from_borrowed_fd(fd, flags));
     }
-    let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
+    let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the caller polls again
 }
 
-/// Of the next [`Core`].
+/// The number of the next [`Core`].
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// How often a handle looks whose poller is not told.
+/// The polling interval of a handle whose poller is not told of events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How often a new handle on a connection that has lost its session looks for the next.
+/// The polling interval of a new handle on a connection that has lost its session.
 const REJOIN_NAP: Duration = Duration::from_millis(1);

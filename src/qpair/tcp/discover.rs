@@ -1,4 +1,4 @@
-//! Asking a discovery service which subsystems there are.
+//! Reads the discovery log: which subsystems a target offers.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::qpair::session::{AdminEvent, Failure, Goal, HostIdentity, Terms};
 use crate::tcp::Digests;
 use crate::units::deadline;
 
-/// Reads the records of the discovery service at a transport address (port 8009, or 4420 where the
-/// target itself answers).
+/// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
+/// answers).
 ///
-/// Blocks for at most `options.connect_timeout`. Texts in the records are the target's: check them.
+/// Blocks for at most `options.connect_timeout`. The texts in the records come from the target: check them.
 ///
 /// # Errors
-/// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the
-/// log cannot be. `Busy`: it never stopped changing.
+/// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the log is
+/// malformed. `Busy`: it never stopped changing.
 pub fn discover(
     traddr: &str,
     trsvcid: u16,
@@ -78,6 +78,6 @@ fn read_records(
             let flags = if wait.writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::from_borrowed_fd(wait.fd, flags));
         }
-        let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: look again
+        let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
     }
 }

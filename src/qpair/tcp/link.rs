@@ -1,4 +1,4 @@
-//! A socket and the pump between it and a channel: what the admin queue and every I/O queue are moved with.
+//! A socket and the transfer of bytes between it and a channel, for admin and I/O queues.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::qpair::session::{Channel, Failure};
 use crate::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use crate::tcp::host::Connection;
 
-/// What the operating system says of a connection that is over.
+/// Why the operating system ended a connection.
 #[derive(Debug, Clone, thiserror::Error)]
 enum LinkError {
     #[error("{}", std::io::Error::from_raw_os_error(.0.raw_os_error()))]
@@ -56,16 +56,16 @@ pub(super) struct Link {
     receives: Receives,
 }
 
-/// How often the socket was asked for bytes.
+/// How often the socket was read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Receives {
     pub(super) calls: u64,
-    /// Of those, the ones that brought none.
+    /// How many of the reads returned no bytes.
     pub(super) empty: u64,
 }
 
 impl Link {
-    /// Begins to connect; [`Link::poll`] goes on with it.
+    /// Starts to connect; [`Link::poll`] continues.
     pub(super) fn start(address: SocketAddr) -> Result<Link, Failure> {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
@@ -76,11 +76,11 @@ impl Link {
         }
     }
 
-    /// Moves bytes both ways until there are none, or enough for one turn. What came of it are events
-    /// of the channel. `must_look`: ask the socket although nobody has told that it is ready.
+    /// Transfers bytes in both directions until there are none, or enough for one turn. The channel's events
+    /// tell the results. `must_look`: read the socket even if no event said that it is ready.
     ///
     /// # Errors
-    /// The connection is over: take the channel's events, close, then abandon it.
+    /// The connection is lost: take the channel's events, close the socket, then abandon the channel.
     pub(super) fn poll<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,
@@ -88,7 +88,7 @@ impl Link {
         scratch: &mut [u8],
         must_look: bool,
     ) -> Result<(), Failure> {
-        // What is too late may be there, and not have been told of yet.
+        // An answer that seems late may have arrived without being reported yet.
         let is_due = channel.poll_timeout().is_some_and(|at| at <= now);
         let mut is_ready = self.socket.take_ready() || is_due || must_look;
         if channel.is_opening() {
@@ -99,7 +99,7 @@ impl Link {
                 return channel.handle_timeout(now);
             }
             channel.handle_connected(now);
-            is_ready = false; // nothing was asked for yet
+            is_ready = false; // nothing was read yet
         }
         let Some(connection) = channel.connection() else { return Ok(()) };
         let result = match is_ready {
@@ -109,14 +109,14 @@ impl Link {
         match result.and_then(|()| channel.handle_timeout(now)) {
             Ok(()) => self.send(now, channel),
             Err(failure) => {
-                // The termination request, if there is one and the socket has room for it.
-                let _ = self.send(now, channel); // the connection is over either way
+                // Send the termination request, if there is one and the socket has room for it.
+                let _ = self.send(now, channel); // the connection is lost either way
                 Err(failure)
             }
         }
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Sends queued bytes until the socket is full.
     pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,
@@ -128,36 +128,36 @@ impl Link {
         Ok(result?)
     }
 
-    /// Has the socket watched by whoever polls from now on.
+    /// Registers the socket with a poller.
     pub(super) fn register(&mut self, registry: &Registry, writable: bool) {
         self.socket.register(registry, writable);
     }
 
-    /// Has nobody watch the socket.
+    /// Removes the socket from its poller's set.
     pub(super) fn deregister(&mut self) {
         self.socket.deregister();
     }
 
-    /// Says whether anything is expected from the target.
+    /// Says whether an answer of the target is expected.
     pub(super) fn expect(&mut self, is_expecting: bool) {
         self.socket.expect(is_expecting);
     }
 
-    /// How often the socket was asked for bytes since this was called last.
+    /// The counts of reads since the last call.
     pub(super) fn take_receives(&mut self) -> Receives {
         std::mem::take(&mut self.receives)
     }
 
-    /// Closes the connection. Nothing is sent, so a child process may do it to what its parent still
-    /// uses; `owes_data`: what the kernel has not sent yet is not to be sent.
+    /// Closes the connection. It sends nothing, so a child process may close a socket that its parent still
+    /// uses. With `owes_data`, the kernel discards what it has not sent.
     pub(super) fn close(self, owes_data: bool) {
         if owes_data {
-            // Where that fails, it is sent.
+            // If this fails, the kernel sends the bytes.
             let _ = self.socket.set_linger(Some(Duration::ZERO));
         }
     }
 
-    /// What to sleep on until something moves.
+    /// The descriptor to sleep on.
     pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
         Wait { fd: self.socket.as_fd(), writable }
     }
@@ -175,8 +175,9 @@ fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(Duration::from_secs(5)))?;
         if address.ip().is_loopback() {
-            // There is nothing to be fair to, and BBR, where it is the default, paces by timers. What
-            // every kernel has; where it is forbidden the connection works as well, but slower.
+            // A storage network needs no fairness between flows, and BBR, where it is the default, paces by
+            // timers. Every kernel has this algorithm; where setting it is forbidden, the connection works,
+            // but slower.
             let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
         }
         Ok(socket)
@@ -227,7 +228,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
         };
         connection.handle_filled(now, scratch, len)?;
         if len < asked {
-            return Ok(()); // the socket is drained: asking again would only say so
+            return Ok(()); // the socket is drained: another read would return nothing
         }
         budget = budget.saturating_sub(len);
     }
@@ -265,5 +266,5 @@ fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-/// Length of the buffer that [`Link::poll`] is given.
+/// The length of the scratch buffer of [`Link::poll`].
 pub(super) const SCRATCH_LEN: usize = crate::tcp::host::SCRATCH_LEN;

@@ -1,19 +1,18 @@
 //! Remote namespaces over NVMe/TCP: sockets, time and recovery around [`crate::tcp::host`].
 //!
 //! [`TcpNamespace`] is one namespace, reached over one or several paths. Namespaces of one subsystem that
-//! were opened together share a controller. A *session* is one association
-//! with it: an admin queue, which the keeper thread owns, and an I/O queue for the queue pairs of each
-//! [`PairScope`], which is polled by the thread that uses them. When any connection of a session fails,
-//! the whole session is replaced, on another path first if there is one; each queue pair then joins the
-//! new session and issues its reads again. All but the sockets of this is in `session`
-//! and `remote`.
+//! were opened together share a controller. A *session* is one association with it: an admin queue, which the
+//! keeper thread owns, and for each [`PairScope`] an I/O queue, which the thread that uses the scope polls.
+//! When any connection of a session fails, the whole session is replaced, on another path first if there is
+//! one; each queue pair then joins the new session and issues its reads again. Only the sockets are here;
+//! `session` and `remote` have the rest.
 //!
-//! It is not a place for policy about data: a read that fails its digest or comes short ends with that
-//! error, and the reader decides. Nor does it know authentication or TLS.
+//! It has no policy about data: a read with a wrong digest or too few bytes ends with that error, and the
+//! reader decides. It does not know TLS.
 //!
 //! Invariants:
-//! - A socket is closed before a buffer that was aimed at by it is given back.
-//! - Those of `remote`.
+//! - A socket is closed before a buffer that it may write to is given back.
+//! - The invariants of `remote`.
 //! - After a fork the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Nothing waits without a limit.
 //!
@@ -45,7 +44,7 @@ use crate::nvme::{Address, TcpAddress};
 use crate::tcp::Digests;
 use crate::units::{Nsid, deadline};
 
-/// NVMe/TCP by this library's own host.
+/// The transport NVMe/TCP, by this library's own host.
 struct Tcp;
 
 static KEEPERS: Keepers<Tcp> = Keepers::new();
@@ -80,7 +79,7 @@ impl remote::Portal for Portal {
     }
 }
 
-/// With what to connect to a portal.
+/// The parameters of a connection to a portal.
 fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     let options = &remote.options;
     Terms {
@@ -99,7 +98,7 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     }
 }
 
-/// Which namespaces a controller behind `portal` is brought up for.
+/// The namespaces that a controller at `portal` is connected for.
 fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
     let one = || match portal.address.nsid {
         Some(nsid) => Goal::Namespaces([nsid].into()),
@@ -109,7 +108,7 @@ fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
         (Wanted::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
         (Wanted::OfPath, _) => one(),
         (Wanted::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
-        // Those that there were: others that came later are nobody's here.
+        // The namespaces of the first session: later ones are not used.
         (Wanted::All, Some(seen)) if seen.len() > 1 => {
             Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
         }
@@ -119,21 +118,21 @@ fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
 
 /// A namespace of an NVMe/TCP target.
 ///
-/// Handle and queue pairs stay usable over reconnects, and in a child process after a fork: there
-/// they make connections of their own at first use.
+/// The namespace and its queue pairs stay usable when the engine reconnects, and in a child process after a
+/// fork, where they connect again at first use.
 pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
-    /// Its place among the namespaces of the controller.
+    /// Its index among the namespaces of the controller.
     place: usize,
     counters: Arc<Counters>,
 }
 
-/// What was asked of the sockets of I/O queues so far, by all queue pairs of a controller's namespaces.
+/// Counts of the system calls on the sockets of I/O queues, by all queue pairs of a controller's namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TcpStats {
     /// Calls of `readv`.
     pub receives: u64,
-    /// Of those, the ones that brought nothing.
+    /// How many of them returned no bytes.
     pub empty_receives: u64,
 }
 
@@ -153,16 +152,16 @@ impl Counters {
 }
 
 impl TcpNamespace {
-    /// Connects to the namespace at `address`, or over one of `options.paths` when that is down.
+    /// Connects to the namespace at `address`, or over one of `options.paths` when that address is down.
     ///
     /// Takes at most `options.connect_timeout`.
     ///
     /// # Errors
-    /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host
-    /// name, the subsystem or the namespace does not exist. `TimedOut`: the error names the step that
-    /// was not answered. `Unsupported`: the namespace or the controller has what this host has not.
-    /// `InvalidArgument`: a path that is not NVMe/TCP, or an address without `?ns=` of a subsystem with
-    /// several namespaces.
+    /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host name,
+    /// the subsystem or the namespace does not exist. `TimedOut`: the error names the step that was not
+    /// answered. `Unsupported`: the namespace or the controller requires something that this host does not
+    /// support. `InvalidArgument`: a path that is not NVMe/TCP, or an address without `?ns=` of a subsystem
+    /// with several namespaces.
     pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
         let wanted = match address.nsid {
             Some(_) => Wanted::OfPath,
@@ -179,8 +178,8 @@ impl TcpNamespace {
         }
     }
 
-    /// Connects once, to all active namespaces of the subsystem at `address`, whose NSID does not matter; or
-    /// to the one that one of `options.paths` names. They share the controller.
+    /// Connects once to all active namespaces of the subsystem at `address`, whose NSID is ignored, or to the
+    /// one that one of `options.paths` names. They share the controller.
     ///
     /// # Errors
     /// As [`TcpNamespace::connect`].
@@ -192,10 +191,10 @@ impl TcpNamespace {
         TcpNamespace::attach(&address, Wanted::All, options)
     }
 
-    /// As [`TcpNamespace::connect_all`], to the namespaces `nsids`, in their order.
+    /// As [`TcpNamespace::connect_all`], but to the namespaces `nsids`, in their order.
     ///
     /// # Errors
-    /// As [`TcpNamespace::connect`]; the error is that of the first namespace that is not right.
+    /// As [`TcpNamespace::connect`]; the error names the first namespace that failed.
     pub fn connect_to(
         address: &TcpAddress,
         nsids: &[Nsid],
@@ -214,7 +213,7 @@ impl TcpNamespace {
         let portals = resolve_all(address, options)?;
         let remote = Remote::new(options.clone(), portals, wanted, None);
         Tcp::keepers().of_this_process()?.keep(&remote);
-        // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
+        // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
         let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
         let count = remote.wait_open(limit)?.len();
         let counters = Arc::<Counters>::default();
@@ -226,7 +225,7 @@ impl TcpNamespace {
         Ok((0..count).map(of).collect())
     }
 
-    /// What was asked of the sockets of I/O queues so far.
+    /// Counts of the system calls on the sockets of I/O queues so far.
     pub fn stats(&self) -> TcpStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { receives, empty_receives } = &*self.counters;
@@ -236,13 +235,13 @@ impl TcpNamespace {
 
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
-        // A child process inherits what was seen, but must not take the parent's lock.
+        // A child process uses the inherited identity, because it must not take the parent's lock.
         let seen = || Some(self.remote.identity()?[self.place].namespace.clone());
         let now = self.remote.is_ours().then(|| self.remote.namespace(self.place)).flatten();
         now.or_else(seen).expect("connected, so it was seen")
     }
 
-    /// Waits until the queue is connected, at most the whole connect time.
+    /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let of = (self.place, self.namespace());
         Ok(Box::new(TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?))
@@ -270,10 +269,10 @@ impl Device for TcpNamespace {
     }
 }
 
-/// Every socket address of every path, in the user's order.
+/// All socket addresses of all paths, in the user's order.
 fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
     if options.dhchap_ctrl_secret.is_some() && options.dhchap_secret.is_none() {
-        // A controller is asked in the answer to its own question, and would never be.
+        // The controller authenticates only in answer to the host's own authentication.
         let message = "the controller can prove itself only to a host that does so too";
         let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
         return Err(error.hint("give dhchap_secret beside dhchap_ctrl_secret"));
@@ -309,18 +308,18 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     }
 }
 
-/// The socket addresses that a transport address stands for: one, unless it is a name.
+/// The socket addresses of a transport address: one, unless it is a name.
 pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
     if let Ok(ip) = traddr.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, trsvcid)]);
     }
-    // The system's resolver has no limit of its own, so it may stay behind in a thread.
+    // The system's resolver has no time limit, so a thread runs it and may outlive this call.
     let (sender, receiver) = mpsc::channel();
     let name = traddr.to_owned();
     std::thread::Builder::new()
         .name("dlfs-resolve".into())
         .spawn(move || {
-            // Nobody listens any more once the limit has passed.
+            // Nobody receives once the limit has passed.
             let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
         })
         .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
@@ -338,5 +337,5 @@ pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec
     }
 }
 
-/// Addresses of one name that are tried, so that each has its share of the time.
+/// The most addresses of a name that are tried, so that each gets a share of the time.
 const MAX_SOCKETS_PER_NAME: usize = 4;

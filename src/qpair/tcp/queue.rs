@@ -1,5 +1,5 @@
-//! A queue pair over TCP: a handle on a connection, which the queue pairs of its scope on the same
-//! controller share.
+//! A queue pair over TCP: a handle of a connection, which the queue pairs of its scope on the same controller
+//! share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,26 +22,26 @@ pub(super) struct TcpQueuePair {
     member: Member,
 }
 
-/// What a queue pair is on its connection.
+/// A queue pair's membership in its connection.
 struct Member {
-    /// The core that knows it, see [`Core::number`].
+    /// The core that it was added to, see [`Core::number`].
     core: u64,
-    /// Its number among the handles of that.
+    /// Its number among the core's handles.
     handle: usize,
-    /// The place of its namespace in a session.
+    /// The index of its namespace in a session.
     place: usize,
-    /// What the namespace was when the connection last joined a session that this has noticed.
+    /// The namespace as of the last session that this handle has noticed.
     namespace: Namespace,
     num_joins: u64,
     fence: Option<Arc<Fence>>,
-    /// The tags of I/Os taken and not handed out. They mostly end in this order.
+    /// The tags of I/Os taken whose completions were not handed out. They mostly complete in this order.
     tags: VecDeque<u64>,
-    /// Those of them that a child process cannot go on with, which fail.
+    /// Those of them that a child process cannot continue, which fail.
     lost: VecDeque<u64>,
 }
 
 impl TcpQueuePair {
-    /// A queue pair on the namespace at `place` that is in a session when this returns.
+    /// Opens a queue pair on the namespace at index `place` and waits until it has joined a session.
     pub(super) fn connect(
         remote: &Arc<Remote<Tcp>>,
         (place, namespace): (usize, Namespace),
@@ -66,7 +66,7 @@ impl TcpQueuePair {
         Ok(TcpQueuePair { connection, member })
     }
 
-    /// The connection in this process, which knows this queue pair, and what this is on it.
+    /// The connection in this process, and this queue pair's membership in it.
     fn enter(&mut self) -> (MutexGuard<'_, Core>, &mut Member) {
         let mut core = self.connection.core();
         if core.number() != self.member.core {
@@ -77,7 +77,7 @@ impl TcpQueuePair {
 }
 
 impl Member {
-    /// In a child process, on a core that knows nothing of it.
+    /// In a child process with a new core, which does not know this queue pair yet.
     fn begin_anew(&mut self, core: &mut Core) {
         self.core = core.number();
         self.handle = core.add_member(self.place, self.namespace.clone());
@@ -88,7 +88,7 @@ impl Member {
         self.lost.append(&mut self.tags);
     }
 
-    /// Fails at most `max` of the I/Os that are lost.
+    /// Fails at most `max` of the lost I/Os.
     fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let count = self.lost.len().min(max);
         done.extend(self.lost.drain(..count).map(|tag| {
@@ -100,7 +100,7 @@ impl Member {
         count
     }
 
-    /// Takes note of completions that are handed out.
+    /// Records completions that are handed out.
     fn forget(&mut self, done: &[Completion]) {
         for completion in done {
             if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {

@@ -15,7 +15,7 @@ enum How {
     Fails,
     PanicsWhileConnecting,
     PanicsOnceLive,
-    /// Where one controller's panic is everybody's: while the keeper looks how long it may sleep.
+    /// Panics outside of the serving of one controller: while the keeper computes how long it may sleep.
     PanicsAsleep,
 }
 
@@ -151,7 +151,7 @@ fn a_controller_that_breaks_the_keeper_ends_with_its_words_and_the_others_live_o
     assert_eq!((failure.kind, &*failure.message), (ErrorKind::Internal, WORDS));
     assert!(matches!(healthy.phase(), Phase::Live(_)), "it is looked after as before");
 
-    // The whole thread dies: all that it looked after is told, and another thread takes what comes.
+    // The whole thread dies: all its remotes are given up, and another thread serves the next one.
     let remote = keep(How::PanicsAsleep);
     for remote in [&remote, &healthy] {
         let failure = wait_for_death(remote);

@@ -1,4 +1,4 @@
-//! A queue pair that loses its connection while the keeper does not get to run: there is none here.
+//! A queue pair that loses its connection while no keeper runs.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -59,7 +59,7 @@ fn serve(mut stream: TcpStream, hostile: bool) {
     }
 }
 
-/// What the keeper does when a controller is up.
+/// Does what the keeper does when a controller is ready.
 fn begin_session(remote: &Remote<Tcp>) {
     let identified = Identified {
         num_io_queues: 1,
@@ -82,7 +82,7 @@ fn begin_session(remote: &Remote<Tcp>) {
     });
 }
 
-/// Runs one I/O; `None` when it has not ended after `limit`.
+/// Runs one I/O; `None` if it has not completed after `limit`.
 fn run(pair: &mut TcpQueuePair, op: IoOp, lba: u64, limit: Duration) -> Option<Completion> {
     let len = if op == IoOp::Flush { 0 } else { 512 };
     let io = Io { op, slba: Lba(lba), buf: IoBuf::zeroed(len), tag: lba };
@@ -129,14 +129,14 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
     let long = Duration::from_secs(60);
     run(&mut pair, IoOp::Write, 0, long).expect("written").result.unwrap();
 
-    // The connection is lost, and nobody replaces the session yet.
+    // The connection is lost, and no keeper replaces the session yet.
     let early = run(&mut pair, IoOp::Read, 1, Duration::from_millis(300));
     assert!(early.is_none(), "{early:?}");
     assert_eq!(accepted.load(Ordering::SeqCst), 1, "it must not join the old session again");
     let early = run(&mut pair, IoOp::Flush, 0, Duration::from_millis(100));
     assert!(early.is_none(), "{early:?}");
 
-    // The keeper gets to run at last: it takes the reason, and there is a session again.
+    // Now the keeper runs: it takes the reason, and there is a session again.
     assert!(remote.with(|lifecycle| lifecycle.is_reset()));
     assert!(matches!(
         remote.session_state(&mut Backlog::new(Instant::now())),
@@ -164,7 +164,7 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     };
     let gone = Failure::new(ErrorKind::Disconnected, "gone");
     remote.with(|lifecycle| lifecycle.handle_failed(Instant::now(), gone));
-    // The answer had come, but the queue pair is polled only now.
+    // The answer had arrived, but the queue pair is polled only now.
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());
     let namespace = &session.namespaces[0].namespace;
