@@ -1,5 +1,5 @@
-//! Namespaces of one subsystem: one controller for all, and one I/O queue a poller; and what an address
-//! without `?ns=` stands for.
+//! Namespaces of one subsystem share one controller, and in each poller one I/O queue. Also: what an address
+//! without `?ns=` means.
 
 mod import_support;
 mod support;
@@ -65,7 +65,7 @@ fn named(target: &Target, nsids: impl IntoIterator<Item = u32>) -> Vec<Address> 
     nsids.into_iter().map(|nsid| target.address(Nsid(nsid))).collect()
 }
 
-/// Controllers and connections that the target has, once it has noticed which are gone.
+/// The target's controllers and connections, after it has noticed which have ended.
 fn counts(target: &Target, expected: (u64, u64)) -> (u64, u64) {
     let now = || (target.stats().controllers, target.stats().connections);
     let until = Instant::now() + Duration::from_secs(30);
@@ -121,7 +121,7 @@ fn an_address_without_a_namespace_means_those_of_the_image_behind_it() {
     read_epoch(&image, &target, 1);
     drop(image);
 
-    // With a second image the user has to say which.
+    // With a second image the user must choose.
     import_onto(&disks[4..], 9);
     let error = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -129,7 +129,7 @@ fn an_address_without_a_namespace_means_those_of_the_image_behind_it() {
     for nsid in 2..=5 {
         assert!(report.contains(&target.address(Nsid(nsid)).to_string()), "{report}");
     }
-    // Naming one namespace of it says which.
+    // Naming one namespace of an image chooses it.
     let both = [target.address(Nsid(2)), address];
     let error = Image::open(&both, &OpenOptions::default()).err().unwrap();
     assert!(error.report().contains("are both namespace"), "{}", error.report());
@@ -174,7 +174,7 @@ fn nothing_is_written_to_one_of_several_namespaces_that_the_user_did_not_name() 
     let writable = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let error = open(&address, &writable).err().unwrap();
     assert!(error.report().contains("?ns="), "{}", error.report());
-    // An image on one of them is not all that lies there.
+    // An image on one of the namespaces is not all that they hold.
     import_onto(&disks[..1], 1);
     let error = import_to(dir.path(), &address, Onto::Append).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{}", error.report());
@@ -214,7 +214,7 @@ fn read(tag: u64, slba: u64) -> Io {
     Io { op: IoOp::Read, slba: Lba(slba), buf: IoBuf::zeroed(512), tag }
 }
 
-/// Disks of 64 blocks each of which says whose and which it is.
+/// Disks of 64 blocks; each block contains its disk's and its own number.
 fn told_apart(count: usize) -> Vec<Arc<dyn Device>> {
     let disk = |number: usize| {
         let disk = MemNamespace::new(64 * 512, 512).unwrap();
@@ -232,7 +232,7 @@ fn assert_right(done: &Completion, number: usize) {
     assert_eq!(done.buf[..2], [number as u8, done.tag as u8], "of {number}");
 }
 
-/// Polls until so many have ended.
+/// Polls until this number of I/Os has completed.
 fn finish(group: &mut PollGroup, count: usize) -> Vec<(usize, Completion)> {
     let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
     while done.len() < count && Instant::now() < until {
@@ -257,7 +257,7 @@ fn queue_pairs_that_share_a_connection_get_what_they_submitted_and_outlive_each_
     let queues: std::collections::BTreeSet<_> = pairs.iter().map(|p| p.shared_queue()).collect();
     assert_eq!(queues.len(), 1);
 
-    // The first leads, and is dropped with reads under way; the second too.
+    // The first handle is the leader and is dropped with outstanding reads; so is the second.
     for slba in 0..2 {
         pairs[0].submit(&mut VecDeque::from([read(slba, slba)]));
     }
@@ -277,7 +277,7 @@ fn queue_pairs_that_share_a_connection_get_what_they_submitted_and_outlive_each_
         assert_eq!((done.len(), group.outstanding()), (4 * (COUNT - 2), 0));
         done.iter().for_each(|(index, done)| assert_right(done, index + 2));
     }
-    // All of the time of one poller lies in one connection, also when it sleeps.
+    // One poller's timeouts are all on one connection, also when it sleeps.
     group.submit(3, &mut VecDeque::from([read(5, 5)]));
     std::thread::sleep(Duration::from_millis(30));
     assert_right(&finish(&mut group, 1)[0].1, 5);
@@ -329,7 +329,7 @@ fn a_child_process_goes_on_with_queue_pairs_that_share_a_connection() {
     };
     round();
     assert!(in_child(|| {
-        // What was under way, and more, and more of new ones.
+        // Outstanding I/Os, further I/Os, and I/Os of new queue pairs.
         let done = finish(&mut group, 12);
         done.iter().for_each(|(index, done)| assert_right(done, *index));
         let other = opened[1][0].queue_pair_in(&scope).unwrap();
@@ -356,11 +356,11 @@ fn a_child_forked_while_another_thread_has_the_connection_fails_what_was_under_w
     let (mut told, tell) = std::io::pipe().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
-        // It has the connection's lock most of the time.
+        // This thread holds the connection's lock most of the time.
         threads.spawn(|| {
             let mut done = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                // Few, since who shares the queue shares its depth.
+                // Few, because queue pairs that share the queue share its depth.
                 if busy.outstanding() < 4 {
                     busy.submit(&mut VecDeque::from([read(1, 1)]));
                 }
@@ -373,7 +373,7 @@ fn a_child_forked_while_another_thread_has_the_connection_fails_what_was_under_w
         while lost.len() < FORKS || !lost.contains(&4) && lost.len() < 50 * FORKS {
             let round = lost.len();
             assert_eq!(group.submit(0, &mut (0..4).map(|at| read(at, at)).collect()), 4);
-            // The other thread has waited for the lock, and needs a while to go on.
+            // The other thread has waited for the lock and needs a while to continue.
             std::thread::sleep(Duration::from_micros(200 + 30 * (round % 32) as u64));
             let is_right = in_child(|| {
                 let (lost, right): (Vec<_>, Vec<_>) =
@@ -385,11 +385,11 @@ fn a_child_forked_while_another_thread_has_the_connection_fails_what_was_under_w
                 assert!(lost.iter().all(|(_, done)| is_told(done)), "{lost:?}");
                 right.iter().for_each(|(_, done)| assert_right(done, 1));
                 (&tell).write_all(&[lost.len() as u8]).unwrap();
-                // What it reads from now on comes over a connection of its own.
+                // Its later reads use a connection of their own.
                 group.submit(0, &mut (0..8).map(|at| read(at, at)).collect());
                 let more = finish(&mut group, 8);
                 more.iter().for_each(|(_, done)| assert_right(done, 1));
-                // The other thread's is there too, with whatever that had submitted.
+                // The other thread's queue pair is there too, with its submitted I/Os.
                 let mut own = PollGroup::new().unwrap();
                 own.add(opened[0][0].queue_pair_in(&scope).unwrap());
                 own.submit(0, &mut VecDeque::from([read(7, 7)]));
@@ -417,7 +417,7 @@ impl Drop for StopsAtEnd<'_> {
     }
 }
 
-/// At least so many.
+/// At least this many.
 const FORKS: usize = 12;
 
 #[test]
@@ -434,7 +434,7 @@ fn pollers_of_their_own_share_a_connection_too_though_nobody_wakes_them() {
             group
         })
         .collect();
-    // The first has the socket, and is not polled.
+    // The first one watches the socket and is not polled.
     for round in 0..10 {
         groups[1].submit(0, &mut VecDeque::from([read(round, round)]));
         assert_right(&finish(&mut groups[1], 1)[0].1, 1);
@@ -454,7 +454,7 @@ fn a_list_of_more_namespaces_than_a_page_is_read_to_its_end() {
     let blocks: Vec<u64> = all.iter().map(|one| one.namespace().num_blocks).collect();
     assert_eq!(blocks, Vec::from_iter(1..=COUNT as u64));
     assert_eq!(target.stats().accepted, 1);
-    // By their numbers, in any order; and the wrong one is named.
+    // By their numbers, in any order; the error names the wrong one.
     let addresses = named(&target, [700, 3, 1_099]);
     let opened = open_all(&addresses, &ConnectOptions::default()).unwrap();
     let blocks: Vec<u64> = opened.iter().map(|one| one[0].namespace().num_blocks).collect();

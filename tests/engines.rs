@@ -1,4 +1,4 @@
-//! The engines: what they all promise (`support/contract.rs`), and what is particular to files.
+//! The engines: their common contract (`support/contract.rs`), and tests of files.
 
 mod support;
 
@@ -163,7 +163,7 @@ fn a_file_grows_under_the_queue_pairs_that_have_it() {
     assert_eq!(device.namespace().len_bytes(), MIB);
     device.grow(3 * MIB + 1).unwrap();
     assert_eq!(device.namespace().len_bytes(), 3 * MIB + 4096);
-    io.flush().unwrap(); // a submission, with which the pair sees it
+    io.flush().unwrap(); // after this submission the queue pair knows the new size
     io.write_at(3 * MIB, &[7; 4096]).unwrap();
     assert_eq!(reader.namespace().len_bytes(), 3 * MIB + 4096);
     let mut io = Blocking::new(reader.queue_pair().unwrap()).unwrap();
@@ -232,7 +232,7 @@ fn a_path_opens_with_the_options_of_a_connection() {
     assert!(!open(&address, &options).unwrap().namespace().read_only);
 }
 
-/// Memory behind a target: namespace 1 can be written, namespace 2 is the same, read-only.
+/// A target that serves memory: namespace 1 is writable, namespace 2 is the same memory, read-only.
 struct Served(Target);
 
 impl Served {
@@ -258,7 +258,7 @@ struct Image {
 }
 
 impl Image {
-    /// `None` where the file system has no direct I/O; says so.
+    /// `None` if the file system has no direct I/O, which is printed.
     fn new(len: u64, direct: Direct, calls: FileCalls) -> Option<Image> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let image = Image { folder, direct, calls };

@@ -1,6 +1,6 @@
-//! How fast one queue pair is in simulated time: the pure connections of both sides over a link of
-//! given round trip and rate. The same on every machine, so that a change of planning or flow control
-//! shows as a difference of `golden/netsim.txt`. And what becomes of sessions when things go wrong:
+//! The throughput of one queue pair in simulated time: the pure connections of both sides over a link of a
+//! given round trip and rate. It is the same on every machine, so that a change of planning or flow control
+//! shows as a difference of `golden/netsim.txt`. And the behaviour of sessions under faults:
 //! `netsim/sessions.rs`.
 
 #[path = "netsim/ends.rs"]
@@ -39,7 +39,7 @@ type Line = [(Setting, Outcome); DEPTHS.len()];
 
 const GOLDEN: &str = include_str!("golden/netsim.txt");
 
-/// Every setting, run once for all tests.
+/// All settings, run once for all tests.
 fn lines() -> &'static [Line] {
     static LINES: OnceLock<Vec<Line>> = OnceLock::new();
     LINES.get_or_init(|| {

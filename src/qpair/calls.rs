@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_lasts_too_long_is_given_up_and_its_late_end_is_nobody_elses() {
+    fn a_call_that_exceeds_its_deadline_is_given_up_and_its_late_completion_is_dropped() {
         let (_device, mut calls) = calls(1, 1);
         calls.set_deadline(Duration::ZERO);
         let late = calls.begin(0, IoOp::Write, 0, filled(16_384, 1));

@@ -237,7 +237,8 @@ impl Region {
     fn touch(&self) {
         for stripe in &self.stripes {
             let mut place = stripe.write();
-            let mut bytes = std::mem::take(&mut *place).thaw().expect("nobody has the bytes yet");
+            let mut bytes =
+                std::mem::take(&mut *place).thaw().expect("the bytes are not shared yet");
             bytes.chunks_mut(ALIGN_BYTES).for_each(|page| page[0] = 0);
             *place = bytes.freeze();
         }

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn each_handle_gets_what_it_submitted_whoever_polls() {
+    fn each_handle_gets_its_own_completions_whichever_is_polled() {
         let device = shared();
         let (mut one, mut two) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
         let mut of_one: VecDeque<Io> = (0..3).map(|tag| write(tag, tag)).collect();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dropped_handle_had_under_way_is_nobody_elses() {
+    fn completions_of_a_dropped_handle_are_discarded() {
         let device = shared();
         let (mut one, mut two) = (device.queue_pair().unwrap(), device.queue_pair().unwrap());
         assert_eq!(one.submit(&mut VecDeque::from([write(0, 1)])), 1);

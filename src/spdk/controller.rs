@@ -73,7 +73,7 @@ struct Request {
     attached: *mut sys::spdk_nvme_ctrlr,
 }
 
-// SAFETY: SPDK lets any thread go on with a probe, one at a time; `&mut self` gives it that.
+// SAFETY: SPDK lets any thread continue a probe, one at a time; `&mut self` ensures that.
 unsafe impl Send for Connecting {}
 
 impl Connecting {
@@ -107,14 +107,14 @@ impl Connecting {
     /// As [`Connecting::start`].
     pub fn poll(&mut self) -> Result<Option<Arc<Controller>>> {
         let probe = self.probe.expect("not polled after its end");
-        // SAFETY: the probe is live: SPDK frees it when it answers something else than EAGAIN, and
-        // then it is forgotten here.
+        // SAFETY: the probe is live: SPDK frees it when it answers anything but EAGAIN, and then it is
+        // forgotten here.
         let code = unsafe { sys::spdk_nvme_probe_poll_async(probe.as_ptr()) };
         if code == -libc::EAGAIN {
             return Ok(None);
         }
         self.probe = None;
-        // SAFETY: the request is ours; the callback has no more business with it.
+        // SAFETY: the request is ours; the callback does not use it any more.
         let attached = unsafe { self.request.as_ref().attached };
         NonNull::new(attached).map(|raw| Some(Controller::new(raw))).ok_or_else(|| self.failed())
     }
@@ -130,8 +130,8 @@ impl Drop for Connecting {
             // SAFETY: leaked from a box in `start`, freed once; SPDK is done with it.
             drop(unsafe { Box::from_raw(self.request.as_ptr()) });
         }
-        // A probe that goes on still writes there: its owner should have polled it to its end, and what
-        // it has is left to it.
+        // A probe that has not ended still writes there. Its owner should have polled it to its end;
+        // otherwise its memory is leaked.
     }
 }
 
@@ -141,7 +141,7 @@ unsafe extern "C" fn attached(
     controller: *mut sys::spdk_nvme_ctrlr,
     _options: *const sys::spdk_nvme_ctrlr_opts,
 ) {
-    // SAFETY: the context is the request's address, see `Connecting::start`, and nobody else looks at it
+    // SAFETY: the context is the request's address, see `Connecting::start`, and nothing else accesses it
     // while the probe is polled.
     unsafe { (*context.cast::<Request>()).attached = controller };
 }
@@ -179,10 +179,10 @@ struct Events {
     is_over: AtomicBool,
 }
 
-// SAFETY: SPDK's controller has a lock of its own for what is called here from several threads (admin
-// queue, making and freeing queues); the pointer itself is under ours.
+// SAFETY: SPDK's controller has its own lock for the functions that several threads call here (admin queue,
+// creating and freeing queues); our lock protects the pointer.
 unsafe impl Send for Controller {}
-// SAFETY: as for `Send`: what `&self` reaches is behind locks, SPDK's or ours.
+// SAFETY: as for `Send`: everything that `&self` reaches is behind a lock, SPDK's or ours.
 unsafe impl Sync for Controller {}
 
 impl Controller {
@@ -193,7 +193,7 @@ impl Controller {
             events: Box::default(),
         });
         let context = std::ptr::from_ref(&*controller.events).cast_mut().cast();
-        // SAFETY: the box lives as long as the controller struct, whose end detaches first.
+        // SAFETY: the box lives as long as this struct, which detaches the controller before it is dropped.
         unsafe { sys::spdk_nvme_ctrlr_register_aer_callback(raw.as_ptr(), Some(event), context) };
         controller
     }
@@ -246,7 +246,7 @@ impl Controller {
         let raw = self.raw();
         let shut = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
         let controller = raw.ok_or_else(shut)?.as_ptr();
-        // SAFETY: attached while the lock is held; the functions read what SPDK keeps of the controller.
+        // SAFETY: attached while the lock is held; the functions read data that SPDK keeps of the controller.
         unsafe {
             let first = sys::spdk_nvme_ctrlr_get_first_active_ns(controller);
             let nsid = nsid.map_or(first, |nsid| nsid.0);
@@ -288,8 +288,8 @@ impl Controller {
         let given_up = || Error::new(ErrorKind::Disconnected, "the controller was abandoned");
         let controller = raw.filter(|_| !self.is_over()).ok_or_else(given_up)?;
         log::forget();
-        // SAFETY: attached while the lock is held, and the queue is on the list that `shut` goes through
-        // before the lock is let go.
+        // SAFETY: attached while the lock is held, and the queue enters the list that `shut` goes through
+        // before the lock is released.
         let queue = unsafe { IoQueue::new(controller, nsid, depth, is_fabric) };
         let queue = queue.ok_or_else(|| {
             let message = format!("the controller grants no I/O queue{}", log::reason());
@@ -311,7 +311,7 @@ impl Controller {
         self.events.is_over.store(true, Ordering::Release);
         let Some(controller) = self.raw().take() else { return };
         if is_lost {
-            // SAFETY: attached until the detaching below, which only who took the pointer does.
+            // SAFETY: attached until it is detached below, which only the thread that took the pointer does.
             unsafe { sys::spdk_nvme_ctrlr_fail(controller.as_ptr()) };
         }
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,7 +333,7 @@ impl Drop for Controller {
 
 fn detach(controller: NonNull<sys::spdk_nvme_ctrlr>) {
     let mut context = null_mut();
-    // SAFETY: attached, and no queue of it is left.
+    // SAFETY: attached, and it has no queue any more.
     let code = unsafe { sys::spdk_nvme_detach_async(controller.as_ptr(), &mut context) };
     if code != 0 || context.is_null() {
         return;
@@ -393,7 +393,7 @@ fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     let mut options: sys::spdk_nvme_ctrlr_opts = unsafe { std::mem::zeroed() };
     let size = size_of::<sys::spdk_nvme_ctrlr_opts>();
     options.opts_size = size;
-    // SAFETY: a struct of ours of the size told.
+    // SAFETY: a struct of ours of the given size.
     unsafe { sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&mut options, size) };
     options.num_io_queues = wanted.num_io_queues;
     options.io_queue_size = wanted.queue_entries;
@@ -417,6 +417,5 @@ fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     options
 }
 
-/// SPDK itself stops waiting for a controller's shutdown after 10 s, or the controller's own
-/// time-out.
+/// SPDK stops waiting for a controller's shutdown after 10 s, or after the controller's own timeout.
 const DETACH_LIMIT: Duration = Duration::from_secs(12);

@@ -20,7 +20,8 @@ pub struct Environment {
     pub huge_pages: bool,
     /// Requested memory in bytes; without huge pages, it never grows.
     pub memory_bytes: usize,
-    /// Who started it, beside `FORKED`: a bare `clone` calls no handler of `pthread_atfork`.
+    /// The process that started it. This complements `FORKED`, because a bare `clone` calls no handler of
+    /// `pthread_atfork`.
     pid: u32,
 }
 
@@ -134,7 +135,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     // SAFETY: a struct of integers and pointers, for which zero means "not set".
     let mut options: sys::spdk_env_opts = unsafe { std::mem::zeroed() };
     options.opts_size = size_of::<sys::spdk_env_opts>();
-    // SAFETY: `opts_size` is set, as the function wants.
+    // SAFETY: `opts_size` is set, as the function requires.
     unsafe { sys::spdk_env_opts_init(&mut options) };
     options.opts_size = size_of::<sys::spdk_env_opts>();
     options.name = c"dlfs".as_ptr();
@@ -144,14 +145,14 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     options.no_huge = !huge_pages;
     // Without huge pages, memory has no physical addresses, and a drive could not be used.
     options.no_pci = !huge_pages;
-    // One file, which vfio-user passes to the target. In memory: needs no mount, leaves no file.
+    // One file, which vfio-user passes to the target. It is in memory: it needs no mount and leaves no file.
     options.hugepage_single_segments = huge_pages;
     let context =
         if huge_pages { c"--in-memory --log-level=lib.eal:3" } else { c"--log-level=lib.eal:3" };
     options.env_context = context.as_ptr().cast_mut().cast();
     log::forget();
-    // SAFETY: the options and the strings in them live until the call is over, which copies them; it is
-    // called once, under the lock of `STARTED`.
+    // SAFETY: the options and their strings live until the call returns, which copies them; it is called
+    // once, under the lock of `STARTED`.
     let code = unsafe { sys::spdk_env_init(&options) };
     if let Some(affinity) = &affinity {
         let _ = sched_setaffinity(None, affinity); // cannot fail: the mask was this thread's before
@@ -160,7 +161,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
         let error = std::io::Error::from_raw_os_error(code.abs());
         return Err(format!(" with {} MiB ({error}){}", memory_bytes >> 20, log::reason()));
     }
-    // SAFETY: the function is `extern "C"`, does nothing but store, and lives as long as the program.
+    // SAFETY: the function is `extern "C"`, only stores a value, and lives as long as the program.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
     // SAFETY: the function is `extern "C"` and lives as long as the program; it runs before the destructors
     // of SPDK and DPDK, which were registered earlier.

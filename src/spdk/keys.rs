@@ -15,9 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Debug)]
 pub struct Key(NonNull<sys::spdk_key>);
 
-// SAFETY: the keyring has a lock of its own; the pointer is only passed to SPDK.
+// SAFETY: the keyring has its own lock; the pointer is only passed to SPDK.
 unsafe impl Send for Key {}
-// SAFETY: as for `Send`: `&Key` gives out the pointer alone.
+// SAFETY: as for `Send`: `&Key` exposes only the pointer.
 unsafe impl Sync for Key {}
 
 impl Key {
@@ -31,7 +31,7 @@ impl Key {
     /// `InvalidArgument`: the file does not exist, is accessible to others, or holds no key.
     pub fn read(path: &Path) -> Result<Key> {
         static KEYRING: Once = Once::new();
-        // SAFETY: once, after the environment was started.
+        // SAFETY: called once, after the environment was started.
         KEYRING.call_once(|| unsafe {
             sys::spdk_keyring_init();
         });
@@ -44,9 +44,9 @@ impl Key {
         let whole = std::path::absolute(path).map_err(|_| refused())?;
         let path = text(whole.as_os_str().as_bytes())?;
         log::forget();
-        // SAFETY: NUL-terminated strings that are copied. A second add of a name fails and changes nothing.
+        // SAFETY: NUL-terminated strings that are copied. Adding a name again fails and changes nothing.
         unsafe { sys::spdk_keyring_file_add_key(name.as_ptr(), path.as_ptr()) };
-        // SAFETY: a NUL-terminated string that is copied; the key is counted, and given back in `drop`.
+        // SAFETY: a NUL-terminated string that is copied; the key's reference is released in `drop`.
         let key = unsafe { sys::spdk_keyring_get_key(name.as_ptr()) };
         NonNull::new(key).map(Key).ok_or_else(refused)
     }
@@ -58,7 +58,7 @@ impl Key {
 
 impl Drop for Key {
     fn drop(&mut self) {
-        // SAFETY: counted in `read`, given back once.
+        // SAFETY: the reference was taken in `read` and is released once.
         unsafe { sys::spdk_keyring_put_key(self.0.as_ptr()) };
     }
 }

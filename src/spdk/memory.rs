@@ -18,21 +18,21 @@ pub fn driver_memory() -> &'static DriverMemory {
     &DRIVER_MEMORY
 }
 
-// SAFETY: what `allocate` returns is zeroed memory of at least that length which nobody else has, aligned
-// as asked, until `free`; both may be called from any thread, DPDK's heap has a lock.
+// SAFETY: `allocate` returns zeroed memory of at least that length and the requested alignment, which nobody
+// else has until `free`. Any thread may call both: DPDK's heap has a lock.
 unsafe impl PageSource for DriverMemory {
     fn allocate(&self, len: usize) -> Option<NonNull<u8>> {
         if env::has_forked() {
             return None;
         }
-        // SAFETY: the environment runs: `driver_memory` is handed on only after it was started.
+        // SAFETY: the environment runs: `driver_memory` is passed on only after it was started.
         let start = unsafe { sys::spdk_dma_zmalloc(len, ALIGN, std::ptr::null_mut()) };
         NonNull::new(start.cast())
     }
 
     unsafe fn free(&self, start: NonNull<u8>) {
         if !env::has_forked() {
-            // SAFETY: by `PageSource` it came from `allocate`, which took it from SPDK, and is freed once.
+            // SAFETY: by the contract of `PageSource` it came from `allocate` and is freed once.
             unsafe { sys::spdk_dma_free(start.as_ptr().cast()) };
         }
     }

@@ -9,7 +9,7 @@
 //! | connecting and detaching: one thread at a time | the caller: one keeper thread per process |
 //! | an I/O queue is used by one thread at a time | the lock of `queue.rs` |
 //! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
-//! | a device writes only into memory that it can access | `memory.rs`, and whoever submits |
+//! | a device writes only into memory that it can access | `memory.rs`, and the submitter |
 //! | no background thread is in SPDK when the process exits | `env.rs`, [`at_work`] |
 //! | callbacks run in the middle of SPDK's work | they only record |
 //!
@@ -18,7 +18,7 @@
 //!
 //! This module has no policy: `qpair::spdk` decides what to connect to, how long to wait, and what
 //! to do about failures. Read `queue.rs` first.
-#![allow(unsafe_code)] // the fence
+#![allow(unsafe_code)] // the only module that calls SPDK
 
 mod controller;
 mod env;

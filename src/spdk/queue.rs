@@ -81,8 +81,8 @@ struct Slot {
     status: u16,
 }
 
-// SAFETY: SPDK's queue may go from thread to thread, one at a time, which the lock gives it; the other
-// pointers are of memory that this struct owns.
+// SAFETY: SPDK's queue may move between threads, one at a time, which the lock ensures; the other pointers
+// refer to memory that this struct owns.
 unsafe impl<T: Payload + Send> Send for Core<T> {}
 
 /// The controller's view of a queue.
@@ -109,7 +109,8 @@ impl<T: Payload> IoQueue<T> {
         in_group: bool,
     ) -> Option<IoQueue<T>> {
         let controller = controller.as_ptr();
-        // SAFETY: the controller is attached by this function's own contract, and SPDK looks any number up.
+        // SAFETY: the controller is attached by this function's own contract, and SPDK accepts any namespace
+        // number.
         let ns = NonNull::new(unsafe { sys::spdk_nvme_ctrlr_get_ns(controller, nsid.0) })?;
         let mut core = Core {
             raw: None,
@@ -121,8 +122,8 @@ impl<T: Payload> IoQueue<T> {
             is_connected: false,
         };
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
-        // SAFETY: integers and pointers, for which zero is a value; then a struct of ours of the size
-        // told, and an attached controller.
+        // SAFETY: integers and pointers, for which zero is a value; then a struct of ours of the given size,
+        // and an attached controller.
         unsafe {
             let mut options: sys::spdk_nvme_io_qpair_opts = std::mem::zeroed();
             sys::spdk_nvme_ctrlr_get_default_io_qpair_opts(controller, &mut options, size);
@@ -192,9 +193,10 @@ impl<T: Payload> Core<T> {
         );
         self.payloads[usize::from(number)] = Some(payload);
         // SAFETY: queue and namespace are live while `raw` is here: the controller is detached after the
-        // queue has ended. The slot lives on the board until the queue has ended. The buffer is memory
-        // that the payload owns, which stays here until the callback has come; its length was checked
-        // against the blocks by whoever made the command, and reads need exclusive memory: an `IoBuf`.
+        // queue has ended. The slot lives on the board until the queue has ended. The buffer is memory that
+        // the payload owns, and the payload stays here until the callback has run. The caller that created
+        // the command checked the buffer's length against the blocks; reads need exclusive memory, which an
+        // `IoBuf` is.
         let code = unsafe {
             let slot: *mut c_void =
                 (&raw mut (*self.board.as_ptr()).slots[usize::from(number)]).cast();
@@ -275,12 +277,13 @@ impl<T: Payload> Core<T> {
             return; // they belong to the parent
         }
         if let Some(raw) = raw {
-            // SAFETY: made in `new`, taken out above, freed once; its callbacks come now, and the board
+            // SAFETY: created in `new`, taken out above, freed once; its callbacks run now, and the board
             // that they write is live.
             unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(raw.as_ptr()) };
         }
         if let Some(group) = group {
-            // SAFETY: made in `new`, destroyed once; freeing its only queue took that out of it.
+            // SAFETY: created in `new`, destroyed once; freeing its only queue has removed that from the
+            // group.
             unsafe { sys::spdk_nvme_poll_group_destroy(group.as_ptr()) };
         }
     }
@@ -302,7 +305,7 @@ impl<T: Payload> Drop for Core<T> {
     fn drop(&mut self) {
         self.end();
         if !env::has_forked() {
-            // SAFETY: leaked from a box in `Board::new`, freed once; SPDK is done with it.
+            // SAFETY: leaked from a box in `Board::new`, freed once; SPDK does not use it any more.
             drop(unsafe { Box::from_raw(self.board.as_ptr()) });
         }
     }
@@ -322,9 +325,9 @@ impl Board {
 
 unsafe extern "C" fn completed(slot: *mut c_void, completion: *const sys::spdk_nvme_cpl) {
     let slot: *mut Slot = slot.cast();
-    // SAFETY: SPDK gives back the slot that was submitted and a completion that is live during the call.
-    // The board is live until the queue has ended, and only the thread that holds the queue's lock, which
-    // is in SPDK now, touches it. A slot completes once, so there is room for it.
+    // SAFETY: SPDK returns the submitted slot and a completion that is live during the call. The board is
+    // live until the queue has ended, and only the thread that holds the queue's lock, which is inside SPDK
+    // now, accesses it. A slot completes once, so there is room for it.
     unsafe {
         (*slot).status = (*completion).__bindgen_anon_1.status_raw;
         let board = (*slot).board;
@@ -338,6 +341,6 @@ unsafe extern "C" fn completed(slot: *mut c_void, completion: *const sys::spdk_n
 }
 
 unsafe extern "C" fn disconnected(_queue: *mut sys::spdk_nvme_qpair, board: *mut c_void) {
-    // SAFETY: the board was given as the group's context, and lives as long as the group.
+    // SAFETY: the board is the group's context and lives as long as the group.
     unsafe { (*board.cast::<Board>()).is_disconnected = true };
 }

@@ -1,4 +1,4 @@
-//! The host's end: its connection, and the pump of `src/qpair/tcp` in simulated time.
+//! The host's end: its connection, and the turn of `src/qpair/tcp` in simulated time.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(crate) struct Host {
     scratch: Vec<u8>,
     pub(crate) clock: Clock,
     pub(crate) calls: Calls,
-    /// Bytes received elsewhere than in their final place, headers included.
+    /// Bytes received outside of their final place, headers included.
     pub(crate) scratch_bytes: u64,
     pub(crate) is_initialised: bool,
     is_blocked: bool,
@@ -66,7 +66,7 @@ impl Host {
         self.connection.set_max_in_capsule(max_in_capsule);
     }
 
-    /// When the next turn is, if nothing is submitted.
+    /// The time of the next turn if nothing is submitted.
     pub(crate) fn next_turn(&self, up: &Pipe, down: &Pipe) -> Option<Ps> {
         let writable = up.writable_at().filter(|_| self.is_blocked);
         let ready = down.readable_at().into_iter().chain(writable).min();
@@ -76,7 +76,7 @@ impl Host {
         ready.map(|at| at.max(self.clock.at))
     }
 
-    /// Moves bytes both ways; finished jobs are appended to `done`.
+    /// Transfers bytes in both directions; finished jobs are appended to `done`.
     pub(crate) fn turn(&mut self, up: &mut Pipe, down: &mut Pipe, done: &mut Vec<Job>) {
         self.receive(down);
         self.send(up);
@@ -92,13 +92,13 @@ impl Host {
         }
     }
 
-    /// Takes a command; sent with [`Host::send`].
+    /// Takes a command; [`Host::send`] sends it.
     pub(crate) fn submit(&mut self, job: Job, is_write: bool) {
         let num_blocks = (job.data.len() / BLOCK_LEN) as u32;
         let (len, slba) = (job.data.len() as u32, Lba(job.slba * u64::from(num_blocks)));
         let (sqe, transfer) = match is_write {
             true => {
-                let sgl = Sgl::transport(len); // the connection says how they travel
+                let sgl = Sgl::transport(len); // the connection decides how they are transferred
                 (Sqe::write(0, Nsid(1), slba, num_blocks, sgl), Transfer::Out)
             }
             false => (Sqe::read(0, Nsid(1), slba, num_blocks, len), Transfer::In),
@@ -158,7 +158,7 @@ impl Host {
     }
 }
 
-/// Marks the data of a write so that the target can tell whose they are.
+/// Marks the data of a write so that the target can identify them.
 pub(crate) fn mark(job: &mut Job) {
     stamp(&mut job.data, job.slba);
 }

@@ -1,5 +1,5 @@
-//! One direction of a link: a rate, a delay, a window, pauses. Bytes go in at one simulated time and
-//! come out at a later one.
+//! One direction of a link: a rate, a delay, a window, pauses. Bytes enter at one simulated time and leave at
+//! a later one.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -10,7 +10,7 @@ pub(crate) type Ps = u64;
 pub(crate) const PS_PER_US: Ps = 1_000_000;
 pub(crate) const PS_PER_MS: Ps = 1_000_000_000;
 
-/// Something stops at the beginning of each period.
+/// A pause at the beginning of each period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pauses {
     pub(crate) every: Ps,
@@ -24,7 +24,7 @@ impl Pauses {
         if into < self.length { at - into + self.length } else { at }
     }
 
-    /// When work that takes `work` and begins at `at` is done, the pauses in between left out.
+    /// When work of length `work` that begins at `at` is done, pauses excluded.
     pub(crate) fn finish(self, at: Ps, mut work: Ps) -> Ps {
         let mut at = self.over(at);
         loop {
@@ -38,17 +38,17 @@ impl Pauses {
     }
 }
 
-/// What a direction of a link is like.
+/// The properties of one direction of a link.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinkOptions {
     pub(crate) gbit_per_s: u64,
-    /// From one end to the other.
+    /// The delay from one end to the other.
     pub(crate) delay: Ps,
     pub(crate) pauses: Option<Pauses>,
 }
 
 impl LinkOptions {
-    /// When `len` bytes of a stream have left, if the first may leave at `at`. Headers of Ethernet, IP
+    /// When `len` bytes of a stream have been sent, if the first may be sent at `at`. Headers of Ethernet, IP
     /// and TCP are counted as in full segments.
     pub(crate) fn sent(&self, at: Ps, len: u64) -> Ps {
         let work = len * 8_000 * FRAME_LEN / (SEGMENT_LEN * self.gbit_per_s);
@@ -59,15 +59,15 @@ impl LinkOptions {
 /// One direction of a connection.
 pub(crate) struct Pipe {
     options: LinkOptions,
-    /// When the last byte that was taken has left.
+    /// When the last accepted byte has been sent.
     free_at: Ps,
-    /// What is on its way, in order.
+    /// Bytes in flight, in order.
     pieces: VecDeque<Piece>,
-    /// Bytes that were read, with the time at which the sender knows.
+    /// Bytes that were read, with the time at which the sender learns of it.
     acknowledged: VecDeque<(Ps, usize)>,
-    /// Bytes taken of which the sender does not know that they were read.
+    /// Accepted bytes of which the sender does not know yet that they were read.
     held: usize,
-    /// Memory of pieces to use again.
+    /// Memory of pieces for reuse.
     spare: Vec<Vec<u8>>,
 }
 
@@ -163,7 +163,7 @@ impl Pipe {
         self.pieces.front().map(|piece| piece.arrives_at)
     }
 
-    /// When a sender that had no room is told of some: as with a socket, not before a third is free.
+    /// When a sender without room is told that there is some: as with a socket, not before a third is free.
     pub(crate) fn writable_at(&self) -> Option<Ps> {
         let mut held = self.held;
         let enough = self.acknowledged.iter().find(|(_, len)| {
@@ -174,14 +174,14 @@ impl Pipe {
     }
 }
 
-/// Bytes of a stream in a full segment, and the same with its headers on an Ethernet: preamble and
-/// gap 20, Ethernet 18, IP 20, TCP with time stamps 32.
+/// The bytes of a stream in a full segment, and the same with its headers on an Ethernet: preamble and gap
+/// 20, Ethernet 18, IP 20, TCP with timestamps 32.
 const SEGMENT_LEN: u64 = 1_448;
 const FRAME_LEN: u64 = SEGMENT_LEN + 90;
 
-/// What arrives together: segments that the receiver's kernel puts together.
+/// The bytes that arrive together: segments that the receiver's kernel merges.
 const PIECE_LEN: usize = 8 * SEGMENT_LEN as usize;
 
-/// Most bytes of a direction between the two programs: more than rate times round trip of any link
-/// simulated here, as an administrator would set it for one.
+/// The most bytes in flight between the two programs: more than rate times round trip of any simulated link,
+/// as an administrator would configure.
 pub(crate) const WINDOW_BYTES: usize = 16 << 20;

@@ -1,25 +1,25 @@
-//! What the host was asked and what it said, held against what the target really has: the rules at the
-//! head of `src/qpair/remote/mod.rs`.
+//! Compares what the host was asked and what it answered with the target's actual contents: checks the rules
+//! at the head of `src/qpair/remote/mod.rs`.
 
 use std::ops::Range;
 
 use crate::schedule::namespace_of;
 use crate::subsystem::{BLOCK_LEN, Subsystem, number_at};
 
-/// An I/O and its past.
+/// An I/O and its history.
 struct Asked {
     kind: Kind,
     blocks: Range<u64>,
     namespace: usize,
     is_done: bool,
-    /// The writes that were done when it was asked for.
+    /// The writes that had completed when it was submitted.
     writes_done: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
-    /// A read that has to succeed: everything is well.
+    /// A read that must succeed, because nothing is wrong.
     Probe,
     Write,
     Flush,
@@ -34,15 +34,15 @@ pub(crate) struct Outcome<'a> {
     pub(crate) live: u64,
 }
 
-/// A write that is done, and of which no flush has said anything.
+/// A completed write that no flush has reported on.
 struct Unsettled {
     tag: u64,
     namespace: usize,
-    /// The last session that was live when it was done.
+    /// The last session that was live when it completed.
     session: u64,
 }
 
-/// Tags are places in the list of what was asked, from 1: what a write writes is its tag.
+/// Tags are indexes in the list of submitted I/Os, from 1. A write writes its tag.
 pub(crate) struct Oracle {
     namespaces: usize,
     asked: Vec<Asked>,
@@ -81,12 +81,12 @@ impl Oracle {
         self.asked.len() as u64
     }
 
-    /// The tag of a read that is submitted now; `is_probe`: it has to succeed.
+    /// The tag of a read that is submitted now; `is_probe`: it must succeed.
     pub(crate) fn read(&mut self, blocks: Range<u64>, is_probe: bool) -> u64 {
         self.ask(if is_probe { Kind::Probe } else { Kind::Read }, blocks)
     }
 
-    /// The tag of a write that is submitted now, the only one of these blocks.
+    /// The tag of a write that is submitted now, the only one to these blocks.
     pub(crate) fn write(&mut self, blocks: Range<u64>) -> u64 {
         self.ask(Kind::Write, blocks)
     }
@@ -97,7 +97,8 @@ impl Oracle {
         self.ask_of(Kind::Flush, 0..0, namespace)
     }
 
-    /// Whoever asked for these is gone, and must not be told. The blocks that it was writing.
+    /// The member of these I/Os was removed and must get no completions. Returns the blocks that it was
+    /// writing.
     pub(crate) fn abandon(&mut self, tags: &[u64]) -> Vec<Range<u64>> {
         let mut writes = Vec::new();
         for &tag in tags {
@@ -110,7 +111,7 @@ impl Oracle {
         writes
     }
 
-    /// Judges a completion.
+    /// Checks a completion.
     pub(crate) fn complete(&mut self, outcome: Outcome<'_>, target: &Subsystem) {
         let Outcome { tag, buf, is_ok, live } = outcome;
         self.last_session = self.last_session.max(live);
@@ -136,7 +137,7 @@ impl Oracle {
                 self.unsettled.push(Unsettled { tag, namespace, session });
             }
             (Kind::Flush, true) => self.check_flush(tag, target),
-            // It has told of everything on its namespace up to the end of the session before.
+            // It has reported everything on its namespace up to the end of the previous session.
             (Kind::Flush, false) => {
                 let namespace = asked.namespace;
                 self.unsettled

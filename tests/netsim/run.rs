@@ -1,5 +1,5 @@
-//! A run: one host, one link, one target, so many commands at such a depth; and the least time that
-//! they could take.
+//! A run: one host, one link, one target, a number of commands at a queue depth; and the least time that they
+//! can take.
 
 use std::time::Instant;
 
@@ -10,17 +10,17 @@ use crate::host::{Host, Job, mark};
 use crate::link::{LinkOptions, PS_PER_MS, Pauses, Pipe, Ps};
 use crate::target::{IN_CAPSULE_BYTES, Target};
 
-/// What a command is.
+/// The kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
-    /// A write whose data are in its capsule.
+    /// A write with in-capsule data.
     WriteInCapsule,
-    /// A write whose data are asked for with an R2T.
+    /// A write whose data the target requests by R2T.
     WriteByR2t,
 }
 
-/// What stops now and then.
+/// What pauses periodically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stall {
     None,
@@ -41,13 +41,13 @@ pub(crate) struct Setting {
     pub(crate) stall: Stall,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub(crate) num_commands: u64,
     /// From the first submission to the last completion.
     pub(crate) took: Ps,
-    /// The least that it could take.
+    /// The least time that it can take.
     pub(crate) least: Ps,
     pub(crate) bytes: u64,
     pub(crate) host_sends: u64,
@@ -66,7 +66,7 @@ impl Outcome {
         mb_per_s(self.bytes, self.least)
     }
 
-    /// The share of the bound that was reached.
+    /// The reached share of the bound.
     pub(crate) fn share(&self) -> f64 {
         self.least as f64 / self.took as f64
     }
@@ -82,7 +82,7 @@ impl Setting {
         LinkOptions { gbit_per_s: self.gbit_per_s, delay: self.rtt / 2, pauses }
     }
 
-    /// Enough to see the pauses several times, and otherwise enough that the queue turns over.
+    /// Enough commands for several pauses, or else for the queue to turn over.
     fn num_commands(&self) -> u64 {
         let rounds = match self.len >> 10 {
             0..=16 => 16,
@@ -111,8 +111,8 @@ impl Setting {
         self.len as u64 + headers
     }
 
-    /// The least time that so many commands can take: each needs its round trips and the sending of
-    /// its own bytes, at most `depth` do so at once, and the link sends one byte after the other.
+    /// The least time that this number of commands can take: each needs its round trips and the transmission
+    /// of its own bytes, at most `depth` do so at once, and the link sends one byte after the other.
     pub(crate) fn least(&self, num_commands: u64) -> Ps {
         self.least_at(num_commands, self.link())
     }
@@ -180,7 +180,7 @@ struct Run {
 impl Run {
     /// Initialises the connection.
     fn start(setting: &Setting) -> Run {
-        let start = Instant::now(); // stands for 0: only differences are looked at
+        let start = Instant::now(); // stands for 0: only differences matter
         let device_pauses = (setting.stall == Stall::Device).then_some(PAUSES);
         let mut run = Run {
             kind: setting.kind,
@@ -198,7 +198,7 @@ impl Run {
         run
     }
 
-    /// Lets both clocks go on to the beginning of a period, and forgets what was counted.
+    /// Advances both clocks to the beginning of a period and resets the counts.
     fn begin(&mut self) -> Ps {
         let at = self.host.clock.at.max(self.target.clock.at).next_multiple_of(PAUSES.every);
         (self.host.clock.at, self.target.clock.at) = (at, at);
@@ -216,7 +216,7 @@ impl Run {
         self.host.submit(job, is_write);
     }
 
-    /// The next turn of whoever is next; the host if both are.
+    /// Runs the next turn of the end that is next; of the host if both are.
     fn step(&mut self, done: &mut Vec<Job>) {
         let host = self.host.next_turn(&self.up, &self.down);
         let target = self.target.next_turn(&self.up, &self.down);

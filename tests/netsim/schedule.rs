@@ -1,4 +1,4 @@
-//! What goes wrong and what is asked, at which times: written down, or drawn from a seed.
+//! The schedule of a run: faults and requests with their times, written down or drawn from a seed.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use crate::random::Random;
 use crate::subsystem::NUM_BLOCKS;
 
-/// Something goes wrong, or right again.
+/// A fault, or its end.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// A connection breaks, and both sides are told.
+    /// A connection breaks, and both sides learn of it.
     Cut { nth: usize },
     /// Nothing arrives on one connection.
     Hold { nth: usize, ms: u64 },
@@ -17,23 +17,23 @@ pub(crate) enum Fault {
     Silent { path: usize, ms: u64 },
     /// Connections on a path break, and new ones are refused.
     Refuse { path: usize, ms: u64 },
-    /// The target restarts, and is away for so long.
+    /// The target restarts and cannot be reached for this time.
     Restart { ms: u64 },
-    /// There is another namespace behind a path from now on, in the place of the `nth`.
+    /// From now on a path leads to another namespace in place of the `nth`.
     Replace { path: usize, nth: usize },
     /// I/O on a path is answered with a path error.
     PathError { path: usize, ms: u64 },
     /// Connect of I/O queues is refused on a path.
     Busy { path: usize, ms: u64 },
-    /// Nothing that comes is answered before that time.
+    /// The target answers nothing for this time.
     Hang { ms: u64 },
     /// The namespace grows under a live session.
     Grow,
-    /// And is again as it was.
+    /// The namespace has its old size again.
     ShrinkBack,
-    /// Sessions from now on take other sizes at once: 4 KiB << `mdts`.
+    /// Later sessions have another transfer limit: 4 KiB << `mdts`.
     Transfer { mdts: u8 },
-    /// Sessions from now on grant so many queues.
+    /// Later sessions grant this number of queues.
     Grant { queues: u16 },
 }
 
@@ -57,11 +57,11 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the host is asked to do, on which I/O queue. Blocks lie on the namespaces in turn: see
+/// A request to the host, on an I/O queue. Blocks are distributed over the namespaces in turn: see
 /// [`namespace_of`].
 #[derive(Debug, Clone)]
 pub(crate) enum Ask {
-    /// A read that has to succeed.
+    /// A read that must succeed.
     Probe {
         pair: usize,
         block: u64,
@@ -78,7 +78,7 @@ pub(crate) enum Ask {
         pair: usize,
         namespace: usize,
     },
-    /// Who submits to a queue for a namespace is gone, and another comes in its place.
+    /// A member of a queue is removed, and another takes its place.
     Renew {
         pair: usize,
         namespace: usize,
@@ -92,7 +92,7 @@ pub(crate) struct Schedule {
     pub(crate) paths: usize,
     pub(crate) pairs: usize,
     pub(crate) namespaces: usize,
-    /// Whether they are asked for by their numbers, and not as all there are.
+    /// Whether the host opens the namespaces by their numbers, and not all that exist.
     pub(crate) are_named: bool,
     pub(crate) has_cache: bool,
     pub(crate) mdts: u8,
@@ -101,7 +101,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// That of a seed.
+    /// The schedule of a seed.
     pub(crate) fn random(seed: u64) -> Schedule {
         let mut random = Random::new(seed ^ 0xD1F5);
         let paths = 1 + random.below(3) as usize;
@@ -110,7 +110,7 @@ impl Schedule {
         let length = 200 + random.below(1500);
         let mut faults: Vec<(u64, Fault)> = (0..random.below(7))
             .map(|_| {
-                // Some of them at the same moment, some while it is opened.
+                // Some at the same time, some while the namespaces are opened.
                 let at = if random.once_in(6) { random.below(4) } else { random.below(length) };
                 (at, fault(&mut random, paths, pairs, namespaces))
             })
@@ -143,7 +143,7 @@ impl Schedule {
     }
 }
 
-/// The place of the namespace, of so many, that a block lies on.
+/// The index of the namespace that holds a block.
 pub(crate) fn namespace_of(block: u64, namespaces: usize) -> usize {
     (block / WRITE_BLOCKS) as usize % namespaces
 }
@@ -151,7 +151,7 @@ pub(crate) fn namespace_of(block: u64, namespaces: usize) -> usize {
 fn fault(random: &mut Random, paths: usize, pairs: usize, namespaces: usize) -> Fault {
     let path = random.below(paths as u64) as usize;
     let nth = random.below(8) as usize;
-    // Mostly shorter than what is waited for, at times longer than anybody waits.
+    // Mostly shorter than the time limits, sometimes longer than all of them.
     let ms = match random.below(8) {
         0..5 => random.below(150),
         5..7 => random.below(900),
@@ -173,5 +173,5 @@ fn fault(random: &mut Random, paths: usize, pairs: usize, namespaces: usize) -> 
     }
 }
 
-/// Each write has so many blocks for itself.
+/// The blocks of each write, which no other write uses.
 pub(crate) const WRITE_BLOCKS: u64 = 32;

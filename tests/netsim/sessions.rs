@@ -1,8 +1,8 @@
-//! The life of sessions in simulated time: what happens is the same on every machine, and whatever goes
-//! wrong, the rules at the head of `src/qpair/remote/mod.rs` hold.
+//! The life cycle of sessions in simulated time. It is the same on every machine, and the rules at the head
+//! of `src/qpair/remote/mod.rs` hold whatever fails.
 //!
-//! `DLFS_SESSION_SEEDS=1000000 cargo test --test netsim sessions` looks at more seeds, and
-//! `DLFS_SESSION_SEED=7` at one of them, with all that happens.
+//! `DLFS_SESSION_SEEDS=1000000 cargo test --test netsim sessions` tries more seeds; `DLFS_SESSION_SEED=7`
+//! runs one of them and prints all that happens.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -61,17 +61,17 @@ fn the_rules_of_sessions_hold_whatever_goes_wrong() {
         "{seeds} seeds: {} sessions replaced, {given_up} hosts gave up, {} I/Os failed, {} of them flushes",
         total.num_sessions, total.num_failed, total.num_failed_flushes
     );
-    // A network in which nothing happens would keep to any rule.
+    // Without faults no rule could be broken.
     assert!(total.num_sessions > seeds / 4 && total.num_failed_flushes > seeds / 100);
     assert!(given_up > seeds / 100 && given_up < seeds / 2);
 }
 
-/// A queue pair that was dropped took the connection of others down, not the session. 16,802: a flush failed
-/// with it, and the next one called writes durable that the session's end had lost. 389,219: the new
-/// connection reached another target. 31,299 and 307,751: the flush that failed was that of the dropped one,
-/// so nobody was told.
+/// A dropped queue pair broke the connection of others, but not the session. 16,802: a flush failed with it,
+/// and the next one called writes durable that the end of the session had lost. 389,219: the new connection
+/// reached another target. 31,299 and 307,751: the flush that failed belonged to the dropped queue pair, so
+/// nobody was told.
 #[test]
-fn what_once_broke_a_rule_keeps_to_it() {
+fn seeds_that_once_broke_a_rule_keep_it() {
     for seed in [16_802, 31_299, 307_751, 389_219] {
         if let Err(told) = run(Schedule::random(seed), true) {
             panic!("DLFS_SESSION_SEED={seed}: {told}");
@@ -80,7 +80,7 @@ fn what_once_broke_a_rule_keeps_to_it() {
 }
 
 #[test]
-fn a_life_of_sessions_is_the_same_again() {
+fn a_seed_gives_the_same_run_each_time() {
     for seed in [1, 2, 3] {
         let [one, two] = [(); 2].map(|()| run(Schedule::random(seed), true));
         assert_eq!(one.map(|r| r.trace), two.map(|r| r.trace), "seed {seed}");
@@ -187,5 +187,5 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
     ]
 }
 
-/// In `tools/check`; more by an argument.
+/// The seeds of `tools/check`; the environment variable above sets more.
 const SEEDS: u64 = 10_000;

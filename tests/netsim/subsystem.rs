@@ -1,4 +1,4 @@
-//! The simulated target: controllers on several paths to its namespaces, whose cache a restart may lose.
+//! The simulated target: controllers on several paths to its namespaces, and a cache that a restart may lose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -17,31 +17,31 @@ use crate::random::Random;
 use crate::schedule::namespace_of;
 use crate::wire::{Wire, bytes_of};
 
-/// The wires of the network, by their numbers.
+/// The connections of the network, by their numbers.
 pub(crate) type Wires = BTreeMap<u64, Wire>;
 
 impl Path {
-    /// Whether its namespaces are those that the host is to use.
+    /// Whether it leads to the namespaces that the host must use.
     pub(crate) fn is_right(&self) -> bool {
         (0..).zip(&self.nguids).all(|(place, found)| *found == nguid(place))
     }
 }
 
-/// What a block holds: the number of the write that wrote it, 0 before the first.
+/// The contents of a block: the number of the write that wrote it, 0 before the first.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
     durable: u64,
     cached: Option<u64>,
-    /// Commands that brought data for it.
+    /// The commands that wrote it.
     received: u32,
-    /// Of those, how many were answered with a status that says that nothing was done.
+    /// How many of them were answered with a status which says that nothing was done.
     refused: u32,
 }
 
-/// What a path to the subsystem is like.
+/// The state of a path to the subsystem.
 #[derive(Debug, Clone)]
 pub(crate) struct Path {
-    /// Of each namespace.
+    /// The identifier of each namespace.
     pub(crate) nguids: Vec<[u8; 16]>,
     /// I/O is answered with a path error until this time.
     pub(crate) path_error_until: Instant,
@@ -54,20 +54,20 @@ pub(crate) struct Subsystem {
     pub(crate) paths: Vec<Path>,
     blocks: Vec<Block>,
     pub(crate) num_blocks: u64,
-    /// Most data of a command, as MDTS says it.
+    /// The transfer limit of a command, as in MDTS.
     pub(crate) mdts: u8,
     pub(crate) granted: u16,
     pub(crate) has_cache: bool,
-    /// Commands take that much longer until then.
+    /// Until this time commands take longer by this much.
     pub(crate) hangs_until: Instant,
     connections: BTreeMap<u64, Queue>,
     controllers: BTreeMap<u16, Controller>,
     next_cntlid: u16,
     work: Vec<Work>,
     pub(crate) num_flushes: u64,
-    /// Writes whose queue pair was dropped, and the first connection that was made after that.
+    /// Writes whose queue pair was dropped, and the first connection that was opened after that.
     pub(crate) abandoned: Vec<(std::ops::Range<u64>, u64)>,
-    /// What broke a rule.
+    /// The broken rules.
     pub(crate) broken_rules: Vec<String>,
     random: Random,
 }
@@ -90,7 +90,7 @@ struct Controller {
 struct Work {
     at: Instant,
     wire: u64,
-    /// Controller, queue identifier and path that it came by.
+    /// Controller, queue identifier and path of the command.
     of: (u16, u16),
     path: usize,
     id: CommandId,
@@ -133,7 +133,7 @@ impl Subsystem {
         self.range(blocks).all(|block| block.durable == write)
     }
 
-    /// Whether some of what `write` wrote is neither durable nor in the cache.
+    /// Whether a part of `write` is neither durable nor in the cache.
     pub(crate) fn is_lost(&self, blocks: std::ops::Range<u64>, write: u64) -> bool {
         self.range(blocks).any(|block| block.durable != write && block.cached != Some(write))
     }
@@ -142,7 +142,7 @@ impl Subsystem {
         self.blocks[blocks.start as usize..blocks.end as usize].iter()
     }
 
-    /// It starts anew: nothing that is not durable stays but by luck, and no connection.
+    /// Restarts: data that are not durable survive only by chance, and all connections end.
     pub(crate) fn restart(&mut self, now: Instant, wires: &mut Wires) {
         let loses = !self.random.once_in(4);
         for block in &mut self.blocks {
@@ -157,24 +157,24 @@ impl Subsystem {
         wires.values_mut().for_each(|wire| wire.break_off(now));
     }
 
-    /// A namespace has changed: whoever asked is told.
+    /// A namespace has changed: sends the asynchronous event to the hosts that asked for it.
     pub(crate) fn tell_events(&mut self, now: Instant, wires: &mut Wires) {
         for controller in self.controllers.values_mut() {
             let Some(queue) = self.connections.get_mut(&controller.admin) else { continue };
             if let Some(id) = controller.events.pop() {
-                // A notice, of a namespace's attributes, in the changed namespace log.
+                // A notice: namespace attribute changed; details in the changed namespace log.
                 queue.connection.finish(id, Status::SUCCESS, 0x04_00_02);
                 send(now, queue, wires.get_mut(&controller.admin));
             }
         }
     }
 
-    /// When it has something to do.
+    /// When it must run again.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.work.iter().map(|work| work.at).min()
     }
 
-    /// Takes what has arrived, and does what it is time for.
+    /// Receives bytes, and executes commands whose time has come.
     pub(crate) fn turn(&mut self, now: Instant, wires: &mut Wires) {
         let ready = |wire: &Wire| wire.target_ready_at().is_some_and(|at| at <= now);
         let numbers: Vec<u64> =
@@ -194,7 +194,7 @@ impl Subsystem {
         }
     }
 
-    /// A connection is gone, and with an admin queue its controller.
+    /// A connection has ended; the end of an admin queue ends its controller.
     fn forget(&mut self, now: Instant, number: u64, wires: &mut Wires) {
         let queue = self.connections.remove(&number);
         if let Some((cntlid, 0)) = queue.and_then(|queue| queue.of) {
@@ -227,7 +227,8 @@ impl Subsystem {
                 Ok(None) => break,
                 Ok(Some(event)) => self.take(now, number, &mut queue, event, wires),
                 Err(error) => {
-                    // A host that gives up may say so; nothing else of what it sends is wrong.
+                    // A host that gives up may send a termination request; any other PDU of the host is
+                    // valid.
                     let error = error.to_string();
                     if !wires[&number].is_closed() {
                         self.broken_rules.push(format!("the host's bytes are wrong: {error}"));
@@ -274,7 +275,7 @@ impl Subsystem {
         self.work.push(Work { at, wire, of, path, id, sqe, data, room });
     }
 
-    /// An I/O command has come: are these the rules?
+    /// Checks an I/O command against the rules.
     fn note_command(&mut self, queue: &Queue, sqe: &Sqe, wire: u64, path: usize) {
         if queue.of.is_none_or(|(_, qid)| qid == 0) {
             return;
@@ -346,14 +347,14 @@ impl Subsystem {
     }
 
     fn execute(&mut self, now: Instant, work: Work, wires: &mut Wires) {
-        // What has come is done, whether or not somebody still waits for the answer.
+        // A received command is executed even if nobody waits for the answer.
         let queue = self.connections.remove(&work.wire);
         let answered = match work.of {
             (cntlid, 0) => self.execute_admin(cntlid, &work),
             _ => Some(self.execute_io(now, &work, queue.is_some())),
         };
         let Some((answer, data)) = answered else {
-            // An asynchronous event request: answered one day.
+            // An asynchronous event request: it is answered when there is an event.
             if let Some(mut queue) = queue {
                 queue.connection.park(work.id);
                 self.connections.insert(work.wire, queue);
@@ -493,7 +494,7 @@ impl Subsystem {
         self.paths[0].nguids.len()
     }
 
-    /// Connections that its side of the network has.
+    /// The number of connections on its side of the network.
     pub(crate) fn wires_of_queues(&self) -> BTreeSet<u64> {
         self.connections.keys().copied().collect()
     }
@@ -510,7 +511,7 @@ fn send(now: Instant, queue: &mut Queue, wire: Option<&mut Wire>) {
     }
 }
 
-/// A number in a block: at 0 which write it is, at 8 which block.
+/// Numbers in a block: at byte 0 the number of the write, at byte 8 the number of the block.
 pub(crate) fn number_at(block: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(block[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -518,7 +519,7 @@ pub(crate) fn number_at(block: &[u8], at: usize) -> u64 {
 pub(crate) const BLOCK_LEN: usize = 512;
 pub(crate) const NUM_BLOCKS: usize = 2048;
 
-/// That of the namespace at a place that the host is to use.
+/// The identifier of the namespace at an index that the host must use.
 pub(crate) fn nguid(place: usize) -> [u8; 16] {
     let mut nguid = [7; 16];
     nguid[0] += place as u8;

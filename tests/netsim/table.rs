@@ -1,4 +1,4 @@
-//! The snapshot's text: settings down and across, what was reached, and what can be.
+//! The snapshot's text: a table of settings, reached throughput, and bound.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ pub(crate) const DEPTHS: [u16; 4] = [1, 8, 32, 128];
 pub(crate) const RTTS_US: [u64; 3] = [10, 100, 1_000];
 pub(crate) const RATES: [u64; 3] = [1, 10, 100];
 
-/// Every setting of the snapshot, in its order: lines of all depths.
+/// All settings of the snapshot in its order: a line has all depths.
 pub(crate) fn settings() -> Vec<[Setting; DEPTHS.len()]> {
     let line = |(kind, len), gbit_per_s, rtt_us, stall| {
         let rtt = rtt_us * PS_PER_US;

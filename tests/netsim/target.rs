@@ -1,4 +1,4 @@
-//! The target's end: its connection, and the turn of `src/target` over a device in simulated time.
+//! The target's end: its connection, and the turn of `src/target` with a device in simulated time.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -13,18 +13,18 @@ use dlfs::tcp::controller::{CommandId, Connection, ConnectionOptions, DataTransf
 use crate::ends::{Calls, Clock, is_stamped, stamp};
 use crate::link::{Pauses, Pipe, Ps};
 
-/// The target's end of the connection, with a device that takes no time unless it pauses.
+/// The target's end of the connection, with a device that takes no time except in its pauses.
 pub(crate) struct Target {
     connection: Connection,
     scratch: Vec<u8>,
     pool: Pool,
-    /// Commands for whose data there was no memory, oldest first.
+    /// Commands that wait for memory for their data, oldest first.
     waiting: VecDeque<(CommandId, Sqe, u32)>,
-    /// Bytes of buffers that are with the device or with the host.
+    /// Bytes of buffers in use by the device or the host.
     held_bytes: usize,
     device: VecDeque<Work>,
     device_pauses: Option<Pauses>,
-    /// Bytes of the I/O that completed last.
+    /// The bytes of the I/O that completed last.
     last_len: usize,
     pub(crate) clock: Clock,
     pub(crate) calls: Calls,
@@ -65,7 +65,7 @@ impl Target {
         self.connection.connected(depth, IN_CAPSULE_BYTES, false);
     }
 
-    /// When the next turn is.
+    /// The time of the next turn.
     pub(crate) fn next_turn(&self, up: &Pipe, down: &Pipe) -> Option<Ps> {
         let work = self
             .device
@@ -76,7 +76,7 @@ impl Target {
         ready.map(|at| at.max(self.clock.at))
     }
 
-    /// One turn of the pump.
+    /// One turn.
     pub(crate) fn turn(&mut self, up: &mut Pipe, down: &mut Pipe) {
         self.receive(up);
         self.run_device();
@@ -136,7 +136,7 @@ impl Target {
         }
     }
 
-    /// Starts what moves data, if there is memory for it.
+    /// Starts data transfers, if there is memory for them.
     fn start(&mut self, id: CommandId, sqe: Sqe, len: u32) -> bool {
         let len = len as usize;
         let holds = self.held_bytes + self.connection.transmit().len_bytes();
@@ -195,12 +195,12 @@ impl Target {
     }
 }
 
-/// Which command it is, from where its data lie.
+/// The number of a command, from the address of its data.
 fn number_of(sqe: &Sqe) -> u64 {
     sqe.slba().0 / u64::from(sqe.num_blocks())
 }
 
-/// What `dlfs serve` offers and keeps unless it is told otherwise.
+/// The default limits of `dlfs serve`.
 pub(crate) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 pub(crate) const IN_CAPSULE_BYTES: u32 = 16 << 10;
 const POOL_BYTES: usize = 64 << 20;

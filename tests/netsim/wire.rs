@@ -1,4 +1,5 @@
-//! A TCP connection of the simulated network: bytes each way, with delays, cuts, breaks and silence.
+//! A TCP connection of the simulated network: bytes in both directions, with delays, pieces, breaks and
+//! silence.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -9,22 +10,22 @@ use dlfs::qpair::session::{Channel, Failure};
 
 use crate::random::Random;
 
-/// What several slices hold.
+/// The contents of several slices.
 pub(crate) fn bytes_of(slices: &[IoSlice<'_>]) -> Vec<u8> {
     slices.iter().flat_map(|slice| slice.iter().copied()).collect()
 }
 
 /// One connection, seen from the network.
 pub(crate) struct Wire {
-    /// The way that it takes.
+    /// The path that it takes.
     pub(crate) portal: usize,
-    /// When TCP has answered, and how; `None`: never.
+    /// When TCP answers, and how; `None`: never.
     answer: Option<(Instant, Result<(), Failure>)>,
     up: Direction,
     down: Direction,
-    /// Nothing arrives, either way, before this time.
+    /// Nothing arrives in either direction before this time.
     held_until: Instant,
-    /// When the host learns that the other side is gone.
+    /// When the host learns that the target's side has ended.
     broken_at: Option<Instant>,
     /// When the target learns that the host has closed.
     closed_at: Option<Instant>,
@@ -34,13 +35,13 @@ pub(crate) struct Wire {
 #[derive(Default)]
 struct Direction {
     pieces: VecDeque<(Instant, Vec<u8>)>,
-    /// When the last piece arrives: those after it do not overtake it.
+    /// When the last piece arrives: later pieces do not overtake it.
     last: Option<Instant>,
 }
 
 impl Direction {
     fn send(&mut self, now: Instant, bytes: &[u8], random: &mut Random) {
-        // In two pieces as a rule, so that PDUs are cut everywhere.
+        // Usually in two pieces, so that PDUs are split everywhere.
         let at = random.below(bytes.len() as u64 + 1) as usize;
         for piece in [&bytes[..at], &bytes[at..]] {
             if !piece.is_empty() {
@@ -63,7 +64,7 @@ impl Direction {
 }
 
 impl Wire {
-    /// A connection that TCP answers at that time.
+    /// A connection that TCP answers at this time.
     pub(crate) fn new(
         now: Instant,
         portal: usize,
@@ -75,7 +76,7 @@ impl Wire {
         Wire { portal, answer, up, down, held_until, broken_at, closed_at, random }
     }
 
-    /// When the host's side has something to do.
+    /// When the host's side must run again.
     pub(crate) fn host_ready_at(&self, is_opening: bool) -> Option<Instant> {
         if is_opening {
             return self.answer.as_ref().map(|(at, _)| (*at).max(self.held_until));
@@ -84,7 +85,7 @@ impl Wire {
         self.down.next(self.held_until).or(broken)
     }
 
-    /// When the target's side has something to do.
+    /// When the target's side must run again.
     pub(crate) fn target_ready_at(&self) -> Option<Instant> {
         let closed = self.closed_at.map(|at| at.max(self.held_until));
         [self.up.next(self.held_until), closed].into_iter().flatten().min()
@@ -95,7 +96,7 @@ impl Wire {
         self.closed_at.is_some()
     }
 
-    /// Whether the other side is gone.
+    /// Whether the target's side has ended.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken_at.is_some()
     }
@@ -105,23 +106,23 @@ impl Wire {
         self.closed_at.is_some_and(|at| at.max(self.held_until) <= now)
     }
 
-    /// Lets nothing arrive before `until`.
+    /// Delays all arrivals until `until`.
     pub(crate) fn hold(&mut self, until: Instant) {
         self.held_until = self.held_until.max(until);
     }
 
-    /// Ends it from the other side, or in the middle: what is on its way to the target is lost.
+    /// Ends it from the target's side, or in the network: bytes in flight to the target are lost.
     pub(crate) fn break_off(&mut self, now: Instant) {
         if self.broken_at.is_none() {
             self.broken_at = Some(now + Duration::from_micros(self.random.below(300)));
             self.up.pieces.clear();
-            // What the target had sent may arrive yet, or some of it.
+            // Bytes that the target had sent may still arrive, in whole or in part.
             let kept = self.random.below(self.down.pieces.len() as u64 + 1) as usize;
             self.down.pieces.truncate(kept);
         }
     }
 
-    /// The host closes; with `owes_data` what it has sent may be lost.
+    /// The host closes; with `owes_data` bytes that it has sent may be lost.
     pub(crate) fn close(&mut self, now: Instant, owes_data: bool) {
         if owes_data {
             let kept = self.random.below(self.up.pieces.len() as u64 + 1) as usize;
@@ -132,7 +133,7 @@ impl Wire {
         self.down.pieces.clear();
     }
 
-    /// Moves bytes between the network and a channel of the host, as a socket's pump does.
+    /// Transfers bytes between the network and a channel of the host, as `src/qpair/tcp/link.rs` does for a socket.
     pub(crate) fn pump<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,
@@ -151,7 +152,7 @@ impl Wire {
         moved
     }
 
-    /// Takes what the channel has to send.
+    /// Takes the channel's outgoing bytes.
     pub(crate) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         now: Instant,
@@ -186,7 +187,7 @@ impl Wire {
         }
     }
 
-    /// What has arrived at the target.
+    /// The bytes that have arrived at the target.
     pub(crate) fn receive_at_target(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.up.receive(now, self.held_until)
     }

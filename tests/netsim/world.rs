@@ -1,5 +1,5 @@
-//! One host and one target in simulated time: the session machines of the library, the network between,
-//! what goes wrong and when, and what the host was asked to do.
+//! One host and one target in simulated time: the session state machines of the library, the network between
+//! them, the faults, and the requests to the host.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub(crate) struct World {
     terms: Terms,
     portals: Arc<[Portal]>,
     shared: TcpShared,
-    /// What the keeper's thread has.
+    /// The state of the keeper's thread.
     admin: Option<Admin>,
     keeper_until: Option<Instant>,
     pairs: Vec<Pair>,
@@ -53,10 +53,10 @@ pub(crate) struct World {
     num_sessions: u64,
 }
 
-/// What came of a run that kept to the rules.
+/// The counts of a run that kept the rules.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// What happened, if that was asked for.
+    /// The trace, if it was asked for.
     pub(crate) trace: String,
     pub(crate) num_sessions: u64,
     pub(crate) num_failed: u64,
@@ -64,7 +64,7 @@ pub(crate) struct Report {
     pub(crate) is_given_up: bool,
 }
 
-/// Whether a path can be connected to now.
+/// Whether a path accepts connections now.
 #[derive(Clone, Copy)]
 struct Reach {
     refused_until: Instant,
@@ -79,7 +79,7 @@ struct Admin {
 struct Pair {
     queue: IoQueue,
     wire: Option<u64>,
-    /// Of each namespace, who submits for it.
+    /// The member of each namespace.
     members: Vec<Member>,
     until: Option<Instant>,
 }
@@ -87,7 +87,7 @@ struct Pair {
 struct Member {
     number: usize,
     pending: VecDeque<Io>,
-    /// What it has asked for and not been told of.
+    /// Its submitted I/Os without a completion.
     owed: Vec<u64>,
 }
 
@@ -97,9 +97,9 @@ thread_local! {
 }
 
 impl World {
-    /// A host that has yet to open, and a target that works.
+    /// A host that has not opened the namespaces yet, and a working target.
     pub(crate) fn new(schedule: Schedule, is_traced: bool) -> World {
-        // Stands for 0: only differences are looked at.
+        // Stands for 0: only differences matter.
         let start = Instant::now() + Duration::from_secs(1);
         let mut random = Random::new(schedule.seed);
         let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).expect("a name");
@@ -156,10 +156,10 @@ impl World {
         }
     }
 
-    /// Opens, does what was asked, waits for its end, and closes.
+    /// Opens the namespaces, runs the requests, waits for their end, and closes.
     ///
     /// # Errors
-    /// Which rules were broken.
+    /// The broken rules.
     pub(crate) fn run(mut self, num_pairs: usize) -> Result<Report, String> {
         let mut steps = 0;
         let mut asked_for_more = false;
@@ -174,7 +174,7 @@ impl World {
             let is_dead = matches!(self.shared.phase(), Phase::Dead(_));
             let is_quiet = self.asks.is_empty() && self.faults.is_empty() && self.is_idle();
             if is_quiet && !asked_for_more && !is_dead && self.can_work() {
-                // Once everything is well again it works again.
+                // After the last fault has passed, I/O must succeed again.
                 asked_for_more = true;
                 let at = self.now + SETTLING;
                 let blocks = (0..self.target.num_namespaces() as u64).map(|at| at * WRITE_BLOCKS);
@@ -188,7 +188,7 @@ impl World {
                 break Ok(());
             }
             if is_dead && self.pairs.is_empty() {
-                break Ok(()); // it could not be opened
+                break Ok(()); // opening has failed
             }
             if let Err(error) = self.step() {
                 break Err(error);
@@ -218,14 +218,14 @@ impl World {
         self.pairs.iter().all(|pair| pair.queue.owed() == 0 && !waits(pair))
     }
 
-    /// Whether the target as it is now has what the host needs.
+    /// Whether the target currently has what the host needs.
     fn can_work(&self) -> bool {
         self.target.paths.iter().any(Path::is_right)
             && usize::from(self.target.granted) >= self.pairs.len()
             && !self.pairs.is_empty()
     }
 
-    /// Whether it was not given up, and its session, if there is one, has a queue for each pair.
+    /// Whether it was not given up, and its live session, if any, has a queue for each queue pair.
     fn is_well(&self) -> bool {
         match self.shared.phase() {
             Phase::Live(session) => usize::from(session.num_io_queues) >= self.pairs.len(),
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// Goes on to the next moment at which something happens.
+    /// Advances to the next time at which something happens.
     fn step(&mut self) -> Result<(), String> {
         let host = |wire: Option<u64>, is_opening| {
             wire.and_then(|wire| self.wires.get(&wire)?.host_ready_at(is_opening))
@@ -458,7 +458,7 @@ impl World {
         }
     }
 
-    // What is asked of the host.
+    // Requests to the host.
 
     fn submit(&mut self, ask: Ask) {
         let io = |op, slba: u64, blocks: u64, tag| Io {
@@ -486,7 +486,7 @@ impl World {
                 (pair, io)
             }
             Ask::Flush { pair, namespace } => {
-                // Where nothing is read or written a block says no more than whose it is.
+                // Without reads or writes, a block only tells its namespace.
                 let block = namespace as u64 * WRITE_BLOCKS;
                 (pair, io(IoOp::Flush, block, 0, self.oracle.flush(namespace)))
             }
@@ -504,7 +504,7 @@ impl World {
         self.take_pending(index, place);
     }
 
-    /// One who submits is dropped with what it has asked for.
+    /// Removes a member with its outstanding I/Os.
     fn renew(&mut self, index: usize, place: usize) {
         self.say(|| format!("pair {index}: who uses namespace {} is another", place + 1));
         let Pair { queue, members, until, .. } = &mut self.pairs[index];
@@ -546,7 +546,7 @@ impl World {
         self.oracle.complete(outcome, &self.target);
     }
 
-    // What goes wrong.
+    // Faults.
 
     fn inflict(&mut self, fault: Fault) {
         self.say(|| format!("-- {fault}"));
@@ -580,7 +580,7 @@ impl World {
                 self.target.restart(now, &mut self.wires);
                 self.reach.iter_mut().for_each(|reach| reach.refused_until = until(ms));
             }
-            // What is there first is what it is to be.
+            // The first contents are the right ones.
             Fault::Replace { .. } if self.shared.identity().is_none() => {}
             Fault::Replace { path, nth } => {
                 self.target.paths[path].nguids[nth] = [8; 16];
@@ -592,7 +592,7 @@ impl World {
             Fault::Grow => {
                 self.target.num_blocks += 8;
                 self.target.tell_events(now, &mut self.wires);
-                // Sessions that begin from now on would see another size: it shrinks again.
+                // Later sessions would see another size, so it shrinks again.
                 self.faults.push_front((until(20), Fault::ShrinkBack));
                 self.faults.make_contiguous().sort_by_key(|(at, _)| *at);
             }
@@ -653,10 +653,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CTRL_LOSS_TMO: Duration = Duration::from_secs(2);
 const IO_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// After the last fault has begun: until it has passed, and whoever lost his session has another.
+/// The time after the start of the last fault until it has passed and every lost session is replaced.
 const SETTLING: Duration = Duration::from_secs(5);
 
-/// Nothing takes longer, whatever happens.
+/// The longest time of any run.
 const END: Duration = Duration::from_secs(120);
 
 /// More steps than any run needs.

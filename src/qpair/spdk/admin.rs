@@ -1,8 +1,8 @@
-//! Controllers by SPDK: connected to once for all namespaces that lie on them, and kept alive.
+//! Controllers through SPDK: connected once for all their namespaces, and kept alive.
 //!
-//! SPDK has one controller for each transport id and host NQN, however often it is connected to. So the
-//! namespaces of one process share it: the first connects, the others find it in a list here, and it is
-//! shut with the last, or as soon as one finds it lost.
+//! SPDK has one controller for each transport id and host NQN, even if a process connects several times. So
+//! the namespaces of one process share it: the first one connects, the others find it in a list here. It is
+//! shut when its last namespace is dropped, or as soon as one of them finds it lost.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,42 +18,42 @@ use crate::qpair::session::IdentifiedNamespace;
 use crate::spdk::{self, Connecting, Controller, ControllerOptions, Key, TransportId};
 use crate::units::Nsid;
 
-/// The admin queue of the controller behind one namespace.
+/// The admin queue of a namespace's controller.
 pub(super) struct Admin {
     target: TransportId,
     options: ControllerOptions,
-    /// The namespace that is wanted, then the one that was found.
+    /// The requested namespace, then the one that was found.
     nsid: Option<Nsid>,
     stage: Stage,
     is_ready: bool,
-    /// Nothing more is to be asked of the controller.
+    /// The controller and the namespace are identified.
     is_lost: bool,
     identified: Identified,
-    /// Events that were seen.
+    /// The events that were handled.
     num_events: u64,
     next_poll: Instant,
 }
 
 enum Stage {
-    /// Another namespace is connecting to the controller, or an older one of it has not ended.
+    /// Another namespace is connecting to the controller, or an earlier controller has not ended yet.
     Awaiting,
     Connecting(Option<Connecting>),
     Up(Arc<Shared>),
 }
 
-/// A controller, and how many namespaces of this process have it.
+/// A controller, and how many namespaces of this process use it.
 struct Shared {
     controller: Arc<Controller>,
     users: AtomicUsize,
 }
 
-/// Controllers of this process. Only the keeper's thread uses it.
+/// The controllers of this process. Only the keeper's thread uses the list.
 static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { entries: Vec::new(), orphans: Vec::new() });
 
 struct Registry {
     entries: Vec<Entry>,
-    /// Attempts that were given up and cannot be ended before they end themselves.
+    /// Attempts that were given up, and that SPDK cannot cancel before they end.
     orphans: Vec<(ControllerKey, Connecting)>,
 }
 
@@ -62,7 +62,7 @@ type ControllerKey = (TransportId, String);
 struct Entry {
     key: ControllerKey,
     terms: String,
-    /// `None` while it is connected to.
+    /// `None` while it is connecting.
     shared: Option<Arc<Shared>>,
 }
 
@@ -71,14 +71,14 @@ fn registry() -> MutexGuard<'static, Registry> {
 }
 
 impl Registry {
-    /// Ends attempts that have come to their end by now.
+    /// Drops attempts that have ended by now.
     fn bury(&mut self) {
         let Registry { entries, orphans } = self;
         orphans.retain_mut(|(key, connecting)| {
             match connecting.poll() {
                 Ok(None) => return true,
                 Ok(Some(controller)) => controller.shut(false),
-                Err(_) => {} // that is what it was given up for
+                Err(_) => {} // it was given up because of this error
             }
             entries.retain(|entry| entry.key != *key);
             false
@@ -173,7 +173,7 @@ impl remote::Admin<Spdk> for Admin {
 
     fn give_up(&mut self, failure: &Failure) {
         use ErrorKind::{NotFound, Stale, Unsupported};
-        // What is wrong with a namespace is not wrong with the controller.
+        // A failure of a namespace is not a failure of the controller.
         self.is_lost = ![NotFound, Stale, Unsupported].contains(&failure.kind);
     }
 }
@@ -183,7 +183,7 @@ impl Admin {
         (self.target.clone(), self.options.hostnqn.clone())
     }
 
-    /// Takes the controller from the list, or begins to connect to it.
+    /// Takes the controller from the list, or starts to connect to it.
     fn claim(&mut self) -> Result<(), Failure> {
         let (key, terms) = (self.key(), format!("{:?}", self.options));
         let mut registry = registry();
@@ -205,7 +205,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Puts the controller on the list.
+    /// Adds the controller to the list.
     fn share(&mut self, controller: Arc<Controller>) {
         let shared = Arc::new(Shared { controller, users: AtomicUsize::new(1) });
         let key = self.key();
@@ -251,7 +251,7 @@ impl Admin {
 }
 
 impl Drop for Admin {
-    /// The session is over: for good when it was the last on the controller, or when that is lost.
+    /// Ends the session. The controller is shut if this was its last session, or if it is lost.
     fn drop(&mut self) {
         let _at_work = spdk::at_work();
         let key = self.key();
@@ -284,7 +284,7 @@ fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
         hostid: remote.host.id,
         hdr_digest: options.hdr_digest || options.prefer_digests,
         data_digest: options.data_digest || options.prefer_digests,
-        // All namespaces on the controller share them.
+        // All namespaces of the controller share them.
         num_io_queues: u32::from(options.nr_io_queues).max(MIN_IO_QUEUES),
         queue_entries: u32::from(options.queue_size).clamp(2, MAX_QUEUE_ENTRIES),
         keep_alive_tmo: options.keep_alive_tmo,
@@ -295,7 +295,7 @@ fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
     })
 }
 
-/// A failure to connect, with what may be done about it.
+/// A failure to connect, with a hint for the user.
 fn explain(error: &Error) -> Failure {
     let failure = failure(error);
     let available = spdk::transports();
@@ -306,14 +306,14 @@ fn explain(error: &Error) -> Failure {
     failure.hint("is the target running, does it know this host, and is the address right? -vv shows what SPDK says")
 }
 
-/// How often an attempt to connect is moved on.
+/// The interval at which an attempt to connect is polled.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How often the admin queue is polled: well within half of the shortest keep-alive there is.
+/// The interval at which the admin queue is polled: less than half of the shortest keep alive timeout.
 const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// I/O queues to ask for at least.
+/// The least number of I/O queues to ask for.
 const MIN_IO_QUEUES: u32 = 64;
 
-/// As with NVMe/TCP: more serve nobody.
+/// As with NVMe/TCP: more are of no use.
 const MAX_QUEUE_ENTRIES: u32 = 4096;

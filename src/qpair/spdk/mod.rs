@@ -1,12 +1,12 @@
-//! A namespace that is reached through SPDK: over TCP, RDMA, vfio-user, or a drive on PCIe.
+//! Namespaces through SPDK: over TCP, RDMA, vfio-user, or on a local PCIe drive.
 //!
-//! The same sessions, paths, deadlines and retries as over this library's own NVMe/TCP host: they are in
-//! [`super::remote`]. Here is what SPDK does otherwise: its controllers are shared by all namespaces of
-//! one subsystem (`admin.rs`), its queues are polled without a file descriptor to sleep on (`queue.rs`),
-//! and except over TCP a device moves the bytes, so that they must lie in the driver's memory. Pools take
-//! their pages from there once such a namespace was opened; other buffers are copied.
+//! Sessions, paths, deadlines and retries are those of this library's own NVMe/TCP host, in
+//! [`super::remote`]. This module has what SPDK does differently. All namespaces of one subsystem share a
+//! controller (`admin.rs`). Queues are polled without a file descriptor to sleep on (`queue.rs`). Except over
+//! TCP a device transfers the bytes, so they must be in the driver's memory: pools allocate their pages there
+//! once such a namespace was opened, and other buffers are copied.
 //!
-//! It does not go on in a child process: SPDK cannot, and the memory stays the parent's.
+//! It cannot be used in a child process after a fork: SPDK cannot, and its memory belongs to the parent.
 //!
 //! Read `queue.rs` first.
 
@@ -30,23 +30,24 @@ use crate::units::{Nsid, deadline};
 use admin::Admin;
 use queue::SpdkQueuePair;
 
-/// A namespace that is reached through SPDK.
+/// A namespace through SPDK.
 ///
-/// Handle and queue pairs stay usable over reconnects. In a child process after a fork they answer with
+/// The namespace and its queue pairs stay usable when the engine reconnects. In a child process they return
 /// an error.
 pub struct SpdkNamespace {
     remote: Arc<Remote<Spdk>>,
 }
 
 impl SpdkNamespace {
-    /// Connects to the namespace at `address`, or over one of `options.paths` when that is down.
+    /// Connects to the namespace at `address`, or over one of `options.paths` when that address is down.
     ///
     /// Starts SPDK's environment, once per process, which takes about 0.15 s.
     ///
     /// # Errors
-    /// `OutOfMemory`, `Io`: the environment does not start. `InvalidArgument`: a drive without huge pages,
-    /// or a path that SPDK does not reach. `Refused`: nothing is there, or it does not let this host in.
-    /// `NotFound`: the host name or the namespace does not exist. `TimedOut`: it does not answer.
+    /// `OutOfMemory`, `Io`: the environment does not start. `InvalidArgument`: a drive without huge pages, or
+    /// a path that SPDK does not support. `Refused`: nothing answers there, or the target does not allow this
+    /// host. `NotFound`: the host name or the namespace does not exist. `TimedOut`: the target does not
+    /// answer.
     pub fn connect(address: &SpdkAddress, options: &ConnectOptions) -> Result<SpdkNamespace> {
         let started = Instant::now();
         let addresses = all_addresses(address, options)?;
@@ -65,7 +66,7 @@ impl SpdkNamespace {
         }
         let remote = Remote::new(options.clone(), portals, Wanted::OfPath, None);
         Spdk::keepers().of_this_process()?.keep(&remote);
-        // The keeper ends it in time and knows why; this is for a keeper that does not get to run.
+        // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
         remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;
         Ok(SpdkNamespace { remote })
     }
@@ -73,17 +74,17 @@ impl SpdkNamespace {
 
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
-        // A child process inherits what was seen, but must not take the parent's lock.
+        // A child process uses the inherited identity, because it must not take the parent's lock.
         let seen = || Some(self.remote.identity()?[PLACE].namespace.clone());
         let now = self.remote.is_ours().then(|| self.remote.namespace(PLACE)).flatten();
         now.or_else(seen).expect("connected, so it was seen")
     }
 
-    /// Waits until the queue is connected, at most the whole connect time.
+    /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         if !self.remote.is_ours() {
             let options = &self.remote.options.spdk;
-            // Says what is the matter with a child process.
+            // Returns the error in a child process.
             spdk::start(options.memory_bytes, options.huge_pages)?;
         }
         Ok(Box::new(SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?))
@@ -100,7 +101,7 @@ impl Device for SpdkNamespace {
             can_grow: false,
             is_exclusive: false,
             late_writes: options.late_writes(),
-            // Over TCP SPDK does not say what digests a target has granted.
+            // Over TCP SPDK does not report which digests the target has accepted.
             checks_writes: self.remote.portals[0].address.needs_dma_memory(),
             is_page_cached: false,
             local_path: None,
@@ -112,10 +113,10 @@ impl Device for SpdkNamespace {
     }
 }
 
-/// Controllers by SPDK.
+/// The transport SPDK.
 struct Spdk;
 
-/// One way to the namespace.
+/// One route to the namespace.
 #[derive(Debug, Clone)]
 struct Portal {
     address: SpdkAddress,
@@ -175,7 +176,7 @@ fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<
     Ok(addresses)
 }
 
-/// Every path, with numbers for host names, which SPDK does not resolve.
+/// All paths, with numeric addresses, because SPDK does not resolve host names.
 fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Vec<Portal>> {
     let mut portals = Vec::new();
     let mut first_error = None;
@@ -224,10 +225,10 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
     }
 }
 
-/// Where the namespace stands among those of its session: there is one.
+/// The index of the namespace in its session, which has only one.
 const PLACE: usize = 0;
 
-/// A failure of the fence, for those who wait for a session.
+/// A failure of SPDK, for those who wait for a session.
 fn failure(error: &Error) -> Failure {
     Failure::new(error.kind(), error.to_string())
 }

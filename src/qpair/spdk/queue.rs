@@ -1,4 +1,4 @@
-//! A queue pair on a namespace that SPDK reaches.
+//! A queue pair on a namespace through SPDK.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use crate::units::{Lba, deadline};
 
 type Session = session::Session<Portal, Arc<Controller>>;
 
-/// A queue pair by SPDK. What becomes of an I/O without a connection, the backlog knows.
+/// A queue pair through SPDK. The backlog holds the I/Os that are not on a connection.
 pub(super) struct SpdkQueuePair {
     remote: Arc<Remote<Spdk>>,
-    /// What the namespace was when this queue last joined a session, with the largest transfer that any
-    /// session took: see [`Namespace::in_session`].
+    /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
+    /// [`Namespace::in_session`].
     namespace: Namespace,
     state: State,
     backlog: Backlog,
-    /// Memory for I/Os whose own the device does not reach; not needed over TCP.
+    /// Memory for I/Os whose buffers the device cannot access; not needed over TCP.
     bounce: Option<Pool>,
-    /// Answers of the last turn that need a judgement.
+    /// Answers of the last turn that may need a retry.
     answers: Vec<(Job, Status)>,
-    /// What writes are held back by, see [`QueuePair::use_fence`]; what SPDK has taken is out of reach.
+    /// The fence of writes, see [`QueuePair::use_fence`]; commands that SPDK has taken cannot be recalled.
     fence: Option<Arc<Fence>>,
-    /// The last time when something moved.
+    /// The time of the last progress.
     progress: Instant,
     now: Instant,
 }
 
 enum State {
-    /// No connection; to be tried at this time.
+    /// No connection; the next attempt is at this time.
     Down { retry_at: Instant },
-    /// There will be none any more.
+    /// There will be no further connection.
     Dead { reason: String },
-    /// On the way into a session, until this time at most.
+    /// Connecting to a session, until this time at most.
     Joining { queue: Arc<IoQueue<Job>>, session: Arc<Session>, deadline: Instant },
     /// In a session.
     Joined { queue: Arc<IoQueue<Job>>, session: Arc<Session> },
 }
 
-/// What a command owns.
+/// The payload of a command.
 struct Job {
     attempt: Attempt,
-    /// The memory that the device has instead of the I/O's own.
+    /// The memory that the device uses instead of the I/O's buffer.
     bounce: Option<IoBuf>,
 }
 
@@ -61,7 +61,7 @@ impl Payload for Job {
 }
 
 impl SpdkQueuePair {
-    /// A queue pair that is in a session when this returns.
+    /// Opens a queue pair and waits until it has joined a session.
     pub(super) fn connect(
         remote: Arc<Remote<Spdk>>,
         namespace: Namespace,
@@ -102,7 +102,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Everything there is to do; hands out at most `max` completions and returns how many.
+    /// Runs a turn; hands out at most `max` completions and returns how many.
     fn turn(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         self.now = now;
         if !self.remote.is_ours() {
@@ -129,7 +129,7 @@ impl SpdkQueuePair {
         count
     }
 
-    /// In a child process nothing of SPDK works, and what was under way is the parent's.
+    /// In a child process SPDK cannot be used, and outstanding I/Os belong to the parent.
     fn leave_to_parent(&mut self) {
         if !matches!(self.state, State::Dead { .. }) {
             let reason = "SPDK does not go on in a child process".to_owned();
@@ -137,7 +137,7 @@ impl SpdkQueuePair {
             if let State::Joining { queue, .. } | State::Joined { queue, .. } =
                 std::mem::replace(&mut self.state, State::Dead { reason: reason.clone() })
             {
-                // Its lock may be held for ever, if the keeper was at it when the process forked.
+                // Its lock may be held for ever, if the keeper held it at the fork.
                 if let Some(mut core) = queue.try_lock() {
                     core.end();
                     let attempts = core.unfinished().map(|job| job.attempt);
@@ -160,7 +160,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Begins to connect to the live session, if there is one.
+    /// Starts to connect to the live session, if there is one.
     fn try_join(&mut self) {
         let now = self.now;
         self.state = State::Down { retry_at: now + SESSION_INTERVAL };
@@ -213,7 +213,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Polls the queue. Reads that have succeeded go straight to the caller, the rest is looked at.
+    /// Polls the queue. Successful reads go straight to the caller, other answers are examined.
     fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let State::Joined { queue, session } = &self.state else { return 0 };
         let (before, proven) = (done.len(), session.proven.load(Ordering::Relaxed));
@@ -248,14 +248,15 @@ impl SpdkQueuePair {
         count
     }
 
-    /// Finishes what was answered, or has it tried again.
+    /// Completes answered I/Os, or retries them.
     fn judge_answers(&mut self) {
         let State::Joined { session, .. } = &self.state else { return };
         let session = Arc::clone(session);
         let mut aborted = Vec::new();
         for (mut job, status) in std::mem::take(&mut self.answers) {
             if is_unanswered(status) {
-                // SPDK says so of what had no answer when the queue was lost: the target may still do it.
+                // SPDK reports this status for a command without an answer when the queue was lost: the
+                // target may still execute it.
                 aborted.push(job.attempt);
                 continue;
             }
@@ -274,7 +275,8 @@ impl SpdkQueuePair {
         self.backlog.recover(aborted.into_iter(), &self.remote, reason, true);
     }
 
-    /// Leaves the session and has it replaced: what is wrong with one queue is wrong with the controller.
+    /// Leaves the session and asks for a new one: a failure of one queue counts as a failure of the
+    /// controller.
     fn fail_session(&mut self, failure: Failure) {
         let session = match &self.state {
             State::Joining { session, .. } | State::Joined { session, .. } => Arc::clone(session),
@@ -287,8 +289,8 @@ impl SpdkQueuePair {
         self.backlog.note(failure);
     }
 
-    /// Gives the queue up. What had ended is kept, what had not is issued again or has failed. `is_lost`:
-    /// the controller does not answer, or has been given up.
+    /// Gives up the queue. I/Os that had ended are completed; the others are issued again or fail. `is_lost`:
+    /// the controller does not answer, or was given up.
     fn close(&mut self, reason: &str, is_lost: bool) {
         self.end_joining();
         let (State::Joining { queue, .. } | State::Joined { queue, .. }) = &self.state else {
@@ -299,15 +301,15 @@ impl SpdkQueuePair {
         let begun = Instant::now();
         let mut core = queue.lock();
         core.end();
-        // A controller that had to be waited for this long has not deleted the queue.
+        // A controller that took this long has not deleted the queue.
         let is_lost = is_lost || begun.elapsed() >= self.remote.options.io_timeout;
         let answers = &mut self.answers;
-        // It says that the queue is gone, which it is.
+        // The error only says that the queue is gone.
         let _ = core.poll(usize::MAX, |job, status| answers.push((job, status)));
         let mut unfinished: Vec<Job> = core.unfinished().collect();
         drop(core);
         if is_lost && !self.is_fabric() {
-            // A device that has not deleted the queue may write yet; with a connection that went too.
+            // A device that has not deleted the queue may still write; with a lost connection it cannot.
             let stuck = self.answers.iter_mut().filter(|(_, status)| is_unanswered(*status));
             stuck.map(|(job, _)| job).chain(&mut unfinished).for_each(quarantine);
         }
@@ -317,8 +319,8 @@ impl SpdkQueuePair {
         self.state = State::Down { retry_at: self.now };
     }
 
-    /// Waits for a device's queue that is on its way up: SPDK, asked to end it, would do so without a
-    /// limit. After its time the controller is given up.
+    /// Waits for a device's queue that is connecting, because SPDK would wait without a limit if it had to
+    /// end it now. After the limit the controller is given up.
     fn end_joining(&self) {
         let State::Joining { queue, session, deadline } = &self.state else { return };
         while !self.is_fabric() {
@@ -334,7 +336,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Gives I/Os that wait to SPDK.
+    /// Submits waiting I/Os to SPDK.
     fn issue(&mut self) {
         if !self.backlog.is_waiting() {
             return;
@@ -371,7 +373,7 @@ impl SpdkQueuePair {
             match core.submit(command, job) {
                 Ok(()) => {}
                 Err((job, Refusal::Full | Refusal::Gone)) => {
-                    // A queue that is gone shows in the next poll.
+                    // The next poll reports that the queue is gone.
                     self.backlog.put_back(job.attempt);
                     break;
                 }
@@ -383,7 +385,7 @@ impl SpdkQueuePair {
         }
     }
 
-    /// The I/O with other memory, which the device reaches; the attempt itself when all is in use.
+    /// The I/O with memory that the device can access; the attempt itself if all of it is in use.
     fn bounce(&self, attempt: Attempt) -> Result<Job, Attempt> {
         let Some(mut bounce) = self.bounce.as_ref().and_then(|p| p.take(attempt.io.buf.len()))
         else {
@@ -395,10 +397,10 @@ impl SpdkQueuePair {
         Ok(Job { attempt, bounce: Some(bounce) })
     }
 
-    /// Makes the memory for [`SpdkQueuePair::bounce`], once.
+    /// Allocates the memory for [`SpdkQueuePair::bounce`], once.
     ///
     /// # Errors
-    /// `OutOfMemory`: SPDK has too little.
+    /// `OutOfMemory`: SPDK has too little memory.
     fn make_bounce(&mut self) -> Result<()> {
         let bytes = BOUNCE_BYTES.max(2 * self.namespace.max_transfer_bytes as usize);
         let options = PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Off };
@@ -410,8 +412,8 @@ impl SpdkQueuePair {
         Ok(())
     }
 
-    /// Ends what waits when there is no hope, or when nothing has worked for the time after which a
-    /// controller is given up.
+    /// Fails waiting I/Os when there will be no further session, or when nothing has succeeded for the time
+    /// after which a controller is given up.
     fn give_up_in_time(&mut self) {
         if let State::Dead { reason } = &self.state {
             return self.backlog.fail_all(reason);
@@ -454,7 +456,7 @@ impl QueuePair for SpdkQueuePair {
         count
     }
 
-    /// What is submitted is issued at once.
+    /// Submitted I/Os are issued at once.
     fn start(&mut self) {}
 
     fn use_pool(&mut self, _: &Pool) {}
@@ -474,7 +476,7 @@ impl QueuePair for SpdkQueuePair {
         None
     }
 
-    /// SPDK shows no descriptors: sleeps are short.
+    /// SPDK exposes no descriptors, so sleeps are short.
     fn register(&mut self, _: &Registry) {}
 
     fn notice(&self) -> Notice {
@@ -509,33 +511,33 @@ impl Drop for SpdkQueuePair {
     }
 }
 
-/// Whether SPDK made this status up for a command without an answer: over fabrics that its queue was
-/// deleted, elsewhere that it was asked to abort it, which nobody here does.
+/// Whether SPDK invented this status for a command without an answer: over fabrics "queue deleted", elsewhere
+/// "aborted by request", which this code never requests.
 fn is_unanswered(status: Status) -> bool {
     status.is(Status::ABORTED_SQ_DELETED) || status.is(Status::ABORT_REQUESTED)
 }
 
-/// Keeps the memory of a command for ever that a device may still write to, and gives the I/O other.
+/// Leaks the memory of a command that a device may still write to, and gives the I/O other memory.
 fn quarantine(job: &mut Job) {
     let buf = job.buf();
     let fresh = IoBuf::zeroed(buf.len());
     std::mem::forget(std::mem::replace(buf, fresh));
 }
 
-/// Who submits to the queue: it is nobody else's.
+/// The queue's only member.
 const MEMBER: usize = 0;
 
-/// How often to look for a new session.
+/// The interval at which a queue looks for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How often a queue on its way up is polled.
+/// The interval at which a connecting queue is polled.
 const JOIN_NAP: Duration = Duration::from_micros(200);
 
 /// The longest sleep of a poller while I/Os are outstanding.
 const IDLE_NAP: Duration = Duration::from_micros(50);
 
-/// What the address of a buffer is a multiple of, for a device that moves bytes by itself (PRP).
+/// The alignment of buffers for a device that transfers bytes by itself (PRP).
 const PRP_ALIGN: usize = 4;
 
-/// Memory for copies of I/Os whose own memory the device does not reach.
+/// The size of the memory for copies of I/Os whose buffers the device cannot access.
 const BOUNCE_BYTES: usize = 4 << 20;

@@ -319,7 +319,7 @@ pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec
     std::thread::Builder::new()
         .name("dlfs-resolve".into())
         .spawn(move || {
-            // Nobody receives once the limit has passed.
+            // The receiver is gone once the limit has passed.
             let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
         })
         .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;

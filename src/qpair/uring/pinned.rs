@@ -1,10 +1,10 @@
-//! Memory that the kernel keeps ready for a ring: the buffers of one pool, registered piece by piece.
+//! Memory registered with a ring: the buffers of one pool, registered piece by piece.
 //!
-//! A piece is registered when a buffer in it is first used, so that a pool which is never full is
-//! never pinned whole, and mounting does not touch it. Pinned memory counts against RLIMIT_MEMLOCK,
-//! 8 MiB for ordinary users: what the kernel refuses stays ordinary memory, and is not asked for again.
-//! A fork copies pinned pages at once instead of when they are written.
-#![allow(unsafe_code)] // tells the kernel of memory
+//! A piece is registered when a buffer in it is first used, so a pool that is never full is never pinned as a
+//! whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for
+//! ordinary users: memory that the kernel refuses stays ordinary memory and is not tried again. A fork copies
+//! pinned pages at once, not when they are written.
+#![allow(unsafe_code)] // registers memory with the kernel
 
 use io_uring::Submitter;
 
@@ -12,16 +12,16 @@ use crate::buf::Pool;
 
 /// The registered pieces of a pool. Buffer index i of the ring is piece i.
 pub(super) struct Pinned {
-    /// Kept as long as the ring, so that an address in it means the pages that were registered.
+    /// Kept as long as the ring, so that its addresses refer to the pages that were registered.
     pool: Pool,
     piece_len: usize,
     registered: Vec<bool>,
-    /// The kernel has refused a piece.
+    /// Whether the kernel has refused a piece.
     refused: bool,
 }
 
 impl Pinned {
-    /// Prepares the ring for the pieces of `pool`; `None` where the kernel has no such thing.
+    /// Prepares the ring for the pieces of `pool`; `None` if the kernel does not support it.
     pub(super) fn new(pool: &Pool, ring: &Submitter<'_>) -> Option<Pinned> {
         let len = pool.capacity_bytes();
         let piece_len = len.div_ceil(MAX_PIECES).next_power_of_two().max(MIN_PIECE_LEN);
@@ -32,8 +32,8 @@ impl Pinned {
         Some(Pinned { pool: pool.clone(), piece_len, registered, refused: false })
     }
 
-    /// The piece that `bytes` lie in, which is registered if it was not; `None` when they are not of
-    /// the pool, cross pieces, or the kernel does not take the piece.
+    /// The piece that contains `bytes`, which is registered now if it was not; `None` if they are not in the
+    /// pool, cross pieces, or the kernel refuses the piece.
     pub(super) fn index_of(&mut self, bytes: &[u8], ring: &Submitter<'_>) -> Option<u16> {
         let offset = self.pool.offset_of(bytes)?;
         let piece = offset / self.piece_len;
@@ -65,8 +65,8 @@ impl Pinned {
     }
 }
 
-/// A huge page: what is pinned at once is also mapped at once.
+/// A huge page, so that what is pinned together is also mapped together.
 const MIN_PIECE_LEN: usize = 2 << 20;
 
-/// The most buffers that a ring takes.
+/// The most buffers that a ring accepts.
 const MAX_PIECES: usize = 1 << 14;
