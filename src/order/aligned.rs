@@ -1,79 +1,79 @@
-//! Sharing a global batch so that each chunk goes to as few ranks as possible.
+//! Divides a global batch among ranks so that as few ranks as possible read each chunk.
 //!
-//! A function of the batch's positions, the ranks and the order alone: whoever computes it finds the same
-//! shares, at any time and without the batches before. That a chunk goes to the same rank batch after
-//! batch is therefore not remembered but laid down:
+//! The shares depend only on the batch's positions, the ranks and the order, so every rank computes the same
+//! shares, without the earlier batches. A chunk still goes to the same ranks batch after batch:
 //!
-//! 1. Where W ranks share K lanes and g divides both, the positions fall into g classes by their number,
-//!    each with K / g lanes of its own and W / g ranks. One rank in a class takes all of it: that is the
-//!    strided share.
-//! 2. In a class the ranks are laid along its lanes: a lane has (W / g) / (K / g) of them, and a chunk of
-//!    its group a part of those by its samples. Rounded to whole ranks these are the chunk's *homes*.
-//! 3. Each sample of the batch goes to a home of its chunk that has room, in turn. What is left over goes
-//!    to the ranks that have room, in the order of ranks, each sample by itself ([`Pick::alone`]): chunks
-//!    come in random numbers, and all ranks take equally many.
+//! 1. Let W ranks share K lanes, and g be their greatest common divisor. The positions modulo g form g
+//!    classes, each with K / g lanes and W / g ranks of its own. If a class has one rank, that rank takes
+//!    all of it: this is the strided share.
+//! 2. The ranks of a class are distributed over its lanes: W / K ranks for each lane. Each chunk of the
+//!    lane's group gets a share of them in proportion to its samples. Rounded to whole ranks, these are the
+//!    chunk's *homes*.
+//! 3. Each sample of the batch goes to a home of its chunk that has room, round robin. The remaining samples
+//!    go to other ranks with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]).
+//!    There are such samples because all ranks take equally many, but a batch draws from chunks at random.
 
 use super::chunked::{Chunked, Pick};
 use super::shard::{GlobalBatch, Shard};
 
-/// Works out aligned shares, in memory that stays.
+/// Computes aligned shares, and reuses its memory.
 #[derive(Debug, Clone, Default)]
 pub struct Aligner {
-    /// The lanes of the class, each with its samples that the batch takes.
+    /// The lanes of the class, with the samples of each in the batch.
     lanes: Vec<LaneRange>,
-    /// What each rank of the class has room for.
+    /// How many more samples each rank of the class takes.
     room: Vec<u64>,
-    /// The chunks of one lane.
+    /// The homes of each chunk of one lane.
     homes: Vec<Homes>,
     /// Samples that no home had room for: lane, index in the lane.
     strays: Vec<(u32, u64)>,
-    /// Positions of the rank asked for, and whether each is a stray.
+    /// Positions of this rank, and whether each is a stray.
     own: Vec<(u64, bool)>,
     counted: Counted,
 }
 
-/// What the last share was, for all ranks of the class together.
+/// Statistics of the last batch, over all ranks of the class.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counted {
-    /// Samples shared out.
+    /// Samples of the batch.
     pub samples: u64,
-    /// Of them, those that go to a rank that their chunk is no home of.
+    /// Of them, those that go to a rank which is not a home of their chunk.
     pub strays: u64,
     /// Samples of the chunks that the batch draws from.
     pub chunk_samples: u64,
-    /// The same, each chunk as often as it has homes.
+    /// The same, counting each chunk once for each of its homes.
     pub home_samples: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct LaneRange {
     lane: u32,
-    /// Indices of its samples.
+    /// Indices of its samples in the batch: `start..end`.
     start: u64,
     end: u64,
 }
 
-/// The ranks that a chunk goes to, numbered within the class.
+/// The ranks that read a chunk, numbered within the class.
 #[derive(Debug, Clone, Copy)]
 struct Homes {
     first: u32,
     count: u32,
-    /// Which of them is next.
-    turn: u32,
+    /// Which of them takes the next sample.
+    next: u32,
     is_full: bool,
     /// The batch takes a sample of the chunk.
     used: bool,
 }
 
 impl Aligner {
-    /// What the last share was, for all ranks of its class.
+    /// Statistics of the last batch, over all ranks of its class.
     pub fn counted(&self) -> Counted {
         self.counted
     }
 
-    /// Appends what the rank of `shard` takes of `batch`, by position.
+    /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
-    /// `shard` is as it was where the run began: the batch begins a multiple of all ranks behind that.
+    /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after it.
     pub(super) fn share(
         &mut self,
         order: &mut Chunked,
@@ -129,7 +129,7 @@ impl Aligner {
             }));
             return;
         }
-        // Lanes that have dropped out have no samples here, and keep their place.
+        // Exhausted lanes stay in the list, without samples.
         let nothing = |lane| LaneRange { lane: lane as u32, start: 0, end: 0 };
         self.lanes.extend((0..num_lanes).map(nothing));
         for position in positions {
@@ -142,7 +142,7 @@ impl Aligner {
         }
     }
 
-    /// Gives out the samples of the lanes to `ranks` ranks, and keeps what goes to `own`.
+    /// Assigns the samples of the lanes to `ranks` ranks, and keeps those of rank `own`.
     fn assign(&mut self, order: &mut Chunked, ranks: u64, own: u64) {
         let Aligner { lanes, room, homes, strays, counted, .. } = self;
         strays.clear();
@@ -153,7 +153,8 @@ impl Aligner {
                 continue;
             }
             counted.samples += end - start;
-            let first_place = lay_along(order, (lane, start, end), (nth, num_lanes, ranks), homes);
+            let first_place =
+                homes_of_lane(order, (lane, start, end), (nth, num_lanes, ranks), homes);
             for index in start..end {
                 let (place, _) = order.place(lane, index);
                 let homes = &mut homes[place - first_place];
@@ -187,15 +188,15 @@ impl Aligner {
 }
 
 impl Homes {
-    /// The home that takes the next sample, while one has room.
+    /// The home that takes the next sample, if one has room.
     #[inline]
     fn next_with_room(&mut self, room: &mut [u64]) -> Option<u64> {
         if self.is_full {
             return None;
         }
         for _ in 0..self.count {
-            let rank = self.first + self.turn;
-            self.turn = if self.turn + 1 == self.count { 0 } else { self.turn + 1 };
+            let rank = self.first + self.next;
+            self.next = if self.next + 1 == self.count { 0 } else { self.next + 1 };
             if let Some(left) = room[rank as usize].checked_sub(1) {
                 room[rank as usize] = left;
                 return Some(rank.into());
@@ -206,9 +207,9 @@ impl Homes {
     }
 }
 
-/// The homes of the chunks in whose groups samples `start..end` of a lane lie, and the place of the first.
-/// The lane is the `nth` of `num_lanes` that `ranks` ranks are laid along.
-fn lay_along(
+/// Computes the homes of all chunks in the groups of samples `start..end` of a lane, and returns the index
+/// of the first chunk. The lane is number `nth` of the `num_lanes` that `ranks` ranks share.
+fn homes_of_lane(
     order: &Chunked,
     (lane, start, end): (u32, u64, u64),
     (nth, num_lanes, ranks): (u64, u64, u64),
@@ -220,7 +221,7 @@ fn lay_along(
         let (group_start, group_end) = order.samples_of(lane, group);
         let len = u128::from(group_end - group_start);
         let (places, end_of_places) = order.places_of(group);
-        // In ranks, as a fraction of `all`.
+        // Positions on the axis of ranks, as fractions of `all`.
         let all = u128::from(num_lanes) * len;
         let at = |sample: u64| {
             (u128::from(nth) * len + u128::from(sample - group_start)) * u128::from(ranks)
@@ -234,7 +235,7 @@ fn lay_along(
                 0 => (((from + to) / (2 * all)) as u32, 1),
                 count => (begin, count),
             };
-            homes.push(Homes { first, count, turn: 0, is_full: false, used: false });
+            homes.push(Homes { first, count, next: 0, is_full: false, used: false });
         }
     }
     order.places_of(first).0

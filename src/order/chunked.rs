@@ -1,21 +1,20 @@
-//! Orders that go through whole chunks: DIESEL's chunk-based shuffle in lanes, and slot order.
+//! Orders that visit whole chunks: DIESEL's chunk-based shuffle in lanes, and slot order.
 //!
 //! 1. The chunks that hold live samples are shuffled by the epoch's key.
-//! 2. They are laid end to end in that order, and cut into lanes: of N samples and K lanes, lane l takes
-//!    N / K, and one more where l < N mod K. A chunk that a border cuts is cut in slot order: its first
-//!    samples end one lane, the others begin the next.
-//!    (In version 1 whole chunks are dealt: each goes to the lane with the fewest samples so far, the
-//!    lowest of several.)
-//! 3. Each lane is cut into groups of `group` consecutive chunks (a run that holds one oversize
-//!    sample counts as the chunks it is long; a group ends before a chunk that would overfill it).
+//! 2. They are concatenated in that order and divided into K lanes: of N samples, lane l takes N / K, and
+//!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end
+//!    one lane, the others begin the next.
+//!    (In version 1 each chunk goes as a whole to the lane with the fewest samples so far, the lowest of
+//!    several.)
+//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one
+//!    oversize sample, counts as so many chunks; a group ends before a chunk that would exceed its size.
 //! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
-//! 5. The lanes take turns, one sample each; a lane that has no more drops out.
+//! 5. The sequence takes one sample of each lane in turn, and skips exhausted lanes.
 //!
-//! One lane is DIESEL's algorithm itself: groups one after the other. With more, a batch draws from
-//! `lanes * group` chunks at once, and a world size that divides the lanes gives each rank lanes, and
-//! so chunks, of its own: lanes are equally long, so none drops out before the last round. (In version 1
-//! they do, and ranks then meet lanes of all others.) In slot order there is one lane and nothing is
-//! shuffled.
+//! With one lane this is DIESEL's algorithm: one group after the other. With more lanes, a batch draws from
+//! `lanes * group` chunks at a time. If the world size divides the number of lanes, each rank has lanes, and
+//! so chunks, of its own: lanes have equal lengths, so none is exhausted before the last round. (In version 1
+//! some are, and ranks then read from each other's lanes.) Slot order has one lane, and shuffles nothing.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -25,68 +24,69 @@ use super::Population;
 use super::interleave::Interleave;
 use crate::permutation::{Key, Permutation};
 
-/// A place in a chunk: what a position takes.
+/// The sample at a position, as a sample of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pick {
     /// The chunk.
     pub chunk: u32,
     /// Which of its live samples, in slot order.
     pub nth: u32,
-    /// The group that the chunk belongs to in this epoch.
+    /// The group of the chunk in this epoch.
     pub group: u32,
-    /// Another rank goes through the chunk: what this one takes of it is better read by itself.
+    /// Another rank reads the chunk, so this rank had better read the sample singly.
     pub alone: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Chunked {
-    /// The chunks, lane after lane, each in the order in which its lane goes through them.
+    /// The chunks of all lanes, lane after lane, in the order of each lane.
     chunks: Vec<u32>,
-    /// For each of them, the samples of its lane up to and with it.
+    /// For each of them, the samples of its lane up to and including it.
     ends: Vec<u64>,
-    /// For each group, and one past the last, its first place in `chunks`.
+    /// For each group, and one past the last, the index of its first chunk in `chunks`.
     groups: Vec<u32>,
     /// For each lane, and one past the last, its first group.
     lanes: Vec<u32>,
-    /// For each lane, how many samples of its first chunk belong to the lane before.
+    /// For each lane, how many samples of its first chunk belong to the previous lane.
     skips: Vec<u32>,
     interleave: Interleave,
-    /// No lane has more than one sample more than another: position p is of lane p mod K.
+    /// Lengths of lanes differ by at most one sample: position p belongs to lane p mod K.
     has_equal_lanes: bool,
-    /// What shuffles the samples of a group; `None` leaves them in slot order.
+    /// The key that shuffles the samples of groups; `None` leaves them in slot order.
     key: Option<Key>,
     cursors: Vec<Cursor>,
     dealt: Dealt,
 }
 
-/// The chunks of each lane, while they are dealt. It stays for the next epoch's.
+/// The chunks of each lane while they are distributed. Its memory is reused in the next epoch.
 #[derive(Debug, Clone, Default)]
 struct Dealt {
     lanes: Vec<Vec<u32>>,
-    /// For each lane: samples of its first chunk that are not its own, and samples that it has at most.
+    /// For each lane: samples of its first chunk that belong to the previous lane, and the most samples it
+    /// may have.
     bounds: Vec<(u32, u64)>,
     /// Each lane and its samples so far, the lane with the fewest first.
     shortest: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
-/// The group that a lane is in: everything needed for its next sample.
+/// The current group of a lane, and what its next sample is computed from.
 #[derive(Debug, Clone)]
 struct Cursor {
     group: u32,
-    /// The samples of the lane that the group holds: `start..end`.
+    /// Indices in the lane of the group's samples: `start..end`.
     start: u64,
     end: u64,
-    /// Samples of the group's first chunk that belong to the lane before.
+    /// Samples of the group's first chunk that belong to the previous lane.
     skip: u32,
     shuffle: Option<Permutation>,
 }
 
-/// How the shuffled chunks come into lanes.
+/// How the shuffled chunks are distributed among lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dealing {
-    /// Whole, to the lane with the fewest samples: version 1.
+    /// As wholes, to the lane with the fewest samples: version 1.
     Whole,
-    /// Laid end to end and cut into equal lanes.
+    /// Concatenated and divided into lanes of equal length.
     Equal,
 }
 
@@ -111,7 +111,7 @@ impl Chunked {
         order
     }
 
-    /// Becomes the order that `shuffled` makes, in the memory that it has.
+    /// Replaces this order by the one that `shuffled` returns, and reuses its memory.
     pub(super) fn shuffle_anew(
         &mut self,
         population: &(impl Population + ?Sized),
@@ -144,7 +144,7 @@ impl Chunked {
         }
     }
 
-    /// Cuts the lanes that were dealt into groups.
+    /// Divides the lanes into groups.
     fn cut(&mut self, population: &(impl Population + ?Sized), group: u32) {
         let Chunked { chunks, ends, groups, lanes, skips, interleave, cursors, dealt, .. } = self;
         chunks.clear();
@@ -187,7 +187,7 @@ impl Chunked {
         Pick { chunk: self.chunks[place], nth, group, alone: false }
     }
 
-    /// Where the sample `index` of `lane` is: place in the list of chunks, and which of its samples.
+    /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the number of the sample in it.
     #[inline]
     pub(super) fn place(&mut self, lane: u32, index: u64) -> (usize, u32) {
         let mut cursor = &self.cursors[lane as usize];
@@ -208,12 +208,12 @@ impl Chunked {
         }
     }
 
-    /// The lane that goes through `group`.
+    /// The lane of `group`.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
         self.lanes.partition_point(|&first| first <= group) as u32 - 1
     }
 
-    /// The samples of `chunk` that `group` takes, in slot order.
+    /// The samples of `chunk` that belong to `group`, in slot order.
     pub(super) fn part(&self, group: u32, chunk: u32) -> Range<u32> {
         let (first, end) = self.places_of(group);
         let nth = self.chunks[first..end].iter().position(|&other| other == chunk);
@@ -224,17 +224,17 @@ impl Chunked {
         skip..skip + (samples.end - samples.start) as u32
     }
 
-    /// The samples of `lane` that the chunk at `place` holds.
+    /// Indices in `lane` of the samples of the chunk at index `place`.
     pub(super) fn samples_at(&self, lane: u32, place: usize) -> Range<u64> {
         let is_first = place == self.groups[self.lanes[lane as usize] as usize] as usize;
         (if is_first { 0 } else { self.ends[place - 1] })..self.ends[place]
     }
 
-    /// Samples of each part of a chunk that a lane goes through.
+    /// The number of samples that a lane takes of each of its chunks.
     pub(super) fn part_lens(&self) -> impl Iterator<Item = u64> {
         let mut before = 0;
         self.ends.iter().map(move |&end| {
-            // The first of a lane counts from 0 again.
+            // In a new lane, counting restarts at 0.
             let start = if end > before { before } else { 0 };
             before = end;
             end - start
@@ -249,7 +249,7 @@ impl Chunked {
         self.has_equal_lanes
     }
 
-    /// Lane, and index of the sample in it, at `position`.
+    /// The lane of `position`, and the index of its sample in the lane.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
         self.interleave.locate(position)
     }
@@ -262,7 +262,7 @@ impl Chunked {
         }
     }
 
-    /// Places of the chunks of `group`: the first, and one past the last.
+    /// Indices of the chunks of `group`: the first, and one past the last.
     pub(super) fn places_of(&self, group: u32) -> (usize, usize) {
         (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
     }
@@ -277,14 +277,14 @@ impl Chunked {
         self.cursors[lane as usize] = Cursor { group, start, end, skip, shuffle };
     }
 
-    /// The group of `lane` that holds its sample `index`.
+    /// The group that holds sample `index` of `lane`.
     pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
         let (first, end) = (self.lanes[lane as usize], self.lanes[lane as usize + 1]);
         let groups = &self.groups[first as usize + 1..=end as usize];
         first + groups.partition_point(|&place| self.ends[place as usize - 1] <= index) as u32
     }
 
-    /// The samples of its lane that `group` holds.
+    /// Indices in `lane` of the samples of `group`: the first, and one past the last.
     pub(super) fn samples_of(&self, lane: u32, group: u32) -> (u64, u64) {
         let first = self.groups[group as usize] as usize;
         let end = self.ends[self.groups[group as usize + 1] as usize - 1];
@@ -294,7 +294,7 @@ impl Chunked {
 }
 
 impl Dealt {
-    /// Has `lanes` empty lanes, each with room for its share of the chunks.
+    /// Makes `lanes` empty lanes, each with capacity for its share of the chunks.
     fn clear(&mut self, num_chunks: u32, lanes: u32) {
         self.lanes.resize_with(lanes as usize, Vec::new);
         let fair_share = num_chunks as usize / lanes.max(1) as usize;
@@ -305,7 +305,7 @@ impl Dealt {
         self.bounds.clear();
     }
 
-    /// The shuffled chunks, dealt whole: each to the lane with the fewest samples so far.
+    /// Assigns each shuffled chunk, as a whole, to the lane with the fewest samples so far.
     fn deal_whole(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
         self.bounds.resize(lanes as usize, UNBOUNDED);
         self.shortest.clear();
@@ -317,7 +317,7 @@ impl Dealt {
         }
     }
 
-    /// The shuffled chunks laid end to end, and cut where a lane has its share of the samples.
+    /// Concatenates the shuffled chunks, and divides them where a lane has its share of the samples.
     fn deal_equally(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
         let (each, extra) =
             (population.num_live() / u64::from(lanes), population.num_live() % u64::from(lanes));
@@ -325,7 +325,7 @@ impl Dealt {
         let (mut chunk, mut live, mut taken) = (0, 0, 0);
         for (lane, own) in (0..).zip(&mut self.lanes) {
             let share = each + u64::from(lane < extra);
-            // Nothing of the chunk at hand is left where the border falls between two.
+            // If the border falls between two chunks, the next lane skips nothing.
             let skip = if taken < live { taken } else { 0 };
             let mut rest = share;
             while rest > 0 {
@@ -343,7 +343,7 @@ impl Dealt {
     }
 }
 
-/// The chunks that hold live samples, in the order that `key` shuffles them to, with how many they hold.
+/// The chunks that hold live samples, shuffled by `key`, with their numbers of live samples.
 fn shuffled_chunks(
     population: &(impl Population + ?Sized),
     key: Key,
@@ -353,10 +353,10 @@ fn shuffled_chunks(
     chunks.map(|chunk| (chunk, population.live_in_chunk(chunk))).filter(|&(_, live)| live > 0)
 }
 
-/// A lane that has all of its chunks.
+/// The bounds of a lane that has all samples of its chunks.
 const UNBOUNDED: (u32, u64) = (0, u64::MAX);
 
-/// Chunks above its share that a lane has room for: how many it gets differs a little by epoch.
+/// Capacity of a lane above its share of the chunks: the number differs slightly by epoch.
 const SPARE_CHUNKS: usize = 8;
 
 /// Words of the keys. Frozen.

@@ -1,8 +1,8 @@
-//! Lanes that take turns: which lane, and which of its samples, a position is.
+//! Interleaves lanes: maps a position to a lane and a sample of that lane.
 //!
-//! The sequence takes one sample of each lane in turn, in the order of the lanes; a lane that has no
-//! more drops out. Between two drop-outs, a *phase*, the number of lanes that take part stays the
-//! same, so a position is a division: no replay, and at most as many phases as lanes.
+//! The sequence takes one sample of each lane in turn, in the order of the lanes, and skips exhausted lanes.
+//! While no lane becomes exhausted, in a *phase*, the number of active lanes is constant, so a position is
+//! found by a division. There are at most as many phases as lanes.
 
 /// Position <-> (lane, index in the lane), for lanes of given lengths.
 #[derive(Debug, Clone, Default)]
@@ -10,33 +10,33 @@ pub(super) struct Interleave {
     lengths: Vec<u64>,
     sorted: Vec<u64>,
     phases: Vec<Phase>,
-    /// The phase that was asked for last, and the lanes that take part in it, in turn.
+    /// The current phase, and its active lanes in their order.
     current: usize,
     active: Vec<u32>,
 }
 
-/// A stretch of rounds in which the same lanes take part.
+/// Consecutive rounds with the same active lanes.
 #[derive(Debug, Clone, Copy)]
 struct Phase {
     first_position: u64,
     end_position: u64,
-    /// Samples that each lane of the phase gave before it.
+    /// Samples taken of each active lane before the phase.
     first_round: u64,
     num_active: u64,
 }
 
 impl Interleave {
-    /// Has no lanes any more; the memory stays.
+    /// Removes all lanes, and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.lengths.clear();
     }
 
-    /// One more lane of so many samples.
+    /// Adds a lane of `length` samples.
     pub(super) fn add_lane(&mut self, length: u64) {
         self.lengths.push(length);
     }
 
-    /// All lanes are there: what follows asks for positions.
+    /// Computes the phases, after all lanes were added and before positions are looked up.
     pub(super) fn begin(&mut self) {
         self.sorted.clone_from(&self.lengths);
         self.sorted.sort_unstable();
@@ -44,7 +44,7 @@ impl Interleave {
         self.enter(0);
     }
 
-    /// Lane, and index of the sample in it. `position` is below the sum of all lengths.
+    /// The lane of `position`, and the index of its sample there. `position` is below the sum of all lengths.
     #[inline]
     pub(super) fn locate(&mut self, position: u64) -> (u32, u64) {
         let mut phase = &self.phases[self.current];
@@ -75,7 +75,7 @@ impl Interleave {
     }
 }
 
-/// One phase for each distinct length above zero; a single empty one where all lanes are empty.
+/// One phase for each distinct length above zero; a single empty phase if all lanes are empty.
 fn phases(sorted: &[u64], phases: &mut Vec<Phase>) {
     phases.clear();
     let (mut first_position, mut first_round) = (0, 0);

@@ -1,20 +1,20 @@
-//! Which sample comes next: one sequence an epoch, known in advance by everybody.
+//! Orders: the sequence of samples of each epoch, which every rank can compute in advance.
 //!
-//! An epoch is one sequence of positions 0..N over the live samples of one generation. It follows from
-//! {image, generation, order, seed, epoch} and nothing else: not from the world size, the batch size
-//! or the past. So a rank takes its share by arithmetic ([`Shard`]), a run resumes from a few numbers
-//! ([`State`]) under another world size, and every node can compute what every other node will read.
-//! (`local` and `partial` depend on the world size by their nature; their specification names it.)
+//! An epoch is a sequence of positions 0..N over the live samples of one generation. It depends on
+//! {image, generation, order, seed, epoch} and on nothing else: not on the world size, the batch size or
+//! earlier epochs. So a rank computes its share ([`Shard`]), a run resumes from a few numbers ([`State`])
+//! with another world size, and every node can compute what every other node will read. (`local` and
+//! `partial` depend on the world size; their specification contains it.)
 //!
-//! Everything is made of keyed permutations ([`crate::permutation`]): any position is computed
-//! directly, nothing is allocated for a sample, and memory is a few words a chunk at most. What an
-//! order returns for a specification is frozen; `tests/golden/orders.txt` pins it.
+//! All orders are built from keyed permutations ([`crate::permutation`]): any position is computed
+//! directly, nothing is allocated per sample, and memory is at most a few words per chunk. The sequence
+//! of a specification is frozen; `tests/golden/orders.txt` pins it.
 //!
-//! It reads nothing and knows no bytes: [`Population`] says how many samples there are and how they
-//! lie in chunks, a reader makes reads of ids or [`Pick`]s, and `report` says how random the result is.
+//! This module reads no samples. A [`Population`] gives the number of samples and their chunks, a reader
+//! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
-//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped orders) and `interleave.rs`;
-//! `shard.rs` says how ranks share an epoch, and `aligned.rs` how they share it by chunks.
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
+//! `shard.rs` divides an epoch among ranks by position, and `aligned.rs` by chunk.
 
 mod aligned;
 mod chunked;
@@ -41,33 +41,33 @@ pub use state::{ImageId, Refusal, State};
 use chunked::{Chunked, Dealing};
 use partial::Partial;
 
-/// The samples that an order runs over: the live samples of one generation, as a directory knows them.
+/// The samples of an order: the live samples of one generation.
 pub trait Population {
     /// Live samples of the whole image.
     fn num_live(&self) -> u64;
 
-    /// Chunks, in slot order; those without live samples count too.
+    /// The number of chunks, including those without live samples. Chunks are numbered in slot order.
     fn num_chunks(&self) -> u32;
 
     /// Live samples of `chunk`.
     fn live_in_chunk(&self, chunk: u32) -> u32;
 
-    /// How many chunk sizes `chunk` is long: more than one only for a run that holds one oversize sample.
+    /// The length of `chunk` in cells: more than one only if it holds one oversize sample.
     fn span_of_chunk(&self, _chunk: u32) -> u32 {
         1
     }
 
-    /// The live sample of `rank` among all live samples in the order of their ids.
+    /// The live sample number `rank`, in the order of ids.
     fn id_of_live(&self, rank: u64) -> SampleId;
 
-    /// The `nth` live sample of `chunk` in slot order.
+    /// The live sample number `nth` of `chunk`, in slot order.
     fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId;
 }
 
 /// The sequence of one epoch: position -> sample.
 ///
-/// It keeps a little state that makes consecutive positions quick and changes no answer, so a thread
-/// that walks has one of its own.
+/// It caches state that makes consecutive positions fast and does not change results, so each thread needs
+/// a value of its own.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     len: u64,
@@ -86,11 +86,11 @@ enum Sequence {
 impl EpochOrder {
     /// The order that `spec` gives the samples of `population` in `epoch`.
     ///
-    /// Costs nothing to speak of for `global` and `sequential` by id; the others look once at each
-    /// chunk and keep 20 bytes of it.
+    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and
+    /// keep 20 bytes for it.
     ///
     /// # Errors
-    /// `spec` has a number out of its range, or there is no such epoch.
+    /// A number of `spec` is out of range, or there is no such epoch.
     pub fn new(
         spec: &OrderSpec,
         epoch: Epoch,
@@ -128,11 +128,11 @@ impl EpochOrder {
         Ok(EpochOrder { len, epoch, sequence })
     }
 
-    /// Becomes what [`EpochOrder::new`] makes; a grouped order in the memory that it has, so that to
-    /// walk from epoch to epoch allocates nothing.
+    /// Replaces this order by the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
+    /// that the next epoch allocates nothing.
     ///
     /// # Errors
-    /// As [`EpochOrder::new`]; the order is then what it was.
+    /// As [`EpochOrder::new`]; the order is then unchanged.
     pub fn begin_epoch(
         &mut self,
         spec: &OrderSpec,
@@ -156,26 +156,25 @@ impl EpochOrder {
         Ok(())
     }
 
-    /// Positions of the epoch: one a live sample.
+    /// Positions of the epoch: one for each live sample.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no sample at all.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The epoch it was made for.
+    /// The epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Appends the samples at `positions`, in their order. `population` is the one it was made from.
+    /// Appends the samples at `positions`, in their order. `population` must be that of [`EpochOrder::new`].
     ///
-    /// A position past the end counts on from the start: this is how a padded shard repeats samples. An
-    /// epoch without samples has none to repeat.
-    /// Costs some tens of nanoseconds a sample (for `partial`, times the epoch's number).
+    /// A position past the end wraps around to the start: so a padded shard repeats samples. An epoch without
+    /// samples repeats none. Takes tens of nanoseconds for each sample (for `partial`, times the epoch).
     pub fn ids(
         &mut self,
         population: &(impl Population + ?Sized),
@@ -202,13 +201,13 @@ impl EpochOrder {
         }
     }
 
-    /// Whether the order goes through whole chunks, group after group: then [`EpochOrder::picks`]
-    /// answers, and reading chunks instead of samples pays.
+    /// Whether the order visits whole chunks, group after group. Then [`EpochOrder::picks`] is available, and
+    /// a reader can read chunks instead of samples.
     pub fn is_chunked(&self) -> bool {
         matches!(self.sequence, Sequence::Chunked(_))
     }
 
-    /// Appends what `positions` take, in their order, as places in chunks.
+    /// Appends the samples at `positions`, in their order, as samples of chunks.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -218,12 +217,10 @@ impl EpochOrder {
         out.extend(among(positions, len).map(|position| chunked.pick(wrap(position, len))));
     }
 
-    /// Appends what the rank of `shard` takes of `batch` where global batches are shared
-    /// [by chunks](Sharding::Aligned), by position. `shard` is as it was where the run began, and `batch`
-    /// one of its [`Shard::global_batch`]es.
+    /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.
+    /// `shard` must be the one from the start of the run, and `batch` one of its [`Shard::global_batch`]es.
     ///
-    /// Looks up the chunk of each position that this rank's lanes have in the batch: some tens of
-    /// nanoseconds each.
+    /// Looks up the chunk of each position of the batch in this rank's lanes, in tens of nanoseconds each.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -240,7 +237,7 @@ impl EpochOrder {
         }
     }
 
-    /// The lane that goes through `group`, a group that [`EpochOrder::picks`] named.
+    /// The lane of `group`, as a [`Pick`] names it.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -248,8 +245,8 @@ impl EpochOrder {
         self.chunked().lane_of(group)
     }
 
-    /// The samples of `chunk` that `group` takes, in slot order: all, unless the border of a lane cuts
-    /// the chunk. Empty where the group does not go through the chunk.
+    /// The samples of `chunk` that belong to `group`, in slot order: all, unless a lane border divides the
+    /// chunk. Empty if the chunk is not in the group.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -272,10 +269,10 @@ impl EpochOrder {
     }
 }
 
-/// Where samples lie, counted through all chunks: rank in slot order -> chunk and place in it.
+/// Maps a sample's rank in slot order, over all chunks, to its chunk and its index there.
 #[derive(Debug, Clone)]
 struct SlotRanks {
-    /// Live samples up to and with each chunk.
+    /// Live samples up to and including each chunk.
     ends: Vec<u64>,
 }
 
@@ -301,7 +298,7 @@ impl SlotRanks {
     }
 }
 
-/// `positions`, or none where there are no samples.
+/// `positions`, or none if there are no samples.
 fn among(positions: Positions, len: u64) -> Positions {
     if len == 0 { Positions::new(0, 1, 0) } else { positions }
 }
@@ -311,7 +308,7 @@ fn wrap(position: u64, len: u64) -> u64 {
     if position < len { position } else { position % len }
 }
 
-const NOT_CHUNKED: &str = "asked an order that is not chunked for its chunks";
+const NOT_CHUNKED: &str = "this order does not visit chunks";
 
 impl From<Range<u64>> for Positions {
     fn from(range: Range<u64>) -> Positions {

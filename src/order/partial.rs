@@ -1,7 +1,7 @@
-//! Orders of ranks that keep a share of their own: local shuffling, and partial local shuffling (PLS).
+//! Local shuffling, and partial local shuffling (PLS): each rank shuffles a share of its own.
 //!
-//! The live samples, in slot order, are cut into one contiguous share a rank (the first N mod W have
-//! one more), so that a rank stages whole chunks. A share has numbered *places*. In epoch e:
+//! The live samples, in slot order, are divided into one contiguous share for each rank (the first N mod W
+//! have one more), so that a rank stages whole chunks. A share has numbered *places*. In epoch e:
 //!
 //! - rank r reads its places in an order shuffled by (seed, e, r); position p is rank p mod W, its
 //!   sample p / W;
@@ -9,10 +9,10 @@
 //!   exchanged, n being the length of the shortest share. For the i-th of them the ranks are permuted
 //!   by (seed, e, i): each sends the sample at that place to one rank and receives one from another
 //!   (or keeps its own), so shares neither grow nor shrink;
-//! - what was received is read from the next epoch on.
+//! - a rank reads received samples from the next epoch on.
 //!
-//! A sample never changes its place, only its rank. So who holds what is found without a table, by
-//! following one place back through the epochs: about 15 ns an epoch.
+//! A sample changes its rank, but never its place. So the holder of a sample is found without a table, by
+//! following its place back through the epochs, in about 15 ns for each epoch.
 
 use super::{Population, SlotRanks};
 use crate::permutation::{Key, Permutation};
@@ -22,10 +22,10 @@ use crate::units::Epoch;
 pub(super) struct Partial {
     slots: SlotRanks,
     world_size: u64,
-    /// Keys and exchanged places of the epochs before this one.
+    /// The exchanges of all earlier epochs.
     past: Vec<Exchange>,
     key: Key,
-    /// The rank that was asked for last, and how it reads its places.
+    /// The last rank that was looked up, and the order in which it reads its places.
     reading: Option<(u64, Permutation)>,
 }
 
@@ -48,10 +48,10 @@ impl Partial {
         let slots = SlotRanks::new(population);
         let world_size = u64::from(world_size);
         let shortest = slots.len() / world_size;
-        // A product of doubles is the same on every machine; floor of a share of q <= 1 fits.
+        // IEEE 754 defines the product, so it is the same on every machine; with q <= 1 its floor fits.
         let num_exchanged = (shortest as f64 * q).floor() as u64;
-        let nobody_moves = num_exchanged == 0 || world_size == 1;
-        let epochs = if nobody_moves { 0..0 } else { 0..epoch.0 };
+        let nothing_moves = num_exchanged == 0 || world_size == 1;
+        let epochs = if nothing_moves { 0..0 } else { 0..epoch.0 };
         let past = epochs.map(|epoch| {
             let key = epoch_key(seed, epoch).with(EXCHANGE);
             Exchange { key, places: Permutation::new(shortest, key), num_exchanged }
@@ -61,7 +61,7 @@ impl Partial {
         Partial { slots, world_size, past, key, reading: None }
     }
 
-    /// Chunk and place in it of the sample at `position`.
+    /// The chunk of the sample at `position`, and its index there.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
         let (rank, index) = (position % self.world_size, position / self.world_size);
         let places = match self.reading {
@@ -73,7 +73,7 @@ impl Partial {
         self.slots.locate(self.share_start(holder) + place)
     }
 
-    /// The rank in whose share the sample began that `rank` has at `place` now.
+    /// The rank that held, in epoch 0, the sample that `rank` holds at `place` now.
     fn first_holder(&self, rank: u64, place: u64) -> u64 {
         let exchanges = self.past.iter().rev().filter(|exchange| place < exchange.places.len());
         exchanges.fold(rank, |rank, exchange| {

@@ -1,31 +1,31 @@
-//! How often an epoch's chunks are read by all ranks together, worked out before anything is.
+//! Predicts how often all ranks together read the chunks of an epoch.
 
 use super::aligned::gcd;
 use super::{Aligner, EpochOrder, Shard, Sharding};
 
-/// What a way to share an epoch reads, in terms of what there is. 1 and 0 are the least.
+/// The reads of a [`Sharding`], relative to the data set. The least are 1 and 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reads {
-    /// How many ranks read a chunk's samples by reading the chunk, weighed by its samples.
+    /// How many ranks read each chunk, weighted by the chunk's samples.
     pub ranks_a_chunk: f64,
-    /// The part of the samples that ranks which do not read their chunk read one by one.
+    /// The fraction of samples that ranks read singly, because they do not read the chunk.
     pub alone: f64,
 }
 
 impl Reads {
-    /// Bytes that all ranks read over the bytes there are, where whole chunks are read and a sample alone
-    /// costs `sample_cost` of its bytes.
+    /// Bytes that all ranks read, divided by the bytes of the data set, if they read whole chunks and a single
+    /// sample costs `sample_cost` times its bytes.
     pub fn by_chunk(&self, sample_cost: f64) -> f64 {
         self.ranks_a_chunk + self.alone * sample_cost
     }
 }
 
 impl EpochOrder {
-    /// How often the chunks of this epoch are read where ranks share it from its start as `sharding` says,
-    /// each in batches of `batch_size`. `None` where the order does not go through chunks.
+    /// Predicts the reads of an epoch that `world_size` ranks share by `sharding`, each in batches of
+    /// `batch_size`. `None` if the order does not visit chunks.
     ///
-    /// Looks once at each chunk, or at the first global batch. Lanes are taken to be equally long: in
-    /// version 1 of grouped order more is read towards the end of an epoch.
+    /// Visits each chunk once, or the first global batch. It assumes lanes of equal length; version 1 of
+    /// grouped order reads more towards the end of an epoch.
     pub fn reads(&mut self, sharding: Sharding, world_size: u32, batch_size: u64) -> Option<Reads> {
         let len = self.len;
         if !self.is_chunked() || len == 0 {
@@ -48,7 +48,7 @@ impl EpochOrder {
                 alone: counted.strays as f64 / counted.samples.max(1) as f64,
             });
         }
-        // Each sample goes to one of the ranks that share the lane, as good as at random.
+        // Each sample goes to one of the ranks that share the lane, practically at random.
         let missed = 1.0 - 1.0 / ranks as f64;
         let of_chunk =
             |samples: u64| samples as f64 * ranks as f64 * (1.0 - missed.powf(samples as f64));

@@ -1,65 +1,65 @@
-//! What one rank takes of an epoch, and how it is cut into batches.
+//! The share of one rank in an epoch, and its division into batches.
 
 use serde::{Deserialize, Serialize};
 
 use super::OrderError;
 
-/// The part of an epoch's sequence that one rank takes: DistributedSampler's rule.
+/// The share of one rank in an epoch: the rule of PyTorch's `DistributedSampler`.
 ///
-/// Of the positions from `consumed` on, rank r of W takes each p with (p - `consumed`) mod W = r. So
-/// the samples that all ranks take together follow the sequence, whatever W is.
+/// Of the positions from `consumed` on, rank r of W takes each p with (p - `consumed`) mod W = r. So all
+/// ranks together take the samples in the order of the sequence, for any W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// Which rank, from 0.
+    /// The rank, from 0.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: u32,
-    /// Positions of the epoch that all ranks together had consumed when the run (re)started.
+    /// Positions of the epoch that all ranks together had consumed when the run started or resumed.
     pub consumed: u64,
-    /// What happens to a tail that does not give each rank the same number.
+    /// What happens with a tail that the ranks cannot share equally.
     pub tail: Tail,
 }
 
-/// What happens where the rest of an epoch is no multiple of the world size.
+/// What happens at the end of an epoch whose rest is not a multiple of the world size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Every sample is read; some ranks have one more than others.
+    /// Every sample is read; some ranks read one more than others.
     #[default]
     Keep,
-    /// The tail is left out: fewer samples than there are ranks.
+    /// The tail, fewer samples than ranks, is not read.
     DropLast,
-    /// The epoch's first samples are read once more, so that all ranks have equally many.
+    /// The first samples of the epoch are repeated, so that all ranks read equally many.
     Pad,
 }
 
-/// How a global batch, the positions that all ranks together take at a step, is shared out. Its set of
-/// samples, and how many each rank gets, are the same either way.
+/// How ranks share a global batch. Its samples, and the number of samples for each rank, are the same
+/// either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
-    /// Every W-th position: DistributedSampler's rule.
+    /// Each rank takes every W-th position: the rule of `DistributedSampler`.
     #[default]
     Strided,
-    /// Whole chunks to one rank, as far as equal shares allow: for grouped order where the number of lanes
-    /// is no multiple of the world size. See [`Aligner`](super::Aligner).
+    /// One rank takes all samples of a chunk, as far as equal shares allow. For grouped order, if the number
+    /// of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
     Aligned,
 }
 
-/// A global batch: what all ranks together take at a step.
+/// A global batch: the positions that all ranks together take in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GlobalBatch {
-    /// Its first position.
+    /// The first position.
     pub first: u64,
-    /// Its positions; those past the epoch's end repeat the first samples.
+    /// The number of positions; those past the epoch's end repeat the first samples.
     pub count: u64,
 }
 
 impl Shard {
-    /// Rank `rank` of `world_size`, from the start of an epoch.
+    /// The share of rank `rank` of `world_size`, from the start of an epoch.
     ///
     /// # Errors
-    /// No such rank.
+    /// There is no such rank.
     pub fn new(rank: u32, world_size: u32, tail: Tail) -> Result<Shard, OrderError> {
         if world_size == 0 {
             return Err(OrderError::EmptyWorld);
@@ -70,13 +70,13 @@ impl Shard {
         Ok(Shard { rank, world_size, consumed: 0, tail })
     }
 
-    /// The same rank where all ranks have consumed `consumed` positions of the epoch.
+    /// The share of the same rank after all ranks have consumed `consumed` positions of the epoch.
     #[must_use]
     pub fn after(self, consumed: u64) -> Shard {
         Shard { consumed, ..self }
     }
 
-    /// The positions that the rank takes of an epoch of `len`, first to last.
+    /// The positions of the rank in an epoch of `len`, in ascending order.
     pub fn positions(&self, len: u64) -> Positions {
         let (rank, world_size) = (u64::from(self.rank), u64::from(self.world_size.max(1)));
         let rest = len.saturating_sub(self.consumed);
@@ -85,12 +85,12 @@ impl Shard {
             Tail::DropLast => rest / world_size,
             Tail::Pad => rest.div_ceil(world_size),
         };
-        // A state may say that anything was consumed: past the end there is nothing to take.
+        // The number may come from a state file: past the end there are no positions.
         Positions::new(self.consumed.saturating_add(rank), world_size, count)
     }
 
-    /// The global batch that begins once each rank has taken `taken` samples, where a rank's batch is of
-    /// `batch_size`: empty past the end.
+    /// The global batch after each rank has taken `taken` samples, with batches of `batch_size` on each rank.
+    /// Empty past the end.
     pub fn global_batch(&self, len: u64, taken: u64, batch_size: u64) -> GlobalBatch {
         let world_size = u64::from(self.world_size.max(1));
         let rest = len.saturating_sub(self.consumed);
@@ -109,8 +109,8 @@ impl Shard {
         batch.count / u64::from(self.world_size.max(1)) >= batch_size
     }
 
-    /// Positions of an epoch of `len` that all ranks have consumed once each has taken `taken` of its
-    /// own; `len` once they are through, also with a dropped or padded tail.
+    /// Positions of an epoch of `len` that all ranks have consumed after each has taken `taken` samples; `len`
+    /// at the end, also with a dropped or padded tail.
     pub fn consumed_after(&self, len: u64, taken: u64) -> u64 {
         let each = self.positions(len).count;
         let taken_by_all = taken.saturating_mul(self.world_size.into());
@@ -118,7 +118,7 @@ impl Shard {
     }
 }
 
-/// Positions of an epoch, evenly spaced: a rank's share, or a batch of it.
+/// Evenly spaced positions of an epoch: a rank's share, or a batch of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Positions {
     next: u64,
@@ -127,17 +127,17 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// `count` positions: `first`, then each `step` further.
+    /// `count` positions, from `first` in steps of `step`.
     pub const fn new(first: u64, step: u64, count: u64) -> Positions {
         Positions { next: first, step, count }
     }
 
-    /// How many there are.
+    /// The number of positions left.
     pub fn remaining(&self) -> u64 {
         self.count
     }
 
-    /// Takes the first `count` of them, or all that are left: the next batch.
+    /// Takes the first `count` of them, or all that are left.
     #[must_use]
     pub fn split_front(&mut self, count: u64) -> Positions {
         let front = Positions { count: count.min(self.count), ..*self };

@@ -1,81 +1,81 @@
-//! What a user chooses: the kind of order, its numbers, and the seed.
+//! The specification of an order: its kind, its parameters, and the seed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 use crate::units::Epoch;
 
-/// An order for all epochs: two runs with equal specifications read the same sequence.
+/// The order of all epochs: runs with equal specifications read equal sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OrderSpec {
-    /// How the samples are mixed.
+    /// How samples are shuffled.
     #[serde(flatten)]
     pub kind: OrderKind,
-    /// What every draw depends on.
+    /// The seed of every permutation.
     pub seed: u64,
 }
 
-/// How the samples are mixed.
+/// How samples are shuffled.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderKind {
-    /// The same sequence every epoch, without any mixing.
+    /// The same sequence every epoch, without shuffling.
     Sequential {
         /// Which sequence.
         by: SequentialBy,
     },
     /// A full shuffle of all samples.
     Global,
-    /// DIESEL's chunk-based shuffle in `lanes` equally long lanes: chunks are shuffled and laid end to
-    /// end, each lane takes its part of them, shuffles the samples of `group` chunks together, and the
-    /// lanes take turns. (Version 2 of this order.)
+    /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among
+    /// the lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample
+    /// of each lane in turn. (Version 2 of this order.)
     #[serde(rename = "grouped2")]
     Grouped {
-        /// Lanes that take turns; 1 is DIESEL's algorithm itself. 0 in what is asked for: as many as fit
-        /// the world size where a run starts, or those of the state that it goes on from.
+        /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: chosen by the world size when a run
+        /// starts, or taken from the state that it resumes from.
         lanes: u32,
         /// Chunks of one lane whose samples are shuffled together.
         group: u32,
     },
-    /// Version 1 of the same, for states that name it: lanes of whole chunks, which differ in length, so
-    /// that ranks fall out of step with their lanes and read chunks several times.
+    /// Version 1 of the same, for states that name it. Lanes consist of whole chunks and differ in length, so
+    /// that towards the end of an epoch several ranks read the same chunk.
     #[serde(rename = "grouped")]
     GroupedV1 {
-        /// Lanes that take turns.
+        /// The number of lanes.
         lanes: u32,
         /// Chunks of one lane whose samples are shuffled together.
         group: u32,
     },
-    /// Each rank shuffles a fixed share of its own.
+    /// Local shuffling: each rank shuffles a fixed share of its own.
     Local {
-        /// Ranks that have a share.
+        /// The number of ranks, each with a share.
         world_size: u32,
     },
-    /// Partial local shuffling: as `Local`, but each epoch a part of every share moves on.
+    /// Partial local shuffling: as `Local`, but ranks exchange a fraction of their shares each epoch.
     Partial {
-        /// Part of a share that is exchanged in an epoch, from 0 to 1.
+        /// The fraction of a share that is exchanged in an epoch, from 0 to 1.
         q: f64,
-        /// Ranks that have a share.
+        /// The number of ranks, each with a share.
         world_size: u32,
     },
 }
 
-/// The two sequences that need no shuffle.
+/// The sequences without a shuffle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SequentialBy {
-    /// The source's order.
+    /// The order of the source.
     Id,
-    /// The order on the media: the fastest to read.
+    /// The order on media: the fastest to read.
     Slot,
 }
 
 impl OrderSpec {
-    /// Whether all numbers are in their ranges.
+    /// Checks that all parameters are in range.
     ///
     /// # Errors
-    /// The first number that is not.
+    /// The first parameter that is not.
     pub fn check(&self) -> Result<(), OrderError> {
         match self.kind {
             OrderKind::Grouped { lanes, .. } | OrderKind::GroupedV1 { lanes, .. }
@@ -96,11 +96,11 @@ impl OrderSpec {
         }
     }
 
-    /// Whether there is such an epoch: who holds a sample in a `partial` order is found by following it
-    /// back through all epochs, so those are bounded.
+    /// Checks that there is such an epoch. The number of epochs is bounded: finding the holder of a sample in
+    /// `partial` order takes time proportional to the epoch.
     ///
     /// # Errors
-    /// `Epoch`: it is past the last.
+    /// `Epoch`: it is past the last epoch.
     pub fn check_epoch(&self, epoch: Epoch) -> Result<(), OrderError> {
         let limit = match self.kind {
             OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
@@ -114,13 +114,13 @@ impl OrderSpec {
 }
 
 impl OrderSpec {
-    /// The order that a run of `world_size` ranks starts with where this one is asked for: grouped order
-    /// without a number of lanes gets [`LANES_A_RANK`] for each rank.
+    /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets
+    /// [`LANES_A_RANK`] for each rank.
     #[must_use]
     pub fn started(self, world_size: u32) -> OrderSpec {
         let kind = match self.kind {
             OrderKind::Grouped { lanes: 0, group } => {
-                // A multiple of the world size, as long as there may be so many.
+                // A multiple of the world size, within the limit on lanes.
                 let a_rank = (MAX_LANES / world_size.max(1)).clamp(1, LANES_A_RANK);
                 let lanes = world_size.max(1).saturating_mul(a_rank).min(MAX_LANES);
                 OrderKind::Grouped { lanes, group }
@@ -132,8 +132,8 @@ impl OrderSpec {
 }
 
 impl OrderKind {
-    /// Whether a run that was asked for in order `asked` may go on in this one, of a state: it is the same,
-    /// an earlier version of the same, or has the lanes that `asked` left open.
+    /// Whether a run with the requested order `asked` may resume in this order, which is that of a state: it
+    /// is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
     pub fn continues(&self, asked: &OrderKind) -> bool {
         match (*self, *asked) {
             (
@@ -144,7 +144,7 @@ impl OrderKind {
         }
     }
 
-    /// Lanes and chunks a group, where it goes through groups of chunks.
+    /// The numbers of lanes and of chunks per group, for grouped order.
     pub fn lanes_and_group(&self) -> Option<(u32, u32)> {
         match *self {
             OrderKind::Grouped { lanes, group } | OrderKind::GroupedV1 { lanes, group } => {
@@ -154,7 +154,7 @@ impl OrderKind {
         }
     }
 
-    /// The world size that the sequence depends on, where it does.
+    /// The world size, if the sequence depends on it.
     pub fn world_size(&self) -> Option<u32> {
         match *self {
             OrderKind::Local { world_size } | OrderKind::Partial { world_size, .. } => {
@@ -164,7 +164,7 @@ impl OrderKind {
         }
     }
 
-    /// The key's first word, so that kinds with the same seed have nothing in common. Frozen.
+    /// The first word of the key, so that kinds of orders with one seed are independent. Frozen.
     pub(super) const fn label(&self) -> u64 {
         match self {
             OrderKind::Sequential { .. } => 0,
@@ -176,42 +176,42 @@ impl OrderKind {
     }
 }
 
-/// What is wrong with a specification or a shard.
+/// Why a specification or a shard is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
     /// `lanes` out of range.
     #[error("an order has 1 to {MAX_LANES} lanes, not {lanes}")]
     Lanes {
-        /// What was asked for.
+        /// The requested value.
         lanes: u32,
     },
-    /// A group of no chunks.
+    /// A group without chunks.
     #[error("a group has at least one chunk")]
     EmptyGroup,
-    /// A world of no ranks.
+    /// A world size of 0.
     #[error("the world size is at least 1")]
     EmptyWorld,
-    /// The exchanged part is no part.
+    /// The exchanged fraction is not between 0 and 1.
     #[error("the exchanged part of a share is from 0 to 1, not {q}")]
     Share {
-        /// What was asked for.
+        /// The requested value.
         q: f64,
     },
     /// An epoch past the last.
     #[error("epochs of this order go to {last}, not {epoch}")]
     Epoch {
-        /// What was asked for.
+        /// The requested value.
         epoch: u64,
-        /// The last that there is.
+        /// The last epoch.
         last: u64,
     },
-    /// A rank outside the world.
+    /// A rank that is not below the world size.
     #[error("rank {rank} of a world of {world_size}: ranks count from 0")]
     Rank {
-        /// What was asked for.
+        /// The requested value.
         rank: u32,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
 }
@@ -222,16 +222,16 @@ impl From<OrderError> for Error {
     }
 }
 
-/// Epochs of any run: what a position of a run has room for beside 2^40 samples.
+/// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
 pub const MAX_EPOCHS: u64 = 1 << 24;
 
-/// Each epoch costs some hundred bytes, and 15 ns a sample.
+/// Each epoch costs about a hundred bytes, and 15 ns for each sample.
 const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
 
-/// Each lane costs some hundred bytes of state.
+/// Each lane costs about a hundred bytes of state.
 const MAX_LANES: u32 = 65_536;
 
-/// Lanes that each rank goes through where nobody says how many: a batch then draws from 32 chunks.
+/// The default number of lanes for each rank: a batch then draws from 32 chunks.
 pub const LANES_A_RANK: u32 = 8;
 
 #[cfg(test)]

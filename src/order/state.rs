@@ -1,4 +1,4 @@
-//! Where a run is: all that is needed to go on exactly there, as JSON.
+//! The state of a run: all that is needed to resume it exactly, as JSON.
 
 use std::fmt;
 
@@ -8,17 +8,17 @@ use super::{OrderKind, OrderSpec};
 use crate::error::{Error, ErrorKind};
 use crate::units::{Epoch, Generation};
 
-/// A point between two global batches of a run.
+/// The state of a run between two global batches.
 ///
-/// It holds neither world size nor batch size: a run may go on with others. (Orders that depend on the
-/// world size name it in `order`.)
+/// It holds neither world size nor batch size: a run may resume with others. (Orders that depend on the
+/// world size hold it in `order`.)
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Version of this record; others are refused.
+    /// Version of this record; other versions are refused.
     pub version: u32,
     /// The image, by its UUID's 32 hexadecimal digits.
     pub image: ImageId,
-    /// The generation of the image, whose live samples the positions count.
+    /// The generation of the image: positions count its live samples.
     pub generation: Generation,
     /// The order, with its seed.
     pub order: OrderSpec,
@@ -44,7 +44,7 @@ impl State {
     /// Reads a state from JSON.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is no state, or one of another version.
+    /// `InvalidArgument`: it is not a state, or of another version.
     pub fn from_json(text: &str) -> Result<State, Error> {
         let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let state: State = serde_json::from_str(text)
@@ -65,9 +65,9 @@ impl State {
         serde_json::to_string(self).expect("numbers, strings and finite shares always become JSON")
     }
 
-    /// Whether a run on `image` at `generation` with `order`, with `world_size` ranks over `len`
-    /// samples, can go on from here. It goes on in the order of the state, which may be an earlier
-    /// version of the one asked for, or have a number of lanes that was not asked for.
+    /// Checks that a run on `image` at `generation` with `order`, with `world_size` ranks over `len` samples,
+    /// can resume from this state. It resumes in the order of the state, which may be an earlier version of
+    /// the requested one, or have a number of lanes if none was requested.
     ///
     /// # Errors
     /// The first reason why it cannot.
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// The state once the epoch has `consumed` of its `len` positions; at the end, the next epoch's start.
+    /// The state after `consumed` of the epoch's `len` positions; at the end, the start of the next epoch.
     #[must_use]
     pub fn at(&self, epoch: Epoch, consumed: u64, len: u64) -> State {
         let next =
@@ -119,66 +119,66 @@ impl State {
     }
 }
 
-/// Why a run cannot go on from a state.
+/// Why a run cannot resume from a state.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Another data set.
     #[error("the state belongs to image {state}, and this is image {open}")]
     Image {
-        /// The state's.
+        /// That of the state.
         state: ImageId,
-        /// The one that is open.
+        /// That of the open image.
         open: ImageId,
     },
-    /// Samples were added or deleted, so positions mean other samples.
+    /// Samples were added or deleted since, so positions mean other samples.
     #[error("{}", of_another_generation(*state, *open))]
     Generation {
-        /// The state's.
+        /// That of the state.
         state: Generation,
-        /// The one that is open.
+        /// That of the open image.
         open: Generation,
     },
     /// Another order.
     #[error("the state's order is {state:?}, and {asked:?} was asked for")]
     Order {
-        /// The state's.
+        /// That of the state.
         state: OrderKind,
-        /// What was asked for.
+        /// The requested one.
         asked: OrderKind,
     },
     /// Another seed.
     #[error("the state's seed is {state}, and {asked} was asked for")]
     Seed {
-        /// The state's.
+        /// That of the state.
         state: u64,
-        /// What was asked for.
+        /// The requested one.
         asked: u64,
     },
-    /// Each rank has a share of its own in this order, and shares depend on how many there are.
+    /// Each rank has a share of its own in this order, and shares depend on the world size.
     #[error(
         "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
     )]
     WorldSize {
-        /// The state's.
+        /// That of the state.
         state: u32,
-        /// What was asked for.
+        /// The requested one.
         asked: u32,
     },
-    /// More was consumed than there is.
+    /// The state has consumed more samples than the epoch has.
     #[error("the state has consumed {consumed} samples of an epoch of {len}")]
     Consumed {
-        /// The state's.
+        /// That of the state.
         consumed: u64,
         /// Samples of an epoch.
         len: u64,
     },
-    /// Ranks with shares of their own that are not equally far.
+    /// Ranks with shares of their own that have not consumed equally many samples.
     #[error("the state has consumed {consumed} samples, no multiple of its {world_size} ranks")]
     Uneven {
-        /// The state's.
+        /// That of the state.
         consumed: u64,
-        /// The ranks of its order.
+        /// The world size of its order.
         world_size: u32,
     },
 }

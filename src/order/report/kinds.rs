@@ -1,19 +1,19 @@
-//! Counts of chunks or classes in a sequence and its batches, beside what chance would give.
+//! Counts chunks or classes in a sequence and its batches, and what is expected by chance.
 
 use std::collections::BTreeMap;
 
 use super::{Compared, compare};
 
-/// Samples of several kinds (chunks, or classes) going by in a sequence that is cut into batches.
+/// Counts of the kinds (chunks, or classes) of samples in a sequence and its batches.
 #[derive(Debug, Default)]
 pub(super) struct Kinds {
-    /// Of each kind: samples so far, in this batch, and the sum of squares of those of whole batches.
+    /// For each kind: samples so far, samples in this batch, and the sum of squares over whole batches.
     counts: Vec<u64>,
     in_batch: Vec<u64>,
     squares: Vec<u128>,
-    /// The kinds that this batch has.
+    /// The kinds in this batch.
     present: Vec<usize>,
-    /// Different kinds of a batch, summed over the batches.
+    /// Distinct kinds of each batch, summed over the batches.
     distinct: u64,
     last: Option<usize>,
     num_runs: u64,
@@ -50,7 +50,7 @@ impl Kinds {
         }
     }
 
-    /// Forgets the batch that is begun: it was no whole one.
+    /// Discards the current batch, which is incomplete.
     pub(super) fn drop_batch(&mut self) {
         self.present.drain(..).for_each(|kind| self.in_batch[kind] = 0);
     }
@@ -59,9 +59,9 @@ impl Kinds {
         self.counts.iter().sum()
     }
 
-    /// Different kinds of a batch. A kind of n_k samples is absent from a batch of b with probability
+    /// Distinct kinds of a batch. A kind of n_k samples is absent from a batch of b with probability
     /// C(N - n_k, b) / C(N, b); the variance is the occupancy problem's (kinds drawn independently),
-    /// times 1 - b / N for drawing without putting back.
+    /// times 1 - b / N for drawing without replacement.
     pub(super) fn per_batch(&self, batch: u64, batches: u64) -> Option<Compared> {
         if batches == 0 {
             return None;
@@ -82,7 +82,7 @@ impl Kinds {
     }
 
     /// Chi-square of a batch's kinds, the mean over batches: (k - 1)(N - b) / (N - 1) for batches drawn
-    /// without putting back.
+    /// without replacement.
     pub(super) fn chi_square(&self, batch: u64, batches: u64) -> Option<Compared> {
         let (total, size) = (self.samples() as f64, batch as f64);
         let kinds = self.counts.iter().filter(|&&n| n > 0).count() as f64;
@@ -115,9 +115,9 @@ impl Kinds {
     }
 }
 
-/// Probability that none of `size` samples is among `batch` drawn from `total` without putting back.
+/// Probability that none of `size` samples is among `batch` drawn from `total` without replacement.
 fn absent(total: u64, size: u64, batch: u64) -> f64 {
-    // Drawing the smaller side first is the same and has fewer factors.
+    // Exchanging the two gives the same probability; the smaller one has fewer factors.
     let (few, many) = (size.min(batch), size.max(batch));
     let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);
     factors.product()

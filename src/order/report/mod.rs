@@ -1,14 +1,14 @@
-//! How random an order is: what was observed of an epoch, beside what a fair shuffle would give.
+//! Measures how random an order is: statistics of an epoch, beside those of a uniformly random permutation.
 //!
-//! "Shuffled" is easily said. A run of equal classes, batches that draw from few chunks, or samples
-//! that stay near their old places are what a network notices, and each of them has a known mean and
-//! spread for a uniformly random permutation. An [`Observer`] watches the samples of one epoch go by
-//! and puts the two side by side; it keeps a few words a chunk and a class, none a sample.
+//! Sequences of equal classes, batches from few chunks, and samples that stay near their position in the
+//! source affect training. Each of these statistics has a known mean and standard deviation for a uniformly
+//! random permutation. An [`Observer`] sees the samples of one epoch in their order and compares; it keeps
+//! a few words for each chunk and class, and none for a sample.
 //!
-//! Batches here are those of all ranks together: the samples of one optimizer step. What each rank sees
-//! by itself is in `ranks`: a step may be mixed and every rank's part of it be of one class.
+//! Batches here are global batches: the samples of one optimizer step. `ranks` has the statistics of each
+//! rank's own batches, which may have one class each even if the global batch is mixed.
 //!
-//! `kinds` has the statistics, `text` the table and the verdict.
+//! `kinds` computes the statistics, `text` prints the table and the verdict.
 
 mod kinds;
 mod ranks;
@@ -22,75 +22,75 @@ use kinds::Kinds;
 
 pub use ranks::{RankObserver, RankReport};
 
-/// A sample as it comes by: where it stood, and what it has in common with others.
+/// A sample of the sequence: its rank, chunk and class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observed {
-    /// Its rank among the live samples, in the source's order.
+    /// Its rank among the live samples, in the order of the source.
     pub rank: u64,
-    /// The chunk it lies in.
+    /// Its chunk.
     pub chunk: u32,
-    /// Its class, where it has one.
+    /// Its class, if it has one.
     pub label: Option<i64>,
 }
 
-/// A statistic of an order, and the same of a fair shuffle.
+/// A statistic of an order, and of a uniformly random permutation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Compared {
-    /// What the order has.
+    /// The value of the order.
     pub found: f64,
-    /// What a uniformly random permutation has in the mean.
+    /// The mean over uniformly random permutations.
     pub chance: f64,
-    /// Their distance, in standard deviations of a random permutation's: within 3 is as random as chance.
+    /// Their difference, in standard deviations of a random permutation: within 3 it is as random as chance.
     pub deviations: f64,
 }
 
-/// What an epoch looked like.
+/// The statistics of an epoch.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ShuffleReport {
-    /// Samples that came by.
+    /// Samples of the sequence.
     pub samples: u64,
     /// Samples of a batch.
     pub batch: u64,
-    /// Whole batches; what is left is in the statistics of neighbours alone. Without one, what is said of
-    /// batches is `None`.
+    /// Whole batches. The remaining samples count only for statistics of neighbours. Without a whole batch, the
+    /// statistics of batches are `None`.
     pub batches: u64,
-    /// Mean distance between a sample's position and its rank in the source, over the number of samples.
+    /// Mean distance between a sample's position and its rank in the source, divided by the number of samples.
     pub displacement: Compared,
-    /// Correlation of the ranks of neighbours in the sequence: 1 in the source's order.
+    /// Correlation of the ranks of neighbours in the sequence: 1 in the order of the source.
     pub serial_correlation: Compared,
-    /// Different chunks that a batch draws from.
+    /// Distinct chunks in a batch.
     pub chunks_per_batch: Option<Compared>,
-    /// Stretches of the sequence that stay in one chunk.
+    /// Runs of samples of one chunk.
     pub chunk_runs: Compared,
-    /// The same by class, where samples have one.
+    /// Statistics of classes, if samples have classes.
     pub classes: Option<ClassReport>,
-    /// What each rank sees by itself, where there are several and samples have a class.
+    /// Statistics of each rank, if there are several and samples have classes.
     pub ranks: Option<RankReport>,
 }
 
-/// How classes are spread over the sequence and its batches.
+/// How classes are distributed over the sequence and its batches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassReport {
-    /// Classes that came by.
+    /// Classes in the sequence.
     pub num_classes: u64,
-    /// Different classes in a batch.
+    /// Distinct classes in a batch.
     pub classes_per_batch: Option<Compared>,
     /// Chi-square of a batch's classes against their shares of the data set; the mean over the batches.
-    /// `None` also where there is one class, or one batch has everything.
+    /// `None` also if there is one class, or if one batch has all samples.
     pub chi_square: Option<Compared>,
-    /// Stretches of the sequence that stay in one class.
+    /// Runs of samples of one class.
     pub class_runs: Compared,
-    /// The longest of them, in samples.
+    /// The longest run, in samples.
     pub longest_run: u64,
 }
 
-/// Watches an epoch's samples in their order.
+/// Observes the samples of an epoch in their order.
 #[derive(Debug)]
 pub struct Observer {
     batch: u64,
     samples: u64,
     displacement: u128,
-    /// Of rank * next rank; with the sum of squares it gives the serial correlation.
+    /// Sum of rank * next rank; with the sum of squares it gives the serial correlation.
     neighbour_products: u128,
     ranks: Ends,
     chunks: Kinds,
@@ -98,7 +98,7 @@ pub struct Observer {
     class_numbers: BTreeMap<i64, usize>,
 }
 
-/// The first and the last rank of the sequence: the correlation of neighbours leaves one out each.
+/// The first and the last rank of the sequence: each sum of the serial correlation omits one of them.
 #[derive(Debug, Default)]
 struct Ends {
     first: u64,
@@ -106,7 +106,7 @@ struct Ends {
 }
 
 impl Observer {
-    /// An observer of an epoch that is read in batches of `batch`; one of 0 is taken for 1.
+    /// An observer of an epoch in batches of `batch` samples; 0 counts as 1.
     pub fn new(batch: u64) -> Observer {
         Observer {
             batch: batch.max(1),
@@ -120,7 +120,7 @@ impl Observer {
         }
     }
 
-    /// The next sample of the sequence.
+    /// Observes the next sample of the sequence.
     pub fn see(&mut self, sample: Observed) {
         self.displacement += u128::from(sample.rank.abs_diff(self.samples));
         if self.samples == 0 {
@@ -141,8 +141,7 @@ impl Observer {
         }
     }
 
-    /// The statistics of what came by. Those of an epoch with fewer than two samples are as chance has
-    /// them.
+    /// The statistics. Those of an epoch with fewer than two samples equal those of chance.
     pub fn finish(self) -> ShuffleReport {
         let batches = self.samples / self.batch;
         let classes =
@@ -198,7 +197,7 @@ impl Observer {
 
 fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
     let distance = found - chance;
-    // A statistic that no order can change has no spread; rounding must not make it look unlikely.
+    // A statistic that is the same for all orders has no deviation; rounding must not make it look unlikely.
     let fixed = distance.abs() <= 1e-9 * chance.abs().max(1.0);
     let deviations = if fixed { 0.0 } else { (distance / deviation).clamp(-1e9, 1e9) };
     Compared { found, chance, deviations }
@@ -211,7 +210,7 @@ mod tests {
 
     const N: u64 = 20_000;
 
-    /// 20 classes in the source's order, 100 samples a chunk.
+    /// 20 classes in the order of the source, 100 samples in each chunk.
     fn report(batch: u64, sequence: impl Iterator<Item = u64>) -> ShuffleReport {
         let mut observer = Observer::new(batch);
         for rank in sequence {
@@ -236,7 +235,7 @@ mod tests {
 
     #[test]
     fn fair_shuffles_are_found_to_be_as_random_as_chance_and_as_spread() {
-        // The deviations of many fair shuffles have mean 0 and spread 1, if chance is what we say it is.
+        // If the formulas are right, the deviations of many random permutations have mean 0 and deviation 1.
         let mut sums = BTreeMap::<&str, (f64, f64)>::new();
         let seeds = 200;
         for seed in 0..seeds {

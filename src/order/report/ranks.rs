@@ -1,4 +1,4 @@
-//! What each rank sees by itself: classes of its share of the epoch, and of its batches.
+//! Statistics of each rank: classes in its share of the epoch, and in its batches.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use serde::Serialize;
 use super::Compared;
 use super::kinds::Kinds;
 
-/// How classes are spread over the ranks.
+/// How classes are distributed over the ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankReport {
-    /// How many ranks share the epoch.
+    /// The number of ranks.
     pub world_size: u32,
     /// Samples of a batch on one rank.
     pub batch: u64,
-    /// Classes that came by.
+    /// Classes in the epoch.
     pub num_classes: u64,
-    /// Different classes in a rank's share of the epoch; the mean over the ranks.
+    /// Distinct classes in a rank's share of the epoch; the mean over the ranks.
     pub classes_per_share: Option<Compared>,
     /// Chi-square of a share's classes against those of the data set; the mean over the ranks.
     pub chi_square: Option<Compared>,
-    /// Different classes in a rank's batch.
+    /// Distinct classes in a rank's batch.
     pub classes_per_batch: Option<Compared>,
 }
 
-/// Watches the shares of all ranks, one rank after the other; keeps a few words a class.
+/// Observes the shares of all ranks, one rank after the other; keeps a few words for each class.
 #[derive(Debug)]
 pub struct RankObserver {
     world_size: u32,
@@ -39,7 +39,7 @@ pub struct RankObserver {
 }
 
 impl RankObserver {
-    /// An observer of an epoch that `world_size` ranks read in batches of `batch` samples together.
+    /// An observer of an epoch that `world_size` ranks read in global batches of `batch` samples.
     pub fn new(world_size: u32, batch: u64) -> RankObserver {
         let batch = (batch / u64::from(world_size.max(1))).max(1);
         RankObserver {
@@ -54,7 +54,7 @@ impl RankObserver {
         }
     }
 
-    /// The next sample of the rank, by its class.
+    /// Observes the class of the rank's next sample.
     pub fn see(&mut self, label: Option<i64>) {
         self.samples += 1;
         let Some(label) = label else { return };
@@ -69,20 +69,20 @@ impl RankObserver {
         }
     }
 
-    /// The rank has no more; the next sample is another's.
+    /// Ends the rank's share; the next sample belongs to the next rank.
     pub fn end_rank(&mut self) {
         self.shares.end_batch();
         self.batches.drop_batch();
         self.in_batch = 0;
     }
 
-    /// The statistics; `None` for one rank, or where a sample has no class.
+    /// The statistics; `None` for one rank, or if a sample has no class.
     pub fn finish(self) -> Option<RankReport> {
         if self.world_size < 2 || self.samples == 0 || self.shares.samples() != self.samples {
             return None;
         }
         let ranks = u64::from(self.world_size);
-        // Shares differ by one sample where the epoch is no multiple of the ranks.
+        // Shares differ by one sample if the epoch is not a multiple of the world size.
         let share = (self.samples / ranks).max(1);
         Some(RankReport {
             world_size: self.world_size,
@@ -102,7 +102,7 @@ mod tests {
 
     const N: u64 = 8000;
 
-    /// 4 classes, 4 ranks, global batches of 64; `class_of` the n-th sample of a rank.
+    /// 4 classes, 4 ranks, global batches of 64; `class_of` gives the class of the n-th sample of a rank.
     fn report(class_of: impl Fn(u64, u64) -> u64) -> RankReport {
         let mut observer = RankObserver::new(4, 64);
         for rank in 0..4 {

@@ -1,4 +1,4 @@
-//! A report as a table, and what it amounts to in one line.
+//! Prints a report as a table with a verdict of one line.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{Compared, ShuffleReport};
 struct Row {
     name: String,
     compared: Option<Compared>,
-    /// Whether it says how classes are mixed, not only places.
+    /// Whether it is a statistic of classes, and not only of positions.
     is_of_classes: bool,
 }
 
@@ -38,8 +38,7 @@ impl ShuffleReport {
         rows
     }
 
-    /// What it amounts to, in one line: whether all is as mixed as by chance, and if not, what is not and
-    /// which row says so most.
+    /// The verdict: whether all statistics are as random as chance, and if not, which row differs most.
     pub fn verdict(&self) -> String {
         let rows = self.rows();
         let worst = |of_classes: bool| {
@@ -82,7 +81,7 @@ impl fmt::Display for ShuffleReport {
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Result {
-    // Where chance hardly varies, any difference is many deviations: how many says nothing more.
+    // If chance hardly varies, any difference is many deviations, and their number means little.
     let deviations = match row.deviations {
         many if many >= 1000.0 => "> 999".to_owned(),
         many if many <= -1000.0 => "< -999".to_owned(),
