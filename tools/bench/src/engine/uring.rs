@@ -153,7 +153,7 @@ impl QueuePair for UringPair {
     }
 
     fn register(&mut self, registry: &Registry) {
-        self.ring.join_to_sleep(registry);
+        self.ring.register_for_sleep(registry);
     }
 
     fn notice(&self) -> Notice {
