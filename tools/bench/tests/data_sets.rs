@@ -5,9 +5,8 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
-use common::{Place, bench, end_of, finish, run, signal};
+use common::{Place, Reporting, bench, end_of, finish, run, wait_until};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
@@ -141,20 +140,13 @@ fn figures_of_samples_so_far_are_printed_on_request_and_the_run_goes_on() {
     command.args(["--name=s", "--rw=samples", "--batch_size=10", "--thinktime=2ms"]);
     command.args(["--time_based", "--runtime=60", "--cpus=0", "--output-format=json"]);
     command.arg(format!("--filename={}", image.display()));
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let child = command.spawn().unwrap();
-    for asked in ["USR1", "INT"] {
-        std::thread::sleep(Duration::from_millis(1000));
-        signal(&child, asked);
-    }
-    let out = end_of(child).code(128);
-    let documents =
-        serde_json::Deserializer::from_slice(&out.stdout).into_iter::<serde_json::Value>();
-    let samples: Vec<u64> = documents
-        .map(|all| all.unwrap()["jobs"][0]["dlfs"]["samples"]["verified"].as_u64().unwrap())
-        .collect();
-    assert_eq!(samples.len(), 2, "{samples:?}");
-    assert!(samples[0] > 0 && samples[1] > samples[0], "{samples:?}");
+    let verified = |figures: &serde_json::Value| {
+        figures["jobs"][0]["dlfs"]["samples"]["verified"].as_u64().unwrap_or(0)
+    };
+    let mut running = Reporting::start(command);
+    let first = running.report_until(|figures| verified(figures) > 0);
+    let second = running.report_until(|figures| verified(figures) > verified(&first));
+    assert!(verified(&running.interrupt()) >= verified(&second));
 }
 
 #[test]
@@ -243,7 +235,7 @@ fn a_target_lost_in_mid_run_ends_the_job_or_is_counted() {
         }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let child = command.spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(1000));
+        wait_until("the job reads", || target.stats().read_bytes > 0);
         target.stop();
         let ran = end_of(child);
         let job = ran.json()["jobs"][0].clone();

@@ -186,7 +186,7 @@ fn mistakes_and_lost_targets_end_fio_with_the_reason() {
     let mut fio = built.fio(&built.engine(), &remote, &more);
     let fio = fio.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let fio = fio.spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    common::wait_until("fio reads", || target.stats().read_bytes > 0);
     target.stop();
     let lost = end_of(fio).code(1);
     lost.complains_of(&["an I/O failed", "disconnected"]);

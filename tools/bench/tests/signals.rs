@@ -2,53 +2,43 @@
 
 mod common;
 
-use std::process::Stdio;
-use std::time::Duration;
+use serde_json::Value;
 
-use common::{bench, end_of, signal};
+use common::{Reporting, bench};
 
-fn started(more: &[&str]) -> std::process::Child {
+fn started(more: &[&str]) -> Reporting {
     let mut command = bench();
     command.args(["--name=s", "--ioengine=null", "--size=1g", "--rw=randread", "--time_based"]);
     command.args(["--runtime=60", "--rate_iops=1000", "--eta=never"]).args(more);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    std::thread::sleep(Duration::from_millis(700));
-    child
+    Reporting::start(command)
+}
+
+fn total_ios(figures: &Value) -> u64 {
+    figures["jobs"][0]["read"]["total_ios"].as_u64().unwrap_or(0)
 }
 
 #[test]
 fn an_interrupted_run_prints_what_it_has() {
-    let child = started(&["--output-format=json"]);
-    signal(&child, "INT");
-    let out = end_of(child).code(128);
-    let job = &out.json()["jobs"][0];
-    assert!(job["read"]["total_ios"].as_u64().unwrap() > 0);
-    assert!(job["read"]["runtime"].as_u64().unwrap() < 60_000);
+    let mut running = started(&["--output-format=json"]);
+    running.report_until(|figures| total_ios(figures) > 0);
+    let figures = running.interrupt();
+    assert!(total_ios(&figures) > 0);
+    assert!(figures["jobs"][0]["read"]["runtime"].as_u64().unwrap() < 60_000);
 }
 
 #[test]
 fn figures_so_far_are_printed_on_request_and_the_run_goes_on() {
-    let child = started(&["--output-format=json"]);
-    signal(&child, "USR1");
-    std::thread::sleep(Duration::from_millis(700));
-    signal(&child, "INT");
-    let out = end_of(child).code(128);
-    let documents =
-        serde_json::Deserializer::from_slice(&out.stdout).into_iter::<serde_json::Value>();
-    let ios: Vec<u64> = documents
-        .map(|document| document.unwrap()["jobs"][0]["read"]["total_ios"].as_u64().unwrap())
-        .collect();
-    assert_eq!(ios.len(), 2, "{ios:?}");
-    assert!(ios[0] > 0 && ios[1] > ios[0], "{ios:?}");
+    let mut running = started(&["--output-format=json"]);
+    let first = running.report_until(|figures| total_ios(figures) > 0);
+    let second = running.report_until(|figures| total_ios(figures) > total_ios(&first));
+    let last = running.interrupt();
+    assert!(total_ios(&last) >= total_ios(&second));
 }
 
 #[test]
 fn figures_come_by_the_clock_when_that_is_asked_for() {
-    let child = started(&["--output-format=json", "--status-interval=300ms"]);
-    signal(&child, "INT");
-    let out = end_of(child).code(128);
-    let documents =
-        serde_json::Deserializer::from_slice(&out.stdout).into_iter::<serde_json::Value>();
-    let documents: Result<Vec<_>, _> = documents.collect();
-    assert!(documents.unwrap().len() >= 2);
+    let mut running = started(&["--output-format=json", "--status-interval=300ms"]);
+    running.next_figures();
+    running.next_figures();
+    running.interrupt();
 }

@@ -4,6 +4,8 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{Place, Served, run};
 use dlfs::dataset::{Image, OpenOptions};
@@ -14,6 +16,15 @@ use dlfs::units::SampleId;
 fn ids(place: &Place, name: &str) -> Vec<u64> {
     let text = fs::read_to_string(place.path(name)).unwrap();
     text.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// Waits until a run has written ids to the file `list`: then it has received batches.
+fn wait_until_it_reads(list: &Path) {
+    let limit = Instant::now() + Duration::from_secs(120);
+    while fs::metadata(list).map_or(0, |metadata| metadata.len()) == 0 {
+        assert!(Instant::now() < limit, "the run has received no batch");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn crc_of(ids: &[u64]) -> u32 {
@@ -319,9 +330,10 @@ fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
         "--order",
         "global",
     ]);
-    command.arg("--state").arg(&state).arg("--json").stdout(Stdio::piped());
+    let list = place.path("ids");
+    command.arg("--state").arg(&state).arg("--ids").arg(&list).arg("--json").stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    wait_until_it_reads(&list);
     common::signal(&child, "INT");
     assert_eq!(common::wait(&mut child).code(), Some(4));
     let saved: serde_json::Value =
@@ -381,17 +393,15 @@ fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
     let served = Served::start(&place.arg("train.dlfs"), &[]);
     let mut command = common::dlfs();
     command.args(["read", &served.address, "--epochs", "1000000", "--batch", "10", "--quiet"]);
-    command.arg("--state").arg(&state).stdout(std::process::Stdio::null());
+    let list = place.path("ids");
+    command.arg("--state").arg(&state).arg("--ids").arg(&list).stdout(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
     let consumed = || {
         let text = fs::read_to_string(&state).unwrap_or_default();
         let saved: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         saved["epoch"].as_u64().unwrap_or(0) * 300 + saved["consumed"].as_u64().unwrap_or(0)
     };
-    while !state.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    wait_until_it_reads(&list);
     common::signal(&served.child, "STOP");
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(consumed(), 0, "the state is written when the run ends");

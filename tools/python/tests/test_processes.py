@@ -152,8 +152,8 @@ for name, wait in waits.items():
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
     thread = threading.Thread(target=send)
-    thread.start()
     try:
+        thread.start()  # in here: on a busy machine the signal may come before the wait
         wait()
         print(name, "came to an end")
     except KeyboardInterrupt:
