@@ -186,7 +186,7 @@ mod tests {
     const B: &str = "nvme-tcp://two/nqn.2026-11.io.dlfs:a";
 
     #[test]
-    fn namespaces_of_one_subsystem_at_one_place_are_opened_together() {
+    fn namespaces_of_one_subsystem_at_one_address_are_opened_together() {
         let addresses = format!("{A}?ns=2,file,{B}?ns=1,{A}?ns=1,{B}?ns=1,{A},{A}?ns=1");
         assert_eq!(places(&addresses, ""), [vec![0, 3, 6], vec![1], vec![2, 4], vec![5]]);
         let other = format!("{A}?ns=1,nvme-tcp://one:4421/nqn.2026-11.io.dlfs:a?ns=2,{A}x?ns=3");

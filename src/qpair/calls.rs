@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_within_a_call_that_is_waited_for_is_not_slept_on() {
+    fn a_call_that_ends_while_another_is_waited_for_is_reported_without_a_sleep() {
         let (_device, mut calls) = calls(1, 8);
         let begun = calls.begin(0, IoOp::Write, 0, filled(4096, 1));
         calls.run(0, IoOp::Read, 64, IoBuf::zeroed(4096)).unwrap(); // ends the write too

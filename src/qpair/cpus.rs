@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_work_panics_with_goes_on_in_the_caller() {
+    fn a_panic_of_the_work_continues_in_the_caller() {
         let cpus = Cpus::parse(&allowed().unwrap()[0].to_string()).unwrap();
         let run = || cpus.run::<()>(|| panic!("the work's own words"));
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();

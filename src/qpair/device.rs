@@ -86,7 +86,7 @@ mod tests {
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::shared::SharedDevice;
 
-    /// Answers what no other device does.
+    /// Answers as no other device does.
     struct Telling(MemNamespace);
 
     impl Device for Telling {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_around_another_one_answers_what_that_one_does() {
+    fn a_device_that_wraps_another_forwards_its_answers() {
         let device: Arc<dyn Device> = Arc::new(Telling(MemNamespace::new(512, 512).unwrap()));
         let told = device.capabilities();
         let shared = SharedDevice::new(Arc::clone(&device), Arc::default());

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_is_open_until_its_time_and_when_it_is_moved() {
+    fn a_fence_is_open_until_its_time_and_its_time_can_be_changed() {
         let fence = Fence::closed();
         assert!(!fence.is_open());
         fence.open_until(Fence::now() + Duration::from_secs(3600));

@@ -353,17 +353,17 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_its_time_has_come() {
+    fn a_wait_ends_at_its_deadline() {
         let until = Instant::now() + Duration::from_millis(20);
         let mut group = PollGroup::new().unwrap();
         while Instant::now() < until {
             group.wait(until);
         }
-        group.wait(until); // of the past: returns
+        group.wait(until); // in the past: returns at once
     }
 
     #[test]
-    fn a_waker_ends_a_wait_before_it_and_during_it() {
+    fn a_waker_ends_the_next_wait_or_the_current_one() {
         let far = Instant::now() + Duration::from_secs(3600);
         let mut group = PollGroup::new().unwrap();
         let waker = group.waker();
@@ -374,11 +374,11 @@ mod tests {
             let other = std::thread::spawn(move || waker.wake());
             group.wait(far);
             other.join().unwrap();
-            group.readiness.take_woken(); // it may have ended for an older ring
+            group.readiness.take_woken(); // an earlier call may have ended it
         }
     }
 
-    /// Never completes, never becomes ready, but wants to be polled at a certain time.
+    /// Never completes and never becomes ready, but has a timeout.
     struct Stuck(Namespace, Option<Instant>);
 
     impl QueuePair for Stuck {
@@ -414,14 +414,15 @@ mod tests {
         }
     }
 
-    /// What two handles share: a socket that the first of them watches, and what has come for the second.
+    /// The state that two handles share: a socket, which the first one watches, and completions for the
+    /// second one.
     struct Shared {
         socket: Watched<UnixStream>,
         for_the_second: Vec<Completion>,
         second: Option<Registry>,
     }
 
-    /// A handle on a connection. Each byte that arrives is a completion for the second.
+    /// A handle of a connection. Each received byte completes an I/O of the second handle.
     struct Handle {
         shared: Arc<Mutex<Shared>>,
         namespace: Namespace,
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_idle_pair_receives_for_another_comes_in_the_same_turn_and_ends_a_sleep() {
+    fn completions_that_an_idle_pair_receives_for_another_come_in_the_same_turn_and_end_a_sleep() {
         let namespace = MemNamespace::new(512, 512).unwrap().namespace();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
@@ -495,7 +496,7 @@ mod tests {
             group.add(Box::new(Handle { shared, namespace, is_first, owed: 0 }));
         }
         let (far, mut done) = (Instant::now() + Duration::from_secs(3600), Vec::new());
-        group.poll(Instant::now(), usize::MAX, &mut done); // what is new is polled once
+        group.poll(Instant::now(), usize::MAX, &mut done); // new members are polled once
         for round in 0..20 {
             group.submit(1, &mut VecDeque::from([read(round)]));
             group.poll(Instant::now(), usize::MAX, &mut done);
@@ -511,7 +512,7 @@ mod tests {
             group.wait(far); // would hang
         }
         other.join().unwrap();
-        // Another thread may find it as well.
+        // Another thread may find the completion as well.
         group.submit(1, &mut VecDeque::from([read(0)]));
         let other = std::thread::spawn(move || {
             let (tag, buf, result) = (9, IoBuf::empty(), Ok(()));

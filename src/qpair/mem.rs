@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn lent_bytes_stay_as_they_were_while_another_handle_writes() {
+    fn borrowed_bytes_do_not_change_while_another_handle_writes() {
         let device = MemNamespace::new(3 << 20, 4096).unwrap();
         let mut writer = device.queue_pair().unwrap();
         let mut reader = device.read_only().queue_pair().unwrap();

@@ -55,7 +55,7 @@ mod tests {
     use crate::qpair::mem::MemNamespace;
     use crate::qpair::{Capabilities, Namespace};
 
-    /// Gives out so many queue pairs.
+    /// Grants this number of queue pairs.
     struct Few {
         device: MemNamespace,
         left: AtomicUsize,
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_gives_what_it_has_and_one_at_least() {
+    fn each_device_grants_up_to_its_limit_and_at_least_one() {
         let few = |left, stated| -> Arc<dyn Device> {
             let device = MemNamespace::new(512, 512).unwrap();
             Arc::new(Few { device, left: AtomicUsize::new(left), stated })

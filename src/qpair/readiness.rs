@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn among_many_only_those_are_told_that_have_something_until_it_is_taken() {
+    fn with_many_descriptors_only_ready_ones_are_reported_until_they_are_drained() {
         let readiness = Readiness::new().unwrap();
         let (ours, mut theirs) = connections(300);
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_told_in_each_look_and_those_that_only_end_sleeps_never() {
+    fn few_descriptors_count_as_ready_at_each_look_except_those_that_only_end_sleeps() {
         let readiness = Readiness::new().unwrap();
         let (ours, _theirs) = connections(4);
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn of_few_only_those_are_guessed_from_which_something_is_expected() {
+    fn of_few_descriptors_only_expected_ones_count_as_ready() {
         let readiness = Readiness::new().unwrap();
         let (ours, mut theirs) = connections(2);
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_told_once_and_ends_a_sleep_before_it_and_during_it() {
+    fn a_mark_is_reported_once_and_ends_a_sleep_that_is_next_or_in_progress() {
         let readiness = Readiness::new().unwrap();
         let far = Duration::from_secs(3600);
         let registry = readiness.registry(5);
@@ -524,13 +524,13 @@ mod tests {
             readiness.take_marks(|member| assert_eq!(member, 5));
         }
         let nap = std::time::Instant::now();
-        readiness.sleep(Duration::from_millis(20)); // a bell that was rung for an older sleep
+        readiness.sleep(Duration::from_millis(20)); // the bell may have rung for an earlier sleep
         readiness.sleep(Duration::from_millis(20));
         assert!(nap.elapsed() >= Duration::from_millis(20), "it rings no more");
     }
 
     #[test]
-    fn a_sleep_ends_with_any_of_them_and_with_room_to_write_where_that_matters() {
+    fn a_sleep_ends_when_a_descriptor_is_readable_or_writable_if_asked() {
         let readiness = Readiness::new().unwrap();
         let (ours, mut theirs) = connections(3);
         let mut watched: Vec<_> = ours.into_iter().map(Watched::new).collect();
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_leaves_is_not_told_of_though_its_socket_stays_open() {
+    fn a_removed_descriptor_is_not_reported_although_its_socket_stays_open() {
         let readiness = Readiness::new().unwrap();
         let (ours, mut theirs) = connections(4);
         let copy = ours[3].try_clone().unwrap(); // as a forked child has one

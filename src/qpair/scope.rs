@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// What is shared, with the owner that it keeps.
+    /// A shared value that keeps its owner alive.
     struct Connection {
         _owner: Arc<u32>,
         number: usize,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_opened_for_each_owner_and_scope_while_any_holds_it() {
+    fn one_connection_is_opened_for_each_owner_and_scope_while_it_is_held() {
         let (scopes, opened) = ([PairScope::new(), PairScope::new()], AtomicUsize::new(0));
         let owners = [Arc::new(5), Arc::new(5)];
         let mut held = Vec::new();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_for_one_that_fails_get_its_error_and_the_next_tries_again() {
+    fn waiting_callers_get_the_error_of_a_failed_open_and_the_next_call_tries_again() {
         const THREADS: usize = 8;
         let (scope, owner, opened) = (PairScope::new(), Arc::new(0), AtomicUsize::new(0));
         let waiting = AtomicUsize::new(0);
@@ -153,7 +153,7 @@ mod tests {
                     while waiting.load(Ordering::SeqCst) < THREADS {
                         std::thread::yield_now();
                     }
-                    // They have said that they come, and now do.
+                    // They have announced themselves and now call.
                     std::thread::sleep(Duration::from_millis(50));
                     Err::<Arc<Connection>, _>(Error::new(ErrorKind::TimedOut, "no answer"))
                 });

@@ -27,17 +27,17 @@ use crate::units::Lba;
 pub struct SharedDevice {
     device: Arc<dyn Device>,
     scope: Arc<PairScope>,
-    lane: Mutex<Weak<Mutex<Lane>>>,
+    shared: Mutex<Weak<Mutex<SharedPair>>>,
 }
 
 /// The shared queue pair and its handles.
-struct Lane {
+struct SharedPair {
     pair: Box<dyn QueuePair>,
     /// The descriptors of `pair`.
     readiness: Readiness,
     /// The owner of each I/O that `pair` has taken, by the I/O's tag in `pair`.
     owners: Slab<Owner>,
-    handles: HashMap<u64, Waiting>,
+    handles: HashMap<u64, HandleState>,
     next_handle: u64,
     /// The number of I/Os that have completed, each of which made room.
     ended: u64,
@@ -46,7 +46,7 @@ struct Lane {
 
 /// A handle's state, which the other handles use.
 #[derive(Default)]
-struct Waiting {
+struct HandleState {
     /// Completions that the handle has not taken yet.
     arrived: VecDeque<Completion>,
     /// Whether the shared queue had no room for its last submission: a completion makes room.
@@ -64,7 +64,7 @@ impl SharedDevice {
     /// Wraps `device` and uses one queue pair of it at a time. Devices behind one controller that have the
     /// same `scope` share one I/O queue, whichever threads poll their handles.
     pub fn new(device: Arc<dyn Device>, scope: Arc<PairScope>) -> SharedDevice {
-        SharedDevice { device, scope, lane: Mutex::new(Weak::new()) }
+        SharedDevice { device, scope, shared: Mutex::new(Weak::new()) }
     }
 }
 
@@ -74,17 +74,17 @@ impl Device for SharedDevice {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let mut current = self.lane.lock();
-        let lane = match current.upgrade() {
-            Some(lane) => lane,
+        let mut current = self.shared.lock();
+        let shared = match current.upgrade() {
+            Some(shared) => shared,
             None => {
-                let lane = Lane::on(self.device.queue_pair_in(&self.scope)?)?;
-                let lane = Arc::new(Mutex::new(lane));
-                *current = Arc::downgrade(&lane);
-                lane
+                let shared = SharedPair::on(self.device.queue_pair_in(&self.scope)?)?;
+                let shared = Arc::new(Mutex::new(shared));
+                *current = Arc::downgrade(&shared);
+                shared
             }
         };
-        Ok(Box::new(Handle::on(lane)))
+        Ok(Box::new(Handle::on(shared)))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -106,13 +106,21 @@ impl Device for SharedDevice {
     }
 }
 
-impl Lane {
-    fn on(mut pair: Box<dyn QueuePair>) -> Result<Lane> {
+impl SharedPair {
+    fn on(mut pair: Box<dyn QueuePair>) -> Result<SharedPair> {
         let readiness = Readiness::new()?;
         pair.register(&readiness.registry(0));
         readiness.fall_asleep_between_turns();
         let (owners, handles) = (Slab::new(), HashMap::new());
-        Ok(Lane { pair, readiness, owners, handles, next_handle: 0, ended: 0, scratch: Vec::new() })
+        Ok(SharedPair {
+            pair,
+            readiness,
+            owners,
+            handles,
+            next_handle: 0,
+            ended: 0,
+            scratch: Vec::new(),
+        })
     }
 
     /// Polls the shared queue pair and marks the handles that have completions; `me` is the handle that
@@ -153,7 +161,7 @@ impl Lane {
     }
 }
 
-impl Waiting {
+impl HandleState {
     fn tell_unless(&self, knows: bool) {
         if let (false, Some(registry)) = (knows, &self.registry) {
             registry.mark();
@@ -163,11 +171,11 @@ impl Waiting {
 
 /// One thread's handle of the shared queue pair.
 struct Handle {
-    lane: Arc<Mutex<Lane>>,
+    shared: Arc<Mutex<SharedPair>>,
     number: u64,
     namespace: Namespace,
     owed: usize,
-    /// The value of `Lane::ended` when the handle found no room.
+    /// The value of `SharedPair::ended` when the handle found no room.
     refused_at: u64,
     /// Whether its poller was asked since then to submit again.
     is_sent: bool,
@@ -180,14 +188,14 @@ struct Handle {
 }
 
 impl Handle {
-    fn on(lane: Arc<Mutex<Lane>>) -> Handle {
-        let mut shared = lane.lock();
-        let (number, namespace) = (shared.next_handle, shared.pair.namespace().clone());
-        shared.next_handle += 1;
-        shared.handles.insert(number, Waiting::default());
-        drop(shared);
+    fn on(shared: Arc<Mutex<SharedPair>>) -> Handle {
+        let mut locked = shared.lock();
+        let (number, namespace) = (locked.next_handle, locked.pair.namespace().clone());
+        locked.next_handle += 1;
+        locked.handles.insert(number, HandleState::default());
+        drop(locked);
         Handle {
-            lane,
+            shared,
             number,
             namespace,
             owed: 0,
@@ -219,8 +227,8 @@ impl QueuePair for Handle {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let lane = Arc::clone(&self.lane);
-        let Lane { pair, owners, handles, ended, .. } = &mut *lane.lock();
+        let shared = Arc::clone(&self.shared);
+        let SharedPair { pair, owners, handles, ended, .. } = &mut *shared.lock();
         let number = self.number;
         let own = |io: Io| {
             let key = owners.insert(Owner { handle: number, tag: io.tag });
@@ -247,10 +255,10 @@ impl QueuePair for Handle {
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let lane = Arc::clone(&self.lane);
-        let mut lane = lane.lock();
-        lane.turn(self.number, now);
-        let Lane { pair, handles, ended, .. } = &mut *lane;
+        let shared = Arc::clone(&self.shared);
+        let mut shared = shared.lock();
+        shared.turn(self.number, now);
+        let SharedPair { pair, handles, ended, .. } = &mut *shared;
         if *pair.namespace() != self.namespace {
             self.namespace = pair.namespace().clone();
         }
@@ -278,11 +286,11 @@ impl QueuePair for Handle {
     }
 
     fn start(&mut self) {
-        self.lane.lock().pair.start();
+        self.shared.lock().pair.start();
     }
 
     fn use_pool(&mut self, pool: &Pool) {
-        self.lane.lock().pair.use_pool(pool);
+        self.shared.lock().pair.use_pool(pool);
     }
 
     fn outstanding(&self) -> usize {
@@ -290,27 +298,27 @@ impl QueuePair for Handle {
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        self.lane.lock().pair.report_corrupt(slba, len_bytes);
+        self.shared.lock().pair.report_corrupt(slba, len_bytes);
     }
 
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.lane.lock().pair.borrow(slba, len_bytes)
+        self.shared.lock().pair.borrow(slba, len_bytes)
     }
 
     fn shared_queue(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.lane).addr())
+        Some(Arc::as_ptr(&self.shared).addr())
     }
 
     fn register(&mut self, registry: &Registry) {
-        let mut lane = self.lane.lock();
-        lane.notice_fork();
-        let set = lane.readiness.as_fd().try_clone_to_owned();
+        let mut shared = self.shared.lock();
+        shared.notice_fork();
+        let set = shared.readiness.as_fd().try_clone_to_owned();
         self.set = set.ok().map(|set| {
             let mut set = Watched::new(set);
             set.register(registry, false);
             set
         });
-        let waiting = lane.handles.get_mut(&self.number).expect("there while the handle is");
+        let waiting = shared.handles.get_mut(&self.number).expect("there while the handle is");
         waiting.registry = Some(registry.clone());
     }
 
@@ -325,10 +333,10 @@ impl QueuePair for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut lane = self.lane.lock();
-        lane.handles.remove(&self.number);
+        let mut shared = self.shared.lock();
+        shared.handles.remove(&self.number);
         // If other handles wait for room, they must now poll for the completions of its outstanding I/Os.
-        let refused = lane.handles.values().filter(|waiting| waiting.was_refused);
+        let refused = shared.handles.values().filter(|waiting| waiting.was_refused);
         refused.for_each(|waiting| waiting.tell_unless(false));
     }
 }

@@ -26,7 +26,8 @@ pub(crate) struct Spinning {
     quiet_since: Option<Instant>,
     /// Never sleep.
     busy_poll: bool,
-    /// The machine has one processor. Whoever could produce work needs it, so spinning only delays work.
+    /// The machine has one processor. A thread that could produce work needs it, so spinning only delays
+    /// work.
     alone: bool,
 }
 

@@ -203,7 +203,7 @@ mod tests {
     use crate::units::Lba;
 
     #[test]
-    fn a_count_that_cannot_be_is_an_error_and_no_panic() {
+    fn an_impossible_byte_count_is_an_error_not_a_panic() {
         let transfer = |op| {
             let io = Io { op, slba: Lba(2), buf: IoBuf::zeroed(4096), tag: 0 };
             Transfer::new(io, 512)

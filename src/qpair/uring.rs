@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_hangs_is_waited_for_for_a_while_and_keeps_the_memory() {
+    fn dropping_a_ring_waits_a_while_for_a_disk_that_hangs_and_leaks_its_memory() {
         let pool = pool();
         let Some((_writer, mut ring)) = ring_that_hangs(&pool) else { return };
         ring.last_ios = Duration::from_millis(100);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_ends_the_wait_and_gives_the_memory_back() {
+    fn a_late_completion_ends_the_wait_and_returns_the_memory() {
         use std::io::Write;
         let pool = pool();
         let Some((mut writer, ring)) = ring_that_hangs(&pool) else { return };

@@ -303,7 +303,7 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Detaches it: first ends all its queues, whoever holds them, then the controller. `is_lost`:
+    /// Detaches it: first ends all its queues, even if others hold them, then the controller. `is_lost`:
     /// it does not answer, so no command is sent. A second call does nothing.
     ///
     /// Takes milliseconds, or up to some seconds if the controller does not answer.

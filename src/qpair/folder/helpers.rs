@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_that_panics_its_thread_ends_with_its_words_and_the_thread_reads_on() {
+    fn a_read_that_panics_fails_with_the_panic_message_and_the_thread_continues() {
         let root = tempfile::tempdir().unwrap();
         for name in ["a", "b", "c"] {
             std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();

@@ -72,9 +72,9 @@ impl<T: Transport> Keeper<T> {
         std::thread::Builder::new()
             .name("dlfs-keeper".into())
             .spawn(move || {
-                let mut charges = Vec::new();
-                let Err(error) = caught(WHO, || thread.run(&mut charges));
-                thread.die(&charges, &error);
+                let mut remotes = Vec::new();
+                let Err(error) = caught(WHO, || thread.run(&mut remotes));
+                thread.die(&remotes, &error);
             })
             .map_err(|error| {
                 Error::new(ErrorKind::Io, "cannot start the keeper thread").source(error)
@@ -104,37 +104,37 @@ impl<T: Transport> Keeper<T> {
         let _ = rustix::io::write(&self.event, &[1; 8]);
     }
 
-    fn run(&self, charges: &mut Vec<Charge<T>>) -> ! {
+    fn run(&self, remotes: &mut Vec<KeptRemote<T>>) -> ! {
         let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
         loop {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            charges.extend(inbox.drain(..).map(|remote| Charge { remote, admin: None }));
+            remotes.extend(inbox.drain(..).map(|remote| KeptRemote { remote, admin: None }));
             drop(inbox);
-            charges.retain_mut(|charge| charge.turn_or_die(Instant::now(), &mut scratch));
-            self.sleep(charges);
+            remotes.retain_mut(|kept| kept.turn_or_give_up(Instant::now(), &mut scratch));
+            self.sleep(remotes);
         }
     }
 
     /// The thread has died: its remotes are given up, and another thread serves later ones.
-    fn die(&self, charges: &[Charge<T>], error: &Error) {
+    fn die(&self, remotes: &[KeptRemote<T>], error: &Error) {
         self.is_dead.store(true, Ordering::Release);
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = inbox.drain(..).collect::<Vec<_>>();
         drop(inbox);
-        let remotes = charges.iter().map(|charge| &charge.remote).chain(&waiting);
+        let remotes = remotes.iter().map(|kept| &kept.remote).chain(&waiting);
         for remote in remotes.filter_map(Weak::upgrade) {
             remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
         }
     }
 
     /// Sleeps until a controller has sent something, a timeout expires, or a thread wakes it.
-    fn sleep(&self, charges: &[Charge<T>]) {
+    fn sleep(&self, remotes: &[KeptRemote<T>]) {
         let now = Instant::now();
-        let until = charges.iter().filter_map(Charge::poll_timeout).min();
+        let until = remotes.iter().filter_map(KeptRemote::poll_timeout).min();
         // Rounded up, or it would spin for the last part of a millisecond.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let mut fds: Vec<PollFd<'_>> = charges.iter().filter_map(Charge::poll_fd).collect();
+        let mut fds: Vec<PollFd<'_>> = remotes.iter().filter_map(KeptRemote::poll_fd).collect();
         fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
         let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
         let mut count = [0; 8];
@@ -143,12 +143,12 @@ impl<T: Transport> Keeper<T> {
 }
 
 /// One remote that the keeper serves, and its current admin queue.
-struct Charge<T: Transport> {
+struct KeptRemote<T: Transport> {
     remote: Weak<Remote<T>>,
     admin: Option<Box<T::Admin>>,
 }
 
-impl<T: Transport> Charge<T> {
+impl<T: Transport> KeptRemote<T> {
     fn poll_timeout(&self) -> Option<Instant> {
         let admin = self.admin.as_ref().and_then(|admin| admin.poll_timeout());
         // If nobody else holds it any more, the next turn must drop it.
@@ -163,8 +163,8 @@ impl<T: Transport> Charge<T> {
         Some(PollFd::from_borrowed_fd(wait.fd, flags))
     }
 
-    /// As [`Charge::turn`]; a panic in it ends this remote only.
-    fn turn_or_die(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
+    /// As [`KeptRemote::turn`]; a panic in it ends this remote only.
+    fn turn_or_give_up(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         caught(WHO, || self.turn(now, scratch)).unwrap_or_else(|error| {
             if let Some(remote) = self.remote.upgrade() {
                 remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
@@ -198,12 +198,12 @@ impl<T: Transport> Charge<T> {
         let stage = self.admin.as_ref().map_or("connecting", |admin| admin.stage());
         remote.with(|lifecycle| lifecycle.handle_time(now, stage));
         while let Some(action) = remote.with(|lifecycle| lifecycle.poll_action()) {
-            self.obey(now, &remote, action);
+            self.perform(now, &remote, action);
         }
         !remote.with(|lifecycle| lifecycle.is_dead())
     }
 
-    fn obey(&mut self, now: Instant, remote: &Remote<T>, action: Action) {
+    fn perform(&mut self, now: Instant, remote: &Remote<T>, action: Action) {
         match action {
             Action::Connect { portal } => {
                 match T::Admin::start(now, remote, &remote.portals[portal]) {

@@ -23,7 +23,7 @@ pub struct Attempt {
     /// The member that submitted it.
     pub member: usize,
     /// The index of its namespace in the session.
-    pub place: usize,
+    pub ns_index: usize,
     /// How many times it was issued before.
     tries: u8,
     /// For a flush: the writes that it covers.
@@ -48,7 +48,7 @@ impl AsMut<[u8]> for Attempt {
 
 impl Attempt {
     /// Its result is reported to nobody, so a failed flush must not count as a report of lost writes.
-    pub fn tell_nobody(&mut self) {
+    pub fn discard_result(&mut self) {
         self.covers = 0;
     }
 
@@ -112,11 +112,11 @@ impl Backlog {
         }
     }
 
-    /// Takes I/Os of `member` for the namespace at index `place` while there is room. An invalid I/O
+    /// Takes I/Os of `member` for the namespace at index `ns_index` while there is room. An invalid I/O
     /// completes with the reason.
     pub fn take(
         &mut self,
-        (member, place): (usize, usize),
+        (member, ns_index): (usize, usize),
         pending: &mut VecDeque<Io>,
         namespace: &Namespace,
         fence: Option<&Arc<Fence>>,
@@ -128,7 +128,7 @@ impl Backlog {
                 Ok(()) => {
                     let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
                     let (tries, covers, of) = (0, 0, None);
-                    let attempt = Attempt { io, member, place, tries, covers, fence, of };
+                    let attempt = Attempt { io, member, ns_index, tries, covers, fence, of };
                     self.waiting.push_back(attempt);
                 }
                 Err(error) => self.finished.push_back(Answer {
@@ -154,7 +154,7 @@ impl Backlog {
     ) -> Option<Attempt> {
         loop {
             let mut attempt = self.waiting.pop_front()?;
-            let namespace = &session.namespaces[attempt.place].namespace;
+            let namespace = &session.namespaces[attempt.ns_index].namespace;
             if attempt.is_fenced() {
                 self.end(attempt, Err(IoError::Fenced));
                 continue;
@@ -164,7 +164,7 @@ impl Backlog {
                 continue;
             }
             if attempt.io.op == IoOp::Flush {
-                let durability = shared.durability(attempt.place);
+                let durability = shared.durability(attempt.ns_index);
                 if durability.take_lost() {
                     let reason = "writes that had completed were not durable when the target was \
                                   lost";
@@ -193,7 +193,7 @@ impl Backlog {
             pieces.push(Attempt {
                 io,
                 member: attempt.member,
-                place: attempt.place,
+                ns_index: attempt.ns_index,
                 tries,
                 covers: 0,
                 fence: attempt.fence.clone(),
@@ -268,14 +268,14 @@ impl Backlog {
                 continue;
             }
             if op == IoOp::Flush && session_ends {
-                shared.durability(attempt.place).flush_failed(attempt.covers);
+                shared.durability(attempt.ns_index).flush_failed(attempt.covers);
             }
             self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }
     }
 
     /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
-    pub fn judge<P: Clone + fmt::Display, J>(
+    pub fn complete_or_retry<P: Clone + fmt::Display, J>(
         &mut self,
         now: Instant,
         shared: &Shared<P, J>,
@@ -293,10 +293,10 @@ impl Backlog {
             match attempt.io.op {
                 IoOp::Read => {}
                 IoOp::Write if session.has_volatile_write_cache => {
-                    shared.wrote(session.number, attempt.place);
+                    shared.wrote(session.number, attempt.ns_index);
                 }
                 IoOp::Write => {}
-                IoOp::Flush => shared.durability(attempt.place).flushed(attempt.covers),
+                IoOp::Flush => shared.durability(attempt.ns_index).flushed(attempt.covers),
             }
             return self.completion(attempt, Ok(()));
         }

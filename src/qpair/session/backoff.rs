@@ -28,7 +28,7 @@ impl Backoff {
     }
 
     /// From now on every attempt waits.
-    pub(super) fn hurry_no_more(&mut self) {
+    pub(super) fn skip_immediate_retry(&mut self) {
         self.is_fresh = false;
     }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_half_a_second_and_are_never_the_same_for_all() {
+    fn waits_double_up_to_half_a_second_and_differ_among_hosts() {
         let mut backoff = Backoff::new(7);
         let mut step = BACKOFF_MIN;
         for _ in 0..20 {

@@ -369,9 +369,9 @@ impl Controller {
 
     /// Starts to identify as many namespaces as are allowed at a time.
     fn identify_more(&mut self, now: Instant) -> Result<(), Failure> {
-        while let Some(place) = self.identification.next() {
-            let identified = self.identified.namespaces[place];
-            let known = Known { place, identified, anagrpid: self.anagrpids[place] };
+        while let Some(ns_index) = self.identification.next() {
+            let identified = self.identified.namespaces[ns_index];
+            let known = Known { ns_index, identified, anagrpid: self.anagrpids[ns_index] };
             self.ask_about(now, Step::IdentifyNamespace, known)?;
         }
         Ok(())
@@ -464,8 +464,8 @@ impl Controller {
                 if status.is_success() {
                     known.take_descriptors(&bytes);
                 }
-                self.identified.namespaces[known.place] = known.identified;
-                self.anagrpids[known.place] = known.anagrpid;
+                self.identified.namespaces[known.ns_index] = known.identified;
+                self.anagrpids[known.ns_index] = known.anagrpid;
                 match (self.identification.finish_one(), self.properties.has_ana) {
                     (false, _) => Step::IdentifyNamespace,
                     (true, false) => return Ok(self.reach(now)),

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_after_a_lost_session_tells_only_of_writes_that_no_flush_covered() {
+    fn a_flush_after_a_lost_session_reports_only_writes_that_no_flush_covered() {
         let durability = Durability::default();
         durability.session_lost();
         assert!(!durability.take_lost());
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_a_failed_flush_told_of_are_not_told_of_again() {
+    fn writes_that_a_failed_flush_reported_are_not_reported_again() {
         for loss_is_seen_first in [false, true] {
             let durability = Durability::default();
             durability.wrote();

@@ -37,7 +37,7 @@ pub(super) struct Identification {
 /// What is known so far of a namespace that is being identified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known {
-    pub(super) place: usize,
+    pub(super) ns_index: usize,
     pub(super) identified: IdentifiedNamespace,
     /// Its ANA group.
     pub(super) anagrpid: u32,
@@ -109,8 +109,8 @@ impl Identification {
         match changed {
             None => self.waiting = (0..known.len()).collect(),
             Some(changed) => {
-                let places = (0..known.len()).filter(|&at| changed.contains(&known[at].nsid));
-                let new = places.filter(|place| !self.waiting.contains(place));
+                let indexes = (0..known.len()).filter(|&at| changed.contains(&known[at].nsid));
+                let new = indexes.filter(|ns_index| !self.waiting.contains(ns_index));
                 let new: Vec<usize> = new.collect();
                 self.waiting.extend(new);
             }
@@ -123,9 +123,9 @@ impl Identification {
         if self.under_way >= AT_ONCE {
             return None;
         }
-        let place = self.waiting.pop_front()?;
+        let ns_index = self.waiting.pop_front()?;
         self.under_way += 1;
-        Some(place)
+        Some(ns_index)
     }
 
     /// One namespace is identified; returns whether all are.
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_path_on_which_a_group_cannot_be_reached_is_refused() {
+    fn a_path_is_refused_only_if_an_ana_group_is_not_reachable() {
         let ours = [(Nsid(4), 2), (Nsid(5), 7)];
         for state in 0..=15 {
             let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
@@ -314,11 +314,11 @@ mod tests {
         let known = list.begin(&Goal::Namespaces([3, 5, 7].map(Nsid).into()));
         let mut ask = |log: &[u8], status| {
             assert_eq!(list.begin_again(log, status, &known), !list.waiting.is_empty());
-            let places: Vec<usize> = std::iter::from_fn(|| list.next()).collect();
-            for left in (0..places.len()).rev() {
+            let indexes: Vec<usize> = std::iter::from_fn(|| list.next()).collect();
+            for left in (0..indexes.len()).rev() {
                 assert_eq!(list.finish_one(), left == 0);
             }
-            places
+            indexes
         };
         let log = |nsids: &[u32]| encode_namespace_list(nsids.iter().copied().map(Nsid));
         assert_eq!(ask(&log(&[1]), Status::INVALID_FIELD), [0, 1, 2], "opening is not over");

@@ -352,7 +352,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
                     self.backoff.reset();
                 } else {
-                    self.backoff.hurry_no_more();
+                    self.backoff.skip_immediate_retry();
                 }
                 (self.since, self.tried) = (now, 0);
                 true
@@ -369,8 +369,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             _ => self.say(Level::Debug, failure.to_string()),
         }
         self.note(opening, &failure);
-        if let Some(last_words) = self.end(now, opening, &failure) {
-            return self.give_up(last_words);
+        if let Some(final_failure) = self.end(now, opening, &failure) {
+            return self.give_up(final_failure);
         }
         self.actions.push_back(Action::Close(failure.clone()));
         if !opening {
@@ -410,7 +410,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let limit = if opening { connect_timeout } else { ctrl_loss_tmo };
         let too_late = now.saturating_duration_since(self.since) >= limit;
         let over = too_late || opening && self.tried >= self.portals.len() && !self.next_round();
-        over.then(|| self.last_words(opening, limit))
+        over.then(|| self.final_failure(opening, limit))
     }
 
     /// Whether opening may try another round. A damaged byte or a broken connection may be transient; a
@@ -424,7 +424,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// The failure to give up with: that of the first portal, and those of the others.
-    fn last_words(&self, opening: bool, limit: Duration) -> Failure {
+    fn final_failure(&self, opening: bool, limit: Duration) -> Failure {
         let mut failures = self.failures.iter().flatten();
         let mut last = failures.next().cloned().expect("something has failed");
         for other in failures {
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn every_namespace_of_a_set_must_be_the_one_it_was_and_the_failure_says_which_is_not() {
+    fn every_namespace_must_keep_its_identity_and_the_failure_names_the_one_that_does_not() {
         let set = |nguids: &[u8]| -> Vec<Attached> {
             let one = |(at, nguid): (usize, &u8)| Attached {
                 nsid: Nsid(at as u32 + 1),

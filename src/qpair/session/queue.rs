@@ -80,7 +80,7 @@ pub struct IoQueue {
 #[derive(Debug)]
 struct Member {
     /// The index of its namespace in the session.
-    place: usize,
+    ns_index: usize,
     /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
     /// [`Namespace::in_session`].
     namespace: Namespace,
@@ -133,11 +133,11 @@ impl IoQueue {
         }
     }
 
-    /// Adds a member that submits I/Os for the namespace at index `place`, whose properties are `namespace`;
+    /// Adds a member that submits I/Os for the namespace at index `ns_index`, whose properties are `namespace`;
     /// returns its number.
-    pub fn add_member(&mut self, place: usize, namespace: Namespace) -> usize {
+    pub fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
         let (fence, owed, is_removed) = (None, 0, false);
-        self.members.insert(Member { place, namespace, fence, owed, is_removed })
+        self.members.insert(Member { ns_index, namespace, fence, owed, is_removed })
     }
 
     /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
@@ -238,8 +238,8 @@ impl IoQueue {
 
     /// Takes I/Os of a member while there is room.
     pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
-        let Member { place, namespace, fence, owed, .. } = &mut self.members[member];
-        let count = self.backlog.take((member, *place), pending, namespace, fence.as_ref());
+        let Member { ns_index, namespace, fence, owed, .. } = &mut self.members[member];
+        let count = self.backlog.take((member, *ns_index), pending, namespace, fence.as_ref());
         *owed += count;
         count
     }
@@ -327,7 +327,7 @@ impl IoQueue {
                 }
             }
             let session = Arc::clone(session);
-            if let Some(answer) = self.judge(shared, &session, attempt, result) {
+            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
                 return Some(answer);
             }
         }
@@ -357,9 +357,9 @@ impl IoQueue {
         self.backlog.set_down(self.now);
         let (mut attempts, ended) = channel.abandon();
         let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
-        attempts.iter_mut().filter(is_removed).for_each(Attempt::tell_nobody);
+        attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
         for (attempt, result) in ended {
-            if let Some(answer) = self.judge(shared, &session, attempt, result) {
+            if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
                 self.backlog.finish(answer);
             }
         }
@@ -460,7 +460,7 @@ impl IoQueue {
         };
         channel.set_max_in_capsule(session.join_info.max_in_capsule);
         for (_, member) in &mut self.members {
-            let now = &session.namespaces[member.place].namespace;
+            let now = &session.namespaces[member.ns_index].namespace;
             member.namespace = member.namespace.in_session(now);
         }
         self.num_joins += 1;
@@ -492,7 +492,7 @@ impl IoQueue {
     }
 
     /// Maps an answer to the completion of its I/O; `None` if the I/O is tried again.
-    fn judge(
+    fn complete_or_retry(
         &mut self,
         shared: &TcpShared,
         session: &TcpSession,
@@ -506,13 +506,13 @@ impl IoQueue {
                 Err(IoError::Short { expected: expected.into(), found: found.into() })
             }
         };
-        self.backlog.judge(self.now, shared, session, attempt, result)
+        self.backlog.complete_or_retry(self.now, shared, session, attempt, result)
     }
 }
 
 /// The command of an I/O, which was checked before.
 fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
-    let (io, to) = (&attempt.io, &session.namespaces[attempt.place]);
+    let (io, to) = (&attempt.io, &session.namespaces[attempt.ns_index]);
     let len = io.buf.len() as u32;
     let num_blocks = len / to.namespace.block_len_bytes;
     match io.op {

@@ -126,10 +126,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.identity.get()
     }
 
-    /// The current properties of the namespace at index `place`.
-    pub fn namespace(&self, place: usize) -> Option<Namespace> {
-        let now = self.lock().live().map(|session| session.namespaces[place].namespace.clone());
-        now.or_else(|| Some(self.identity.get()?.get(place)?.namespace.clone()))
+    /// The current properties of the namespace at index `ns_index`.
+    pub fn namespace(&self, ns_index: usize) -> Option<Namespace> {
+        let now = self.lock().live().map(|session| session.namespaces[ns_index].namespace.clone());
+        now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
     }
 
     /// Whether all sessions so far had both digests.
@@ -137,12 +137,12 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         !self.undigested.load(Ordering::Acquire)
     }
 
-    /// The writes to the namespace at index `place` that are not durable yet.
+    /// The writes to the namespace at index `ns_index` that are not durable yet.
     ///
     /// # Panics
     /// The namespaces were never identified, or the index is out of range.
-    pub fn durability(&self, place: usize) -> &Durability {
-        &self.durability.get().expect("seen before any I/O")[place]
+    pub fn durability(&self, ns_index: usize) -> &Durability {
+        &self.durability.get().expect("seen before any I/O")[ns_index]
     }
 
     /// The session to join, if one is live. `backlog` records why there is none.
@@ -197,10 +197,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// Records that a write of session `number` to the namespace at index `place` has completed and may be in
+    /// Records that a write of session `number` to the namespace at index `ns_index` has completed and may be in
     /// the target's cache.
-    pub(super) fn wrote(&self, number: u64, place: usize) {
-        let durability = self.durability(place);
+    pub(super) fn wrote(&self, number: u64, ns_index: usize) {
+        let durability = self.durability(ns_index);
         durability.wrote();
         // If the session has ended meanwhile, the write was lost with it like those before.
         if self.live.load(Ordering::SeqCst) != number {

@@ -266,7 +266,8 @@ impl SpdkQueuePair {
                 job.attempt.io.buf.copy_from_slice(&bounce);
             }
             let (now, remote) = (self.now, &self.remote);
-            if let Some(answer) = self.backlog.judge(now, remote, &session, job.attempt, Ok(status))
+            if let Some(answer) =
+                self.backlog.complete_or_retry(now, remote, &session, job.attempt, Ok(status))
             {
                 self.backlog.finish(answer);
             }

@@ -140,7 +140,7 @@ impl Drop for Connection {
         let core = core.get_mut();
         if core.remote.is_ours() {
             core.queue.leave_session("the queue pair was dropped");
-            core.obey();
+            core.perform();
             core.remote.remove_pair();
         }
     }
@@ -193,9 +193,9 @@ impl Core {
         Some(self.link.as_ref()?.wait(self.queue.wants_writable()))
     }
 
-    /// Adds a handle for the namespace at index `place`; returns its number.
-    pub(super) fn add_member(&mut self, place: usize, namespace: Namespace) -> usize {
-        let number = self.queue.add_member(place, namespace);
+    /// Adds a handle for the namespace at index `ns_index`; returns its number.
+    pub(super) fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
+        let number = self.queue.add_member(ns_index, namespace);
         if self.handles.len() <= number {
             self.handles.resize_with(number + 1, || None);
         }
@@ -208,7 +208,7 @@ impl Core {
 
     fn remove_member(&mut self, handle: usize) {
         self.queue.remove_member(handle);
-        self.obey();
+        self.perform();
         self.handles[handle] = None;
         if self.leader == Some(handle) {
             let joined = |(_, handle): &(usize, &Option<Handle>)| {
@@ -360,12 +360,12 @@ impl Core {
             return;
         }
         self.queue.begin(now, &self.remote);
-        self.obey();
+        self.perform();
         if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel()) {
             let moved = link.poll(now, channel, &mut self.scratch, must_look);
             self.counters.add(link.take_receives());
             self.queue.moved(moved);
-            self.obey();
+            self.perform();
         }
         self.queue.finish(&self.remote);
         self.send(now);
@@ -377,7 +377,7 @@ impl Core {
             && let Err(failure) = link.send(now, channel)
         {
             self.queue.moved(Err(failure));
-            self.obey();
+            self.perform();
         }
         let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
         if let Some(link) = &mut self.link {
@@ -386,7 +386,7 @@ impl Core {
     }
 
     /// Opens and closes the socket as the queue asks.
-    fn obey(&mut self) {
+    fn perform(&mut self) {
         while let Some(action) = self.queue.poll_action() {
             match action {
                 Action::Open(address) => match Link::start(address) {
@@ -406,14 +406,15 @@ impl Core {
         }
     }
 
-    /// In a child process the connection and what it shares are the parent's: nothing is sent on the
-    /// one, no lock of the other is touched. Whether there is something to go on with.
+    /// In a child process the connection and its shared state belong to the parent: the child sends nothing
+    /// on the connection and takes no lock of the shared state. Returns whether there is anything to
+    /// continue.
     fn notice_fork(&mut self, now: Instant) -> bool {
         if self.remote.is_ours() {
             return true;
         }
         self.queue.leave_session("the process has forked");
-        self.obey();
+        self.perform();
         self.queue.reset_after_fork(now);
         match self.known_as.for_this_process() {
             Ok(remote) => {

@@ -123,7 +123,7 @@ fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
 pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
     /// Its index among the namespaces of the controller.
-    place: usize,
+    ns_index: usize,
     counters: Arc<Counters>,
 }
 
@@ -217,9 +217,9 @@ impl TcpNamespace {
         let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
         let count = remote.wait_open(limit)?.len();
         let counters = Arc::<Counters>::default();
-        let of = |place| TcpNamespace {
+        let of = |ns_index| TcpNamespace {
             remote: Arc::clone(&remote),
-            place,
+            ns_index,
             counters: Arc::clone(&counters),
         };
         Ok((0..count).map(of).collect())
@@ -236,14 +236,14 @@ impl TcpNamespace {
 impl Device for TcpNamespace {
     fn namespace(&self) -> Namespace {
         // A child process uses the inherited identity, because it must not take the parent's lock.
-        let seen = || Some(self.remote.identity()?[self.place].namespace.clone());
-        let now = self.remote.is_ours().then(|| self.remote.namespace(self.place)).flatten();
+        let seen = || Some(self.remote.identity()?[self.ns_index].namespace.clone());
+        let now = self.remote.is_ours().then(|| self.remote.namespace(self.ns_index)).flatten();
         now.or_else(seen).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let of = (self.place, self.namespace());
+        let of = (self.ns_index, self.namespace());
         Ok(Box::new(TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?))
     }
 

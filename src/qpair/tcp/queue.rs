@@ -29,7 +29,7 @@ struct Member {
     /// Its number among the core's handles.
     handle: usize,
     /// The index of its namespace in a session.
-    place: usize,
+    ns_index: usize,
     /// The namespace as of the last session that this handle has noticed.
     namespace: Namespace,
     num_joins: u64,
@@ -41,10 +41,10 @@ struct Member {
 }
 
 impl TcpQueuePair {
-    /// Opens a queue pair on the namespace at index `place` and waits until it has joined a session.
+    /// Opens a queue pair on the namespace at index `ns_index` and waits until it has joined a session.
     pub(super) fn connect(
         remote: &Arc<Remote<Tcp>>,
-        (place, namespace): (usize, Namespace),
+        (ns_index, namespace): (usize, Namespace),
         counters: &Arc<Counters>,
         scope: &PairScope,
     ) -> Result<TcpQueuePair> {
@@ -54,8 +54,8 @@ impl TcpQueuePair {
         let mut core = connection.core();
         let member = Member {
             core: core.number(),
-            handle: core.add_member(place, namespace.clone()),
-            place,
+            handle: core.add_member(ns_index, namespace.clone()),
+            ns_index,
             namespace,
             num_joins: 0,
             fence: None,
@@ -80,7 +80,7 @@ impl Member {
     /// In a child process with a new core, which does not know this queue pair yet.
     fn begin_anew(&mut self, core: &mut Core) {
         self.core = core.number();
-        self.handle = core.add_member(self.place, self.namespace.clone());
+        self.handle = core.add_member(self.ns_index, self.namespace.clone());
         self.num_joins = 0;
         if let Some(fence) = &self.fence {
             core.use_fence(self.handle, fence);

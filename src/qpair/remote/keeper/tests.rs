@@ -133,7 +133,7 @@ fn wait_for_death(remote: &Remote<Fake>) -> Failure {
 const WORDS: &str = "the thread dlfs-keeper panicked: told to panic";
 
 #[test]
-fn a_controller_that_breaks_the_keeper_ends_with_its_words_and_the_others_live_on() {
+fn a_controller_that_panics_the_keeper_is_given_up_and_the_others_continue() {
     let (healthy, opened) = open(How::Works);
     opened.unwrap();
     for (how, kind, words) in [

@@ -1,4 +1,4 @@
-//! Channels on their way up, against the controller's side of a connection in memory.
+//! Channels that connect to the controller's side of a connection in memory.
 
 use std::io::IoSlice;
 
@@ -24,7 +24,7 @@ fn terms(qid: u16) -> ConnectTerms {
     }
 }
 
-/// The controller's side, with the Fabrics commands that came whole.
+/// The controller's side, with the Fabrics commands that arrived whole.
 struct Peer {
     connection: controller::Connection,
     came: Vec<(CommandId, Sqe, Vec<u8>)>,
@@ -37,7 +37,7 @@ impl Peer {
         Peer { connection: controller::Connection::new(options), came: Vec::new() }
     }
 
-    /// Moves all bytes both ways.
+    /// Transfers all bytes in both directions.
     fn exchange(&mut self, now: Instant, channel: &mut Channel<Vec<u8>>) {
         let connection = channel.connection().expect("TCP is connected");
         while connection.wants_transmit() {
@@ -73,7 +73,7 @@ impl Peer {
     }
 }
 
-/// A channel whose Connect the peer has, and that Connect.
+/// A channel whose Connect command has arrived, and that command.
 fn connecting(now: Instant, qid: u16) -> (Channel<Vec<u8>>, Peer, CommandId) {
     let (mut channel, mut peer) = (Channel::new(now, terms(qid)), Peer::new());
     assert_eq!(channel.stage(), Some("TCP connect"));
@@ -90,7 +90,7 @@ fn connecting(now: Instant, qid: u16) -> (Channel<Vec<u8>>, Peer, CommandId) {
     (channel, peer, id)
 }
 
-/// What the channel says to an answer of Connect.
+/// The channel's event after an answer to Connect.
 fn answered(qid: u16, answer: Cqe) -> (Channel<Vec<u8>>, Peer, Event<Vec<u8>>) {
     let now = Instant::now();
     let (mut channel, mut peer, id) = connecting(now, qid);
@@ -109,7 +109,7 @@ fn cqe(status: Status, dw0: u32) -> Cqe {
 }
 
 #[test]
-fn admin_and_io_queues_come_up_in_the_same_way() {
+fn admin_and_io_queues_connect_in_the_same_way() {
     for qid in [0, 3] {
         let (mut channel, mut peer, event) = answered(qid, cqe(Status::SUCCESS, 5));
         assert!(matches!(event, Event::Ready { cntlid: 5 }), "{event:?}");
@@ -152,7 +152,7 @@ fn assert_unauthenticated(event: &Event<Vec<u8>>) {
 }
 
 #[test]
-fn a_refused_connect_says_what_was_wrong_and_that_it_may_pass() {
+fn a_refused_connect_names_the_reason_and_may_be_retried() {
     let invalid = |offset, in_data| InvalidParameter { offset, in_data }.to_wire();
     let parameters = Status::CONNECT_INVALID_PARAMETERS;
     for (status, dw0, kind, words) in [
@@ -171,7 +171,7 @@ fn a_refused_connect_says_what_was_wrong_and_that_it_may_pass() {
 }
 
 #[test]
-fn each_step_has_its_time() {
+fn each_step_has_a_time_limit() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let mut channel = Channel::<Vec<u8>>::new(start, terms(0));
@@ -190,8 +190,7 @@ fn each_step_has_its_time() {
     assert_eq!(channel.handle_timeout(after(2)).unwrap_err().kind, ErrorKind::TimedOut);
 }
 
-/// What the channel says in the end, after the controller with these terms has been asked; and the commands
-/// that came.
+/// The channel's last event after a connect to a controller with these terms, and the commands that arrived.
 fn authenticated(
     credentials: Credentials,
     terms_of_controller: impl FnOnce(&ConnectTerms) -> ControllerTerms,
@@ -241,7 +240,7 @@ fn authenticated(
     panic!("it did not end: {:?}", channel.stage())
 }
 
-/// Computes what a controller wants computed; the message that it has then.
+/// Runs a controller's computation; returns its next message.
 fn drive(mut next: Next, controller: &mut auth::Controller) -> Option<Vec<u8>> {
     loop {
         next = match next {
@@ -289,7 +288,7 @@ fn a_queue_whose_controller_wants_authentication_is_used_once_that_has_succeeded
 }
 
 #[test]
-fn a_wrong_key_is_told_with_its_cause_and_without_the_key() {
+fn a_wrong_key_is_reported_with_its_cause_and_without_the_key() {
     let theirs = Credentials { secret: Secret::generate(&[1; 64], None), ..credentials(false) };
     let (channel, event, _) =
         authenticated(credentials(false), |terms| controller_terms(terms, theirs));
@@ -300,7 +299,7 @@ fn a_wrong_key_is_told_with_its_cause_and_without_the_key() {
 }
 
 #[test]
-fn without_random_numbers_nothing_is_proved_and_the_queue_does_not_come_up() {
+fn without_random_numbers_authentication_and_the_queue_fail() {
     let none = || Err(crate::error::Error::new(ErrorKind::Io, "the generator is away"));
     let ours = Credentials { randomness: none, ..credentials(false) };
     let (channel, event, fctypes) =
@@ -311,7 +310,7 @@ fn without_random_numbers_nothing_is_proved_and_the_queue_does_not_come_up() {
 }
 
 #[test]
-fn a_controller_that_was_to_prove_itself_and_does_not_authenticate_is_left() {
+fn a_controller_that_must_authenticate_and_does_not_is_refused() {
     let now = Instant::now();
     let mut terms = terms(0);
     terms.host.credentials = Some(credentials(true));
@@ -325,5 +324,5 @@ fn a_controller_that_was_to_prove_itself_and_does_not_authenticate_is_left() {
     peer.connection.finish_with(id, cqe(Status::SUCCESS, 5));
     peer.exchange(now, &mut channel);
     let Some(Event::Failed { failure, .. }) = channel.poll_event(now) else { panic!("it went on") };
-    assert!(failure.message.contains("was to prove itself"), "{failure}");
+    assert!(failure.message.contains("although it must"), "{failure}");
 }

@@ -103,7 +103,7 @@ fn wait(pair: &mut TcpQueuePair, limit: Duration) -> Option<Completion> {
 }
 
 #[test]
-fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tells_of_the_loss() {
+fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_reports_the_loss() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let accepted = Arc::new(AtomicUsize::new(0));
@@ -149,7 +149,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_tel
 }
 
 #[test]
-fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush() {
+fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
     let subnqn = Nqn::new("nqn.2026-11.io.dlfs:queue").unwrap();
     let socket = SocketAddr::from(([127, 0, 0, 1], 1));
     let traddr = socket.ip().to_string();
@@ -171,7 +171,8 @@ fn a_write_that_is_heard_of_after_its_session_ended_is_told_of_by_the_next_flush
     assert_eq!(backlog.take((0, 0), &mut VecDeque::from([io]), namespace, None), 1);
     let attempt = backlog.next_to_issue(&remote, &session).unwrap();
     let now = Instant::now();
-    let told = backlog.judge(now, &remote, &session, attempt, Ok(Status::SUCCESS)).unwrap();
+    let told =
+        backlog.complete_or_retry(now, &remote, &session, attempt, Ok(Status::SUCCESS)).unwrap();
     told.completion.result.unwrap();
     begin_session(&remote);
     assert!(remote.durability(0).take_lost());
