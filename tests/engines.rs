@@ -133,7 +133,7 @@ fn a_file_that_became_shorter_is_an_error_not_zeroes() {
             let beyond = Err(IoError::Short { expected: 4096, found: 0 });
             assert_eq!(ends[2].1.result, beyond);
             let said = ends[2].1.result.as_ref().unwrap_err().to_string();
-            assert!(said.contains("cut off") && !said.contains("target"), "{said}");
+            assert!(said.contains("the rest is missing") && !said.contains("target"), "{said}");
         }
     }
 }
