@@ -434,7 +434,9 @@ fn tiers_of_two_data_sets_in_one_folder_work_side_by_side_within_the_quota() {
     read_filled(&third, 3);
     let fills = [&train, &validation, &third].map(|cache| cache.stats().tiers[0].fills);
     assert!(fills[0] == 48 && (20..40).contains(&fills[1]) && fills[2] == 0, "{fills:?}");
-    [(&train, 1), (&validation, 2), (&third, 3)].map(|(cache, fill)| read_filled(cache, fill));
+    for (cache, fill) in [(&train, 1), (&validation, 2), (&third, 3)] {
+        read_filled(cache, fill);
+    }
     let files = tiers_in(folder.path());
     let reserved: u64 = files.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
     assert!(files.len() == 2 && reserved <= 5 << 20, "{reserved} bytes in {files:?}");
@@ -572,7 +574,10 @@ fn tiers_that_cannot_be_opened_say_why() {
     assert!(kind == ErrorKind::InvalidArgument && report.contains("index"), "{report}");
     let tiers = options(Policy::FirstTouch, &[&format!("file:{place}:4M")]);
     let first = data.open(&tiers);
-    let (kind, report) = refuse(&format!("file:{place}:4M"));
+    // Tiers in memory are not shared, nor are those beside them.
+    let mixed = options(Policy::FirstTouch, &["ram:1M", &format!("file:{place}:4M")]);
+    let error = data.try_open(&mixed).unwrap_err();
+    let (kind, report) = (error.kind(), error.report());
     assert!(kind == ErrorKind::Busy && report.contains("tier-"), "{report}");
     drop(first);
     drop(data.open(&tiers));

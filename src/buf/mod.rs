@@ -20,6 +20,7 @@ mod allocation;
 mod pages;
 mod pool;
 mod shared;
+mod shared_words;
 mod slots;
 
 use std::ops::{Deref, DerefMut};
@@ -28,6 +29,7 @@ use std::ptr::NonNull;
 pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use shared::SharedBuf;
+pub use shared_words::SharedWords;
 
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 

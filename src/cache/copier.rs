@@ -34,6 +34,8 @@ pub(super) enum Job {
     Gone(u32),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
+    /// Nothing follows. Only for a [`Link`](super::share::Link).
+    Stop,
 }
 
 pub(super) struct Copier {
@@ -155,6 +157,7 @@ impl Copier {
                 evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
             }
+            Job::Stop => {}
         }
     }
 
@@ -196,8 +199,10 @@ impl Copier {
         {
             shared.copies.clear(unit);
             // Readers of the copy see the new number, or had its data before the room was reused.
-            shared.evictions.fetch_add(1, Ordering::AcqRel);
-            shared.ledger.lock().give_back(location, shared.units.get(unit).pages.into());
+            shared.copies.count_eviction();
+            let mut ledger = shared.ledger.lock();
+            ledger.give_back(location, shared.units.get(unit).pages.into());
+            shared.copies.set_room(ledger.room());
         }
     }
 

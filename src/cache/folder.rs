@@ -148,6 +148,11 @@ fn is_tier(path: &Path) -> bool {
         && Index::is_tier(&head)
 }
 
+/// Whether no process has the file open as a tier.
+pub(super) fn is_unused(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| try_lock(&file).unwrap_or(true))
+}
+
 /// Locks a tier that no process has open; `None` if one has, or if it cannot be opened.
 fn lock_unused(path: &Path) -> Option<File> {
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;

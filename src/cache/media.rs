@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::Identity;
 use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
+use super::share::SharedTier;
 use super::takeover::{Taken, take_over};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::Device;
@@ -34,6 +35,16 @@ pub(super) struct Media {
 }
 
 impl Media {
+    /// What a process needs to read this tier; `None` in memory.
+    pub(super) fn shared(&self) -> Option<SharedTier> {
+        Some(SharedTier {
+            name: self.name.clone(),
+            path: self.device.capabilities().local_path?,
+            data_offset: self.data_offset,
+            capacity_pages: self.capacity_pages,
+        })
+    }
+
     /// Opens a tier, and returns the copies that its index lists.
     pub(super) fn open(
         number: u8,
@@ -52,6 +63,21 @@ impl Media {
         }
         Ok((media, kept))
     }
+}
+
+/// The tiers that another process owns, for reading.
+pub(super) fn attached(tiers: &[SharedTier]) -> Result<Vec<Media>> {
+    let media = |tier: &SharedTier| {
+        Ok(Media {
+            name: tier.name.clone(),
+            device: Arc::new(FileNamespace::open(&tier.path, FileOptions::default())?),
+            data_offset: tier.data_offset,
+            capacity_pages: tier.capacity_pages,
+            index: None,
+            _claim: None,
+        })
+    };
+    tiers.iter().map(media).collect()
 }
 
 fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
@@ -89,7 +115,11 @@ fn in_file(
     let named = |error: Error| {
         let hint = match error.kind() {
             ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
-            _ => format!("see the tier {name}; each process needs its own"),
+            ErrorKind::Busy => format!(
+                "the process that has the tier {name} does not share it: it is another user's, reads \
+                 another image, or has a tier in memory beside; name another folder"
+            ),
+            _ => format!("see the tier {name}"),
         };
         error.hint(hint)
     };
@@ -97,6 +127,10 @@ fn in_file(
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
     let Taken { path, claim } =
         take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    if folder.is_some() && path.exists() && !folder::is_unused(&path) {
+        let text = "another process has this tier";
+        return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
+    }
     let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
     if let Some(folder) = &folder {
         let wanted = data_offset.saturating_add(all_pages(units) * PAGE_BYTES);

@@ -17,8 +17,11 @@
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`).
 //!
-//! `tier` decides quota, admission and locations; this module only moves data. A forked child reads
-//! the existing copies and creates none.
+//! `tier` decides quota, admission and locations; this module only moves data.
+//!
+//! Processes of a node share their tiers (`share/`): the first one owns them, the others read its
+//! copies and send it what they read from the origin. So does a forked child. Where tiers are not
+//! shared, a forked child reads the existing copies and creates none.
 //!
 //! Read `pair.rs` first, then `copier.rs`, then `media.rs`; `takeover.rs` says what a tier may
 //! overwrite.
@@ -33,24 +36,27 @@ mod pair;
 mod plan;
 mod probe;
 mod read_ahead;
+mod share;
 mod stats;
 mod takeover;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::buf::SharedWords;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::Uuid;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::tier::{
-    Candidate, CopyLocation, CopyState, CopyTable, Ledger, Policy, Units, copies_to_evict,
+    Candidate, CopyLocation, CopyState, CopyTable, Ledger, Policy, Stop, Units, copies_to_evict,
 };
 use crate::units::Generation;
 
@@ -62,6 +68,7 @@ pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Copier, Job};
 use media::Media;
+use share::{Hello, Link, Owner, Welcome};
 use stats::Counters;
 
 /// The tiers of one data set in one process. After it is dropped, its devices still serve reads,
@@ -69,28 +76,36 @@ use stats::Counters;
 pub struct Cache {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
+    /// The copier, if this process owns the tiers.
     thread: Option<Thread>,
+    /// Serves processes that attach.
+    owner: Option<Owner>,
     policy: Policy,
 }
 
-/// CopyState shared by all queue pairs and the copier.
+/// State shared by all queue pairs and the copier.
 struct Shared {
     /// The copier exists only in the process that created it.
     home: Forked<()>,
-    units: Units,
+    units: Arc<Units>,
     copies: CopyTable,
     ledger: Mutex<Ledger>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
     counters: Counters,
     jobs: Sender<Job>,
-    waker: Waker,
+    /// Wakes the copier, if this process owns the tiers.
+    waker: Option<Waker>,
+    /// The process that owns the tiers, if it is another one.
+    attached_to: Option<u32>,
+    /// Name of the owner's socket, if the tiers are shared.
+    socket: Option<Vec<u8>>,
+    /// The connection to the owner: of an attached process, or of a forked child of either.
+    link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: AtomicUsize,
-    /// Number of evictions so far: a read that began before one may have returned other data.
-    evictions: AtomicUsize,
     /// Tells the copier to end, or says that it has died.
     stop: AtomicBool,
     /// Why the copier died, if it did.
@@ -98,7 +113,7 @@ struct Shared {
 }
 
 /// The data set that copies belong to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// The image.
     pub uuid: Uuid,
@@ -110,11 +125,13 @@ impl Cache {
     /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` divide.
     ///
     /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
-    /// the background.
+    /// the background. Where another process of the same user has these tiers open for the same data
+    /// set, this one attaches to it: see `share`. Only tiers in files are shared.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
-    /// `Busy`: another process or a file system uses it. `InvalidArgument`: too many tiers, a tier
+    /// `Busy`: another process or a file system uses it, and does not share it. `Unsupported`: the
+    /// process that has it runs another version of dlfs. `InvalidArgument`: too many tiers, a tier
     /// too small for its own index, or a tier that is the data set itself. `OutOfMemory`: for a
     /// tier in memory.
     pub fn new(
@@ -124,16 +141,47 @@ impl Cache {
         options: &TierOptions,
     ) -> Result<Cache> {
         options.check()?;
+        let units = Arc::new(units);
+        let until = Instant::now() + ATTACH_WAIT;
+        loop {
+            let attached = Cache::attach(origins, &units, identity, options)?;
+            if let Some(cache) = attached {
+                return Ok(cache);
+            }
+            match Cache::own(origins, &units, identity, options) {
+                // It may be opening them, and listen in a moment, or end.
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
+                    if share::socket_name(options, identity).is_none() {
+                        return Err(error);
+                    }
+                    std::thread::sleep(ATTACH_AGAIN);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Opens the tiers as their owner.
+    fn own(
+        origins: &[Arc<dyn Device>],
+        units: &Arc<Units>,
+        identity: Identity,
+        options: &TierOptions,
+    ) -> Result<Cache> {
         let mut media = Vec::new();
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) = Media::open(number, spec, identity, &units, origins)?;
+            let (opened, kept) = Media::open(number, spec, identity, units, origins)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
-        let copies = CopyTable::new(units.len());
+        let sharing = Sharing::of(&media, units, identity, options);
+        let (copies, sharing) = match sharing {
+            Some((copies, sharing)) => (copies, Some(sharing)),
+            None => (CopyTable::new(units.len()), None),
+        };
         to_check.retain(|(tier, kept)| {
             let location = CopyLocation { tier: *tier, page: kept.page };
             let end = kept.page.saturating_add(units.get(kept.unit).pages.into());
@@ -141,24 +189,15 @@ impl Cache {
                 && ledger.restore(*tier, kept.page..end)
                 && copies.reserve(kept.unit, location)
         });
-        let counters = Counters::new(media.len());
+        copies.set_room(ledger.room());
         let (jobs, received) = crossbeam::channel::unbounded();
         let calls = Copier::calls()?;
         let shared = Arc::new(Shared {
-            home: Forked::new(()),
-            units,
             copies,
             ledger: Mutex::new(ledger),
-            media,
-            origins: origins.to_vec(),
-            counters,
-            jobs,
-            waker: calls.waker(),
-            queued_bytes: AtomicUsize::new(0),
-            demand: AtomicUsize::new(0),
-            evictions: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            fate: Fate::default(),
+            waker: Some(calls.waker()),
+            socket: sharing.as_ref().map(|sharing| sharing.name.clone()),
+            ..Shared::new(units, origins, media, jobs)
         });
         let bandwidth = options.bandwidth_bytes_per_s;
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
@@ -168,8 +207,62 @@ impl Cache {
                 copier.shared().copier_died(&error);
             }
         })?;
+        let mut cache = Cache::of(shared, options.policy);
+        cache.thread = Some(thread);
+        if let Some(Sharing { name, hello, table }) = sharing {
+            cache.owner = Some(Owner::start(Arc::clone(&cache.shared), name, hello, table)?);
+        }
+        Ok(cache)
+    }
+
+    /// Attaches to the process that owns the tiers; `None`: there is none for this data set, or it is
+    /// about to end.
+    fn attach(
+        origins: &[Arc<dyn Device>],
+        units: &Arc<Units>,
+        identity: Identity,
+        options: &TierOptions,
+    ) -> Result<Option<Cache>> {
+        let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
+        let Welcome { stream, hello, table } = match share::connect(&name) {
+            Ok(Some(welcome)) => welcome,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Ok(None) | Err(_) => return Ok(None),
+        };
+        let is_same = (hello.uuid, hello.generation) == (identity.uuid.0, identity.generation.0)
+            && hello.fingerprint == units.fingerprint();
+        if !is_same {
+            let pid = hello.pid;
+            let text = format!("process {pid} has this tier for another image or generation");
+            let path = hello.tiers.first().map(|tier| tier.path.clone()).unwrap_or_default();
+            let hint = "name a folder, which holds the tiers of several images";
+            return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
+        }
+        share::warn_of_other_options(&hello, options);
+        let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
+        let media = media::attached(&hello.tiers)?;
+        let (jobs, _) = crossbeam::channel::unbounded();
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let shared = Arc::new(Shared {
+            copies: CopyTable::over(Box::new(words)),
+            ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
+            attached_to: Some(hello.pid),
+            socket: Some(name),
+            link: Forked::new(Some(Link::start(stream)?)),
+            ..Shared::new(units, origins, media, jobs)
+        });
+        tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
+        Ok(Some(Cache::of(shared, options.policy)))
+    }
+
+    fn of(shared: Arc<Shared>, policy: Policy) -> Cache {
         let devices = pair::devices(&shared);
-        Ok(Cache { shared, devices, thread: Some(thread), policy: options.policy })
+        Cache { shared, devices, thread: None, owner: None, policy }
+    }
+
+    /// The process that owns the tiers, if this one has attached to another.
+    pub fn owner(&self) -> Option<u32> {
+        self.shared.attached_to
     }
 
     /// The namespaces of the data set, with the tiers in front of them.
@@ -201,11 +294,15 @@ impl Cache {
     pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
         let shared = &*self.shared;
         plan.check(&shared.units, shared.media.len())?;
+        if shared.attached_to.is_some() {
+            return Ok(()); // the owner's plan holds
+        }
         let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
         plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
         let mut ledger = shared.ledger.lock();
         let evicted = shared.evicted(plan, &by_unit, &ledger);
         ledger.set_plan(by_unit);
+        shared.copies.set_room(ledger.room());
         drop(ledger);
         let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
         shared.send(Job::Plan { wanted, evicted });
@@ -215,17 +312,53 @@ impl Cache {
     /// Counters of reads and copies since the start.
     pub fn stats(&self) -> CacheStats {
         let mut stats = self.shared.counters.read(&self.shared.media, &self.shared.ledger.lock());
+        stats.owner = self.shared.attached_to;
+        if stats.owner.is_some() {
+            self.shared.used_pages().into_iter().zip(&mut stats.tiers).for_each(|(pages, tier)| {
+                tier.used_bytes = pages * crate::tier::PAGE_BYTES;
+            });
+        }
         stats.died = self.shared.fate.died().map(|error| error.to_string());
         stats
     }
 
     /// Whether nothing is being copied or verified, or waiting for that. For tests and benches.
     pub fn is_settled(&self) -> bool {
+        if let Some(link) = self.shared.link() {
+            return link.is_idle();
+        }
         self.shared.counters.is_settled() || self.shared.fate.died().is_some()
     }
 }
 
 impl Shared {
+    /// Without a copier, without a connection, without copies.
+    fn new(
+        units: &Arc<Units>,
+        origins: &[Arc<dyn Device>],
+        media: Vec<Media>,
+        jobs: Sender<Job>,
+    ) -> Shared {
+        Shared {
+            home: Forked::new(()),
+            units: Arc::clone(units),
+            copies: CopyTable::new(0),
+            ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
+            counters: Counters::new(media.len()),
+            media,
+            origins: origins.to_vec(),
+            jobs,
+            waker: None,
+            attached_to: None,
+            socket: None,
+            link: Forked::new(None),
+            queued_bytes: AtomicUsize::new(0),
+            demand: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            fate: Fate::default(),
+        }
+    }
+
     /// The units whose copies a plan evicts.
     fn evicted(&self, plan: &TierPlan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
         let candidate = |unit: u32| {
@@ -258,14 +391,82 @@ impl Shared {
             .collect()
     }
 
-    /// Only the process that opened the tiers has a copier; a forked child has none.
+    /// Whether this is the process that opened the tiers, not a forked child of it.
     fn is_at_home(&self) -> bool {
         self.home.is_ours()
     }
 
-    /// Whether there is a copier that accepts data.
+    /// Whether this process has the copier.
+    fn is_owner(&self) -> bool {
+        self.is_at_home() && self.attached_to.is_none()
+    }
+
+    /// The connection to the owner, if this process has one.
+    fn link(&self) -> Option<&Link> {
+        self.link.get()?.as_ref()
+    }
+
+    /// Connects a forked child to the owner, so that what it reads is kept, too.
+    fn link_in_child(&self) {
+        if self.is_at_home() {
+            return;
+        }
+        self.link.get_or_init(|| {
+            let found = share::connect(self.socket.as_deref()?);
+            let linked = found
+                .and_then(|found| found.map(|welcome| Link::start(welcome.stream)).transpose());
+            linked.unwrap_or_else(|error| {
+                tracing::debug!(%error, "a forked child reads copies and creates none");
+                None
+            })
+        });
+    }
+
+    /// Whether there is a copier that accepts data, here or in the owner.
     fn has_copier(&self) -> bool {
-        self.is_at_home() && !self.stop.load(Ordering::Relaxed)
+        match self.link() {
+            Some(link) => link.is_alive(),
+            None => self.is_owner() && !self.stop.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether the owner is gone: the next one may overwrite the copies, so they are not used.
+    fn is_detached(&self) -> bool {
+        self.attached_to.is_some() && !self.link().is_some_and(Link::is_alive)
+    }
+
+    /// Where the unit's copy is, if it may be read.
+    fn copy_of(&self, unit: u32) -> Option<CopyLocation> {
+        let location = self.copies.copy_of(unit)?;
+        // Another process wrote the table.
+        let is_known = usize::from(location.tier) < self.media.len();
+        (is_known && !self.is_detached()).then_some(location)
+    }
+
+    /// Whether copies that were read since then have not been overwritten meanwhile.
+    fn is_unchanged_since(&self, evictions: u64) -> bool {
+        self.copies.evictions() == evictions && !self.is_detached()
+    }
+
+    /// Bytes that wait for the copier.
+    fn queued_bytes(&self) -> &AtomicUsize {
+        self.link().map_or(&self.queued_bytes, Link::queued_bytes)
+    }
+
+    /// Reserved pages of each tier, as the table has them.
+    fn used_pages(&self) -> Vec<u64> {
+        let mut used = vec![0; self.media.len()];
+        for unit in 0..self.units.len() {
+            let (CopyState::Reserved(location) | CopyState::Copied(location)) =
+                self.copies.state(unit)
+            else {
+                continue;
+            };
+            if let Some(used) = used.get_mut(usize::from(location.tier)) {
+                *used += u64::from(self.units.get(unit).pages);
+            }
+        }
+        used
     }
 
     /// Without a copier, the tiers serve existing copies and accept no more; readers go on.
@@ -278,10 +479,15 @@ impl Shared {
     }
 
     fn send(&self, job: Job) {
+        if let Some(link) = self.link() {
+            return link.send(job);
+        }
         self.counters.unsettle(1);
         // Fails only when everything ends, or when the copier has died.
         let _ = self.jobs.send(job);
-        self.waker.wake();
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
     }
 
     /// Reserves room for a unit that was read, if it is to be kept; returns whether its data are
@@ -290,7 +496,9 @@ impl Shared {
         match self.copies.state(unit) {
             CopyState::Copied(_) => false,
             CopyState::Reserved(_) => true,
-            CopyState::Absent => self.reserve(unit),
+            CopyState::Absent if self.is_owner() => self.reserve(unit),
+            // The owner reserves when it hears of the read.
+            CopyState::Absent => u64::from(self.units.get(unit).pages) <= self.copies.room(),
         }
     }
 
@@ -304,7 +512,9 @@ impl Shared {
         let absent = |unit: &u32| self.copies.state(*unit) == CopyState::Absent;
         let missing: Vec<u32> = together.clone().filter(absent).collect();
         let pages = missing.iter().map(|&unit| u64::from(self.units.get(unit).pages)).sum();
-        let Some(location) = ledger.reserve(together.start, pages) else { return false };
+        let reserved = ledger.reserve(together.start, pages);
+        self.copies.set_room(ledger.room());
+        let Some(location) = reserved else { return false };
         let mut page = location.page;
         for unit in missing {
             self.copies.reserve(unit, CopyLocation { tier: location.tier, page });
@@ -329,15 +539,55 @@ impl Drop for Cache {
         let thread = self.thread.take();
         if !self.shared.is_at_home() {
             std::mem::forget(thread); // the thread does not exist in this process
+            self.owner.iter_mut().for_each(Owner::forget);
             return;
         }
+        self.owner.iter_mut().for_each(Owner::stop);
+        self.shared.link().into_iter().for_each(Link::close);
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.waker.wake();
+        self.shared.waker.iter().for_each(Waker::wake);
         if let Some(thread) = thread {
             thread.join_within(copier::LAST_WRITES + LAST_ITERATION);
         }
     }
 }
+
+/// What the owner of tiers tells those who attach, and where.
+struct Sharing {
+    name: Vec<u8>,
+    hello: Hello,
+    table: OwnedFd,
+}
+
+impl Sharing {
+    /// The table in shared memory and what goes with it; `None` if the tiers are not shared, or if the
+    /// operating system has no such memory.
+    fn of(
+        media: &[Media],
+        units: &Units,
+        identity: Identity,
+        options: &TierOptions,
+    ) -> Option<(CopyTable, Sharing)> {
+        let name = share::socket_name(options, identity)?;
+        let tiers = media.iter().map(Media::shared).collect::<Option<_>>()?;
+        let hello = Hello::new(identity, units.fingerprint(), options.policy, tiers);
+        let table = SharedWords::new(CopyTable::num_words(units.len())).and_then(|words| {
+            let file = words.file().try_clone_to_owned()?;
+            Ok((CopyTable::over(Box::new(words)), file))
+        });
+        match table {
+            Ok((copies, table)) => Some((copies, Sharing { name, hello, table })),
+            Err(error) => {
+                tracing::warn!(%error, "no shared memory: other processes cannot use these tiers");
+                None
+            }
+        }
+    }
+}
+
+/// How long to wait for the process that has the tiers to share them, or to end.
+const ATTACH_WAIT: Duration = Duration::from_secs(5);
+const ATTACH_AGAIN: Duration = Duration::from_millis(20);
 
 /// Name of the copier's thread.
 const COPIER: &str = "dlfs-tiers";

@@ -56,6 +56,7 @@ impl Device for TieredDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        self.shared.link_in_child();
         let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
         let mut sources = vec![Source::to(origin)];
@@ -110,7 +111,7 @@ struct Piece {
     source: usize,
     began: Instant,
     /// Number of evictions before it began.
-    evictions: usize,
+    evictions: u64,
     buf: Option<IoBuf>,
     /// Units to be copied that contain these bytes.
     wanted: Vec<u32>,
@@ -174,7 +175,7 @@ impl TieredPair {
         }
         let start = io.slba.0 * PAGE_BYTES;
         let range = start..start + io.buf.len() as u64;
-        let evictions = self.shared.evictions.load(Ordering::Acquire);
+        let evictions = self.shared.copies.evictions();
         let mut cuts = std::mem::take(&mut self.cuts);
         self.cut(&range, &mut cuts);
         let read = Read {
@@ -235,7 +236,7 @@ impl TieredPair {
         let limit = limit.min(self.namespace.len_bytes());
         let mut end = range.end;
         for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
-            if shared.copies.copy_of(unit).is_some() {
+            if shared.copy_of(unit).is_some() {
                 break;
             }
             let unit = shared.units.get(unit);
@@ -293,7 +294,7 @@ impl TieredPair {
         let shared = &*self.shared;
         let mut at = range.start;
         for unit in shared.units.within(self.number, range) {
-            let Some(location) = shared.copies.copy_of(unit) else { continue };
+            let Some(location) = shared.copy_of(unit) else { continue };
             let unit = shared.units.get(unit);
             let (from, to) = (unit.start_bytes().max(at), unit.end_bytes().min(range.end));
             if from >= to {
@@ -358,8 +359,7 @@ impl TieredPair {
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
         let took = now.saturating_duration_since(piece.began);
         let wanted = std::mem::take(&mut piece.wanted);
-        let gave_way =
-            source != 0 && piece.evictions != self.shared.evictions.load(Ordering::Acquire);
+        let gave_way = source != 0 && !self.shared.is_unchanged_since(piece.evictions);
         if gave_way && !self.is_copied(&range) {
             return self.read_origin_instead(key, number, completion.buf);
         }
@@ -396,7 +396,7 @@ impl TieredPair {
     /// Whether all of `range` is copied, so that the data read from it were valid.
     fn is_copied(&self, range: &Range<u64>) -> bool {
         let mut within = self.shared.units.within(self.number, range);
-        within.all(|unit| self.shared.copies.copy_of(unit).is_some())
+        within.all(|unit| self.shared.copy_of(unit).is_some())
     }
 
     /// Passes data from the origin that are to be kept to the copier, while it has room.
@@ -407,8 +407,9 @@ impl TieredPair {
             let from = bounds.start_bytes().max(start);
             let to = bounds.end_bytes().min(start + bytes.len() as u64);
             let len = (to - from) as usize;
-            if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
-                shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
+            let queued = shared.queued_bytes();
+            if queued.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                queued.fetch_sub(len, Ordering::AcqRel);
                 shared.send(Job::Gone(unit));
                 continue;
             }
@@ -421,7 +422,7 @@ impl TieredPair {
     fn mark_corrupt(&self, range: &Range<u64>) {
         let shared = &*self.shared;
         for unit in shared.units.within(self.number, range) {
-            let Some(location) = shared.copies.copy_of(unit) else { continue };
+            let Some(location) = shared.copy_of(unit) else { continue };
             if shared.copies.mark_corrupt(unit) {
                 shared.counters.damaged(location.tier);
                 if shared.has_copier() {
@@ -534,7 +535,7 @@ impl QueuePair for TieredPair {
 impl Drop for TieredPair {
     fn drop(&mut self) {
         let shared = &*self.shared;
-        if !shared.is_at_home() {
+        if !shared.has_copier() {
             return;
         }
         for (_, read) in &self.reads {
@@ -558,4 +559,4 @@ const AHEAD: usize = usize::MAX;
 const AHEAD_TAG: u64 = 1 << 63;
 
 /// The most data queued for the copier; more data are read from the origin again later.
-const MAX_QUEUED_BYTES: usize = 64 << 20;
+pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;

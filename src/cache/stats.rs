@@ -15,6 +15,9 @@ pub struct CacheStats {
     pub tiers: Vec<TierStats>,
     /// Reads from the origin.
     pub origin: OriginStats,
+    /// The process that owns the tiers, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
     /// Why nothing is copied any more, if the copier has died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
@@ -193,6 +196,7 @@ impl Counters {
                 copier_reads: load(&self.copier_reads),
                 copier_bytes: load(&self.copier_bytes),
             },
+            owner: None,
             died: None,
         }
     }

@@ -36,7 +36,9 @@ impl Image {
 
     /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
     pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
-        let Some(cache) = self.tiers().filter(|cache| cache.policy() == Policy::Clairvoyant) else {
+        let plans =
+            |cache: &&Cache| cache.policy() == Policy::Clairvoyant && cache.owner().is_none();
+        let Some(cache) = self.tiers().filter(plans) else {
             return Ok(());
         };
         cache.set_plan(&planned(cache, &self.directory, options)?)

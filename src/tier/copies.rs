@@ -22,22 +22,74 @@ pub enum CopyState {
     Copied(CopyLocation),
 }
 
-/// The copy states of all units: 8 bytes each. Any thread reads them without waiting.
-#[derive(Debug)]
+/// The copy states of all units: 8 bytes each. Any thread reads them without waiting, and any process
+/// that shares the words.
 pub struct CopyTable {
-    words: Vec<AtomicU64>,
+    words: Box<dyn Words>,
 }
+
+/// Where a table keeps its words: in a process's own memory, or in memory that processes share.
+pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
+
+impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
 
 impl CopyTable {
     /// A table of `len` units without copies.
     pub fn new(len: u32) -> CopyTable {
-        CopyTable { words: (0..len).map(|_| AtomicU64::new(ABSENT)).collect() }
+        let words: Vec<AtomicU64> = (0..CopyTable::num_words(len)).map(|_| zero()).collect();
+        CopyTable { words: Box::new(words) }
+    }
+
+    /// The table that lies in `words`, which begin as zeroes.
+    ///
+    /// # Panics
+    /// If they are fewer than [`CopyTable::num_words`] of any table.
+    pub fn over(words: Box<dyn Words>) -> CopyTable {
+        assert!((*words).as_ref().len() >= HEADER_WORDS, "no table is shorter");
+        CopyTable { words }
+    }
+
+    /// Number of words of a table of `len` units.
+    pub fn num_words(len: u32) -> usize {
+        len as usize + HEADER_WORDS
+    }
+
+    /// Number of evictions so far: a read of a copy that began before one may have returned other
+    /// data.
+    pub fn evictions(&self) -> u64 {
+        self.header(EVICTIONS).load(Ordering::Acquire)
+    }
+
+    /// Counts an eviction.
+    pub fn count_eviction(&self) {
+        let next = |count: u64| Some(count.wrapping_add(1));
+        // Never fails, since there always is a next number.
+        let _ = self.header(EVICTIONS).fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+    }
+
+    /// The largest number of pages for which any tier has room, as the owner of the tiers set it.
+    pub fn room(&self) -> u64 {
+        self.header(ROOM).load(Ordering::Acquire)
+    }
+
+    /// Sets [`CopyTable::room`].
+    pub fn set_room(&self, pages: u64) {
+        self.header(ROOM).store(pages, Ordering::Release);
+    }
+
+    fn header(&self, word: usize) -> &AtomicU64 {
+        &(*self.words).as_ref()[word]
+    }
+
+    #[inline]
+    fn word(&self, unit: u32) -> &AtomicU64 {
+        &(*self.words).as_ref()[HEADER_WORDS + unit as usize]
     }
 
     /// CopyState of the copy of `unit`.
     #[inline]
     pub fn state(&self, unit: u32) -> CopyState {
-        decode(self.words[unit as usize].load(Ordering::Acquire))
+        decode(self.word(unit).load(Ordering::Acquire))
     }
 
     /// Location of the complete copy of `unit`, if there is one.
@@ -52,7 +104,7 @@ impl CopyTable {
     /// Sets the location of reserved room; `false` if room or a copy existed already.
     pub fn reserve(&self, unit: u32, location: CopyLocation) -> bool {
         let new = encode(location) | RESERVED;
-        let word = &self.words[unit as usize];
+        let word = self.word(unit);
         word.compare_exchange(ABSENT, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -68,14 +120,24 @@ impl CopyTable {
 
     /// Removes copy and reservation, as if the unit had never been read.
     pub fn clear(&self, unit: u32) {
-        self.words[unit as usize].store(ABSENT, Ordering::Release);
+        self.word(unit).store(ABSENT, Ordering::Release);
     }
 
     fn transition(&self, unit: u32, from: u64, to: u64) -> bool {
         let change = |word| (word & STATE == from).then_some(word & !STATE | to);
-        let word = &self.words[unit as usize];
+        let word = self.word(unit);
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
+}
+
+impl std::fmt::Debug for CopyTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CopyTable").field("words", &(*self.words).as_ref().len()).finish()
+    }
+}
+
+fn zero() -> AtomicU64 {
+    AtomicU64::new(ABSENT)
 }
 
 fn encode(location: CopyLocation) -> u64 {
@@ -90,6 +152,11 @@ fn decode(word: u64) -> CopyState {
         _ => CopyState::Absent,
     }
 }
+
+/// Words before those of the units: the number of evictions, and the room that is left.
+const HEADER_WORDS: usize = 2;
+const EVICTIONS: usize = 0;
+const ROOM: usize = 1;
 
 const STATE: u64 = 3;
 const ABSENT: u64 = 0;
@@ -113,6 +180,15 @@ mod tests {
         assert_eq!(table.state(1), CopyState::Reserved(location));
         table.clear(1);
         assert_eq!((table.state(1), table.state(0)), (CopyState::Absent, CopyState::Absent));
+    }
+
+    #[test]
+    fn evictions_and_room_are_apart_from_the_units() {
+        let table = CopyTable::new(2);
+        table.set_room(9);
+        (0..3).for_each(|_| table.count_eviction());
+        assert_eq!((table.evictions(), table.room()), (3, 9));
+        assert_eq!((table.state(0), table.state(1)), (CopyState::Absent, CopyState::Absent));
     }
 
     #[test]

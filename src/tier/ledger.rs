@@ -121,6 +121,13 @@ impl Ledger {
         self.tiers[usize::from(tier)].is_off
     }
 
+    /// The largest number of pages that any tier has room for; 0 when nothing more is reserved.
+    pub fn room(&self) -> u64 {
+        let stopped = self.is_stable || self.policy == Policy::None;
+        let rooms = self.tiers.iter().map(PageAllocator::largest);
+        if stopped { 0 } else { rooms.max().unwrap_or(0) }
+    }
+
     /// Quota of `tier` in pages.
     pub fn capacity(&self, tier: u8) -> u64 {
         self.tiers[usize::from(tier)].capacity

@@ -25,7 +25,7 @@ mod ledger;
 mod page_allocator;
 mod units;
 
-pub use copies::{CopyLocation, CopyState, CopyTable};
+pub use copies::{CopyLocation, CopyState, CopyTable, Words};
 pub use eviction::{Candidate, copies_to_evict};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept};
 pub use ledger::{Ledger, Policy, Stop};

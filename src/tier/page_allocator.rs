@@ -23,6 +23,12 @@ impl PageAllocator {
         !self.is_off && self.free.iter().any(|free| pages <= free.end - free.start)
     }
 
+    /// The longest range of free pages within the quota.
+    pub(super) fn largest(&self) -> u64 {
+        let longest = self.free.iter().map(|free| free.end - free.start).max();
+        if self.is_off { 0 } else { longest.unwrap_or(0) }
+    }
+
     /// Allocates the first range that fits.
     pub(super) fn take(&mut self, pages: u64) -> Option<u64> {
         let at = self.free.iter().position(|free| pages <= free.end - free.start)?;

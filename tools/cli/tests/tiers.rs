@@ -44,19 +44,24 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn the_second_process_on_a_tier_is_refused_and_the_first_goes_on() {
+fn the_second_process_on_a_tier_attaches_to_the_first() {
     let place = Place::with_image();
     let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:64M");
     let mut first = Endless::start(&image, &tier);
-    let refused = || run(&["read", &image, "--tier", &tier]);
-    wait_for("the first process to have the tier", || refused().status.code() == Some(1));
-    refused().code(1).complains_of(&["tier-", "each process needs its own"]);
+    let owner = Value::from(first.0.id());
+    wait_for("the first process to have the tier", || {
+        read(&image, &["--tier", &tier])["tiers"]["owner"] == owner
+    });
+    let (with, without) = (read(&image, &["--tier", &tier]), read(&image, &[]));
+    assert_eq!(with["order_crc32c"], without["order_crc32c"]);
+    assert_eq!(with["tiers"]["owner"], owner);
     assert!(first.0.try_wait().unwrap().is_none(), "the first one reads on");
     drop(first);
-    let (with, without) = (read(&image, &["--tier", &tier]), read(&image, &[]));
-    assert_eq!(with["order_crc32c"], without["order_crc32c"], "its lock went with it");
+    let alone = read(&image, &["--tier", &tier]);
+    assert_eq!(alone["order_crc32c"], without["order_crc32c"], "its lock went with it");
+    assert_eq!(alone["tiers"]["owner"], Value::Null);
 }
 
 #[test]

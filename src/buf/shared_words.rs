@@ -1,0 +1,119 @@
+//! Words that several processes share: a sealed `memfd`, mapped by each of them.
+#![allow(unsafe_code)] // maps memory
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::AtomicU64;
+
+/// Atomic words in memory that other processes map, too. Forked children share them.
+///
+/// The memory is gone with the last process that has it. Its length is sealed, so no process can cut
+/// it off under another one.
+#[derive(Debug)]
+pub struct SharedWords {
+    start: NonNull<AtomicU64>,
+    len: usize,
+    file: OwnedFd,
+}
+
+// SAFETY: plain mapped memory, accessed only as atomics.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Creates `len` words of zeroes.
+    ///
+    /// # Errors
+    /// Those of the operating system, `OutOfMemory` among them.
+    pub fn new(len: usize) -> Result<SharedWords> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
+        rustix::fs::ftruncate(&file, bytes_of(len)? as u64).map_err(std::io::Error::from)?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
+        SharedWords::open(file, len)
+    }
+
+    /// Maps the `len` words of a file that another process created with [`SharedWords::new`].
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the file has another length, or its length is not sealed.
+    pub fn open(file: OwnedFd, len: usize) -> Result<SharedWords> {
+        let bytes = bytes_of(len)?;
+        let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
+        if found != bytes as u64 || !seals.contains(SEALS) {
+            let text = format!("{found} bytes of shared memory instead of {bytes}, or not sealed");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the seals keep
+        // the file at its length, so all of the mapping stays backed.
+        let mapped = unsafe { mmap(null_mut(), bytes, protection, MapFlags::SHARED, &file, 0) };
+        let mapped = mapped.map_err(std::io::Error::from)?;
+        let start = NonNull::new(mapped.cast()).expect("a mapping is not at address 0");
+        Ok(SharedWords { start, len, file })
+    }
+
+    /// The file, to be passed to another process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsRef<[AtomicU64]> for SharedWords {
+    fn as_ref(&self) -> &[AtomicU64] {
+        // SAFETY: mapped in `open` with this length, page-aligned, until drop; an `AtomicU64` is
+        // valid with any bytes, and other processes access the words as atomics only.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        let bytes = self.len * size_of::<AtomicU64>();
+        // SAFETY: mapped in `open` with this length, and nobody else has the address.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+    }
+}
+
+/// Length in bytes of `len` words; a mapping is not empty.
+fn bytes_of(len: usize) -> Result<usize> {
+    let bytes = len.checked_mul(size_of::<AtomicU64>()).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("{len} shared words")))
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Ordering;
+
+    #[test]
+    fn what_is_stored_in_one_mapping_is_seen_in_the_other() {
+        let first = SharedWords::new(1000).unwrap();
+        let second = SharedWords::open(first.file().try_clone_to_owned().unwrap(), 1000).unwrap();
+        first.as_ref()[999].store(7, Ordering::Release);
+        assert_eq!(second.as_ref()[999].load(Ordering::Acquire), 7);
+        drop(first);
+        assert_eq!(second.as_ref()[999].load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn a_file_of_another_length_or_without_seals_is_refused() {
+        let words = SharedWords::new(4).unwrap();
+        let file = || words.file().try_clone_to_owned().unwrap();
+        assert!(SharedWords::open(file(), 5).is_err() && SharedWords::open(file(), 0).is_err());
+        assert!(rustix::fs::ftruncate(words.file(), 0).is_err(), "the length is sealed");
+        let unsealed = rustix::fs::memfd_create("dlfs", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&unsealed, 32).unwrap();
+        assert!(SharedWords::open(unsealed, 4).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! The first message of a connection: what the owner shares, with the table of copies.
+
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+use super::is_same_user;
+use crate::cache::Identity;
+use crate::error::{Error, ErrorKind, Result};
+use crate::tier::Policy;
+
+/// What the owner tells: who it is and what it shares.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::cache) struct Hello {
+    /// Version of these messages, of the table and of the frames.
+    pub protocol: u32,
+    /// Version of the owner's dlfs.
+    pub dlfs: String,
+    pub pid: u32,
+    pub uuid: [u8; 16],
+    pub generation: u64,
+    /// Of the division into units.
+    pub fingerprint: u64,
+    pub policy: String,
+    pub tiers: Vec<SharedTier>,
+}
+
+/// A tier as the owner has opened it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::cache) struct SharedTier {
+    /// Its name as the owner's user wrote it.
+    pub name: String,
+    pub path: PathBuf,
+    pub data_offset: u64,
+    pub capacity_pages: u64,
+}
+
+/// What a process gets that attaches.
+#[derive(Debug)]
+pub(in crate::cache) struct Welcome {
+    pub stream: UnixStream,
+    pub hello: Hello,
+    /// The memory of the table.
+    pub table: OwnedFd,
+}
+
+impl Hello {
+    /// What this process tells.
+    pub(in crate::cache) fn new(
+        identity: Identity,
+        fingerprint: u64,
+        policy: Policy,
+        tiers: Vec<SharedTier>,
+    ) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            dlfs: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uuid: identity.uuid.0,
+            generation: identity.generation.0,
+            fingerprint,
+            policy: format!("{policy:?}"),
+            tiers,
+        }
+    }
+}
+
+/// Connects to the owner that listens on `name`; `None` if there is none.
+///
+/// # Errors
+/// `Refused`: the owner belongs to another user. `Unsupported`: it runs another version of dlfs.
+/// `TimedOut`, `Internal`: it does not answer within a second, or not as an owner does.
+pub(in crate::cache) fn connect(name: &[u8]) -> Result<Option<Welcome>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(std::io::Error::from)?;
+    let address = SocketAddrUnix::new_abstract_name(name).map_err(std::io::Error::from)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::CONNREFUSED) => return Ok(None),
+        // Its queue of connections is full.
+        Err(Errno::AGAIN) => return Err(failed(ErrorKind::TimedOut, "it accepts nobody")),
+        Err(errno) => return Err(std::io::Error::from(errno).into()),
+    }
+    let stream = UnixStream::from(socket);
+    if !is_same_user(&stream) {
+        return Err(failed(ErrorKind::Refused, "it belongs to another user"));
+    }
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(HELLO_WAIT))?;
+    stream.set_write_timeout(Some(HELLO_WAIT))?;
+    let (text, table) = receive(&stream)?;
+    let hello = parse(&text)?;
+    let table = table.ok_or_else(|| failed(ErrorKind::Internal, "it sent no table"))?;
+    stream.set_read_timeout(None)?;
+    Ok(Some(Welcome { stream, hello, table }))
+}
+
+/// Sends the first message. It fits into the buffer of a new socket.
+pub(super) fn send(stream: &UnixStream, hello: &Hello, table: BorrowedFd<'_>) -> Result<()> {
+    let text = serde_json::to_vec(hello).map_err(std::io::Error::other)?;
+    let len = (text.len() as u32).to_le_bytes();
+    let files = [table];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let parts = [IoSlice::new(&len), IoSlice::new(&text)];
+    let sent = rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL);
+    match sent.map_err(std::io::Error::from)? {
+        sent if sent == len.len() + text.len() => Ok(()),
+        _ => Err(failed(ErrorKind::Internal, "the first message did not fit")),
+    }
+}
+
+fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
+    let mut head = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut head)];
+    let found = rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let count = found.map_err(|errno| match errno {
+        Errno::AGAIN => failed(ErrorKind::TimedOut, "it does not answer"),
+        errno => std::io::Error::from(errno).into(),
+    })?;
+    let mut table = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            table = table.or(files.into_iter().next());
+        }
+    }
+    if count.bytes != head.len() {
+        return Err(failed(ErrorKind::Disconnected, "it has just ended"));
+    }
+    let len = u32::from_le_bytes(head) as usize;
+    if len > MAX_HELLO_BYTES {
+        return Err(failed(ErrorKind::Internal, "its first message is too long"));
+    }
+    let mut text = vec![0; len];
+    stream.read_exact(&mut text)?;
+    Ok((text, table))
+}
+
+/// Reads the version first: another one may say anything else.
+fn parse(text: &[u8]) -> Result<Hello> {
+    let unknown = |error: serde_json::Error| {
+        failed(ErrorKind::Internal, "its first message is unknown").source(error)
+    };
+    let value: serde_json::Value = serde_json::from_slice(text).map_err(unknown)?;
+    if value["protocol"] != PROTOCOL {
+        let why = format!(
+            "process {} runs dlfs {} with another protocol",
+            value["pid"],
+            value["dlfs"].as_str().unwrap_or("of an unknown version")
+        );
+        return Err(failed(ErrorKind::Unsupported, &why)
+            .hint("run one version of dlfs on a node, or give each job a tier of its own"));
+    }
+    serde_json::from_value(value).map_err(unknown)
+}
+
+fn failed(kind: ErrorKind, why: &str) -> Error {
+    Error::new(kind, format!("cannot share the tiers of the process that has them: {why}"))
+}
+
+/// Version of the hello, the table of copies and the frames.
+pub(in crate::cache) const PROTOCOL: u32 = 1;
+
+const MAX_HELLO_BYTES: usize = 64 << 10;
+
+/// How long the owner may take to answer.
+const HELLO_WAIT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            dlfs: "1.2.3".to_owned(),
+            pid: 7,
+            uuid: [9; 16],
+            generation: 3,
+            fingerprint: u64::MAX,
+            policy: "FirstTouch".to_owned(),
+            tiers: vec![SharedTier {
+                name: "file:/a:1M".to_owned(),
+                path: "/a/tier".into(),
+                data_offset: 8192,
+                capacity_pages: 100,
+            }],
+        }
+    }
+
+    #[test]
+    fn the_first_message_arrives_with_its_file() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send(&here, &hello(), std::os::fd::AsFd::as_fd(&file)).unwrap();
+        let (text, table) = receive(&there).unwrap();
+        assert_eq!(parse(&text).unwrap(), hello());
+        assert!(table.is_some());
+    }
+
+    #[test]
+    fn another_version_and_other_bytes_are_refused_by_name() {
+        let other = Hello { protocol: PROTOCOL + 1, ..hello() };
+        let error = parse(&serde_json::to_vec(&other).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("process 7 runs dlfs 1.2.3"), "{error}");
+        for text in ["", "[]", "{\"protocol\": 1}", "\u{0}"] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

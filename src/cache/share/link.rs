@@ -1,0 +1,147 @@
+//! An attached process's side: sends to the owner what is to be kept, and notices the owner's end.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+
+use super::frames::Frame;
+use crate::cache::copier::Job;
+use crate::error::Result;
+use crate::threads::{self, Fate, Thread};
+
+/// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
+pub(in crate::cache) struct Link {
+    jobs: Sender<Job>,
+    stream: UnixStream,
+    is_alive: Arc<AtomicBool>,
+    queued_bytes: Arc<AtomicUsize>,
+    /// They end with the connection; nobody waits for them.
+    _threads: [Thread; 2],
+}
+
+impl Link {
+    /// Starts the threads of a connection.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(in crate::cache) fn start(stream: UnixStream) -> Result<Link> {
+        let (jobs, received) = unbounded();
+        let is_alive = Arc::new(AtomicBool::new(true));
+        let queued_bytes = Arc::<AtomicUsize>::default();
+        let sending = Sending {
+            stream: stream.try_clone()?,
+            jobs: received,
+            end: End(Arc::clone(&is_alive)),
+            queued_bytes: Arc::clone(&queued_bytes),
+        };
+        let waiting = (stream.try_clone()?, jobs.clone(), End(Arc::clone(&is_alive)));
+        let threads = [
+            threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
+            threads::start(WATCHER, &Fate::default(), waiting, |(stream, jobs, end)| {
+                // The owner sends nothing after its first message: this returns when it has ended.
+                let _ = stream.read(&mut [0]);
+                end.tell();
+                let _ = jobs.send(Job::Stop); // wakes the sender
+            })?,
+        ];
+        Ok(Link { jobs, stream, is_alive, queued_bytes, _threads: threads })
+    }
+
+    /// Whether the owner is there.
+    pub(in crate::cache) fn is_alive(&self) -> bool {
+        self.is_alive.load(Ordering::Acquire)
+    }
+
+    /// Sends later, in order.
+    pub(in crate::cache) fn send(&self, job: Job) {
+        let _ = self.jobs.send(job); // fails only when the connection has ended
+    }
+
+    /// Bytes that wait to be sent.
+    pub(in crate::cache) fn queued_bytes(&self) -> &AtomicUsize {
+        &self.queued_bytes
+    }
+
+    /// Whether nothing waits to be sent.
+    pub(in crate::cache) fn is_idle(&self) -> bool {
+        self.jobs.is_empty() || !self.is_alive()
+    }
+
+    /// Ends the connection; the threads end by themselves.
+    pub(in crate::cache) fn close(&self) {
+        self.is_alive.store(false, Ordering::Release);
+        let _ = self.stream.shutdown(Shutdown::Both); // fails only when it has ended
+        let _ = self.jobs.send(Job::Stop);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Marks the connection as ended, also when its thread panics.
+struct End(Arc<AtomicBool>);
+
+impl End {
+    fn tell(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
+struct Sending {
+    stream: UnixStream,
+    jobs: Receiver<Job>,
+    end: End,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+impl Sending {
+    fn run(&mut self) {
+        while let Ok(job) = self.jobs.recv() {
+            if matches!(job, Job::Stop) {
+                break;
+            }
+            if let Err(error) = self.send(job) {
+                tracing::debug!(%error, "the owner of the tiers takes no more data");
+                break;
+            }
+        }
+        self.end.tell();
+        let _ = self.stream.shutdown(Shutdown::Both); // wakes the other thread
+    }
+
+    fn send(&mut self, job: Job) -> std::io::Result<()> {
+        let mut send = |frame: Frame<'_>| self.stream.write_all(&frame.head());
+        match job {
+            Job::Begin(units) => {
+                for unit in units {
+                    send(Frame::Begin(unit))?;
+                }
+            }
+            Job::Expect(unit) => send(Frame::Expect(unit))?,
+            Job::Gone(unit) => send(Frame::Gone(unit))?,
+            Job::Piece { unit, offset, bytes } => {
+                self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
+                send(Frame::Piece { unit, offset, bytes: &bytes })?;
+                self.stream.write_all(&bytes)?;
+            }
+            Job::Plan { .. } | Job::Stop => {} // the owner plans
+        }
+        Ok(())
+    }
+}
+
+const SENDER: &str = "dlfs-tiers-send";
+const WATCHER: &str = "dlfs-tiers-watch";

@@ -1,0 +1,257 @@
+//! The owner's side: accepts processes that attach, and passes their messages to the copier.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::frames::{Frame, HEAD_BYTES, parse};
+use super::hello::{self, Hello};
+use super::is_same_user;
+use crate::cache::Shared;
+use crate::cache::copier::Job;
+use crate::cache::pair::MAX_QUEUED_BYTES;
+use crate::error::Result;
+use crate::threads::{self, Fate, Thread};
+use crate::tier::CopyState;
+
+/// Serves processes that attach, on a thread of its own, until it is dropped.
+pub(in crate::cache) struct Owner {
+    /// A byte in it ends the thread.
+    stop: UnixStream,
+    thread: Option<Thread>,
+}
+
+impl Owner {
+    /// Listens on `name`. Where somebody else does, which only children of an earlier owner may, it
+    /// tries again until they have ended.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(in crate::cache) fn start(
+        shared: Arc<Shared>,
+        name: Vec<u8>,
+        hello: Hello,
+        table: OwnedFd,
+    ) -> Result<Owner> {
+        let (stop, stopped) = UnixStream::pair()?;
+        let listener = listen(&name);
+        let server = Server { shared, name, hello, table, listener, stopped, attached: Vec::new() };
+        let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
+        Ok(Owner { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread, and with it the connections.
+    pub(in crate::cache) fn stop(&mut self) {
+        // Fails only when the thread has ended.
+        let _ = self.stop.write_all(&[1]);
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(LAST_TURN);
+        }
+    }
+
+    /// Leaves the thread alone: it does not exist in a forked child.
+    pub(in crate::cache) fn forget(&mut self) {
+        std::mem::forget(self.thread.take());
+    }
+}
+
+struct Server {
+    shared: Arc<Shared>,
+    name: Vec<u8>,
+    hello: Hello,
+    table: OwnedFd,
+    listener: Option<UnixListener>,
+    stopped: UnixStream,
+    attached: Vec<Attached>,
+}
+
+/// A process that has attached.
+struct Attached {
+    stream: UnixStream,
+    /// Bytes of messages that are not complete yet.
+    bytes: Vec<u8>,
+    /// Expected pieces of each unit that have not arrived.
+    expected: HashMap<u32, u32>,
+}
+
+impl Server {
+    fn run(&mut self) {
+        while let Some((accepts, readable)) = self.wait() {
+            for at in readable.into_iter().rev() {
+                if !self.attached[at].read(&self.shared) {
+                    self.attached.swap_remove(at).end(&self.shared);
+                }
+            }
+            if self.listener.is_none() {
+                self.listener = listen(&self.name);
+            }
+            if accepts {
+                self.accept();
+            }
+        }
+        self.attached.drain(..).for_each(|attached| attached.end(&self.shared));
+    }
+
+    /// Waits for a connection or messages; `None`: the owner ends.
+    fn wait(&self) -> Option<(bool, Vec<usize>)> {
+        let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
+        fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
+        fds.extend(self.listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        let limit = if self.listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
+        let limit = Timespec::try_from(limit).expect("a few seconds");
+        if poll(&mut fds, Some(&limit)).is_err() {
+            return Some((false, Vec::new())); // interrupted
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if is_ready(&fds[0]) || self.shared.stop.load(Ordering::Acquire) {
+            return None;
+        }
+        let (attached, listener) = fds[1..].split_at(self.attached.len());
+        let readable = (0..attached.len()).filter(|&at| is_ready(&attached[at])).collect();
+        Some((listener.iter().any(is_ready), readable))
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        while let Ok((stream, _)) = listener.accept() {
+            if !is_same_user(&stream) || self.attached.len() >= MAX_ATTACHED {
+                tracing::warn!("refused a process of another user, or one too many, at the tiers");
+                continue;
+            }
+            let welcomed = stream
+                .set_nonblocking(true)
+                .map_err(Into::into)
+                .and_then(|()| hello::send(&stream, &self.hello, self.table.as_fd()));
+            match welcomed {
+                Ok(()) => self.attached.push(Attached {
+                    stream,
+                    bytes: Vec::new(),
+                    expected: HashMap::new(),
+                }),
+                Err(error) => tracing::debug!(%error, "a process did not attach to the tiers"),
+            }
+        }
+    }
+}
+
+impl Attached {
+    /// Reads and handles what has arrived; `false` when the process is gone or talks nonsense.
+    fn read(&mut self, shared: &Shared) -> bool {
+        let before = self.bytes.len();
+        self.bytes.resize(before + READ_BYTES, 0);
+        let read = self.stream.read(&mut self.bytes[before..]);
+        self.bytes.truncate(before + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => {
+                return matches!(error.kind(), IoKind::WouldBlock | IoKind::Interrupted);
+            }
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut at = 0;
+        loop {
+            match parse(&bytes[at..], &shared.units) {
+                Ok(Some((frame, len))) => {
+                    self.handle(frame, shared);
+                    at += len;
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    tracing::warn!("an attached process sent what no version of dlfs sends");
+                    return false;
+                }
+            }
+        }
+        self.bytes = bytes;
+        self.bytes.drain(..at);
+        self.bytes.shrink_to(READ_BYTES + HEAD_BYTES);
+        true
+    }
+
+    fn handle(&mut self, frame: Frame<'_>, shared: &Shared) {
+        match frame {
+            Frame::Begin(unit) => {
+                if matches!(shared.copies.state(unit), CopyState::Reserved(_)) {
+                    shared.send(Job::Begin(unit..unit + 1));
+                }
+            }
+            Frame::Expect(unit) => {
+                if shared.wants(unit) {
+                    *self.expected.entry(unit).or_default() += 1;
+                    shared.send(Job::Expect(unit));
+                }
+            }
+            Frame::Piece { unit, offset, bytes } => {
+                if !self.was_expected(unit) {
+                    return;
+                }
+                let len = bytes.len();
+                if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                    shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
+                    return shared.send(Job::Gone(unit));
+                }
+                shared.send(Job::Piece { unit, offset, bytes: bytes.to_vec() });
+            }
+            Frame::Gone(unit) => {
+                if self.was_expected(unit) {
+                    shared.send(Job::Gone(unit));
+                }
+            }
+        }
+    }
+
+    fn was_expected(&mut self, unit: u32) -> bool {
+        let Some(count) = self.expected.get_mut(&unit) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.expected.remove(&unit);
+        }
+        true
+    }
+
+    /// What the process still had to send will not arrive.
+    fn end(self, shared: &Shared) {
+        for (unit, count) in self.expected {
+            (0..count).for_each(|_| shared.send(Job::Gone(unit)));
+        }
+    }
+}
+
+fn listen(name: &[u8]) -> Option<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let address = SocketAddrUnix::new_abstract_name(name).ok()?;
+    let bound = rustix::net::bind(&socket, &address)
+        .and_then(|()| rustix::net::listen(&socket, MAX_ATTACHED as i32));
+    match bound {
+        Ok(()) => Some(UnixListener::from(socket)),
+        Err(error) => {
+            tracing::debug!(%error, "other processes cannot attach to the tiers yet");
+            None
+        }
+    }
+}
+
+/// Name of the thread.
+const OWNER: &str = "dlfs-tiers-owner";
+
+/// Processes that may be attached at once.
+const MAX_ATTACHED: usize = 1024;
+
+/// Read from one process in one turn.
+const READ_BYTES: usize = 256 << 10;
+
+const IDLE_WAIT: Duration = Duration::from_secs(5);
+const LISTEN_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the thread may take to end.
+const LAST_TURN: Duration = Duration::from_secs(1);

@@ -1,0 +1,243 @@
+//! Processes of one node on one tier: one owns it, the others attach, and nothing is kept or read from
+//! the origin twice.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::ErrorKind;
+use dlfs::cache::{Cache, Identity, TierOptions};
+use dlfs::format::Uuid;
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::tier::{Policy, Units};
+use dlfs::units::Generation;
+
+use support::fork::in_child;
+use support::random::Random;
+use support::warnings::warnings_of;
+
+/// An origin of random bytes, divided into equal units.
+struct Origin {
+    bytes: Vec<u8>,
+    device: Arc<dyn Device>,
+}
+
+impl Origin {
+    fn new(seed: u64) -> Origin {
+        let mut bytes = vec![0; (NUM_UNITS * UNIT_BYTES) as usize];
+        Random::new(seed).fill(&mut bytes);
+        let device = MemNamespace::new(bytes.len() as u64, 4096).unwrap();
+        Blocking::new(device.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+        Origin { bytes, device: Arc::new(device.read_only()) }
+    }
+
+    fn open(&self, folder: &Path, quota: &str) -> Cache {
+        self.try_open(1, &format!("file:{}:{quota}", folder.display())).unwrap()
+    }
+
+    fn try_open(&self, image: u8, tier: &str) -> dlfs::Result<Cache> {
+        let identity = Identity { uuid: Uuid([image; 16]), generation: Generation(1) };
+        let units =
+            Units::from_pages((0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32)));
+        let tiers = vec![tier.parse().unwrap()];
+        let options = TierOptions { tiers, policy: Policy::FirstTouch, ..Default::default() };
+        Cache::new(&[Arc::clone(&self.device)], units, identity, &options)
+    }
+
+    /// Reads these pieces of four pages and compares them.
+    fn read(&self, cache: &Cache, pieces: impl IntoIterator<Item = u64>) {
+        self.read_each(cache, pieces, PIECE_BYTES);
+    }
+
+    /// Reads these units and compares them.
+    fn read_units(&self, cache: &Cache, units: impl IntoIterator<Item = u64>) {
+        self.read_each(cache, units, UNIT_BYTES);
+    }
+
+    fn read_each(&self, cache: &Cache, parts: impl IntoIterator<Item = u64>, len: u64) {
+        let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+        for part in parts {
+            let at = (part * len) as usize;
+            let found = io.read(at as u64, len as usize).unwrap();
+            assert!(found[..] == self.bytes[at..at + len as usize], "part {part} of {len} bytes");
+        }
+    }
+}
+
+/// Waits until `is_so`, for a minute at most.
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes that a process has read from its origin, for itself or for copies.
+fn origin_bytes(cache: &Cache) -> u64 {
+    let origin = cache.stats().origin;
+    origin.bytes + origin.copier_bytes
+}
+
+/// Waits until copies of all units serve the reads of `cache`.
+fn wait_for_all(origin: &Origin, cache: &Cache) {
+    wait_for("copies of all units", || {
+        let before = cache.stats().origin.reads;
+        origin.read(cache, 0..NUM_PIECES);
+        cache.stats().origin.reads == before
+    });
+}
+
+#[test]
+fn the_second_opener_attaches_and_finds_and_adds_copies() {
+    let origin = Origin::new(1);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let attached = origin.open(folder.path(), "64M");
+    assert_eq!((owner.owner(), attached.owner()), (None, Some(std::process::id())));
+    // Each unit is read half by one and half by the other.
+    origin.read(&owner, (0..NUM_PIECES).filter(|piece| piece % 2 == 0));
+    origin.read(&attached, (0..NUM_PIECES).filter(|piece| piece % 2 == 1));
+    wait_for_all(&origin, &attached);
+    wait_for_all(&origin, &owner);
+    assert_eq!(attached.stats().tiers[0].used_bytes, owner.stats().tiers[0].used_bytes);
+    assert_eq!(owner.stats().tiers[0].fills, NUM_UNITS, "one copy of each");
+    let third = origin.open(folder.path(), "64M");
+    origin.read(&third, 0..NUM_PIECES);
+    assert_eq!(origin_bytes(&third), 0, "{:?}", third.stats());
+}
+
+#[test]
+fn what_only_an_attached_process_reads_is_kept() {
+    let origin = Origin::new(2);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let attached = origin.open(folder.path(), "64M");
+    origin.read(&attached, 0..NUM_PIECES);
+    wait_for_all(&origin, &attached);
+    assert_eq!(owner.stats().tiers[0].fills, NUM_UNITS);
+    assert!(owner.stats().origin.copier_bytes < UNIT_BYTES * NUM_UNITS / 100, "it had the pieces");
+}
+
+#[test]
+fn forked_and_separate_processes_keep_each_page_once_and_read_it_from_the_origin_once() {
+    let origin = Origin::new(3);
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, notes) = (folder.path().join("tier"), folder.path().join("notes"));
+    fs::create_dir(&tier).unwrap();
+    fs::create_dir(&notes).unwrap();
+    let is_there = |name: String| notes.join(name).exists();
+    // All processes have reached this place.
+    let meet = |name: &str, rank: u64| {
+        fs::write(notes.join(format!("{name}-{rank}")), "").unwrap();
+        wait_for(name, || (0..RANKS).all(|rank| is_there(format!("{name}-{rank}"))));
+    };
+    let owner = origin.open(&tier, "64M");
+    let work = |rank: u64, cache: &Cache| {
+        meet("start", rank);
+        for epoch in 0..5 {
+            if epoch == 0 {
+                origin.read_units(cache, (0..NUM_UNITS).filter(|unit| unit % RANKS == rank));
+            } else {
+                // Each piece is read by one of them, those of a unit by several.
+                origin.read(cache, (0..NUM_PIECES).filter(|piece| (piece + epoch) % RANKS == rank));
+            }
+            meet(&format!("epoch{epoch}"), rank);
+            if epoch == 0 {
+                wait_for_fills(&notes, rank, &owner);
+                meet("filled", rank);
+            }
+        }
+        fs::write(notes.join(format!("bytes-{rank}")), origin_bytes(cache).to_string()).unwrap();
+        meet("end", rank);
+    };
+    std::thread::scope(|scope| {
+        let children = (1..RANKS).map(|rank| {
+            let (origin, tier, owner, work) = (&origin, &tier, &owner, &work);
+            scope.spawn(move || {
+                in_child(|| {
+                    // Half of them inherit the cache, half open their own.
+                    if rank % 2 == 0 {
+                        work(rank, owner);
+                    } else {
+                        work(rank, &origin.open(tier, "64M"));
+                    }
+                    true
+                })
+            })
+        });
+        let children: Vec<_> = children.collect();
+        work(0, &owner);
+        for (child, rank) in children.into_iter().zip(1..) {
+            assert!(child.join().unwrap(), "process {rank}");
+        }
+    });
+    let bytes = |rank: u64| -> u64 {
+        fs::read_to_string(notes.join(format!("bytes-{rank}"))).unwrap().parse().unwrap()
+    };
+    let all: u64 = (0..RANKS).map(bytes).sum();
+    let data = NUM_UNITS * UNIT_BYTES;
+    println!("origin bytes over 5 epochs: {:.4} of the data", all as f64 / data as f64);
+    assert!(all * 100 <= data * 101, "{all} bytes from the origin for {data}");
+    let stats = owner.stats();
+    assert_eq!((stats.tiers[0].fills, stats.tiers[0].damaged), (NUM_UNITS, 0), "{stats:?}");
+}
+
+/// The owner, rank 0, tells when all units have copies; the others wait for that.
+fn wait_for_fills(notes: &Path, rank: u64, owner: &Cache) {
+    if rank == 0 {
+        wait_for("all copies", || owner.stats().tiers[0].fills == NUM_UNITS && owner.is_settled());
+        fs::write(notes.join("all"), "").unwrap();
+    }
+    wait_for("the owner's copies", || notes.join("all").exists());
+}
+
+#[test]
+fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
+    let origin = Origin::new(4);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let attached = origin.open(folder.path(), "64M");
+    origin.read(&owner, 0..NUM_PIECES);
+    wait_for_all(&origin, &attached);
+    drop(owner);
+    let began = Instant::now();
+    origin.read(&attached, 0..NUM_PIECES);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn other_options_of_an_attached_process_are_warned_of() {
+    let origin = Origin::new(5);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let (attached, warnings) = warnings_of(|| origin.open(folder.path(), "32M"));
+    assert_eq!(attached.capacities(), owner.capacities());
+    let is_named = |text: &String| text.contains("67108864") && text.contains("33554432");
+    assert!(warnings.iter().any(is_named), "{warnings:?}");
+    let (_same, warnings) = warnings_of(|| origin.open(folder.path(), "64M"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn a_file_that_is_the_tier_of_another_image_is_refused_by_name() {
+    let origin = Origin::new(6);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let tier = format!("file:{}:64M", file.path().display());
+    let _owner = origin.try_open(1, &tier).unwrap();
+    let error = origin.try_open(2, &tier).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.report().contains("for another image"), "{}", error.report());
+}
+
+const RANKS: u64 = 8;
+const NUM_UNITS: u64 = 256;
+const UNIT_PAGES: u64 = 16;
+const UNIT_BYTES: u64 = UNIT_PAGES * 4096;
+const PIECE_BYTES: u64 = UNIT_BYTES / 4;
+const NUM_PIECES: u64 = NUM_UNITS * 4;
