@@ -212,6 +212,41 @@ fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
 }
 
 #[test]
+fn one_of_those_attached_takes_over_and_uses_the_copies_again() {
+    let origin = Origin::new(7);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let attached = [(); 2].map(|()| origin.open(folder.path(), "64M"));
+    // Queue pairs from before the takeover follow it.
+    let mut pairs = attached
+        .each_ref()
+        .map(|cache| Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap());
+    origin.read(&owner, 0..NUM_PIECES / 2);
+    wait_for("half of the copies", || owner.stats().tiers[0].fills == NUM_UNITS / 2);
+    drop(owner);
+    wait_for("one to take over", || attached.iter().any(|cache| cache.owner().is_none()));
+    let heirs = attached.iter().filter(|cache| cache.owner().is_none()).count();
+    assert_eq!(heirs, 1, "the other one attaches to it");
+    let heir = attached.iter().find(|cache| cache.owner().is_none()).unwrap();
+    wait_for("copies to be checked", || heir.is_settled());
+    assert_eq!(heir.stats().tiers[0].restored, NUM_UNITS / 2, "{:?}", heir.stats());
+    for (cache, io) in attached.iter().zip(&mut pairs) {
+        wait_for("reads from the copies", || {
+            let before = cache.stats().origin.reads;
+            for piece in 0..NUM_PIECES / 2 {
+                let at = (piece * PIECE_BYTES) as usize;
+                let found = io.read(at as u64, PIECE_BYTES as usize).unwrap();
+                assert!(found[..] == origin.bytes[at..at + PIECE_BYTES as usize], "piece {piece}");
+            }
+            cache.stats().origin.reads == before
+        });
+    }
+    // What only the attached one reads is kept again.
+    origin.read(attached.iter().find(|cache| cache.owner().is_some()).unwrap(), 0..NUM_PIECES);
+    wait_for_all(&origin, heir);
+}
+
+#[test]
 fn other_options_of_an_attached_process_are_warned_of() {
     let origin = Origin::new(5);
     let folder = tempfile::tempdir().unwrap();

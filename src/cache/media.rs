@@ -117,7 +117,7 @@ fn in_file(
             ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
             ErrorKind::Busy => format!(
                 "the process that has the tier {name} does not share it: it is another user's, reads \
-                 another image, or has a tier in memory beside; name another folder"
+                 another image, or has a tier in memory or on a device; name another folder"
             ),
             _ => format!("see the tier {name}"),
         };

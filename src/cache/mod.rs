@@ -30,6 +30,7 @@ mod assembly;
 mod config;
 mod copier;
 mod folder;
+mod heir;
 mod media;
 mod options;
 mod pair;
@@ -41,8 +42,8 @@ mod stats;
 mod takeover;
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
@@ -67,6 +68,7 @@ pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Copier, Job};
+use heir::Heir;
 use media::Media;
 use share::{Hello, Link, Owner, Welcome};
 use stats::Counters;
@@ -74,13 +76,33 @@ use stats::Counters;
 /// The tiers of one data set in one process. After it is dropped, its devices still serve reads,
 /// but nothing more is copied.
 pub struct Cache {
+    /// The first of a chain: each takeover adds one.
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
-    /// The copier, if this process owns the tiers.
-    thread: Option<Thread>,
+    /// What this process runs if it owns the tiers.
+    owned: Arc<Mutex<Option<Owned>>>,
+    /// Waits for the owner's end, if that is another process.
+    heir: Option<Heir>,
+    policy: Policy,
+}
+
+/// The threads of the owner.
+struct Owned {
+    copier: Thread,
     /// Serves processes that attach.
     owner: Option<Owner>,
-    policy: Policy,
+}
+
+/// How [`Cache::new`] and takeovers open the tiers.
+#[derive(Clone)]
+struct Opening {
+    origins: Vec<Arc<dyn Device>>,
+    units: Arc<Units>,
+    identity: Identity,
+    options: TierOptions,
+    /// Counters that go on through takeovers.
+    counters: Arc<Counters>,
+    demand: Arc<AtomicUsize>,
 }
 
 /// State shared by all queue pairs and the copier.
@@ -92,7 +114,7 @@ struct Shared {
     ledger: Mutex<Ledger>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
-    counters: Counters,
+    counters: Arc<Counters>,
     jobs: Sender<Job>,
     /// Wakes the copier, if this process owns the tiers.
     waker: Option<Waker>,
@@ -105,7 +127,9 @@ struct Shared {
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
-    demand: AtomicUsize,
+    demand: Arc<AtomicUsize>,
+    /// What the tiers are after their owner's end.
+    next: OnceLock<Arc<Shared>>,
     /// Tells the copier to end, or says that it has died.
     stop: AtomicBool,
     /// Why the copier died, if it did.
@@ -141,14 +165,17 @@ impl Cache {
         options: &TierOptions,
     ) -> Result<Cache> {
         options.check()?;
-        let units = Arc::new(units);
+        let opening = Opening {
+            origins: origins.to_vec(),
+            units: Arc::new(units),
+            identity,
+            options: options.clone(),
+            counters: Arc::new(Counters::new(options::MAX_TIERS)),
+            demand: Arc::default(),
+        };
         let until = Instant::now() + ATTACH_WAIT;
-        loop {
-            let attached = Cache::attach(origins, &units, identity, options)?;
-            if let Some(cache) = attached {
-                return Ok(cache);
-            }
-            match Cache::own(origins, &units, identity, options) {
+        let (shared, owned) = loop {
+            match opening.attach_or_own() {
                 // It may be opening them, and listen in a moment, or end.
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
                     if share::socket_name(options, identity).is_none() {
@@ -156,28 +183,111 @@ impl Cache {
                     }
                     std::thread::sleep(ATTACH_AGAIN);
                 }
-                opened => return opened,
+                opened => break opened?,
             }
+        };
+        let devices = pair::devices(&shared);
+        let owned = Arc::new(Mutex::new(owned));
+        let attached = shared.attached_to.is_some();
+        let heir = attached.then(|| Heir::start(opening, &shared, &owned)).transpose()?;
+        Ok(Cache { shared, devices, owned, heir, policy: options.policy })
+    }
+
+    /// The process that owns the tiers, if this one has attached to another.
+    pub fn owner(&self) -> Option<u32> {
+        self.shared.latest().attached_to
+    }
+
+    /// The namespaces of the data set, with the tiers in front of them.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// The policy that decides which units are kept.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The units of the data set.
+    pub fn units(&self) -> &Units {
+        &self.shared.units
+    }
+
+    /// Quota of each tier in pages, fastest first.
+    pub fn capacities(&self) -> Vec<u64> {
+        self.shared.latest().media.iter().map(|media| media.capacity_pages).collect()
+    }
+
+    /// Sets the plan of the next run. Existing copies stay, unless they are evicted for units that
+    /// the plan reads more often.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
+    /// changed.
+    pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
+        let shared = &*self.shared.latest();
+        plan.check(&shared.units, shared.media.len())?;
+        if shared.attached_to.is_some() {
+            return Ok(()); // the owner's plan holds
+        }
+        let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
+        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        let mut ledger = shared.ledger.lock();
+        let evicted = shared.evicted(plan, &by_unit, &ledger);
+        ledger.set_plan(by_unit);
+        shared.copies.set_room(ledger.room());
+        drop(ledger);
+        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
+        shared.send(Job::Plan { wanted, evicted });
+        Ok(())
+    }
+
+    /// Counters of reads and copies since the start.
+    pub fn stats(&self) -> CacheStats {
+        let shared = self.shared.latest();
+        let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
+        stats.owner = shared.attached_to;
+        if stats.owner.is_some() {
+            shared.used_pages().into_iter().zip(&mut stats.tiers).for_each(|(pages, tier)| {
+                tier.used_bytes = pages * crate::tier::PAGE_BYTES;
+            });
+        }
+        stats.died = shared.fate.died().map(|error| error.to_string());
+        stats
+    }
+
+    /// Whether nothing is being copied or verified, or waiting for that. For tests and benches.
+    pub fn is_settled(&self) -> bool {
+        let shared = self.shared.latest();
+        if let Some(link) = shared.link() {
+            return link.is_idle();
+        }
+        shared.counters.is_settled() || shared.fate.died().is_some()
+    }
+}
+
+impl Opening {
+    /// Attaches to the owner of the tiers, or owns them.
+    fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
+        match self.attach()? {
+            Some(shared) => Ok((shared, None)),
+            None => self.own().map(|(shared, owned)| (shared, Some(owned))),
         }
     }
 
     /// Opens the tiers as their owner.
-    fn own(
-        origins: &[Arc<dyn Device>],
-        units: &Arc<Units>,
-        identity: Identity,
-        options: &TierOptions,
-    ) -> Result<Cache> {
+    fn own(&self) -> Result<(Arc<Shared>, Owned)> {
+        let Opening { origins, units, identity, options, .. } = self;
         let mut media = Vec::new();
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) = Media::open(number, spec, identity, units, origins)?;
+            let (opened, kept) = Media::open(number, spec, *identity, units, origins)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
-        let sharing = Sharing::of(&media, units, identity, options);
+        let sharing = Sharing::of(&media, units, *identity, options);
         let (copies, sharing) = match sharing {
             Some((copies, sharing)) => (copies, Some(sharing)),
             None => (CopyTable::new(units.len()), None),
@@ -197,7 +307,7 @@ impl Cache {
             ledger: Mutex::new(ledger),
             waker: Some(calls.waker()),
             socket: sharing.as_ref().map(|sharing| sharing.name.clone()),
-            ..Shared::new(units, origins, media, jobs)
+            ..Shared::new(self, media, jobs)
         });
         let bandwidth = options.bandwidth_bytes_per_s;
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
@@ -207,22 +317,20 @@ impl Cache {
                 copier.shared().copier_died(&error);
             }
         })?;
-        let mut cache = Cache::of(shared, options.policy);
-        cache.thread = Some(thread);
-        if let Some(Sharing { name, hello, table }) = sharing {
-            cache.owner = Some(Owner::start(Arc::clone(&cache.shared), name, hello, table)?);
-        }
-        Ok(cache)
+        let owner = match sharing {
+            None => None,
+            Some(Sharing { name, hello, table }) => {
+                Some(Owner::start(Arc::clone(&shared), name, hello, table)?)
+            }
+        };
+        Ok((shared, Owned { copier: thread, owner }))
     }
 
     /// Attaches to the process that owns the tiers; `None`: there is none for this data set, or it is
     /// about to end.
-    fn attach(
-        origins: &[Arc<dyn Device>],
-        units: &Arc<Units>,
-        identity: Identity,
-        options: &TierOptions,
-    ) -> Result<Option<Cache>> {
+    fn attach(&self) -> Result<Option<Arc<Shared>>> {
+        let Opening { identity, options, units, .. } = self;
+        let identity = *identity;
         let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
         let Welcome { stream, hello, table } = match share::connect(&name) {
             Ok(Some(welcome)) => welcome,
@@ -249,111 +357,32 @@ impl Cache {
             attached_to: Some(hello.pid),
             socket: Some(name),
             link: Forked::new(Some(Link::start(stream)?)),
-            ..Shared::new(units, origins, media, jobs)
+            ..Shared::new(self, media, jobs)
         });
         tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
-        Ok(Some(Cache::of(shared, options.policy)))
-    }
-
-    fn of(shared: Arc<Shared>, policy: Policy) -> Cache {
-        let devices = pair::devices(&shared);
-        Cache { shared, devices, thread: None, owner: None, policy }
-    }
-
-    /// The process that owns the tiers, if this one has attached to another.
-    pub fn owner(&self) -> Option<u32> {
-        self.shared.attached_to
-    }
-
-    /// The namespaces of the data set, with the tiers in front of them.
-    pub fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
-    }
-
-    /// The policy that decides which units are kept.
-    pub fn policy(&self) -> Policy {
-        self.policy
-    }
-
-    /// The units of the data set.
-    pub fn units(&self) -> &Units {
-        &self.shared.units
-    }
-
-    /// Quota of each tier in pages, fastest first.
-    pub fn capacities(&self) -> Vec<u64> {
-        self.shared.media.iter().map(|media| media.capacity_pages).collect()
-    }
-
-    /// Sets the plan of the next run. Existing copies stay, unless they are evicted for units that
-    /// the plan reads more often.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
-    /// changed.
-    pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
-        let shared = &*self.shared;
-        plan.check(&shared.units, shared.media.len())?;
-        if shared.attached_to.is_some() {
-            return Ok(()); // the owner's plan holds
-        }
-        let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
-        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
-        let mut ledger = shared.ledger.lock();
-        let evicted = shared.evicted(plan, &by_unit, &ledger);
-        ledger.set_plan(by_unit);
-        shared.copies.set_room(ledger.room());
-        drop(ledger);
-        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
-        shared.send(Job::Plan { wanted, evicted });
-        Ok(())
-    }
-
-    /// Counters of reads and copies since the start.
-    pub fn stats(&self) -> CacheStats {
-        let mut stats = self.shared.counters.read(&self.shared.media, &self.shared.ledger.lock());
-        stats.owner = self.shared.attached_to;
-        if stats.owner.is_some() {
-            self.shared.used_pages().into_iter().zip(&mut stats.tiers).for_each(|(pages, tier)| {
-                tier.used_bytes = pages * crate::tier::PAGE_BYTES;
-            });
-        }
-        stats.died = self.shared.fate.died().map(|error| error.to_string());
-        stats
-    }
-
-    /// Whether nothing is being copied or verified, or waiting for that. For tests and benches.
-    pub fn is_settled(&self) -> bool {
-        if let Some(link) = self.shared.link() {
-            return link.is_idle();
-        }
-        self.shared.counters.is_settled() || self.shared.fate.died().is_some()
+        Ok(Some(shared))
     }
 }
 
 impl Shared {
     /// Without a copier, without a connection, without copies.
-    fn new(
-        units: &Arc<Units>,
-        origins: &[Arc<dyn Device>],
-        media: Vec<Media>,
-        jobs: Sender<Job>,
-    ) -> Shared {
+    fn new(opening: &Opening, media: Vec<Media>, jobs: Sender<Job>) -> Shared {
         Shared {
             home: Forked::new(()),
-            units: Arc::clone(units),
+            units: Arc::clone(&opening.units),
             copies: CopyTable::new(0),
             ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
-            counters: Counters::new(media.len()),
+            counters: Arc::clone(&opening.counters),
             media,
-            origins: origins.to_vec(),
+            origins: opening.origins.clone(),
             jobs,
             waker: None,
             attached_to: None,
             socket: None,
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
-            demand: AtomicUsize::new(0),
+            demand: Arc::clone(&opening.demand),
+            next: OnceLock::new(),
             stop: AtomicBool::new(false),
             fate: Fate::default(),
         }
@@ -389,6 +418,15 @@ impl Shared {
         tiers
             .flat_map(|(tier, (there, wanted))| copies_to_evict(there, wanted, free(tier)))
             .collect()
+    }
+
+    /// What the tiers are now.
+    fn latest(self: &Arc<Shared>) -> Arc<Shared> {
+        let mut latest = self;
+        while let Some(next) = latest.next.get() {
+            latest = next;
+        }
+        Arc::clone(latest)
     }
 
     /// Whether this is the process that opened the tiers, not a forked child of it.
@@ -536,18 +574,22 @@ impl Shared {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let thread = self.thread.take();
         if !self.shared.is_at_home() {
-            std::mem::forget(thread); // the thread does not exist in this process
-            self.owner.iter_mut().for_each(Owner::forget);
+            // The threads do not exist in this process, and one may have held the lock.
+            std::mem::forget((self.heir.take(), Arc::clone(&self.owned)));
             return;
         }
-        self.owner.iter_mut().for_each(Owner::stop);
-        self.shared.link().into_iter().for_each(Link::close);
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.waker.iter().for_each(Waker::wake);
-        if let Some(thread) = thread {
-            thread.join_within(copier::LAST_WRITES + LAST_ITERATION);
+        // First, so that it takes over nothing any more.
+        if let Some(heir) = self.heir.take() {
+            heir.stop();
+        }
+        let shared = self.shared.latest();
+        shared.link().into_iter().for_each(Link::close);
+        shared.stop.store(true, Ordering::Release);
+        shared.waker.iter().for_each(Waker::wake);
+        if let Some(Owned { copier, owner }) = self.owned.lock().take() {
+            owner.into_iter().for_each(|mut owner| owner.stop());
+            copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
         }
     }
 }

@@ -117,7 +117,7 @@ impl FromStr for TierSpec {
 const OVERWRITE: &str = ":overwrite";
 
 /// The most tiers that a copy location can encode.
-const MAX_TIERS: usize = 15;
+pub(super) const MAX_TIERS: usize = 15;
 
 #[cfg(test)]
 mod tests {

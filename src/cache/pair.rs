@@ -30,6 +30,7 @@ pub(super) fn devices(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
 }
 
 struct TieredDevice {
+    /// The first of its chain.
     shared: Arc<Shared>,
     number: u16,
 }
@@ -37,7 +38,8 @@ struct TieredDevice {
 impl TieredDevice {
     /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
     fn describe(&self, origin: Namespace) -> Namespace {
-        let tiers = self.shared.media.iter().map(|media| media.device.namespace());
+        let shared = self.shared.latest();
+        let tiers = shared.media.iter().map(|media| media.device.namespace());
         let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(u32::MAX);
         Namespace {
             num_blocks: origin.len_bytes() / PAGE_BYTES,
@@ -56,15 +58,18 @@ impl Device for TieredDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        self.shared.link_in_child();
+        let shared = self.shared.latest();
+        shared.link_in_child();
         let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
         let mut sources = vec![Source::to(origin)];
-        for media in &self.shared.media {
+        for media in &shared.media {
             sources.push(Source::to(media.device.queue_pair_in(scope)?));
         }
         Ok(Box::new(TieredPair {
-            shared: Arc::clone(&self.shared),
+            shared,
+            pool: None,
+            registry: None,
             number: self.number,
             namespace,
             sources,
@@ -156,6 +161,9 @@ impl Source {
 
 struct TieredPair {
     shared: Arc<Shared>,
+    /// For the sources that a takeover brings.
+    pool: Option<Pool>,
+    registry: Option<Registry>,
     number: u16,
     namespace: Namespace,
     sources: Vec<Source>,
@@ -173,6 +181,7 @@ impl TieredPair {
             self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
             return;
         }
+        self.follow_takeover();
         let start = io.slba.0 * PAGE_BYTES;
         let range = start..start + io.buf.len() as u64;
         let evictions = self.shared.copies.evictions();
@@ -208,6 +217,33 @@ impl TieredPair {
             }
         }
         self.cuts = cuts;
+    }
+
+    /// Reads from the tiers of the next owner, once no read of the last one's is outstanding. Until
+    /// then, reads go to the origin.
+    fn follow_takeover(&mut self) {
+        if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
+            return;
+        }
+        let next = self.shared.latest();
+        next.link_in_child();
+        let mut sources = Vec::with_capacity(next.media.len());
+        for media in &next.media {
+            match media.device.queue_pair_in(&PairScope::new()) {
+                Ok(mut pair) => {
+                    self.pool.iter().for_each(|pool| pair.use_pool(pool));
+                    self.registry.iter().for_each(|registry| pair.register(registry));
+                    sources.push(Source::to(pair));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no queue pair for the next owner's tiers yet");
+                    return;
+                }
+            }
+        }
+        self.sources.truncate(1);
+        self.sources.append(&mut sources);
+        self.shared = next;
     }
 
     /// The source for `range`: the origin, or an ahead read, which begins here if it is worthwhile.
@@ -484,6 +520,7 @@ impl QueuePair for TieredPair {
     }
 
     fn use_pool(&mut self, pool: &Pool) {
+        self.pool = Some(pool.clone());
         self.sources.iter_mut().for_each(|source| source.pair.use_pool(pool));
     }
 
@@ -516,6 +553,7 @@ impl QueuePair for TieredPair {
     }
 
     fn register(&mut self, registry: &Registry) {
+        self.registry = Some(registry.clone());
         self.sources.iter_mut().for_each(|source| source.pair.register(registry));
     }
 

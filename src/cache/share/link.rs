@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::convert::Infallible;
+
+use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
 use super::frames::Frame;
 use crate::cache::copier::Job;
@@ -19,6 +21,7 @@ pub(in crate::cache) struct Link {
     stream: UnixStream,
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
+    ended: Receiver<Infallible>,
     /// They end with the connection; nobody waits for them.
     _threads: [Thread; 2],
 }
@@ -30,30 +33,37 @@ impl Link {
     /// A thread cannot be started.
     pub(in crate::cache) fn start(stream: UnixStream) -> Result<Link> {
         let (jobs, received) = unbounded();
+        let (held, ended) = bounded(0);
         let is_alive = Arc::new(AtomicBool::new(true));
         let queued_bytes = Arc::<AtomicUsize>::default();
         let sending = Sending {
             stream: stream.try_clone()?,
             jobs: received,
-            end: End(Arc::clone(&is_alive)),
+            end: End { is_alive: Arc::clone(&is_alive), _held: held },
             queued_bytes: Arc::clone(&queued_bytes),
         };
-        let waiting = (stream.try_clone()?, jobs.clone(), End(Arc::clone(&is_alive)));
+        let end = Arc::clone(&is_alive);
+        let waiting = (stream.try_clone()?, jobs.clone(), end);
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(stream, jobs, end)| {
                 // The owner sends nothing after its first message: this returns when it has ended.
                 let _ = stream.read(&mut [0]);
-                end.tell();
+                end.store(false, Ordering::Release);
                 let _ = jobs.send(Job::Stop); // wakes the sender
             })?,
         ];
-        Ok(Link { jobs, stream, is_alive, queued_bytes, _threads: threads })
+        Ok(Link { jobs, stream, is_alive, queued_bytes, ended, _threads: threads })
     }
 
     /// Whether the owner is there.
     pub(in crate::cache) fn is_alive(&self) -> bool {
         self.is_alive.load(Ordering::Acquire)
+    }
+
+    /// Disconnected when the connection has ended.
+    pub(in crate::cache) fn ended(&self) -> Receiver<Infallible> {
+        self.ended.clone()
     }
 
     /// Sends later, in order.
@@ -86,11 +96,14 @@ impl Drop for Link {
 }
 
 /// Marks the connection as ended, also when its thread panics.
-struct End(Arc<AtomicBool>);
+struct End {
+    is_alive: Arc<AtomicBool>,
+    _held: Sender<Infallible>,
+}
 
 impl End {
     fn tell(&self) {
-        self.0.store(false, Ordering::Release);
+        self.is_alive.store(false, Ordering::Release);
     }
 }
 

@@ -14,7 +14,9 @@
 //! writable. Both sides check that the other one belongs to the same user.
 //!
 //! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
-//! next owner may overwrite it. It reads on from the origin at once.
+//! next owner may overwrite it. It reads on from the origin at once, and tries to open the tiers again,
+//! as every other attached process does (`heir.rs`): the one that gets the lock on the files owns them,
+//! the others attach to it. A forked child does not follow: it stays with the origin.
 //!
 //! Read `hello.rs` first, then `owner.rs` and `link.rs`.
 
@@ -48,9 +50,9 @@ pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<V
     name_of(&first)
 }
 
-/// Name of the socket for the tier at `path`.
+/// Name of the socket for the tier at `path`; `None` if that is no regular file.
 fn name_of(path: &Path) -> Option<Vec<u8>> {
-    let found = std::fs::metadata(path).ok()?;
+    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let user = rustix::process::geteuid().as_raw();
     Some(format!("dlfs-tier-{user}-{:x}-{:x}", found.dev(), found.ino()).into_bytes())
 }

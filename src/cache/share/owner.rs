@@ -55,11 +55,6 @@ impl Owner {
             thread.join_within(LAST_TURN);
         }
     }
-
-    /// Leaves the thread alone: it does not exist in a forked child.
-    pub(in crate::cache) fn forget(&mut self) {
-        std::mem::forget(self.thread.take());
-    }
 }
 
 struct Server {

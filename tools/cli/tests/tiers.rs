@@ -64,6 +64,48 @@ fn the_second_process_on_a_tier_attaches_to_the_first() {
     assert_eq!(alone["tiers"]["owner"], Value::Null);
 }
 
+/// Five moments, or as many as the variable says.
+#[test]
+fn a_kill_of_the_owner_at_any_moment_harms_no_reader() {
+    let place = Place::with_image();
+    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    fs::create_dir(&cache).unwrap();
+    let tier = format!("file:{cache}:64M");
+    let epochs = ["--epochs", "300"];
+    let plain: Value = {
+        let plain = dlfs().args(["read", &image, "--json"]).args(epochs).output().unwrap();
+        serde_json::from_slice(&plain.stdout).unwrap()
+    };
+    let kills: u32 =
+        std::env::var("DLFS_TEST_KILLS").map_or(5, |kills| kills.parse().expect("a number"));
+    let mut state = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    println!("seed {state}");
+    for kill in 0..kills {
+        let owner = Endless::start(&image, &tier);
+        let pid = Value::from(owner.0.id());
+        wait_for("the first process to have the tier", || {
+            read(&image, &["--tier", &tier])["tiers"]["owner"] == pid
+        });
+        let readers = [(); 3].map(|()| {
+            let mut command = dlfs();
+            command.args(["read", &image, "--tier", &tier, "--json"]).args(epochs);
+            command.stdout(Stdio::piped()).spawn().expect("dlfs starts")
+        });
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        sleep(Duration::from_millis((state >> 33) % 400));
+        drop(owner);
+        for reader in readers {
+            let output = reader.wait_with_output().unwrap();
+            assert!(output.status.success(), "kill {kill}: {}", output.status);
+            let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(json["order_crc32c"], plain["order_crc32c"], "kill {kill}");
+            assert_eq!(json["bytes"], plain["bytes"], "kill {kill}");
+            assert_eq!(json["tiers"]["tiers"][0]["damaged"], 0, "kill {kill}: {json}");
+        }
+    }
+}
+
 #[test]
 fn copies_of_a_killed_process_are_whole_or_not_there() {
     let place = Place::with_image();

@@ -1,0 +1,100 @@
+//! Waits for the end of the process that owns the tiers, then takes over or attaches to who does.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
+use parking_lot::Mutex;
+
+use super::{Opening, Owned, Shared};
+use crate::threads::{self, Fate, Thread};
+
+/// The thread of an attached process that waits for the owner's end.
+pub(super) struct Heir {
+    /// Dropped to end the thread.
+    running: Sender<Infallible>,
+    thread: Thread,
+}
+
+impl Heir {
+    /// Starts the thread. What it opens follows `shared` and the last of its successors.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(
+        opening: Opening,
+        shared: &Arc<Shared>,
+        owned: &Arc<Mutex<Option<Owned>>>,
+    ) -> crate::Result<Heir> {
+        let (running, stopped) = bounded(0);
+        let waiting =
+            Waiting { opening, shared: Arc::clone(shared), owned: Arc::clone(owned), stopped };
+        let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
+        Ok(Heir { running, thread })
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(super) fn stop(self) {
+        drop(self.running);
+        self.thread.join_within(LAST_TURN);
+    }
+}
+
+struct Waiting {
+    opening: Opening,
+    /// What the tiers are now.
+    shared: Arc<Shared>,
+    owned: Arc<Mutex<Option<Owned>>>,
+    /// Disconnected when the thread shall end.
+    stopped: Receiver<Infallible>,
+}
+
+impl Waiting {
+    fn run(&mut self) {
+        while let Some(ended) = self.shared.link().map(|link| link.ended()) {
+            select! {
+                recv(ended) -> _ => {}
+                recv(self.stopped) -> _ => return,
+            }
+            if !self.succeed() {
+                return;
+            }
+        }
+        // This process owns the tiers now.
+    }
+
+    /// Opens the tiers again, until that works; `false`: the cache ends.
+    fn succeed(&mut self) -> bool {
+        let mut pause = FIRST_PAUSE;
+        let (next, owned) = loop {
+            match self.opening.attach_or_own() {
+                Ok(opened) => break opened,
+                Err(error) => tracing::debug!(error = %error.report(), "the tiers stay without us"),
+            }
+            match self.stopped.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(LONGEST_PAUSE),
+                _ => return false,
+            }
+        };
+        match next.attached_to {
+            Some(owner) => tracing::debug!(owner, "attached to the next owner of the tiers"),
+            None => tracing::info!("the owner of the tiers has ended: this process owns them now"),
+        }
+        *self.owned.lock() = owned;
+        let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
+        // It is set by this thread alone, once.
+        let _ = before.next.set(next);
+        true
+    }
+}
+
+/// Name of the thread.
+const HEIR: &str = "dlfs-tiers-heir";
+
+/// Another heir may be opening the tiers: it shares them in a moment.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Opening the tiers once, at the longest.
+const LAST_TURN: Duration = Duration::from_secs(12);
