@@ -145,7 +145,7 @@ fn clairvoyance_wins_where_nodes_can_read_from_each_other() {
     assert!(from_origin(&clairvoyant) < from_origin(&hdmlp));
 }
 
-/// The example of the README: each node keeps a quarter of the data, over 20 epochs.
+/// The example of `benches/results/sim.md`: each node keeps a quarter of the data, over 20 epochs.
 fn four_nodes(network_mb_s: f64) -> Simulation {
     let mut config: Config = toml::from_str(include_str!("../examples/four-nodes.toml")).unwrap();
     config.environment.network_mb_s = network_mb_s;

@@ -6,7 +6,7 @@ use dlfs_sim::policy::Policy;
 use dlfs_sim::thesis::{self, Table};
 
 /// Checks a scenario: `within` gives how far a row may be from the printed one; rows that it leaves out
-/// are reported in the README and pinned by the golden file only.
+/// are reported in benches/results/sim.md and pinned by the golden file only.
 fn check(scenario: u32, within: fn(Policy) -> Option<f64>) {
     let table = thesis::table(scenario, Policy::of_thesis()).unwrap();
     for (row, &policy) in table.rows.iter().zip(Policy::of_thesis()) {
