@@ -615,40 +615,109 @@ fn a_window_that_cannot_hold_what_a_grouped_order_has_open_is_told_what_it_needs
     assert!(read(open / 2, Some(Batching::Sample)).1.is_empty(), "chunks are not kept then");
 }
 
-/// What an epoch of `count` samples of `len` bytes each costs, in terms of what it delivers, on a rank
-/// whose window holds the part `window` of what grouped order has open. Headers are not counted.
-fn cost_in_a_window(count: usize, len: usize, window: f64, batch_size: usize) -> f64 {
-    let source = (0..count).map(|i| sample(&format!("{i:06}"), None, len - i % 3)).collect();
-    let fixture = fixture(source, 1, 4096);
-    let (lanes, group) = (4, 2);
-    let open =
-        u64::from(lanes * group) * u64::from(fixture.image.directory().layout().chunk_size_bytes);
+/// An epoch in a window of the part `window` of what grouped order has open: bytes read over bytes delivered.
+/// Headers are not counted.
+fn cost_in_a_window(
+    fixture: &Fixture,
+    (lanes, group): (u32, u32),
+    window: f64,
+    batch_size: usize,
+    batching: Option<Batching>,
+) -> f64 {
+    let directory = fixture.image.directory();
+    let open = u64::from(lanes * group) * u64::from(directory.layout().chunk_size_bytes);
     let mut loader = fixture.loader(OrderKind::Grouped { lanes, group }, |options| {
         options.window_bytes = (open as f64 * window) as usize;
-        options.batch_size = batch_size;
+        (options.batch_size, options.batching) = (batch_size, batching);
     });
-    assert_eq!(sorted(fixture.drain(&mut loader)), (0..count as u64).collect::<Vec<_>>());
+    let ids = sorted(fixture.drain(&mut loader));
+    assert!(ids.into_iter().eq(0..directory.num_samples()), "each sample once");
     let stats = loader.stats();
     stats.read.bytes as f64 / stats.sample_bytes as f64
 }
 
+/// What it costs to read every sample by itself: the blocks that it lies in.
+fn cost_of_single_reads(fixture: &Fixture) -> f64 {
+    let directory = fixture.image.directory();
+    let extents = (0..directory.num_samples()).filter_map(|id| directory.extent(SampleId(id)));
+    let (blocks, bytes) = extents.fold((0, 0), |(blocks, bytes), extent| {
+        let (start, len) = (extent.offset_bytes, u64::from(extent.len_bytes));
+        (blocks + (start + len).div_ceil(4096) - start / 4096, bytes + len)
+    });
+    (blocks * 4096) as f64 / bytes as f64
+}
+
 #[test]
 fn a_window_that_is_too_small_costs_a_little_and_not_a_thousandfold() {
-    // Small samples cost at most what single reads of them do: the blocks that they lie in.
-    let cases = [(100, 45.0), (1000, 5.5), (4096, 2.05), (6000, 2.05), (20_000, 2.05)];
-    for (len, most) in cases {
-        for window in [1.4, 1.0, 0.9, 0.4] {
-            // Batches of one take a turn of two threads each.
-            for batch_size in [1, 7].into_iter().filter(|&size| size > 1 || len > 4000) {
-                let cost = cost_in_a_window((1_000_000 / len).min(6_000), len, window, batch_size);
-                println!("{len} bytes, window {window}, batches of {batch_size}: {cost:.3}");
-                assert!(
-                    cost <= most,
-                    "{len} bytes, window {window}, batches of {batch_size}: {cost}"
-                );
-            }
+    for (len, batch_size) in [(100, 256), (1000, 256), (2500, 256), (5000, 7)] {
+        let samples = (0..16_000_000 / len).map(|i| sample(&format!("{i:06}"), None, len - i % 3));
+        let fixture = fixture(samples.collect(), 1, 4096);
+        let single = cost_of_single_reads(&fixture);
+        let chunk = Some(Batching::Chunk);
+        for (window, batching) in [
+            (1.0, None),
+            (0.9, None),
+            (0.5, None),
+            (0.5, chunk),
+            (0.4, None),
+            (0.2, None),
+            (0.2, chunk),
+        ] {
+            let cost = cost_in_a_window(&fixture, (16, 12), window, batch_size, batching);
+            let most = match window >= 0.5 {
+                true => 2.2,
+                false if len >= 4096 => 2.0,
+                false => 1.2 * single.min(1.0 + 1.0 / window),
+            };
+            let what =
+                format!("{len} bytes, window {window}, {batching:?}: {cost:.3} of {most:.3}");
+            println!("{what}");
+            assert!(cost <= most, "{what}");
         }
     }
+}
+
+#[test]
+fn what_comes_in_several_passes_is_the_same_when_media_fail_and_consumers_keep_batches() {
+    let samples = (0..20_000).map(|i| sample(&format!("{i:05}"), None, i % 5 * 60));
+    let fixture = fixture_deleted(samples.collect(), 2, 4096, &[3, 4, 700]);
+    let kind = OrderKind::Grouped { lanes: 4, group: 3 };
+    let read = |window_bytes| {
+        let mut loader = fixture.loader(kind, |options| {
+            options.window_bytes = window_bytes;
+            (options.epochs, options.tail) = (0..2, Tail::Pad);
+            (options.rank, options.world_size) = (1, 2);
+        });
+        (fixture.drain(&mut loader), loader.stats())
+    };
+    let (expected, whole) = read(8 << 20);
+    let (ids, few) = read(192 << 10);
+    assert_eq!(ids, expected);
+    assert!(few.resident == 0 && few.read.bytes > whole.read.bytes && few.skipped == 0);
+
+    let mut loader = fixture.loader(kind, |options| {
+        (options.window_bytes, options.batch_size) = (384 << 10, 64);
+    });
+    let kept: Vec<_> = std::iter::from_fn(|| loader.next()).map(Result::unwrap).collect();
+    kept.iter().for_each(|batch| fixture.assert_right(batch));
+    assert_eq!(kept.iter().map(Batch::len).sum::<usize>(), 19_997);
+    assert!(loader.stats().over_window > 0, "the consumer has the window");
+
+    let bad = fixture.image.directory().extent(SampleId(41)).unwrap();
+    let block = bad.offset_bytes / 4096;
+    let status = Status { sct: 2, sc: 0x81, dnr: true, crd: 0, more: false };
+    let rule = Rule::read(block..block + 1, u32::MAX, Fault::Status(status));
+    fixture.faulty[usize::from(bad.namespace)].add(rule);
+    let mut loader = fixture.loader(kind, |options| {
+        (options.window_bytes, options.on_error) = (384 << 10, OnError::Skip);
+    });
+    let ids = fixture.drain(&mut loader);
+    let skipped = loader.stats().skipped;
+    assert!(skipped > 0 && !ids.contains(&41), "{skipped} were left out");
+    assert_eq!(ids.len() as u64 + skipped, 19_997);
+    let mut loader = fixture.loader(kind, |options| options.window_bytes = 384 << 10);
+    let error = std::iter::from_fn(|| loader.next()).find_map(Result::err).expect("it is raised");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
 #[test]

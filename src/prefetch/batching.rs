@@ -50,16 +50,22 @@ impl LoaderOptions {
         directory: &Directory,
         devices: &[Arc<dyn Device>],
     ) -> Result<Batching> {
-        if self.batching.is_some() || !self.is_grouped() {
+        if !self.is_grouped() || matches!(self.batching, Some(Batching::None | Batching::Sample)) {
             return self.stated_batching();
         }
+        let cost = open::sample_cost(directory);
+        let passes = open::num_passes(directory, self);
+        if self.batching == Some(Batching::Chunk) {
+            // Whoever asks for chunks in a window that is far too small gets the same samples for less.
+            let dear = passes.is_some_and(|passes| passes > cost);
+            return if dear { Ok(Batching::Sample) } else { self.stated_batching() };
+        }
         let held = page_cached(devices) && open::mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
-        // Ranks that share chunks would each read them whole; chunks that do not fit the window, again.
+        // Ranks that share chunks would each read them whole; chunks that do not fit the window, several times.
         let dear = || {
-            let cost = open::sample_cost(directory);
             let shared = open::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
-                || open::exceeds_window(directory, self)
+                || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
         };
         if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }
     }
@@ -76,3 +82,6 @@ pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
 
 /// From here on a read of each sample costs little beside the copy of its bytes.
 const LARGE_SAMPLE_BYTES: u64 = 64 << 10;
+
+/// Samples that cost no more than this many times their bytes by themselves are not copied to save that.
+const WORTH_NO_COPY: f64 = 2.0;

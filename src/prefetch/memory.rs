@@ -57,6 +57,12 @@ impl Memory {
         Some(IoBuf::temporary(len))
     }
 
+    /// Whether so many bytes are free, in one piece or in several.
+    pub(super) fn has(&mut self, bytes: usize) -> bool {
+        self.exhausted = self.pool().free_bytes() < bytes;
+        !self.exhausted
+    }
+
     /// Whether `run` has pages, or is needed at once.
     fn may_touch(&self, run: &IoBuf, priority: Priority) -> bool {
         let end = self.pool().offset_of(run).map_or(0, |at| at + run.len());

@@ -3,10 +3,10 @@
 //! A [`Prefetcher`] has one thread, the *poller*: it plans batches from the order, reads them through the
 //! `reader`'s pump and puts them, in order, where [`Prefetcher::next`] takes them. How a batch is read is
 //! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
-//! samples out of them; `batching` says which, and `open` what a grouped order then has open at a time.
-//! `memory` is the window that bounds both; `copy` gathers batches into one piece where the caller wants
-//! that; `window` is that memory itself, and the thread that makes its pages; `kept` verifies again what
-//! stays in it from epoch to epoch.
+//! samples out of them, and `passes` reads chunks that do not fit the window in several passes; `batching`
+//! says which, and `open` what a grouped order then has open at a time. `memory` is the window that bounds
+//! all; `copy` gathers batches into one piece where the caller wants that; `window` is that memory itself,
+//! and the thread that makes its pages; `kept` verifies again what stays in it from epoch to epoch.
 //!
 //! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
 //! and stays; the poller sleeps when the window is full and when nothing is on its way. The end of a run
@@ -21,6 +21,7 @@ mod kept;
 mod lead;
 mod memory;
 mod open;
+mod passes;
 mod residency;
 mod samples;
 mod stream;
@@ -55,6 +56,7 @@ use kept::{Kept, Rewritten};
 use lead::{LEAD_TOKEN, LedDriver};
 use memory::Memory;
 use open::LEAD_ROOM_CHUNKS;
+use passes::PassDriver;
 use residency::Residency;
 use samples::SampleDriver;
 use stream::Head;
@@ -86,7 +88,7 @@ pub struct LoaderOptions {
     /// Where to go on, instead of at the first epoch's begin.
     pub resume: Option<State>,
     /// How batches are brought in; `None`: chunks for a grouped order, samples for any other, and for a
-    /// grouped order of large samples where the page cache holds the chunks already.
+    /// grouped order of large samples where the page cache holds the chunks already or the window is too small.
     pub batching: Option<Batching>,
     /// The most memory for what is read ahead and not yet dropped, in bytes. 0: 256 MiB, and up to 1 GiB
     /// where a grouped order of large chunks has more open at a time.
@@ -308,11 +310,13 @@ impl Prefetcher {
             Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
             Batching::None => 0,
         };
+        let lens = open::lens_of_passes(directory, options);
         // Where most runs have about one length, a slot of it keeps the window free of gaps that
         // nothing fits.
-        let slot_len_bytes = match batching {
-            Batching::Chunk => layout.chunk_size_bytes as usize,
-            Batching::Sample | Batching::None => SLOT_LEN_BYTES,
+        let slot_len_bytes = match (batching, lens) {
+            (Batching::Chunk, Some(lens)) => lens.copies_bytes,
+            (Batching::Chunk, None) => layout.chunk_size_bytes as usize,
+            (Batching::Sample | Batching::None, _) => SLOT_LEN_BYTES,
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
         let cpus = options.cpus.as_ref();
@@ -541,13 +545,18 @@ impl Prefetcher {
         pump.learn(&self.directory);
         let geometry = pump.geometry();
         let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
-        let residency = Arc::new(Residency::new(match batching {
-            Batching::Chunk => self.directory.num_samples(),
+        let passes = open::lens_of_passes(&self.directory, options);
+        let residency = Arc::new(Residency::new(match (batching, passes) {
+            (Batching::Chunk, None) => self.directory.num_samples(),
             _ => 0,
         }));
         let directory = Arc::clone(&self.directory);
-        let mut driver: Box<dyn Driver> = match batching {
-            Batching::Chunk => {
+        let mut driver: Box<dyn Driver> = match (batching, passes) {
+            (Batching::Chunk, Some(lens)) => {
+                let on_error = options.on_error;
+                Box::new(PassDriver::new(directory, geometry, stream, on_error, lens))
+            }
+            (Batching::Chunk, None) => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
                 let verify_kept = options.verify_kept;
                 let lead = match open::has_lead(&self.directory, options) {
@@ -572,7 +581,7 @@ impl Prefetcher {
                     }
                 }
             }
-            Batching::Sample | Batching::None => {
+            (Batching::Sample | Batching::None, _) => {
                 let one_by_one = batching == Batching::None;
                 if one_by_one {
                     pump.limit_outstanding(1);

@@ -5,6 +5,7 @@ use crate::order::{EpochOrder, Reads, Sharding};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
+use super::passes::Lens;
 
 /// The window: what the options say, or room for what the order has open on this rank, for the groups that
 /// follow where lanes change theirs, and for what is read beside it; within limits.
@@ -18,10 +19,22 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
 }
 
-/// Whether the chunks that a grouped order has open do not fit the window: those that are given up would be
-/// read again and again.
+/// Whether the chunks that a grouped order has open do not fit the window, so that they cannot stay until
+/// their last sample was shown.
 pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
+}
+
+/// How often such chunks are read in several passes, as good as known.
+pub(super) fn num_passes(directory: &Directory, options: &LoaderOptions) -> Option<f64> {
+    lens_of_passes(directory, options).map(|lens| lens.num_passes())
+}
+
+/// Lengths of buffers where chunks are read in several passes; `None` where open chunks fit the window.
+pub(super) fn lens_of_passes(directory: &Directory, options: &LoaderOptions) -> Option<Lens> {
+    let (window, open) = (window_bytes(directory, options), open_bytes(directory, options));
+    let (chunk, sample) = (chunk_len(directory) as usize, mean_sample_bytes(directory) as usize);
+    exceeds_window(directory, options).then(|| Lens::of(window, chunk, open, sample))
 }
 
 /// Whether the first batch would wait for so many chunks that it is rather read by itself; and there is
@@ -32,8 +45,7 @@ pub(super) fn has_lead(directory: &Directory, options: &LoaderOptions) -> bool {
     awaited >= LEAD_FROM_BYTES && room >= LEAD_ROOM_CHUNKS * chunk_len(directory)
 }
 
-/// Says so where the window is smaller than what the order goes through at a time: chunks are then given
-/// up while samples of them are still to come, and read again.
+/// Warns where the window is smaller than what the order goes through at a time.
 pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOptions) {
     let Some((lanes, group)) = options.order.kind.lanes_and_group() else { return };
     if exceeds_window(directory, options) {
@@ -44,8 +56,8 @@ pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOption
             enough_bytes = chunks_len(directory, enough),
             lanes,
             group,
-            "the window is smaller than the chunks that a grouped order has open at a time, so that samples \
-             are read one by one, or chunks several times: give it enough_bytes, or take fewer lanes or \
+            "the window is smaller than the chunks that a grouped order has open at a time, so samples are \
+             read one by one, or chunks in several passes: give it enough_bytes, or take fewer lanes or \
              smaller groups"
         );
     }
