@@ -7,8 +7,9 @@
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use super::handles::Handles;
 use super::pages::{Mapping, Pages};
 use super::pool::Inner;
 use crate::units::ALIGN_BYTES;
@@ -18,7 +19,7 @@ pub(super) struct Allocation(NonNull<Header>);
 
 /// The reference count of an allocation, and where its memory is returned to.
 pub(super) struct Header {
-    handles: AtomicUsize,
+    handles: Handles,
     backing: Backing,
 }
 
@@ -49,7 +50,7 @@ impl Allocation {
         assert!(len > 0, "an empty buffer needs no allocation");
         let mapped = if len >= mapped_from_len { Allocation::mapped(len) } else { None };
         let (backing, start) = mapped.unwrap_or_else(|| Allocation::on_the_heap(len));
-        let header = Box::new(Header { handles: AtomicUsize::new(1), backing });
+        let header = Box::new(Header { handles: Handles::new(1), backing });
         (Allocation(NonNull::from(Box::leak(header))), start)
     }
 
@@ -85,15 +86,14 @@ impl Allocation {
         // Relaxed: whatever passes the handle to another thread orders these stores, too.
         backing.store(Arc::into_raw(Arc::clone(pool)).cast_mut(), Ordering::Relaxed);
         count.store(num_slots, Ordering::Relaxed);
-        header.handles.store(1, Ordering::Relaxed);
+        header.handles.begin();
         Allocation(NonNull::from(header))
     }
 
     /// Whether this is the only handle. If so, no other can appear, since handles are cloned from
     /// handles.
     pub(super) fn is_only_handle(&self) -> bool {
-        // Acquire: accesses through dropped handles happen before accesses through this one.
-        self.header().handles.load(Ordering::Acquire) == 1
+        self.header().handles.is_one()
     }
 
     /// Whether the memory belongs to a device driver.
@@ -117,8 +117,7 @@ impl Allocation {
 
 impl Clone for Allocation {
     fn clone(&self) -> Allocation {
-        // Relaxed: the new handle is cloned from an existing one, as with `Arc`.
-        self.header().handles.fetch_add(1, Ordering::Relaxed);
+        self.header().handles.add();
         Allocation(self.0)
     }
 }
@@ -131,12 +130,9 @@ impl PartialEq for Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Release here and acquire by the last handle: accesses through other handles happen before
-        // the memory is reused.
-        if self.header().handles.fetch_sub(1, Ordering::Release) != 1 {
+        if !self.header().handles.remove() {
             return;
         }
-        fence(Ordering::Acquire);
         match &self.header().backing {
             Backing::Heap { start, layout } => {
                 let (start, layout) = (*start, *layout);
@@ -170,7 +166,7 @@ impl Header {
             pool: AtomicPtr::new(std::ptr::null_mut()),
             num_slots: AtomicU32::new(0),
         };
-        Header { handles: AtomicUsize::new(0), backing }
+        Header { handles: Handles::new(0), backing }
     }
 }
 

@@ -17,6 +17,7 @@
 #![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
 mod allocation;
+mod handles;
 mod pages;
 mod pool;
 mod shared;

@@ -8,6 +8,8 @@ mod sync;
 
 #[path = "../../../src/tier/copies.rs"]
 mod copies;
+#[path = "../../../src/buf/handles.rs"]
+mod handles;
 #[path = "../../../src/buf/slots.rs"]
 mod slots;
 #[path = "../../../src/qpair/wake.rs"]
@@ -17,6 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use copies::{CopyLocation, CopyTable};
+use handles::Handles;
 use loom::sync::Arc;
 use loom::thread;
 use slots::Slots;
@@ -29,6 +32,9 @@ const MODELS: &[(&str, fn())] = &[
     ("what comes before a mark is seen by whoever takes it", a_mark_brings_what_came_before),
     ("the bytes of a copy are there before it is read", a_copy_is_published_with_its_bytes),
     ("slots have one owner, who sees what the last one did", slots_have_one_owner_at_a_time),
+    ("a run over two words is taken whole or not at all", a_run_is_taken_whole_or_not_at_all),
+    ("whoever drops the last handle sees what all did", memory_is_freed_once_and_after_every_use),
+    ("whoever has the only handle sees what others did", an_only_handle_comes_after_the_others),
 ];
 
 fn main() -> ExitCode {
@@ -139,4 +145,62 @@ fn slots_have_one_owner_at_a_time() {
     let owned = own(&slots, &bytes) + other.join().unwrap();
     assert_eq!(bytes.load(Ordering::Relaxed), owned);
     assert_eq!(slots.num_free(), 1);
+}
+
+fn a_run_is_taken_whole_or_not_at_all() {
+    let (slots, bytes) = (Arc::new(Slots::new(66)), Arc::new(AtomicU64::new(0)));
+    // Both have slot 64: the run begins in the word before.
+    let own = |slots: &Slots, bytes: &AtomicU64, first, count| {
+        if !slots.take_at(first, count) {
+            return 0;
+        }
+        bytes.store(bytes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        slots.give_back(first, count);
+        1
+    };
+    let other = {
+        let (slots, bytes) = (Arc::clone(&slots), Arc::clone(&bytes));
+        thread::spawn(move || own(&slots, &bytes, 64, 1))
+    };
+    let owned = own(&slots, &bytes, 63, 2) + other.join().unwrap();
+    assert_eq!(bytes.load(Ordering::Relaxed), owned);
+    assert_eq!(slots.num_free(), 66);
+    assert!(slots.take_at(63, 2), "a run that was refused has kept a part");
+}
+
+fn memory_is_freed_once_and_after_every_use() {
+    let handles = Arc::new(Handles::new(0));
+    handles.begin();
+    handles.add();
+    let bytes = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let use_and_drop = |handles: &Handles, bytes: &[AtomicU64; 2], own: usize| {
+        bytes[own].store(1, Ordering::Relaxed);
+        let is_last = handles.remove();
+        if is_last {
+            let seen = [0, 1].map(|at| bytes[at].load(Ordering::Relaxed));
+            assert_eq!(seen, [1, 1], "freed before a use");
+        }
+        u32::from(is_last)
+    };
+    let other = {
+        let (handles, bytes) = (Arc::clone(&handles), Arc::clone(&bytes));
+        thread::spawn(move || use_and_drop(&handles, &bytes, 1))
+    };
+    let freed = use_and_drop(&handles, &bytes, 0) + other.join().unwrap();
+    assert_eq!(freed, 1);
+}
+
+fn an_only_handle_comes_after_the_others() {
+    let (handles, bytes) = (Arc::new(Handles::new(2)), Arc::new(AtomicU64::new(0)));
+    let other = {
+        let (handles, bytes) = (Arc::clone(&handles), Arc::clone(&bytes));
+        thread::spawn(move || {
+            bytes.store(1, Ordering::Relaxed);
+            assert!(!handles.remove(), "there is another");
+        })
+    };
+    if handles.is_one() {
+        assert_eq!(bytes.load(Ordering::Relaxed), 1, "written to while it was read");
+    }
+    other.join().unwrap();
 }
