@@ -100,7 +100,12 @@ fn an_image_on_64_namespaces_has_one_controller_and_one_io_queue_a_poller() {
     assert_eq!(counts(&target, (1, 1)), (1, 1));
     // The admin queue's, that by which the superblocks were read, and the directory's.
     println!("opening took {} connections", target.stats().accepted);
+    assert!(target.stats().accepted <= 3, "{:?}", target.stats());
+    // And one for the names, which `dlfs stat` reads as well.
+    image.load_names().unwrap();
+    println!("what dlfs stat reads took {}", target.stats().accepted);
     assert!(target.stats().accepted <= 4, "{:?}", target.stats());
+    assert_eq!(counts(&target, (1, 1)), (1, 1));
     read_epoch(&image, &target, 1);
     read_epoch(&image, &target, 2);
     assert_eq!(counts(&target, (1, 1)), (1, 1));
@@ -285,6 +290,30 @@ fn queue_pairs_that_share_a_connection_get_what_they_submitted_and_outlive_each_
     assert_eq!(target.stats().accepted, 2, "no connection was made anew");
     drop(group);
     assert_eq!(counts(&target, (1, 1)), (1, 1));
+}
+
+#[test]
+fn commands_of_queue_pairs_that_share_a_connection_go_out_with_the_first_that_starts() {
+    const COUNT: u64 = 6;
+    let disks = told_apart(COUNT as usize);
+    let target = serve(&disks, false);
+    let opened = open_all(&named(&target, 1..=COUNT as u32), &ConnectOptions::default()).unwrap();
+    let scope = PairScope::new();
+    let devices = opened.iter().flatten();
+    let mut pairs: Vec<_> = devices.map(|device| device.queue_pair_in(&scope).unwrap()).collect();
+    for pair in &mut pairs {
+        assert_eq!(pair.submit(&mut (0..4).map(|at| read(at, at)).collect()), 4);
+    }
+    // A send for each pair would have been made by now.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(target.stats().reads, 0);
+    // The commands of all, although one starts and none is polled.
+    pairs[2].start();
+    let until = Instant::now() + Duration::from_secs(30);
+    while target.stats().reads < 4 * COUNT && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(target.stats().reads, 4 * COUNT);
 }
 
 #[test]

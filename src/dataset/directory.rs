@@ -8,7 +8,7 @@ use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FormatError, Superblock};
 use crate::qpair::Device;
-use crate::reader::read_range;
+use crate::reader::RangeReader;
 use crate::units::ALIGN_BYTES;
 
 /// Reads the directory without its names. They are stored last, and training never needs them.
@@ -22,10 +22,11 @@ pub(super) fn read_directory(
     let damaged =
         |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
     twice_if_damaged(|| {
-        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let mut reader = RangeReader::new(device)?;
+        let head = reader.read(place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
         head.check_committed(superblock).map_err(damaged)?;
-        let core = read_range(device, place.offset_bytes, head.core_len().min(place.len_bytes))?;
+        let core = reader.read(place.offset_bytes, head.core_len().min(place.len_bytes))?;
         Directory::from_snapshot(core).map_err(damaged)
     })
 }
@@ -41,12 +42,13 @@ pub(super) fn read_names(
     let damaged =
         |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
     twice_if_damaged(|| {
-        let head = read_range(device, place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let mut reader = RangeReader::new(device)?;
+        let head = reader.read(place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
         let from = head.core_len().min(place.len_bytes);
         let skip = from % ALIGN_BYTES as u64;
         let len = place.len_bytes - (from - skip);
-        let names = read_range(device, place.offset_bytes + from - skip, len)?;
+        let names = reader.read(place.offset_bytes + from - skip, len)?;
         directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
     })
 }

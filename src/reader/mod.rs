@@ -56,7 +56,7 @@ pub(crate) use fetch::{
     Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_samples, plan_whole_chunk,
 };
 pub(crate) use pump::{Fetched, Pump};
-pub(crate) use range::read_range;
+pub(crate) use range::RangeReader;
 pub(crate) use stale::{read_superblocks, stale_error};
 pub(crate) use watch::{TICK, interrupted, timed_out};
 

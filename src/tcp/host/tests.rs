@@ -317,6 +317,30 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
 }
 
 #[test]
+fn a_receive_that_targets_as_many_payloads_as_it_may_leaves_the_others_to_the_next() {
+    use super::receive::SCRATCH_AMONG_BULK;
+    const LEN: usize = 4096;
+    let mut peer = Peer::new(NONE);
+    let cids: Vec<u16> = (0..8).map(|_| peer.read(LEN)).collect();
+    let planned = peer.planned();
+    let (targeted, tail) = planned.split_at(planned.len() - 1);
+    let num_targeted = targeted.len() / 2;
+    assert!((1..8).contains(&num_targeted), "{planned:?}");
+    assert_eq!(targeted, [24, LEN].repeat(num_targeted));
+    // Room for what follows the last of them, and not for another payload, which would be copied.
+    assert_eq!(tail, [SCRATCH_AMONG_BULK]);
+    let answer = |cid: &u16| peer.c2h(*cid, 0, &pattern(LEN), FLAG_LAST_PDU | FLAG_SUCCESS);
+    let stream = cids.iter().map(answer).collect::<Vec<_>>().concat();
+    let first = (24 + LEN) * num_targeted;
+    peer.give(&stream[..first]).unwrap();
+    assert_eq!(peer.planned()[..2], [24, LEN], "the next one is targeted as well");
+    peer.give(&stream[first..]).unwrap();
+    for _ in cids {
+        assert_eq!(peer.done(), (pattern(LEN), Ok(Status::SUCCESS)));
+    }
+}
+
+#[test]
 fn a_plan_grows_while_receives_fill_it_and_shrinks_when_they_do_not() {
     let mut peer = Peer::new(NONE);
     let mut fed = 0;
