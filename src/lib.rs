@@ -41,6 +41,7 @@ pub mod directory;
 pub mod error;
 pub mod format;
 pub mod import;
+pub mod keys;
 pub mod nvme;
 pub mod order;
 pub mod permutation;

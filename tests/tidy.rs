@@ -44,7 +44,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("prefetch", "buf directory error format order process qpair reader threads units"),
     ("cache", "buf checksum error format plan process qpair threads tier units"),
     ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
-    ("target", "buf error nvme process qpair tcp threads units"),
+    ("target", "auth buf error nvme process qpair random tcp threads units"),
+    ("keys", "auth error nvme random target"),
     (
         "dataset",
         "buf cache directory error format nvme order plan prefetch process qpair reader replace_file \

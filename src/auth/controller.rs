@@ -152,6 +152,14 @@ impl Controller {
         self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
     }
 
+    /// Why the authentication has failed, from when this side finds it until the host is told.
+    pub fn failure(&self) -> Option<&Failed> {
+        match &self.state {
+            State::SendingFailure1(failed) => Some(failed),
+            _ => None,
+        }
+    }
+
     /// What is being done, for people.
     pub fn stage(&self) -> &'static str {
         match self.state {

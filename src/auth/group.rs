@@ -109,6 +109,12 @@ impl Exponentiation {
         Exponentiation { group, base: Base::Peer(peer.to_vec()), exponent: exponent.clone() }
     }
 
+    /// An exponentiation for tests of those who have it computed.
+    #[cfg(test)]
+    pub(crate) fn example(group: Group) -> Exponentiation {
+        Exponentiation::public(group, &Exponent::new([7; EXPONENT_LEN_BYTES]))
+    }
+
     /// Computes it, in a time that does not depend on the exponent.
     pub fn compute(self) -> Power {
         let Exponentiation { group, base, exponent } = &self;

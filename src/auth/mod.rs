@@ -62,6 +62,24 @@ pub struct Randomness {
     pub sequence: u32,
 }
 
+impl Randomness {
+    /// How many random bytes one authentication takes.
+    pub const LEN_BYTES: usize = 64 + group::EXPONENT_LEN_BYTES + 4;
+
+    /// Random numbers of these bytes, from the operating system's generator.
+    pub fn from_bytes(mut bytes: [u8; Randomness::LEN_BYTES]) -> Randomness {
+        let (challenge, rest) = bytes.split_at(64);
+        let (exponent, sequence) = rest.split_at(group::EXPONENT_LEN_BYTES);
+        let randomness = Randomness {
+            challenge: challenge.try_into().expect("cut to this length"),
+            exponent: exponent.try_into().expect("cut to this length"),
+            sequence: u32::from_le_bytes(sequence.try_into().expect("cut to this length")),
+        };
+        bytes.zeroize();
+        randomness
+    }
+}
+
 impl Drop for Randomness {
     fn drop(&mut self) {
         self.exponent.zeroize();

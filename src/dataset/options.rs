@@ -56,6 +56,18 @@ pub const OPENING: &[SharedOption] = &[
     ),
     row("hostnqn", ["hostnqn", "hostnqn", "hostnqn"], Open, "The host NQN to present"),
     row(
+        "dhchap_secret",
+        ["dhchap-secret", "dhchap_secret", "dhchap_secret"],
+        Open,
+        "The host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself",
+    ),
+    row(
+        "dhchap_ctrl_secret",
+        ["dhchap-ctrl-secret", "dhchap_ctrl_secret", "dhchap_ctrl_secret"],
+        Open,
+        "The subsystem's key, by which the target must prove itself, too; a file or the key",
+    ),
+    row(
         "nr_io_queues",
         ["nr-io-queues", "nr_io_queues", "nr_io_queues"],
         Number(16),

@@ -325,6 +325,11 @@ impl Sqe {
         (self.opcode == fctype::OPCODE).then(|| self.nsid.get().to_le_bytes()[0])
     }
 
+    /// Whether an Authentication Send or Receive is of NVMe's own authentication (SPSP0, SPSP1 and SECP).
+    pub fn is_nvme_authentication(&self) -> bool {
+        self.cdw10.get() & !0xFF == NVME_AUTHENTICATION
+    }
+
     /// First block of an I/O command.
     pub fn slba(&self) -> Lba {
         Lba(u64::from(self.cdw11.get()) << 32 | u64::from(self.cdw10.get()))

@@ -1,5 +1,7 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
+mod authentication;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
@@ -17,6 +19,7 @@ use super::stats::Counters;
 use super::subsystem::{Queue, Refusal};
 use super::warnings::{WarningKind, Who};
 use crate::buf::IoBuf;
+use crate::nvme::fabrics::CONNECT_ATR;
 use crate::nvme::sqe::fctype;
 use crate::nvme::{ConnectData, Cqe, Sqe, Status};
 use crate::qpair::Completion;
@@ -25,6 +28,7 @@ use crate::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
 };
 use crate::tcp::{Digests, ProtocolError};
+use authentication::{Authentication, is_authentication};
 
 /// One connection of a host.
 pub(super) struct HostConnection {
@@ -34,9 +38,15 @@ pub(super) struct HostConnection {
     /// Index and generation identify the connection in the tags of its I/O.
     index: usize,
     generation: u32,
+    /// The poller that serves it.
+    poller: usize,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
+    /// Whether the queue may be used: its host has proved itself, or need not.
+    is_authenticated: bool,
+    /// The authentication under way.
+    authentication: Option<Box<Authentication>>,
     /// Checked commands that wait for memory, oldest first.
     waiting: VecDeque<(CommandId, Wanted)>,
     /// Since when the first of those has waited, or receiving has been paused.
@@ -155,8 +165,7 @@ impl HostConnection {
     pub(super) fn new(
         stream: TcpStream,
         peer: SocketAddr,
-        index: usize,
-        generation: u32,
+        (poller, index, generation): (usize, usize, u32),
         max_transfer_bytes: u32,
         now: Instant,
     ) -> io::Result<HostConnection> {
@@ -168,8 +177,11 @@ impl HostConnection {
             peer,
             index,
             generation,
+            poller,
             protocol: Connection::new(options),
             queue: None,
+            is_authenticated: false,
+            authentication: None,
             waiting: VecDeque::new(),
             waiting_since: None,
             is_listed: false,
@@ -376,6 +388,12 @@ impl HostConnection {
         match event {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),
+                Some(queue) if queue.must_authenticate && is_authentication(&sqe) => {
+                    self.begin_authentication(id, &sqe, data, &backend.subsystem, now);
+                }
+                Some(_) if !self.is_authenticated => {
+                    self.fail(id, Status::AUTHENTICATION_REQUIRED.do_not_retry());
+                }
                 Some(queue) if queue.qid == 0 => {
                     // Drops the requests whose commands the protocol no longer knows.
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
@@ -388,6 +406,10 @@ impl HostConnection {
             },
             Event::Received { id, sqe, buf } => match &self.queue {
                 None => self.end_connect(id, &sqe, &buf, backend, now),
+                Some(_) if is_authentication(&sqe) => {
+                    self.held_bytes -= buf.len();
+                    self.end_authentication_send(id, &buf, &backend.subsystem, now);
+                }
                 Some(queue) if queue.qid == 0 => {
                     self.held_bytes -= buf.len();
                     self.answer(id, &sqe, 0, IoBuf::empty(), backend);
@@ -439,12 +461,14 @@ impl HostConnection {
                 };
                 self.protocol.connected(queue.sqsize, capsule_data, queue.sq_flow_control);
                 let mut cqe = Cqe::new(0, Status::SUCCESS);
-                cqe.dw0.set(u32::from(queue.controller.cntlid));
+                let required = if queue.must_authenticate { CONNECT_ATR } else { 0 };
+                cqe.dw0.set(u32::from(queue.controller.cntlid) | required);
                 if !queue.sq_flow_control {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
                 }
                 self.protocol.finish_with(id, cqe);
                 self.host = Some((backend.hosts.enter(&queue.controller.accounted_to()), 0));
+                self.is_authenticated = !queue.must_authenticate;
                 self.queue = Some(queue);
             }
         }
@@ -712,6 +736,7 @@ impl HostConnection {
     /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
         self.protocol.shrink();
+        self.check_authentication(&backend.subsystem, now);
         let options = &backend.subsystem.options;
         let passed =
             |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
@@ -719,6 +744,9 @@ impl HostConnection {
             (Some(since), _) => passed(*since, LINGER).then_some(BROKE_PROTOCOL),
             (None, None) => passed(self.opened, options.connect_timeout).then_some(NO_CONNECT),
             (None, Some(queue)) if queue.is_orphan() => Some(Closed::Orphaned),
+            (None, Some(_)) if !self.is_authenticated => {
+                passed(self.opened, options.connect_timeout).then_some(NO_AUTHENTICATION)
+            }
             (None, Some(queue)) => {
                 let is_silent = queue.keep_alive_deadline().is_some_and(|at| now >= at);
                 (queue.qid == 0 && is_silent).then_some(NO_KEEP_ALIVE)
@@ -759,6 +787,7 @@ const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");
 const MISCOUNTED: Closed =
     Closed::Dropped("the operating system reported more bytes than there was room for");
 const NO_CONNECT: Closed = Closed::Dropped("no Connect succeeded in time");
+const NO_AUTHENTICATION: Closed = Closed::Dropped("no authentication succeeded in time");
 const NO_KEEP_ALIVE: Closed =
     Closed::Dropped("nothing was received for twice its keep alive time-out");
 const STALLED: Closed =

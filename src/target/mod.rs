@@ -9,8 +9,9 @@
 //! and the queue pair.
 //!
 //! The target is not a volume manager: it changes no bytes on its own and knows nothing about
-//! images. It identifies hosts by their NQN only, which protects against mistakes, not against
-//! attackers.
+//! images. Hosts with keys ([`TargetOptions::host_keys`]) prove who they are on each queue
+//! (`connection/authentication.rs`). Others are identified by their NQN only, which protects against
+//! mistakes, not against attackers.
 //!
 //! Invariants:
 //! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
@@ -29,6 +30,7 @@
 
 mod admin;
 mod connection;
+mod exponentiations;
 mod hosts;
 mod io;
 mod options;
@@ -38,11 +40,12 @@ mod stats;
 mod subsystem;
 mod warnings;
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use options::TargetOptions;
+pub use options::{HostKeys, TargetOptions};
 pub use stats::TargetStats;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -62,6 +65,8 @@ pub struct Target {
     counters: Arc<Counters>,
     mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
+    /// Whether the thread that computes for authentications runs.
+    authenticates: bool,
     /// Why a poller died, if one did.
     fate: Fate,
     local_addr: SocketAddr,
@@ -92,6 +97,7 @@ impl Target {
             counters,
             mailboxes,
             threads: Vec::new(),
+            authenticates: false,
             fate: Fate::default(),
             local_addr,
             home: Forked::new(()),
@@ -124,7 +130,42 @@ impl Target {
                 }
             })?);
         }
+        if !target.subsystem.options.host_keys.is_empty() {
+            target.start_authenticating()?;
+        }
         Ok(target)
+    }
+
+    /// Replaces the hosts that must authenticate and their keys. Hosts that are connected stay; from now
+    /// on a Connect, and an authentication that a host repeats, needs the new keys.
+    ///
+    /// # Errors
+    /// The operating system cannot start the thread that computes for authentications.
+    pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
+        self.subsystem.set_keys(keys);
+        self.start_authenticating()
+    }
+
+    /// Starts the thread of authentications, unless it runs.
+    fn start_authenticating(&mut self) -> Result<()> {
+        if self.authenticates {
+            return Ok(());
+        }
+        let (subsystem, counters) = (self.subsystem.clone(), self.counters.clone());
+        let (mailboxes, fate) = (self.mailboxes.clone(), self.fate.clone());
+        let name = "dlfs-target-auth";
+        let thread = threads::start(name, &self.fate, (), move |()| {
+            let deliver = |poller: usize, computed| mailboxes[poller].computed(computed);
+            let work = || subsystem.exponentiations.run(&counters, deliver);
+            if let Err(error) = caught("the thread dlfs-target-auth", work) {
+                // Without it, hosts that authenticate would wait, so the whole target stops.
+                fate.tell(&error);
+                mailboxes.iter().for_each(Mailbox::stop);
+            }
+        })?;
+        self.threads.push(thread);
+        self.authenticates = true;
+        Ok(())
     }
 
     /// The address on which it listens.
@@ -178,6 +219,7 @@ impl Target {
             return;
         }
         self.mailboxes.iter().for_each(Mailbox::stop);
+        self.subsystem.exponentiations.stop();
         let until = Instant::now() + poller::STOP_LIMIT + poller::TICK;
         for thread in self.threads.drain(..) {
             thread.join_within(until.saturating_duration_since(Instant::now()));
@@ -214,7 +256,8 @@ fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
             "a subsystem cannot have the name of the discovery service".to_owned(),
         ));
     }
-    let is_open = options.allow_any_host || !options.allow_hosts.is_empty();
+    let is_open =
+        options.allow_any_host || !options.allow_hosts.is_empty() || !options.host_keys.is_empty();
     if !options.listen.ip().is_loopback() && !is_open {
         let message =
             format!("{} is reachable from other machines, and no host is allowed", options.listen);

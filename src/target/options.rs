@@ -1,8 +1,10 @@
 //! Options of a target: what it serves, to whom, and its limits.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::auth::{Group, Hash, Secret};
 use crate::nvme::Nqn;
 use crate::qpair::Cpus;
 
@@ -13,11 +15,18 @@ pub struct TargetOptions {
     pub listen: SocketAddr,
     /// NQN of the subsystem.
     pub nqn: Nqn,
-    /// Hosts that may connect. Empty: any host on a loopback address, none otherwise.
+    /// Hosts that may connect, beside those of `host_keys`. Empty: without `host_keys` any host on a
+    /// loopback address, else none.
     ///
     /// A host NQN is sent in clear and proves nothing: it protects against mistakes, not against
     /// attackers.
     pub allow_hosts: Vec<Nqn>,
+    /// Hosts that may connect if they prove who they are by DH-HMAC-CHAP, on each queue.
+    pub host_keys: BTreeMap<Nqn, HostKeys>,
+    /// Hashes of DH-HMAC-CHAP that may be used, most wanted first.
+    pub dhchap_hashes: Vec<Hash>,
+    /// Diffie-Hellman groups of DH-HMAC-CHAP that may be used, most wanted first.
+    pub dhchap_groups: Vec<Group>,
     /// Lets any host connect, whatever the address.
     pub allow_any_host: bool,
     /// Lets hosts write, if the device is writable.
@@ -68,6 +77,15 @@ pub struct TargetOptions {
     pub send_timeout: Duration,
 }
 
+/// What a host proves itself with, and what the target proves itself to that host with.
+#[derive(Debug, Clone)]
+pub struct HostKeys {
+    /// The host's secrets. Any of them will do: two are valid while one replaces the other.
+    pub secrets: Vec<Secret>,
+    /// The subsystem's secret. Without one, a host that asks the target to prove itself is refused.
+    pub ctrl_secret: Option<Secret>,
+}
+
 impl TargetOptions {
     /// A read-only subsystem `nqn` on a free port of loopback, for any host.
     pub fn new(nqn: Nqn) -> TargetOptions {
@@ -75,6 +93,9 @@ impl TargetOptions {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             nqn,
             allow_hosts: Vec::new(),
+            host_keys: BTreeMap::new(),
+            dhchap_hashes: vec![Hash::Sha256, Hash::Sha384, Hash::Sha512],
+            dhchap_groups: vec![Group::Ffdhe2048, Group::Ffdhe3072, Group::Null],
             allow_any_host: false,
             writable: false,
             num_pollers: 1,

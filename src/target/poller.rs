@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
 use super::connection::{Closed, HostConnection, is_transient};
+use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryWait};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
 use super::peers::{Limit, Peer, PeerLimits};
@@ -32,6 +33,8 @@ use crate::tcp::budget::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_co
 pub(super) struct Mailbox {
     /// Connections that another poller accepted for this one.
     inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
+    /// Results for connections that authenticate.
+    computed: Mutex<Vec<Computed>>,
     waker: OwnedFd,
     stop: AtomicBool,
     /// I/O queues, plus connections that have not sent Connect yet. Admin queues are nearly idle
@@ -45,6 +48,7 @@ impl Mailbox {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         Ok(Mailbox {
             inbox: Mutex::default(),
+            computed: Mutex::default(),
             waker,
             stop: AtomicBool::new(false),
             load: AtomicUsize::new(0),
@@ -54,6 +58,12 @@ impl Mailbox {
     /// Asks the poller to end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Hands the poller a result that one of its connections waits for.
+    pub(super) fn computed(&self, computed: Computed) {
+        self.computed.lock().push(computed);
         self.wake();
     }
 
@@ -230,8 +240,17 @@ impl Poller {
         let mut count = [0; 8];
         let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
         let streams = std::mem::take(&mut *mailbox.inbox.lock());
+        let computed = std::mem::take(&mut *mailbox.computed.lock());
         for (stream, peer) in streams {
             self.add(stream, peer, now);
+        }
+        for Computed { connection: (index, generation), power } in computed {
+            let connection = self.connections.get_mut(index);
+            // Of a connection that is gone, nobody wants it.
+            if let Some(connection) = connection.filter(|c| c.generation() == generation) {
+                connection.computed(power, &self.backend.subsystem, now);
+                self.mark_dirty(index);
+            }
         }
     }
 
@@ -338,7 +357,8 @@ impl Poller {
         let connection = prepare(&stream).and_then(|()| {
             let token = EventData::new_u64(index as u64);
             epoll::add(&self.epoll, &stream, token, EventFlags::IN)?;
-            HostConnection::new(stream, from, index, self.next_generation, max_transfer_bytes, now)
+            let identity = (self.number, index, self.next_generation);
+            HostConnection::new(stream, from, identity, max_transfer_bytes, now)
         });
         match connection {
             Ok(connection) => {
@@ -582,6 +602,12 @@ impl Poller {
             .iter_mut()
             .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
             .collect();
+        // Those whose time has brought them something to send.
+        let wants = |c: &HostConnection| c.wants_to_send() && !c.is_dirty && !c.is_blocked;
+        let indices = self.connections.iter().filter(|(_, c)| wants(c)).map(|(index, _)| index);
+        for index in indices.collect::<Vec<_>>() {
+            self.mark_dirty(index);
+        }
         for (index, closed) in late {
             let connection = &self.connections[index];
             if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {

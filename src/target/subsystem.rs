@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
-use super::options::TargetOptions;
+use super::exponentiations::Exponentiations;
+use super::options::{HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
 use super::warnings::{WarningKind, Warnings, Who};
+use crate::auth::{Concatenation, ControllerTerms};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 use crate::qpair::{Device, Namespace};
@@ -28,6 +30,9 @@ pub(super) struct Subsystem {
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
     pub(super) counters: Arc<Counters>,
+    /// The keys of hosts; those of the options, or what has replaced them.
+    keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
+    pub(super) exponentiations: Exponentiations,
     /// Times are stored as milliseconds since this instant, so that they fit into atomics.
     start: Instant,
     controllers: Mutex<Controllers>,
@@ -80,6 +85,8 @@ pub(super) struct Queue {
     pub(super) qid: u16,
     pub(super) sqsize: u16,
     pub(super) sq_flow_control: bool,
+    /// Whether its host has keys, and must prove that on this queue.
+    pub(super) must_authenticate: bool,
     resets: u32,
     subsystem: Arc<Subsystem>,
 }
@@ -119,11 +126,13 @@ impl Subsystem {
             ),
         };
         Subsystem {
+            keys: RwLock::new(shared_keys(options.host_keys.clone())),
             options,
             devices,
             max_transfer_bytes,
             warnings: Warnings::new(start),
             counters,
+            exponentiations: Exponentiations::new(),
             start,
             controllers: Mutex::new(controllers),
         }
@@ -152,9 +161,36 @@ impl Subsystem {
     }
 
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let options = &self.options;
-        let any = options.allow_hosts.is_empty() && options.listen.ip().is_loopback();
-        options.allow_any_host || any || options.allow_hosts.contains(host)
+        let (options, keys) = (&self.options, self.keys.read());
+        let is_open = options.allow_hosts.is_empty() && keys.is_empty();
+        let any = is_open && options.listen.ip().is_loopback();
+        options.allow_any_host
+            || any
+            || options.allow_hosts.contains(host)
+            || keys.contains_key(host)
+    }
+
+    /// The keys of a host that must authenticate.
+    pub(super) fn keys_of(&self, host: &Nqn) -> Option<Arc<HostKeys>> {
+        self.keys.read().get(host).cloned()
+    }
+
+    /// Replaces the keys of all hosts. What is connected stays; the next Connect needs the new ones.
+    pub(super) fn set_keys(&self, keys: BTreeMap<Nqn, HostKeys>) {
+        *self.keys.write() = shared_keys(keys);
+    }
+
+    /// What a host with these keys must prove.
+    pub(super) fn authentication_terms(&self, host: &Nqn, keys: &HostKeys) -> ControllerTerms {
+        ControllerTerms {
+            hostnqn: host.clone(),
+            subnqn: self.options.nqn.clone(),
+            secrets: keys.secrets.clone(),
+            ctrl_secret: keys.ctrl_secret.clone(),
+            hashes: self.options.dhchap_hashes.clone(),
+            groups: self.options.dhchap_groups.clone(),
+            concatenation: Concatenation::No,
+        }
     }
 
     pub(super) fn num_controllers(&self) -> usize {
@@ -233,6 +269,7 @@ impl Subsystem {
             qid => self.join_controller(qid, data, &hostnqn, is_discovery)?,
         };
         Ok(Queue {
+            must_authenticate: !is_discovery && self.keys_of(&controller.hostnqn).is_some(),
             resets: controller.resets.load(Ordering::Relaxed),
             controller,
             qid: sqe.connect_qid(),
@@ -570,6 +607,10 @@ impl Refusal {
     fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
     }
+}
+
+fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
+    keys.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect()
 }
 
 /// A refusal because of a limit: a retry may succeed later.

@@ -15,6 +15,8 @@ use crate::nvme::Nqn;
 pub(super) enum WarningKind {
     /// A host is not on the allow-list.
     HostNotAllowed,
+    /// A host has not proved who it is.
+    NotAuthenticated,
     /// A controller was refused because a limit was reached.
     NoController,
     /// A connection was refused: a limit was reached, or no file descriptor was left.
@@ -39,7 +41,7 @@ pub(super) struct Who<'a> {
 #[derive(Debug)]
 pub(super) struct Warnings {
     start: Instant,
-    kinds: [Kind; 6],
+    kinds: [Kind; 7],
 }
 
 #[derive(Debug, Default)]

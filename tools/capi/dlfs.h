@@ -313,6 +313,11 @@ typedef struct {
     // Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
     // and a file opened by dlfs_open are; or NULL.
     const char *field;
+    // The host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself; NULL: none.
+    const char *dhchap_secret;
+    // The subsystem's key, by which the target must prove itself, too; a file or the key; NULL: it need
+    // not.
+    const char *dhchap_ctrl_secret;
 } dlfs_mount_options;
 
 // What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.

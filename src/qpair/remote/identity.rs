@@ -36,14 +36,9 @@ fn credentials(options: &ConnectOptions) -> Option<Credentials> {
 
 /// Random numbers for one authentication.
 fn randomness() -> Result<Randomness> {
-    let mut randomness = Randomness { challenge: [0; 64], exponent: [0; 48], sequence: 0 };
-    let mut sequence = [0; 4];
-    let parts = [&mut randomness.challenge[..], &mut randomness.exponent, &mut sequence];
-    for part in parts {
-        draw(part)?;
-    }
-    randomness.sequence = u32::from_le_bytes(sequence);
-    Ok(randomness)
+    let mut bytes = [0; Randomness::LEN_BYTES];
+    draw(&mut bytes)?;
+    Ok(Randomness::from_bytes(bytes))
 }
 
 fn nqn_file() -> Option<Nqn> {

@@ -414,8 +414,11 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Whether opening may try another round. A damaged byte or a broken connection may be transient; a
-    /// refusal or a timeout is not.
+    /// refusal or a timeout is not. A target that is busy asks for another try, as long as there is time.
     fn next_round(&mut self) -> bool {
+        if self.failures.iter().flatten().any(|failure| failure.kind == ErrorKind::Busy) {
+            return true;
+        }
         let may_pass = |failure: &Failure| {
             matches!(failure.kind, ErrorKind::Corrupt | ErrorKind::Disconnected)
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, Watch};
+use dlfs::keys::secret_of;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
@@ -142,11 +143,19 @@ pub struct MountOptions {
     /// Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
     /// and a file opened by dlfs_open are; or NULL.
     pub field: *const c_char,
+    /// The host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself; NULL: none.
+    pub dhchap_secret: *const c_char,
+    /// The subsystem's key, by which the target must prove itself, too; a file or the key; NULL: it need
+    /// not.
+    pub dhchap_ctrl_secret: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
     const NAME: &str = "dlfs_mount_options";
-    const EARLIER: &[usize] = &[std::mem::offset_of!(MountOptions, field)];
+    const EARLIER: &[usize] = &[
+        std::mem::offset_of!(MountOptions, field),
+        std::mem::offset_of!(MountOptions, dhchap_secret),
+    ];
 }
 
 /// How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
@@ -255,6 +264,14 @@ impl MountOptions {
                 let wrong = |error| Failure::invalid(format!("hostnqn '{nqn}': {error}"));
                 connect.hostnqn = Some(nqn.parse().map_err(wrong)?);
             }
+            if !self.dhchap_secret.is_null() {
+                connect.dhchap_secret =
+                    Some(secret_of(utf8(self.dhchap_secret, "dhchap_secret")?)?);
+            }
+            if !self.dhchap_ctrl_secret.is_null() {
+                let given = utf8(self.dhchap_ctrl_secret, "dhchap_ctrl_secret")?;
+                connect.dhchap_ctrl_secret = Some(secret_of(given)?);
+            }
             if !self.tiers_file.is_null() {
                 if self.num_tiers > 0 {
                     return Err(Failure::invalid("tiers_file names the tiers, and so do tiers"));
@@ -338,6 +355,8 @@ impl Default for MountOptions {
             tiers_file: std::ptr::null(),
             tier_bandwidth: 0,
             field: std::ptr::null(),
+            dhchap_secret: std::ptr::null(),
+            dhchap_ctrl_secret: std::ptr::null(),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
+use dlfs::keys::secret_of;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
@@ -87,6 +88,12 @@ pub(crate) struct ConnectionArgs {
     /// Whether that lies in huge pages; auto: when enough are free
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
     spdk_huge_pages: DirectArg,
+    #[arg(long, value_name = "FILE|KEY")]
+    #[arg(help = opening("dhchap_secret", ", which `ps` shows to everybody; `dlfs key gen` makes keys"))]
+    dhchap_secret: Option<String>,
+    #[arg(long, value_name = "FILE|KEY", requires = "dhchap_secret")]
+    #[arg(help = opening("dhchap_ctrl_secret", ""))]
+    dhchap_ctrl_secret: Option<String>,
     /// This host's key for DH-HMAC-CHAP, in a file; through SPDK only
     #[arg(long, value_name = "FILE")]
     dhchap_key: Option<PathBuf>,
@@ -100,8 +107,14 @@ pub(crate) struct ConnectionArgs {
 
 impl ConnectionArgs {
     /// The options of the library that these arguments mean.
-    pub(crate) fn options(&self, writable: bool) -> ConnectOptions {
-        ConnectOptions {
+    ///
+    /// # Errors
+    /// A key cannot be read.
+    pub(crate) fn options(&self, writable: bool) -> dlfs::Result<ConnectOptions> {
+        let secret = |given: &Option<String>| given.as_deref().map(secret_of).transpose();
+        Ok(ConnectOptions {
+            dhchap_secret: secret(&self.dhchap_secret)?,
+            dhchap_ctrl_secret: secret(&self.dhchap_ctrl_secret)?,
             hdr_digest: self.hdr_digest,
             data_digest: self.data_digest,
             hostnqn: self.hostnqn.clone(),
@@ -129,7 +142,7 @@ impl ConnectionArgs {
                 tls_key: self.tls_key.clone(),
             },
             ..ConnectOptions::default()
-        }
+        })
     }
 }
 
@@ -166,8 +179,11 @@ mod tests {
 
     fn options(arguments: &[&str]) -> ConnectOptions {
         let arguments = ["dlfs", "image"].iter().chain(arguments);
-        Command::try_parse_from(arguments).unwrap().connection.options(false)
+        Command::try_parse_from(arguments).unwrap().connection.options(false).unwrap()
     }
+
+    /// The key of 32 zero bytes.
+    const KEY: &str = "DHHC-1:00:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:";
 
     #[test]
     fn without_options_the_library_s_defaults_hold() {
@@ -199,6 +215,10 @@ mod tests {
             "64M",
             "--spdk-huge-pages",
             "off",
+            "--dhchap-secret",
+            KEY,
+            "--dhchap-ctrl-secret",
+            KEY,
             "--dhchap-key",
             "/h",
             "--dhchap-ctrl-key",
@@ -220,6 +240,8 @@ mod tests {
                 ctrl_loss_tmo: Duration::from_secs(7),
                 paths: vec!["nvme-tcp://b/nqn.2026-11.io.dlfs:x".parse().unwrap()],
                 direct: Direct::On,
+                dhchap_secret: Some(KEY.parse().unwrap()),
+                dhchap_ctrl_secret: Some(KEY.parse().unwrap()),
                 spdk: SpdkOptions {
                     memory_bytes: 64 << 20,
                     huge_pages: Some(false),

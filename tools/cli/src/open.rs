@@ -41,7 +41,7 @@ impl ImageArgs {
         connection: &ConnectionArgs,
         tiers: TierOptions,
     ) -> Result<Image, Error> {
-        let (connect, snapshot) = (connection.options(false), self.snapshot.clone());
+        let (connect, snapshot) = (connection.options(false)?, self.snapshot.clone());
         Image::open(&self.image.0, &OpenOptions { connect, snapshot, tiers })
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{Place, dlfs, run, signal, wait};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt as _;
 
 const GOOD: &str = "nqn.2026-11.io.dlfs:good";
 const BAD: &str = "nqn.2026-11.io.dlfs:bad";
@@ -166,4 +167,56 @@ fn a_log_that_nobody_reads_holds_up_no_host() {
     assert_eq!(wait(&mut child).code(), Some(0), "nor its own end");
     filler.kill().unwrap();
     filler.wait().unwrap();
+}
+
+#[test]
+fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
+    let place = Place::new();
+    let key = |name: &str| {
+        let made = run(&["key", "gen", "--hash", "sha384"]).code(0).stdout;
+        write_private(&place.path(name), &made);
+        String::from_utf8(made).unwrap().trim().to_owned()
+    };
+    let (first, second) = (key("first.key"), key("second.key"));
+    let hosts = |secrets: &str| {
+        let text = format!(
+            "[[host]]\nnqn = {GOOD:?}\ndhchap_secret = {secrets}\ndhchap_ctrl_secret = {second:?}\n"
+        );
+        write_private(&place.path("hosts.toml"), text.as_bytes());
+    };
+    hosts(&format!("{first:?}"));
+    let check = run(&["key", "check", &place.arg("hosts.toml")]).code(0).text().to_owned();
+    assert!(check.contains(GOOD) && !check.contains(&first[12..30]), "{check}");
+    let served = Logged::start(&["--hosts", &place.arg("hosts.toml")]);
+    let list = |nqn: &str, secrets: &[&str]| {
+        run(&[&["ls", &served.address, "--hostnqn", nqn][..], secrets].concat())
+    };
+    let (one, two) = (place.arg("first.key"), place.arg("second.key"));
+    let mutual = ["--dhchap-secret", one.as_str(), "--dhchap-ctrl-secret", two.as_str()];
+    list(GOOD, &mutual).code(0);
+    let said = list(GOOD, &[]).code(1).stderr;
+    assert!(said.contains("requires authentication") && said.contains("--dhchap-secret"), "{said}");
+    let said = list(GOOD, &["--dhchap-secret", &two]).code(1).stderr;
+    assert!(said.contains("authentication failed"), "{said}");
+    served.line(&["WARN", "refused: authentication failed", GOOD]);
+    list(BAD, &["--dhchap-secret", &one]).code(1);
+    hosts("[]");
+    signal(&served.child, "HUP");
+    served.line(&["SIGHUP", "stay as they were", GOOD]);
+    list(GOOD, &mutual).code(0);
+    hosts(&format!("{second:?}"));
+    signal(&served.child, "HUP");
+    served.line(&["SIGHUP", "names 1 host"]);
+    list(GOOD, &mutual).code(1);
+    list(GOOD, &["--dhchap-secret", &two]).code(0);
+    std::fs::set_permissions(&two, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let said = list(GOOD, &["--dhchap-secret", &two]).code(1).stderr;
+    assert!(said.contains("others may read the key file") && said.contains("0644"), "{said}");
+    let log = served.end().join("\n");
+    assert!(!log.contains(&first[12..30]) && !log.contains(&second[12..30]), "{log}");
+}
+
+fn write_private(path: &std::path::Path, text: &[u8]) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }

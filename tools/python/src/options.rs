@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dlfs::auth::Secret;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options};
+use dlfs::keys::secret_of;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
@@ -60,6 +62,9 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
             let nqn = text.parse().map_err(|e| raise_invalid(py, format!("hostnqn: {e}")))?;
             connect.hostnqn = Some(nqn);
         }
+        "dhchap_secret" | "dhchap_ctrl_secret" if value.is_none() => {}
+        "dhchap_secret" => connect.dhchap_secret = Some(secret(value)?),
+        "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(value)?),
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
         "tiers_file" | "fields" => {} // read by those who know what they are about
@@ -89,6 +94,13 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// A key, or the path of a file with one.
+fn secret(value: &Bound<'_, PyAny>) -> PyResult<Secret> {
+    let text_or_path: PathBuf = value.extract()?;
+    let text_or_path = text_or_path.to_string_lossy();
+    secret_of(&text_or_path).map_err(|error| raise(value.py(), &error))
 }
 
 /// What `dlfs.Loader` and the samplers take beside the data set.

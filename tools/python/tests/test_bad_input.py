@@ -82,6 +82,7 @@ def test_an_unknown_subsystem_and_namespace_of_a_target(served):
     [
         {"deadline": -1}, {"deadline": float("nan")}, {"io_timeout": float("inf")},
         {"queue_pairs": 0}, {"queue_pairs": 10**6}, {"nr_io_queues": 0}, {"direct": "maybe"}, {"hostnqn": "x" * 300},
+        {"dhchap_secret": "DHHC-1:00:AAAA:"},
         {"paths": [""]}, {"window_bytes": -1},
         {"queue_size": 1 << 16}, {"queue_size": 1}, {"nr_io_queues": 1 << 20},
         {"copy_bandwidth": -1},

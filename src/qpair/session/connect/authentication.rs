@@ -3,8 +3,8 @@
 use super::ConnectTerms;
 use crate::auth::{Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret};
 use crate::error::{ErrorKind, Result as DlfsResult};
-use crate::nvme::Cqe;
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
+use crate::nvme::{Cqe, RetryClass};
 use crate::qpair::session::Failure;
 use crate::tcp::host::CommandError;
 
@@ -95,7 +95,12 @@ impl Authentication {
         match result {
             Ok(cqe) if !cqe.status().is_success() => {
                 let text = format!("the controller answered {}", cqe.status());
-                return Err(Failure::new(ErrorKind::Refused, text));
+                // A target has others to authenticate first.
+                let kind = match cqe.status().retry_class() {
+                    RetryClass::Retry => ErrorKind::Busy,
+                    _ => ErrorKind::Refused,
+                };
+                return Err(Failure::new(kind, text));
             }
             Ok(_) => {}
             Err(error) => return Err(Failure::new(ErrorKind::Corrupt, error.to_string())),
@@ -134,10 +139,7 @@ impl Authentication {
 /// The target requires authentication, and this host has no secret.
 pub(super) fn required() -> Failure {
     Failure::new(ErrorKind::Unsupported, "the target requires authentication")
-        .hint(
-            "give this host's key: ConnectOptions::dhchap_secret in Rust; the command, Python and C take keys \
-             for spdk: addresses only",
-        )
+        .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
 }
 
 fn failure(failed: &Failed) -> Failure {

@@ -377,6 +377,10 @@ static void of_mounts(const char *address) {
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "paths is NULL");
     options = (dlfs_mount_options){.size = sizeof options, .hostnqn = ""};
     FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "hostnqn ''");
+    options = (dlfs_mount_options){.size = sizeof options, .dhchap_secret = "DHHC-1:00:AAAA:"};
+    FAILS(DLFS_E_INVALID, dlfs_mount(address, &options, &fs), "the key is not usable");
+    options = (dlfs_mount_options){.size = sizeof options, .dhchap_secret = "/nonexistent/key"};
+    FAILS(DLFS_E_NOT_FOUND, dlfs_mount(address, &options, &fs), "/nonexistent/key");
     options = (dlfs_mount_options){.size = sizeof options, .snapshot = "/nonexistent/snapshot"};
     FAILS(DLFS_E_NOT_FOUND, dlfs_mount(address, &options, &fs), "snapshot");
     const char *tiers[] = {"ram:1M"};

@@ -36,7 +36,7 @@ pub(crate) struct DeleteArgs {
 pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     let names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
-    let connect = args.connection.options(true);
+    let connect = args.connection.options(true)?;
     let report = dlfs::import::delete(&args.image.0, &names, &options, &connect)?;
     let mut out = Out::new();
     if args.json {

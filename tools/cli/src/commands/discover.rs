@@ -41,7 +41,7 @@ struct JsonRecord {
 
 pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
     let (host, port) = &args.place;
-    let records = discover(host, *port, &args.connection.options(false))?;
+    let records = discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
         let record = describe(record);

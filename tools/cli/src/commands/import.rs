@@ -119,7 +119,7 @@ enum OnErrorArg {
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
-    let connect = args.connection.options(true);
+    let connect = args.connection.options(true)?;
     let options = args.options();
     let report =
         dlfs::import::import(&args.sources, &args.image.0, &options, &connect, &mut progress)

@@ -9,6 +9,7 @@ mod doctor;
 mod export;
 mod import;
 mod info;
+mod key;
 mod ls;
 mod man;
 mod probe;
@@ -63,6 +64,7 @@ enum Command {
     Rebuild(rebuild::RebuildArgs),
     Snapshot(snapshot::SnapshotArgs),
     Completions(completions::CompletionsArgs),
+    Key(key::KeyArgs),
     Man(man::ManArgs),
 }
 
@@ -95,6 +97,7 @@ impl Cli {
             Command::Rebuild(args) => rebuild::run(args, quiet),
             Command::Snapshot(args) => snapshot::run(args),
             Command::Completions(args) => completions::run(args),
+            Command::Key(args) => key::run(args),
             Command::Man(args) => man::run(args),
         }
     }

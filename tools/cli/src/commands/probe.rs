@@ -44,7 +44,7 @@ pub(crate) fn run(args: ProbeArgs) -> Result<Outcome, Failure> {
     if tiers.is_empty() {
         tiers.push(format!("ram:{}", free_memory_bytes()? / 2).parse()?);
     }
-    let connect = args.connection.options(false);
+    let connect = args.connection.options(false)?;
     let options = OpenOptions { connect, ..OpenOptions::default() };
     let image = args.image.map(|image| Image::open(&image.0, &options)).transpose()?;
     let origin = image.as_ref().map_or(&[][..], Image::devices);

@@ -34,7 +34,7 @@ pub(crate) struct PurgeArgs {
 
 pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
-    let connect = args.connection.options(true);
+    let connect = args.connection.options(true)?;
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
     let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress)?;
     drop(progress);

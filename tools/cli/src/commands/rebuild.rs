@@ -47,7 +47,7 @@ struct JsonReport {
 
 pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
-    let connect = args.connection.options(true);
+    let connect = args.connection.options(true)?;
     let since = args.since.map(Generation);
     let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress)?;
     drop(progress);

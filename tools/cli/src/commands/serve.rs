@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
+use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
 use dlfs::qpair::{self, ConnectOptions, Cpus, Device};
 use dlfs::target::{Target, TargetOptions, TargetStats};
@@ -27,8 +28,9 @@ use crate::{log, text};
 /// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
 /// Each address of IMAGE becomes a namespace of one subsystem, read-only unless --writable says
-/// otherwise. On loopback any host may connect; elsewhere hosts are named by --allow-host, or let in
-/// by --allow-any-host. A host's NQN is a name and no proof: this keeps out mistakes, not attackers.
+/// otherwise. On loopback any host may connect; elsewhere hosts are named by --hosts or --allow-host, or
+/// let in by --allow-any-host. Hosts of --hosts prove who they are with a key. Of others the NQN is a name
+/// and no proof: that keeps out mistakes, not attackers.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -44,7 +46,10 @@ pub(crate) struct ServeArgs {
     /// Let this host connect; may be repeated
     #[arg(long, value_name = "NQN")]
     allow_host: Vec<Nqn>,
-    /// Let any host connect
+    /// Hosts that must prove who they are by DH-HMAC-CHAP, with their keys; SIGHUP reads the file again
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Let any host connect; those of --hosts must prove who they are all the same
     #[arg(long, conflicts_with = "allow_host")]
     allow_any_host: bool,
     /// Let hosts write
@@ -146,18 +151,19 @@ struct Listening<'a> {
 
 pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let listen = resolve(&args.listen)?;
-    let closed = args.allow_host.is_empty() && !args.allow_any_host;
+    let host_keys = args.hosts.as_deref().map(read_hosts).transpose()?.unwrap_or_default();
+    let closed = args.allow_host.is_empty() && !args.allow_any_host && host_keys.is_empty();
     if closed && !listen.ip().is_loopback() {
         return Err(Failure::Usage(format!(
-            "{} can be reached from elsewhere: say who may connect with --allow-host NQN, or \
-             --allow-any-host",
+            "{} can be reached from elsewhere: say who may connect with --hosts FILE, \
+             --allow-host NQN or --allow-any-host",
             listen.ip()
         )));
     }
     let cpus = args.placement.cpus()?;
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
-    let connect = args.connection.options(args.writable);
+    let connect = args.connection.options(args.writable)?;
     let devices = open(&args.image.0, &connect)?;
     let nqn = match &args.nqn {
         Some(nqn) => nqn.clone(),
@@ -168,6 +174,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         listen,
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
+        host_keys,
         writable: args.writable,
         num_pollers: args.pollers.map_or_else(|| cpus.as_ref().map_or(1, Cpus::len), usize::from),
         busy_poll: args.placement.busy_poll(),
@@ -175,12 +182,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         ..TargetOptions::new(nqn.clone())
     };
     args.limits.apply(&mut options);
-    let target = Target::bind(options, devices.clone())?;
+    let mut target = Target::bind(options, devices.clone())?;
     announce(&args, target.local_addr(), &nqn, &devices)?;
     while !stop.is_set_within(WATCH) {
         target.check()?;
         if asked.hung_up() {
-            log::say("SIGHUP: there is nothing to read again; serving goes on");
+            log::say(&read_again(&mut target, args.hosts.as_deref()));
         }
         if asked.wants_statistics() {
             log::say(&statistics(&target.stats()));
@@ -188,6 +195,22 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     }
     drop(target);
     Ok(Outcome::Done)
+}
+
+/// Reads the hosts file again, and says what came of it. A file that cannot be read changes nothing.
+fn read_again(target: &mut Target, hosts: Option<&Path>) -> String {
+    let Some(path) = hosts else {
+        return "SIGHUP: there is no hosts file to read again; serving goes on".to_owned();
+    };
+    let read = read_hosts(path).and_then(|keys| {
+        let count = keys.len();
+        target.set_host_keys(keys).map(|()| count)
+    });
+    match read {
+        Ok(1) => "SIGHUP: the hosts file names 1 host".to_owned(),
+        Ok(count) => format!("SIGHUP: the hosts file names {count} hosts"),
+        Err(error) => format!("SIGHUP: the keys stay as they were: {error}"),
+    }
 }
 
 /// The namespaces at `addresses`: of a subsystem without `?ns=` all, but the only one to be written to.

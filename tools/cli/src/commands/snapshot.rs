@@ -53,12 +53,12 @@ struct JsonReport {
 pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
     let (args, what, report) = match args.action {
         Action::Save(args) => {
-            let connect = args.connection.options(false);
+            let connect = args.connection.options(false)?;
             let report = dlfs::import::snapshot_save(&args.image.0, &args.file, &connect)?;
             (args, "saved", report)
         }
         Action::Check(args) => {
-            let connect = args.connection.options(false);
+            let connect = args.connection.options(false)?;
             let report = dlfs::import::snapshot_check(&args.image.0, &args.file, &connect)?;
             (args, "current", report)
         }

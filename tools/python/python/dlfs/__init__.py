@@ -96,6 +96,8 @@ def open(
     hdr_digest: bool = False,
     data_digest: bool = False,
     hostnqn: str | None = None,
+    dhchap_secret: Address | None = None,
+    dhchap_ctrl_secret: Address | None = None,
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
     snapshot: Address | None = None,
@@ -123,6 +125,9 @@ def open(
     hdr_digest       protect PDU headers with CRC32C
     data_digest      protect PDU data with CRC32C; samples are verified in any case
     hostnqn          the host NQN to present
+    dhchap_secret    the host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself
+                     (a pickled data set holds what is given here: better the path)
+    dhchap_ctrl_secret   the subsystem's key, by which the target must prove itself, too; a file or the key
     paths            further addresses of the same namespaces, used while the first is down
     direct           whether image files and block devices are read past the page cache
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
@@ -152,6 +157,8 @@ def open(
         "hdr_digest": hdr_digest,
         "data_digest": data_digest,
         "hostnqn": hostnqn,
+        "dhchap_secret": dhchap_secret,
+        "dhchap_ctrl_secret": dhchap_ctrl_secret,
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
