@@ -47,8 +47,17 @@ impl Device for Throttled {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // What lies behind a link is not where it could be written over, nor in the page cache.
-        Capabilities { local_path: None, is_page_cached: false, ..self.inner.capabilities() }
+        let inner = self.inner.capabilities();
+        Capabilities {
+            max_queue_pairs: inner.max_queue_pairs,
+            can_grow: inner.can_grow,
+            is_exclusive: inner.is_exclusive,
+            late_writes: inner.late_writes,
+            checks_writes: inner.checks_writes,
+            // What lies behind a link is not in the page cache, nor where it could be written over.
+            is_page_cached: false,
+            local_path: None,
+        }
     }
 
     fn grow(&self, len_bytes: u64) -> dlfs::Result<()> {

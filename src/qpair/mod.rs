@@ -42,6 +42,7 @@ pub(crate) use opening::open_pairs;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 pub use scope::PairScope;
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -203,6 +204,19 @@ impl Namespace {
 }
 
 impl IoError {
+    /// What it means that the operating system has moved `found` bytes where `expected` were asked for, and moves
+    /// no more.
+    ///
+    /// # Errors
+    /// The numbers differ.
+    pub fn check_count(expected: u64, found: u64) -> Result<(), IoError> {
+        match found.cmp(&expected) {
+            Ordering::Equal => Ok(()),
+            Ordering::Less => Err(IoError::Short { expected, found }),
+            Ordering::Greater => Err(IoError::Excess { expected, found }),
+        }
+    }
+
     /// Whether the failure concerns only these blocks: a medium error, or bytes that arrived damaged.
     /// Otherwise the namespace as a whole is out of reach, or the request was wrong.
     pub fn is_of_the_blocks(&self) -> bool {

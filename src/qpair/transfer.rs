@@ -159,14 +159,10 @@ impl Transfer {
         match result {
             _ if self.io.op == IoOp::Flush && result.is_ok() => Step::Ended(Ok(())),
             Ok(0) if self.io.op == IoOp::Write => Step::Ended(Err(os_error(Errno::IO))),
-            Ok(0) => {
-                let (expected, found) = (expected as u64, self.moved as u64);
-                Step::Ended(Err(IoError::Short { expected, found }))
-            }
+            Ok(0) => Step::Ended(IoError::check_count(expected as u64, self.moved as u64)),
             // Then no byte of the buffer can be trusted.
             Ok(count) if count > expected - self.moved => {
-                let (expected, found) = ((expected - self.moved) as u64, count as u64);
-                Step::Ended(Err(IoError::Excess { expected, found }))
+                Step::Ended(IoError::check_count((expected - self.moved) as u64, count as u64))
             }
             Ok(count) => {
                 self.moved += count;

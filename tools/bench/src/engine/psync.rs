@@ -44,8 +44,8 @@ impl PlainEngine for PsyncPair {
         };
         let expected = io.buf.len() as u64;
         let result = match moved {
-            Ok(found) if found as u64 == expected => Ok(()),
-            Ok(found) => Err(IoError::Short { expected, found: found as u64 }),
+            Ok(_) if io.op == IoOp::Flush => Ok(()),
+            Ok(found) => IoError::check_count(expected, found as u64),
             Err(errno) => Err(IoError::Os(errno.raw_os_error())),
         };
         done.push(Completion { tag: io.tag, buf: io.buf, result });

@@ -75,8 +75,8 @@ impl UringPair {
         self.free.push(slot as u32);
         let expected = io.buf.len() as u64;
         let result = match u64::try_from(result) {
-            Ok(found) if found == expected || io.op == IoOp::Flush => Ok(()),
-            Ok(found) => Err(IoError::Short { expected, found }),
+            Ok(_) if io.op == IoOp::Flush => Ok(()),
+            Ok(found) => IoError::check_count(expected, found),
             Err(_) => Err(IoError::Os(-result)),
         };
         Completion { tag: io.tag, buf: io.buf, result }
