@@ -132,8 +132,8 @@ def open(
     direct           whether image files and block devices are read past the page cache
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     tiers            where samples are kept after the first read, fastest first: "ram:4G",
-                     "file:/fast/cache:20G"; a process of its own needs a folder of its own. Or the
-                     file that names them, as `dlfs probe` writes it
+                     "file:/fast/cache:20G", which processes of a node share. Or the file that names
+                     them, as `dlfs probe` writes it
     policy           what tiers keep: what is read first (the default), or what the plan of each
                      loader's run names
     copy_bandwidth   the most that copying into tiers takes from the data set for itself, in bytes a second
