@@ -121,7 +121,7 @@ pub(crate) fn loader_options(job: &Job, number: u64) -> Result<LoaderOptions, St
         "partial" => OrderKind::Partial { q: samples.exchange, world_size },
         _ => OrderKind::Global,
     };
-    let order = OrderSpec { kind, seed: job.randseed.unwrap_or(0) };
+    let order = OrderSpec { kind, seed: job.randseed.unwrap_or(0) }.started(world_size);
     order.check().map_err(|error| error.to_string())?;
     let endless = job.time_based && job.runtime_us.is_some();
     let epochs = if endless { u64::from(u32::MAX) } else { samples.epochs };

@@ -3,6 +3,7 @@
 //! The first ten are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this project's.
 
 use clap::ValueEnum;
+use dlfs::dataset::options::DEFAULT_GROUP;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::permutation::{Key, Permutation};
 use serde::Serialize;
@@ -83,7 +84,7 @@ impl Policy {
 
     fn order(self, seed: u64) -> OrderSpec {
         let kind = match self {
-            Policy::Grouped => OrderKind::Grouped { lanes: GROUPED_LANES, group: GROUPED_CHUNKS },
+            Policy::Grouped => OrderKind::Grouped { lanes: 0, group: DEFAULT_GROUP },
             _ => OrderKind::Global,
         };
         OrderSpec { kind, seed }
@@ -348,7 +349,7 @@ fn schedule(config: &Config, sizes: &[u32], policy: Policy) -> Result<Schedule, 
     let count = sizes.len() as u64;
     let total: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
     let per_chunk = (CHUNK_BYTES * count / total.max(1)).clamp(1, 65_535);
-    let order = policy.order(config.training.seed);
+    let order = policy.order(config.training.seed).started(config.environment.nodes);
     let samples = Samples { count, per_chunk };
     Schedule::new(samples, order, config.environment.nodes, &config.training)
 }
@@ -423,10 +424,6 @@ const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 /// The printed times are those of nodes that read their own tiers, and not from each other.
 const HDMLP: Use = Use { keep_staged: false, peers: false };
 const CLAIRVOYANT: Use = Use { keep_staged: true, peers: true };
-
-/// Lanes and chunks of dlfs's default grouped order.
-const GROUPED_LANES: u32 = 8;
-const GROUPED_CHUNKS: u32 = 4;
 
 /// Chunks of the grouped order.
 const CHUNK_BYTES: u64 = 4 << 20;

@@ -96,7 +96,7 @@ with_defaults! {
         epochs: u64 = 1,
         rank: u32 = 0,
         world_size: u32 = 1,
-        lanes: u32 = 8,
+        lanes: u32 = 0,
         group: u32 = 4,
         exchange: f64 = 0.1,
         window: u64 = 256 << 20,

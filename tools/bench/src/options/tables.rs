@@ -246,7 +246,7 @@ const SAMPLES: &[Opt] = table! {
         |j, v| set(&mut j.samples.rank, number(v, 0, u32::MAX - 1));
     "world_size" "N" "How many ranks share each epoch."
         |j, v| set(&mut j.samples.world_size, number(v, 1, u32::MAX));
-    "lanes" "N" "grouped: lanes that take turns."
+    "lanes" "N" "grouped: lanes that take turns; default 8 for each rank."
         |j, v| set(&mut j.samples.lanes, number(v, 1, 65_536));
     "group" "N" "grouped: chunks whose samples are shuffled together."
         |j, v| set(&mut j.samples.group, number(v, 1, u32::MAX));
