@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, SequentialBy};
 use crate::qpair::Device;
 
-use super::{LoaderOptions, open};
+use super::{LoaderOptions, working_set};
 
 /// How the samples of a batch are brought in (DLFS's batching modes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,17 +53,18 @@ impl LoaderOptions {
         if !self.is_grouped() || matches!(self.batching, Some(Batching::None | Batching::Sample)) {
             return self.stated_batching();
         }
-        let cost = open::sample_cost(directory);
-        let passes = open::num_passes(directory, self);
+        let cost = working_set::sample_cost(directory);
+        let passes = working_set::num_passes(directory, self);
         if self.batching == Some(Batching::Chunk) {
             // Whoever asks for chunks in a window that is far too small gets the same samples for less.
             let dear = passes.is_some_and(|passes| passes > cost);
             return if dear { Ok(Batching::Sample) } else { self.stated_batching() };
         }
-        let held = page_cached(devices) && open::mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
+        let held =
+            page_cached(devices) && working_set::mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
         // Ranks that share chunks would each read them whole; chunks that do not fit the window, several times.
         let dear = || {
-            let shared = open::shared_reads(directory, self);
+            let shared = working_set::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
                 || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
         };

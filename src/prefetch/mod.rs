@@ -17,15 +17,15 @@
 mod batching;
 mod chunks;
 mod copy;
+mod first_batch;
 mod kept;
-mod lead;
 mod memory;
-mod open;
 mod passes;
 mod residency;
 mod samples;
 mod stream;
 mod window;
+mod working_set;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,14 +52,14 @@ use crate::units::SampleId;
 use batching::page_cached;
 use chunks::ChunkDriver;
 use copy::Copiers;
+use first_batch::{FIRST_BATCH_TOKEN, FirstBatchDriver};
 use kept::{Kept, Rewritten};
-use lead::{LEAD_TOKEN, LedDriver};
 use memory::Memory;
-use open::LEAD_ROOM_CHUNKS;
 use passes::PassDriver;
 use residency::Residency;
 use samples::SampleDriver;
 use stream::Head;
+use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
 pub use batching::Batching;
 pub(crate) use stream::Stream;
@@ -295,22 +295,22 @@ impl Prefetcher {
     ) -> Result<Arc<Window>> {
         let batching = options.batching_on(directory, devices)?;
         if batching == Batching::Chunk {
-            open::warn_of_small_window(directory, options);
+            working_set::warn_of_small_window(directory, options);
         }
-        open::warn_of_shared_reads(directory, options, batching == Batching::Chunk);
+        working_set::warn_of_shared_reads(directory, options, batching == Batching::Chunk);
         let layout = directory.layout();
-        let window_bytes = open::window_bytes(directory, options);
+        let window_bytes = working_set::window_bytes(directory, options);
         let chunk = u64::from(layout.chunk_size_bytes);
         let (num_chunks, num_samples) =
             (u64::from(directory.num_chunks()), directory.num_samples());
-        let all = (num_chunks + LEAD_ROOM_CHUNKS).saturating_mul(chunk);
+        let all = (num_chunks + FIRST_BATCH_ROOM_CHUNKS).saturating_mul(chunk);
         let ready = (options.batch_size as u64).saturating_mul(READY_BATCHES as u64);
         let used_bytes = match batching {
             Batching::Chunk => all,
             Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
             Batching::None => 0,
         };
-        let lens = open::lens_of_passes(directory, options);
+        let lens = working_set::lens_of_passes(directory, options);
         // Where most runs have about one length, a slot of it keeps the window free of gaps that
         // nothing fits.
         let slot_len_bytes = match (batching, lens) {
@@ -350,7 +350,7 @@ impl Prefetcher {
         let options = LoaderOptions { order: start.order, ..options };
         let batching = options.batching_on(&directory, &devices)?;
         if options.batching.is_none() && batching == Batching::Sample && !page_cached(&devices) {
-            open::warn_of_small_window(&directory, &options);
+            working_set::warn_of_small_window(&directory, &options);
         }
         let options = LoaderOptions { batching: Some(batching), ..options };
         let mut loader = Prefetcher {
@@ -545,7 +545,7 @@ impl Prefetcher {
         pump.learn(&self.directory);
         let geometry = pump.geometry();
         let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
-        let passes = open::lens_of_passes(&self.directory, options);
+        let passes = working_set::lens_of_passes(&self.directory, options);
         let residency = Arc::new(Residency::new(match (batching, passes) {
             (Batching::Chunk, None) => self.directory.num_samples(),
             _ => 0,
@@ -559,7 +559,7 @@ impl Prefetcher {
             (Batching::Chunk, None) => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
                 let verify_kept = options.verify_kept;
-                let lead = match open::has_lead(&self.directory, options) {
+                let first = match working_set::reads_first_batch_apart(&self.directory, options) {
                     true => Some(stream.split_first()?),
                     false => None,
                 };
@@ -571,13 +571,16 @@ impl Prefetcher {
                     verify_kept,
                     residency,
                 );
-                match lead {
+                match first {
                     None => Box::new(chunks),
                     Some(first) => {
                         let run = self.directory.layout().chunk_size_bytes as usize;
-                        let lead =
+                        let first =
                             SampleDriver::new(directory, geometry, first, false, run, on_error);
-                        Box::new(LedDriver::new(lead.numbered_from(LEAD_TOKEN), chunks))
+                        Box::new(FirstBatchDriver::new(
+                            first.numbered_from(FIRST_BATCH_TOKEN),
+                            chunks,
+                        ))
                     }
                 }
             }
@@ -586,8 +589,9 @@ impl Prefetcher {
                 if one_by_one {
                     pump.limit_outstanding(1);
                 }
-                let run =
-                    FETCH_LEN_BYTES.min(open::window_bytes(&self.directory, options) / 8).max(1);
+                let run = FETCH_LEN_BYTES
+                    .min(working_set::window_bytes(&self.directory, options) / 8)
+                    .max(1);
                 let on_error = options.on_error;
                 Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }

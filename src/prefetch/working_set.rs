@@ -1,4 +1,4 @@
-//! What a grouped order has open at a time, and whether the window has room for it.
+//! The working set of a grouped order: the chunks that it has open at a time, and whether the window has room for them.
 
 use crate::directory::Directory;
 use crate::order::{EpochOrder, Reads, Sharding};
@@ -15,7 +15,7 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     }
     let Some((_, group)) = options.order.kind.lanes_and_group() else { return DEFAULT_WINDOW };
     let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
-    let wanted = chunks_len(directory, chunks.saturating_add(LEAD_ROOM_CHUNKS));
+    let wanted = chunks_len(directory, chunks.saturating_add(FIRST_BATCH_ROOM_CHUNKS));
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
 }
 
@@ -39,10 +39,10 @@ pub(super) fn lens_of_passes(directory: &Directory, options: &LoaderOptions) -> 
 
 /// Whether the first batch would wait for so many chunks that it is rather read by itself; and there is
 /// memory for both.
-pub(super) fn has_lead(directory: &Directory, options: &LoaderOptions) -> bool {
+pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOptions) -> bool {
     let awaited = open_bytes(directory, options);
     let room = (window_bytes(directory, options) as u64).saturating_sub(awaited);
-    awaited >= LEAD_FROM_BYTES && room >= LEAD_ROOM_CHUNKS * chunk_len(directory)
+    awaited >= FIRST_BATCH_FROM_BYTES && room >= FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory)
 }
 
 /// Warns where the window is smaller than what the order goes through at a time.
@@ -164,7 +164,7 @@ const WORTH_A_WARNING: f64 = 1.1;
 const BLOCK_BYTES: f64 = 4096.0;
 
 /// A first batch that waits for this much and more is read by itself: at 5 GB/s, 3 ms.
-const LEAD_FROM_BYTES: u64 = 16 << 20;
+const FIRST_BATCH_FROM_BYTES: u64 = 16 << 20;
 
 /// Chunks' worth of memory beside those awaited without which there is no such batch.
-pub(super) const LEAD_ROOM_CHUNKS: u64 = 8;
+pub(super) const FIRST_BATCH_ROOM_CHUNKS: u64 = 8;

@@ -12,40 +12,40 @@ use super::samples::SampleDriver;
 use super::{Delivery, Driver};
 
 /// Drives a few batches by samples, and all that follow by chunks.
-pub(super) struct LedDriver {
-    lead: SampleDriver,
+pub(super) struct FirstBatchDriver {
+    first: SampleDriver,
     rest: ChunkDriver,
 }
 
-impl LedDriver {
-    /// `lead` numbers its fetches from [`LEAD_TOKEN`] on.
-    pub(super) fn new(lead: SampleDriver, rest: ChunkDriver) -> LedDriver {
-        LedDriver { lead, rest }
+impl FirstBatchDriver {
+    /// `first` numbers its fetches from [`FIRST_BATCH_TOKEN`] on.
+    pub(super) fn new(first: SampleDriver, rest: ChunkDriver) -> FirstBatchDriver {
+        FirstBatchDriver { first, rest }
     }
 }
 
-impl Driver for LedDriver {
+impl Driver for FirstBatchDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let moved = !self.lead.is_done() && self.lead.advance(pump, memory)?;
+        let moved = !self.first.is_done() && self.first.advance(pump, memory)?;
         Ok(self.rest.advance(pump, memory)? || moved)
     }
 
     fn finished(&mut self, fetched: Fetched) {
-        match fetched.token >= LEAD_TOKEN {
-            true => self.lead.finished(fetched),
+        match fetched.token >= FIRST_BATCH_TOKEN {
+            true => self.first.finished(fetched),
             false => self.rest.finished(fetched),
         }
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
-        match self.lead.is_done() {
+        match self.first.is_done() {
             true => self.rest.next_ready(),
-            false => self.lead.next_ready(),
+            false => self.first.next_ready(),
         }
     }
 
     fn is_done(&self) -> bool {
-        self.lead.is_done() && self.rest.is_done()
+        self.first.is_done() && self.rest.is_done()
     }
 
     fn recycle(&mut self, batch: Batch) {
@@ -58,4 +58,4 @@ impl Driver for LedDriver {
 }
 
 /// Above the numbers of chunks' fetches, which are places in a list.
-pub(super) const LEAD_TOKEN: u64 = 1 << 32;
+pub(super) const FIRST_BATCH_TOKEN: u64 = 1 << 32;
