@@ -7,7 +7,7 @@ use crate::directory::deleted::Bits;
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, TreeEntry};
-use crate::directory::{Directory, Facts, Learned};
+use crate::directory::{Directory, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
@@ -132,7 +132,7 @@ impl DirectoryBuilder {
         equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
         let index = from.part_of(info.first_slot.0).expect("a chunk's slots are of a part");
         let placement = &from.placements[index];
-        let started_ns = from.facts.started_ns[index];
+        let started_ns = from.metadata.started_ns[index];
         self.grow_part(*placement.part(), u64::from(info.num_slots), started_ns)?;
         if self.fields.is_empty() {
             self.fields = from.fields().to_vec();
@@ -281,7 +281,7 @@ impl DirectoryBuilder {
         let labels = std::mem::take(&mut self.labels);
         let labels = Labels::build(slots_by_id().map(|slot| labels[slot]), self.label_range);
         let names = Names::build(slots_by_id().map(|slot| self.name(slot)));
-        let facts = Facts {
+        let metadata = ImageMetadata {
             started_ns: self.started_ns,
             fields: self.fields,
             classes: self.classes,
@@ -291,7 +291,7 @@ impl DirectoryBuilder {
             layout: self.layout,
             generation,
             time_ns,
-            facts: facts.into(),
+            metadata: metadata.into(),
             record_range: CellRange::default(),
             columns: Columns {
                 chunks: self.chunks.as_bytes().to_vec().into(),

@@ -118,7 +118,7 @@ impl Directory {
     /// Sets the cells that this generation frees. After [`with_deleted`](Self::with_deleted) these are the
     /// record and snapshot of the previous generation.
     pub fn set_freed(&mut self, freed: Vec<CellRange>) {
-        std::sync::Arc::make_mut(&mut self.facts).freed = freed;
+        std::sync::Arc::make_mut(&mut self.metadata).freed = freed;
     }
 
     /// Sets the location of the generation record, where a rebuild found it.

@@ -75,7 +75,7 @@ pub struct Directory {
     generation: Generation,
     time_ns: u64,
     placements: Vec<Placement>,
-    facts: Arc<Facts>,
+    metadata: Arc<ImageMetadata>,
     record_range: CellRange,
     columns: Columns,
     tree: Tree,
@@ -93,7 +93,7 @@ pub struct Directory {
 
 /// Metadata of the whole image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Facts {
+struct ImageMetadata {
     /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
     fields: Vec<Vec<u8>>,
@@ -321,12 +321,12 @@ impl Directory {
 
     /// Names of the classes: a label is an index into it. Empty where labels are numbers.
     pub fn classes(&self) -> &[Vec<u8>] {
-        &self.facts.classes
+        &self.metadata.classes
     }
 
     /// Names of the fields of a sample, in their order in its record; empty for one without a name.
     pub fn fields(&self) -> &[Vec<u8>] {
-        &self.facts.fields
+        &self.metadata.fields
     }
 
     /// Its parts, in the order of ids: one per import or append.
@@ -347,7 +347,7 @@ impl Directory {
 
     /// The cells that the previous generation reads and this one does not.
     pub fn freed(&self) -> &[CellRange] {
-        &self.facts.freed
+        &self.metadata.freed
     }
 
     /// Whether the names are loaded.
@@ -378,11 +378,11 @@ impl Directory {
             by_id.set(id.0);
             by_slot.set(slot.0);
         }
-        let facts = Facts { freed: Vec::new(), ..(*self.facts).clone() };
+        let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
         Ok(Directory {
             generation,
             time_ns,
-            facts: Arc::new(facts),
+            metadata: Arc::new(metadata),
             record_range: CellRange::default(),
             head_crc32c: None,
             deleted_ids: by_id.finish(),
@@ -399,11 +399,11 @@ impl Directory {
             time_ns: self.time_ns,
             num_chunks: u64::from(self.num_chunks()),
             parts: self.parts().copied().collect(),
-            started_ns: self.facts.started_ns.clone(),
-            fields: self.facts.fields.clone(),
-            classes: self.facts.classes.clone(),
+            started_ns: self.metadata.started_ns.clone(),
+            fields: self.metadata.fields.clone(),
+            classes: self.metadata.classes.clone(),
             deleted: self.deleted_ranges(),
-            freed: self.facts.freed.clone(),
+            freed: self.metadata.freed.clone(),
         }
     }
 

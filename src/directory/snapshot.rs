@@ -8,7 +8,7 @@ use crate::directory::labels::Labels;
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};
 use crate::directory::used_len::used_lengths;
-use crate::directory::{Bytes, Directory, Facts};
+use crate::directory::{Bytes, Directory, ImageMetadata};
 use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, enough, equal};
@@ -38,7 +38,7 @@ impl Directory {
         let source = Source { head: &head, bytes: &bytes, base: 0 };
 
         let n = head.num_samples;
-        let (parts, facts) = read_facts(&source)?;
+        let (parts, metadata) = read_metadata(&source)?;
         let columns = Columns {
             chunks: source.column(kind::CHUNKS)?,
             checkpoints: source.column(kind::CHECKPOINTS)?,
@@ -67,7 +67,7 @@ impl Directory {
             generation: head.generation,
             time_ns: head.time_ns,
             placements: parts.into_iter().map(Placement::new).collect(),
-            facts: facts.into(),
+            metadata: metadata.into(),
             record_range: head.record,
             learned: None,
             columns,
@@ -246,10 +246,10 @@ impl Directory {
     fn encode_facts(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let parts: Vec<Part> = self.parts().copied().collect();
-        put_parts(&mut out, &parts, &self.facts.started_ns);
-        put_strings(&mut out, &self.facts.fields);
-        put_strings(&mut out, &self.facts.classes);
-        put_cell_ranges(&mut out, &self.facts.freed);
+        put_parts(&mut out, &parts, &self.metadata.started_ns);
+        put_strings(&mut out, &self.metadata.fields);
+        put_strings(&mut out, &self.metadata.classes);
+        put_cell_ranges(&mut out, &self.metadata.freed);
         out
     }
 }
@@ -352,18 +352,18 @@ impl Source<'_> {
     }
 }
 
-fn read_facts(source: &Source<'_>) -> Result<(Vec<Part>, Facts), FormatError> {
+fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), FormatError> {
     let bytes = source.column(kind::FACTS)?;
     let mut cursor = Cursor::new("facts of a snapshot", &bytes);
     let (parts, started_ns) = read_parts(&mut cursor)?;
-    let facts = Facts {
+    let metadata = ImageMetadata {
         started_ns,
         fields: read_strings(&mut cursor)?,
         classes: read_strings(&mut cursor)?,
         freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
     };
     equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
-    Ok((parts, facts))
+    Ok((parts, metadata))
 }
 
 fn section_name(kind: u16) -> &'static str {
@@ -402,7 +402,8 @@ mod tests {
         Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap();
         let part = |first, count| Placement::new(Part { first, count, seed: 0, window: 0 });
         directory.placements = vec![part(0, 3), part(3, 1)];
-        directory.facts = Facts { started_ns: vec![0, 0], ..Facts::default() }.into();
+        directory.metadata =
+            ImageMetadata { started_ns: vec![0, 0], ..ImageMetadata::default() }.into();
         let (what, expected, found) = ("first slot of a part's first chunk", 3, 4);
         let refused = Directory::from_snapshot(directory.to_snapshot().unwrap()).unwrap_err();
         assert_eq!(refused, FormatError::Mismatch { what, expected, found });

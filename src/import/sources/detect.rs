@@ -19,7 +19,7 @@ use super::index::{BadEntry, Index};
 use super::kind::SourceKind;
 use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
-use super::tree::{Judged, Survey, Tree};
+use super::tree::{DetectedFile, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::{Error, ErrorKind, Result};
 
@@ -53,39 +53,39 @@ pub struct FoundFile {
 /// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
 /// there are several kinds; the cause counts them.
 pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
-    let mut given = Given::default();
+    let mut expanded = Expanded::default();
     for path in paths {
-        given.expand(path)?;
+        expanded.expand(path)?;
     }
-    if given.folders.is_empty() && given.files.is_empty() {
+    if expanded.folders.is_empty() && expanded.files.is_empty() {
         return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
     }
     match options.kind {
-        SourceKind::Auto => auto(given, options),
+        SourceKind::Auto => auto(expanded, options),
         SourceKind::Folder => {
-            if let Some(file) = given.files.first() {
+            if let Some(file) = expanded.files.first() {
                 return Err(no(SourceKind::Folder, file));
             }
-            let trees = given.trees(options)?;
+            let trees = expanded.trees(options)?;
             let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
             folders(trees, surveys, options)
         }
-        SourceKind::List => match given.folders.first() {
+        SourceKind::List => match expanded.folders.first() {
             Some(folder) => Err(no(SourceKind::List, folder)),
-            None => Ok(lists(given.files)),
+            None => Ok(lists(expanded.files)),
         },
-        kind => shards_of(kind, given, options),
+        kind => shards_of(kind, expanded, options),
     }
 }
 
 /// The expanded paths, before any file is opened.
 #[derive(Default)]
-struct Given {
+struct Expanded {
     folders: Vec<PathBuf>,
     files: Vec<PathBuf>,
 }
 
-impl Given {
+impl Expanded {
     fn expand(&mut self, path: &Path) -> Result<()> {
         if path.is_dir() {
             self.folders.push(path.to_path_buf());
@@ -139,8 +139,8 @@ struct Judgement {
 }
 
 impl Judgement {
-    fn tree(&mut self, tree: &Tree, judged: Vec<Judged>, bad: Vec<BadEntry>) {
-        for Judged { name, len_bytes, content } in judged {
+    fn tree(&mut self, tree: &Tree, detected: Vec<DetectedFile>, bad: Vec<BadEntry>) {
+        for DetectedFile { name, len_bytes, content } in detected {
             let path = tree.path_of(&name);
             if content.is_shard() && name.contains(&b'/') {
                 self.nested.get_or_insert_with(|| name.clone());
@@ -184,35 +184,35 @@ impl Judgement {
     }
 }
 
-fn auto(given: Given, options: &SourceOptions) -> Result<Found> {
-    if given.files.iter().any(|file| spool::is_stream(file)) {
+fn auto(expanded: Expanded, options: &SourceOptions) -> Result<Found> {
+    if expanded.files.iter().any(|file| spool::is_stream(file)) {
         // A stream cannot be read twice; tar archives with one file per sample are most common.
-        return shards_of(SourceKind::Tar, given, options);
+        return shards_of(SourceKind::Tar, expanded, options);
     }
-    let trees = given.trees(options)?;
+    let trees = expanded.trees(options)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
     let mut judgement = Judgement::default();
-    for path in &given.files {
+    for path in &expanded.files {
         let (content, len_bytes) = content_of(path)?;
         judgement.file(given_file(path), len_bytes, content);
     }
     let shards = !judgement.shards.is_empty() || surveys.iter().any(|survey| survey.shards);
     if !shards {
-        return match (trees.is_empty(), &given.files[..]) {
+        return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
                 unless_unread(&trees, &surveys)?;
                 folders(trees, surveys, options)
             }
             (true, files) => {
                 files.iter().try_for_each(|file| unless_no_list(file))?;
-                Ok(lists(given.files))
+                Ok(lists(expanded.files))
             }
             (false, [file, ..]) => Err(no(SourceKind::Folder, file)),
         };
     }
     for tree in &trees {
-        let (judged, bad) = tree.judge(true);
-        judgement.tree(tree, judged, bad);
+        let (detected, bad) = tree.detect(true);
+        judgement.tree(tree, detected, bad);
     }
     let mut kinds = judgement.shards.iter().map(|(_, content)| kind_of(*content));
     let first = kinds.next().unwrap_or_default();
@@ -250,9 +250,9 @@ impl Judgement {
 }
 
 /// Shards of the kind that the caller named; other files in folders are set aside.
-fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<Found> {
+fn shards_of(kind: SourceKind, expanded: Expanded, options: &SourceOptions) -> Result<Found> {
     let mut judgement = Judgement::default();
-    for path in &given.files {
+    for path in &expanded.files {
         let file = given_file(path);
         if spool::is_stream(path) {
             judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
@@ -262,7 +262,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
         let (content, len_bytes) = content_of(path)?;
         // A file named by the caller is what the caller says, and errors in it will be reported. But a
         // shell pattern also matches files that describe shards.
-        let is_one = content.is_shard() || given.files.len() == 1 || !is_side_file(&file.name);
+        let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
         match content {
             Content::Packed(_) => judgement.file(file, len_bytes, content),
             _ if is_one && kind_of(content) == kind_of(as_kind(kind)) => {
@@ -276,13 +276,13 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
             _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
         }
     }
-    for tree in given.trees(options)? {
-        let (judged, bad) = tree.judge(false);
-        let (mine, others): (Vec<_>, Vec<_>) = judged.into_iter().partition(|judged| {
-            let content = judged.content;
+    for tree in expanded.trees(options)? {
+        let (detected, bad) = tree.detect(false);
+        let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
+            let content = detected.content;
             matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
         });
-        for Judged { name, len_bytes, content } in others {
+        for DetectedFile { name, len_bytes, content } in others {
             let is_side = is_side_file(&name) && !content.is_shard();
             let what = if is_side { "side file" } else { content.label() };
             judgement.file_counts.add(what, Role::SetAside, len_bytes, &name);
@@ -294,7 +294,7 @@ fn shards_of(kind: SourceKind, given: Given, options: &SourceOptions) -> Result<
     }
     if judgement.shards.is_empty() {
         let message = format!("the source holds no {kind} shards");
-        let path = given.folders.into_iter().next().unwrap_or_default();
+        let path = expanded.folders.into_iter().next().unwrap_or_default();
         return Err(Error::new(ErrorKind::BadSource, message)
             .path(path)
             .source(judgement.file_counts));
@@ -375,9 +375,9 @@ fn unless_no_list(path: &Path) -> Result<()> {
             None => compression::packed(path, program),
         });
     }
-    match list::judge(head, path)? {
-        list::Judged::List => Ok(()),
-        list::Judged::NoFiles(line) => {
+    match list::classify(head, path)? {
+        list::TextKind::List => Ok(()),
+        list::TextKind::NoFiles(line) => {
             let line = String::from_utf8_lossy(&line).escape_debug().to_string();
             Err(bad("its lines name no file beneath its folder, so it is no list".to_owned())
                 .source(io::Error::other(format!("its first line is {line}")))
@@ -385,7 +385,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
                     "a list has path or path<TAB>label on each line; if it is one, say --from list",
                 ))
         }
-        list::Judged::NoText => {
+        list::TextKind::NoText => {
             Err(bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND))
         }
     }

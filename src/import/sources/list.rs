@@ -38,7 +38,7 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
 
 /// What a text file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judged {
+pub enum TextKind {
     /// A list: one of its first lines names a file.
     List,
     /// Text whose first lines name no files; holds the first line.
@@ -51,9 +51,9 @@ pub enum Judged {
 ///
 /// # Errors
 /// Its folder does not open.
-pub fn judge(head: &[u8], path: &Path) -> Result<Judged> {
+pub fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
     if !may_be(head) {
-        return Ok(Judged::NoText);
+        return Ok(TextKind::NoText);
     }
     let root = Root::open(folder_of(path))?;
     let is_there = |line: &[u8]| {
@@ -62,10 +62,10 @@ pub fn judge(head: &[u8], path: &Path) -> Result<Judged> {
         name.is_ok_and(|name| root.stat(&name).is_ok())
     };
     if lines(head).take(LINES_LOOKED_AT).any(is_there) {
-        return Ok(Judged::List);
+        return Ok(TextKind::List);
     }
     let first = lines(head).next().unwrap_or_default();
-    Ok(Judged::NoFiles(first[..first.len().min(MAX_LINE_SHOWN)].to_vec()))
+    Ok(TextKind::NoFiles(first[..first.len().min(MAX_LINE_SHOWN)].to_vec()))
 }
 
 fn may_be(head: &[u8]) -> bool {

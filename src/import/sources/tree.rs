@@ -32,7 +32,7 @@ pub struct Tree {
 
 /// A file of a tree with its detected content.
 #[derive(Debug, Clone)]
-pub struct Judged {
+pub struct DetectedFile {
     /// Its name beneath the folder.
     pub name: Vec<u8>,
     /// Its length.
@@ -100,14 +100,14 @@ impl Tree {
     ///
     /// The second list holds entries that are neither files nor links to files. With `may_give_up`, it
     /// stops opening files once many of two sorts are found: then nothing is imported anyway.
-    pub fn judge(&self, may_give_up: bool) -> (Vec<Judged>, Vec<BadEntry>) {
+    pub fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
             .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
             .chain(self.elsewhere())
             .collect();
         names.sort_unstable();
         let (mut shards, mut others) = (0_u64, 0_u64);
-        let mut judged = Vec::new();
+        let mut detected = Vec::new();
         for (name, len_bytes) in names {
             let known = may_give_up && shards > 0 && others > 0 && shards + others > MOST_OPENED;
             let content = if known { NOT_OPENED } else { self.content(name) };
@@ -115,12 +115,12 @@ impl Tree {
                 true => shards += 1,
                 false => others += u64::from(!is_side_file(name)),
             }
-            judged.push(Judged { name: name.to_vec(), len_bytes, content });
+            detected.push(DetectedFile { name: name.to_vec(), len_bytes, content });
         }
         let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
         let bad = self.index.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
         let bad = bad.cloned().collect();
-        (judged, bad)
+        (detected, bad)
     }
 
     /// Files that are not samples but may be shards: those that are too large, and those behind a link out
