@@ -349,7 +349,11 @@ impl Prefetcher {
         let start = Stream::start_state(&directory, &options)?;
         let options = LoaderOptions { order: start.order, ..options };
         let batching = options.batching_on(&directory, &devices)?;
-        if options.batching.is_none() && batching == Batching::Sample && !page_cached(&devices) {
+        let is_declined = match options.batching {
+            None => !page_cached(&devices),
+            Some(asked) => asked == Batching::Chunk,
+        };
+        if batching == Batching::Sample && is_declined {
             working_set::warn_of_small_window(&directory, &options);
         }
         let options = LoaderOptions { batching: Some(batching), ..options };
