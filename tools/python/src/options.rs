@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dlfs::ErrorKind;
 use dlfs::auth::Secret;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
@@ -63,8 +64,8 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
             connect.hostnqn = Some(nqn);
         }
         "dhchap_secret" | "dhchap_ctrl_secret" if value.is_none() => {}
-        "dhchap_secret" => connect.dhchap_secret = Some(secret(value)?),
-        "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(value)?),
+        "dhchap_secret" => connect.dhchap_secret = Some(secret(key, value)?),
+        "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(key, value)?),
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
         "tiers_file" | "fields" => {} // read by those who know what they are about
@@ -97,10 +98,13 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
 }
 
 /// A key, or the path of a file with one.
-fn secret(value: &Bound<'_, PyAny>) -> PyResult<Secret> {
+fn secret(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Secret> {
+    let py = value.py();
     let text_or_path: PathBuf = value.extract()?;
-    let text_or_path = text_or_path.to_string_lossy();
-    secret_of(&text_or_path).map_err(|error| raise(value.py(), &error))
+    secret_of(&text_or_path.to_string_lossy()).map_err(|error| match error.kind() {
+        ErrorKind::InvalidArgument => raise_invalid(py, format!("{key}: {}", error.report())),
+        _ => raise(py, &error),
+    })
 }
 
 /// What `dlfs.Loader` and the samplers take beside the data set.
