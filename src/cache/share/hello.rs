@@ -127,7 +127,9 @@ fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut head)];
-    let found = rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let found = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    });
     let count = found.map_err(|errno| match errno {
         Errno::AGAIN => failed(ErrorKind::TimedOut, "it does not answer"),
         errno => std::io::Error::from(errno).into(),

@@ -47,8 +47,9 @@ impl Link {
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(stream, jobs, end)| {
-                // The owner sends nothing after its first message: this returns when it has ended.
-                let _ = stream.read(&mut [0]);
+                // The owner sends nothing after its first message: this returns when it has ended, and not
+                // when a signal interrupts it.
+                let _ = stream.read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
                 let _ = jobs.send(Job::Stop); // wakes the sender
             })?,

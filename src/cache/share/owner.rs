@@ -115,7 +115,20 @@ impl Server {
 
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        while let Ok((stream, _)) = listener.accept() {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == IoKind::Interrupted => continue,
+                Err(error) => {
+                    if error.kind() != IoKind::WouldBlock {
+                        // No descriptor is left, for example. The listener would stay ready and the thread
+                        // spin, so it listens anew later; those that wait try again.
+                        tracing::warn!(%error, "other processes cannot attach to the tiers for now");
+                        self.listener = None;
+                    }
+                    return;
+                }
+            };
             if !is_same_user(&stream) || self.attached.len() >= MAX_ATTACHED {
                 tracing::warn!("refused a process of another user, or one too many, at the tiers");
                 continue;
