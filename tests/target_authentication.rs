@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::auth::{Concatenation, Group, Hash, Host, HostTerms, Message, Next, Randomness, Secret};
@@ -207,7 +207,9 @@ fn every_queue_must_authenticate_before_anything_else() {
 fn a_wrong_proof_ends_the_connection_and_its_controller() {
     let target = serve(|_| {});
     let (mut admin, _) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
+    let began = Instant::now();
     assert!(!authenticate(&mut admin, 9));
+    assert!(began.elapsed() >= Duration::from_secs(1), "a wrong proof costs a delay");
     assert_eq!(admin.receive(), Reply::Closed);
     assert_eq!(target.stats().refused, 1);
     assert_eq!(target.stats().controllers, 0);

@@ -16,31 +16,21 @@ use dlfs::format::Uuid;
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::mem::MemNamespace;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Policy, Units};
 use dlfs::units::{Generation, SampleId};
 
 use support::disk::{LoopDevice, SmallDisk};
+use support::origin::Origin;
 use support::random::Random;
 
-/// An origin of random bytes, divided into equal units.
-struct Origin {
-    bytes: Vec<u8>,
-    device: Arc<dyn Device>,
+/// An origin that is divided into equal units.
+fn origin(seed: u64) -> Origin {
+    Origin::new(seed, NUM_UNITS * UNIT_BYTES)
 }
 
 impl Origin {
-    fn new(seed: u64) -> Origin {
-        let mut bytes = vec![0; (NUM_UNITS * UNIT_BYTES) as usize];
-        Random::new(seed).fill(&mut bytes);
-        let device = MemNamespace::new(bytes.len() as u64, 4096).unwrap();
-        Blocking::new(device.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
-        Origin { bytes, device: Arc::new(device.read_only()) }
-    }
-
     fn units() -> Units {
         Units::from_pages((0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32)))
     }
@@ -97,7 +87,7 @@ fn half(folder: &Path) -> String {
 
 #[test]
 fn after_a_restart_copies_give_way_to_what_the_new_plan_reads_more_often() {
-    let origin = Origin::new(1);
+    let origin = origin(1);
     let folder = tempfile::tempdir().unwrap();
     let tier = half(folder.path());
     let (first, second) = (0..NUM_UNITS as u32 / 2, NUM_UNITS as u32 / 2..NUM_UNITS as u32);
@@ -132,7 +122,7 @@ fn after_a_restart_copies_give_way_to_what_the_new_plan_reads_more_often() {
 
 #[test]
 fn copies_that_are_read_as_often_as_others_do_not_give_way() {
-    let origin = Origin::new(2);
+    let origin = origin(2);
     let cache = origin.cache(Policy::Clairvoyant, &format!("ram:{}", NUM_UNITS / 2 * UNIT_BYTES));
     cache.set_plan(&plan(0..NUM_UNITS as u32 / 2, 0..0)).unwrap();
     settle_fills(&cache, NUM_UNITS / 2);
@@ -144,7 +134,7 @@ fn copies_that_are_read_as_often_as_others_do_not_give_way() {
 
 #[test]
 fn bytes_are_equal_while_copies_come_and_give_way() {
-    let origin = Origin::new(3);
+    let origin = origin(3);
     let cache = origin.cache(Policy::Clairvoyant, &format!("ram:{}", NUM_UNITS / 2 * UNIT_BYTES));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -173,7 +163,7 @@ fn bytes_are_equal_while_copies_come_and_give_way() {
 
 #[test]
 fn a_plan_of_another_data_set_or_of_other_tiers_is_refused() {
-    let origin = Origin::new(4);
+    let origin = origin(4);
     let cache = origin.cache(Policy::Clairvoyant, "ram:1M");
     let good = plan(0..4, 0..0);
     let other = Units::from_pages([(0, 1), (5, 9)]).fingerprint();
@@ -194,7 +184,7 @@ fn a_plan_of_another_data_set_or_of_other_tiers_is_refused() {
 
 #[test]
 fn a_block_device_is_a_tier_and_its_copies_survive() {
-    let origin = Origin::new(5);
+    let origin = origin(5);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("disk");
     fs::File::create(&file).unwrap().set_len(32 << 20).unwrap();
@@ -222,7 +212,7 @@ fn a_block_device_is_a_tier_and_its_copies_survive() {
 
 #[test]
 fn a_tier_on_a_read_only_file_system_is_refused_with_its_path() {
-    let origin = Origin::new(6);
+    let origin = origin(6);
     let Some(disk) = SmallDisk::new(4 << 20) else {
         println!("SKIPPED: no read-only file system without root");
         return;
@@ -282,7 +272,7 @@ fn a_folder_that_changes_during_a_run_is_stale_and_what_was_copied_is_still_righ
 
 #[test]
 fn a_tier_whose_file_system_goes_away_in_mid_run_is_missed_and_reads_go_on() {
-    let origin = Origin::new(7);
+    let origin = origin(7);
     let Some(disk) = SmallDisk::new(16 << 20) else {
         println!("SKIPPED: no file system to take away without root");
         return;

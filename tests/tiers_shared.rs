@@ -11,31 +11,20 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::cache::{Cache, Identity, TierOptions};
 use dlfs::format::Uuid;
-use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::mem::MemNamespace;
 use dlfs::tier::{Policy, Units};
 use dlfs::units::Generation;
 
 use support::fork::in_child;
-use support::random::Random;
+use support::origin::Origin;
 use support::warnings::warnings_of;
 
-/// An origin of random bytes, divided into equal units.
-struct Origin {
-    bytes: Vec<u8>,
-    device: Arc<dyn Device>,
+/// An origin that is divided into equal units.
+fn origin(seed: u64) -> Origin {
+    Origin::new(seed, NUM_UNITS * UNIT_BYTES)
 }
 
 impl Origin {
-    fn new(seed: u64) -> Origin {
-        let mut bytes = vec![0; (NUM_UNITS * UNIT_BYTES) as usize];
-        Random::new(seed).fill(&mut bytes);
-        let device = MemNamespace::new(bytes.len() as u64, 4096).unwrap();
-        Blocking::new(device.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
-        Origin { bytes, device: Arc::new(device.read_only()) }
-    }
-
     fn open(&self, folder: &Path, quota: &str) -> Cache {
         self.try_open(1, &format!("file:{}:{quota}", folder.display())).unwrap()
     }
@@ -95,7 +84,7 @@ fn wait_for_all(origin: &Origin, cache: &Cache) {
 
 #[test]
 fn the_second_opener_attaches_and_finds_and_adds_copies() {
-    let origin = Origin::new(1);
+    let origin = origin(1);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
     let attached = origin.open(folder.path(), "64M");
@@ -114,7 +103,7 @@ fn the_second_opener_attaches_and_finds_and_adds_copies() {
 
 #[test]
 fn what_only_an_attached_process_reads_is_kept() {
-    let origin = Origin::new(2);
+    let origin = origin(2);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
     let attached = origin.open(folder.path(), "64M");
@@ -126,7 +115,7 @@ fn what_only_an_attached_process_reads_is_kept() {
 
 #[test]
 fn forked_and_separate_processes_keep_each_page_once_and_read_it_from_the_origin_once() {
-    let origin = Origin::new(3);
+    let origin = origin(3);
     let folder = tempfile::tempdir().unwrap();
     let (tier, notes) = (folder.path().join("tier"), folder.path().join("notes"));
     fs::create_dir(&tier).unwrap();
@@ -199,7 +188,7 @@ fn wait_for_fills(notes: &Path, rank: u64, owner: &Cache) {
 
 #[test]
 fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
-    let origin = Origin::new(4);
+    let origin = origin(4);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
     let attached = origin.open(folder.path(), "64M");
@@ -213,7 +202,7 @@ fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
 
 #[test]
 fn one_of_those_attached_takes_over_and_uses_the_copies_again() {
-    let origin = Origin::new(7);
+    let origin = origin(7);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
     let attached = [(); 2].map(|()| origin.open(folder.path(), "64M"));
@@ -248,7 +237,7 @@ fn one_of_those_attached_takes_over_and_uses_the_copies_again() {
 
 #[test]
 fn other_options_of_an_attached_process_are_warned_of() {
-    let origin = Origin::new(5);
+    let origin = origin(5);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
     let (attached, warnings) = warnings_of(|| origin.open(folder.path(), "32M"));
@@ -261,7 +250,7 @@ fn other_options_of_an_attached_process_are_warned_of() {
 
 #[test]
 fn a_file_that_is_the_tier_of_another_image_is_refused_by_name() {
-    let origin = Origin::new(6);
+    let origin = origin(6);
     let file = tempfile::NamedTempFile::new().unwrap();
     let tier = format!("file:{}:64M", file.path().display());
     let _owner = origin.try_open(1, &tier).unwrap();

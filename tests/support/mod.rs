@@ -9,6 +9,7 @@ pub mod fork;
 pub mod hostile_target;
 #[cfg(feature = "spdk")]
 pub mod nvmf_tgt;
+pub mod origin;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use common::{Place, dlfs, run, signal, wait};
 use serde_json::Value;
-use std::os::unix::fs::PermissionsExt as _;
 
 const GOOD: &str = "nqn.2026-11.io.dlfs:good";
 const BAD: &str = "nqn.2026-11.io.dlfs:bad";
