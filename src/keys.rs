@@ -1,7 +1,8 @@
-//! Keys from where users keep them: texts, files, and the hosts file of a target.
+//! Reads keys as users keep them: texts, files, and the hosts file of a target.
 //!
-//! A key file holds one key as nvme-cli prints it (`nvme gen-dhchap-key`, `dlfs key gen`), is the user's own
-//! or root's, and is readable by nobody else. Errors name the file and never repeat a part of it.
+//! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`) or `dlfs key gen`. It
+//! must belong to the user or root, and nobody else may read it. Errors name the file and never
+//! repeat a part of its text.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,20 +18,21 @@ use crate::nvme::Nqn;
 use crate::random;
 use crate::target::HostKeys;
 
-/// A new secret for DH-HMAC-CHAP, of the operating system's random numbers.
+/// A new DH-HMAC-CHAP secret from the operating system's random numbers.
 ///
 /// # Errors
-/// The operating system gives none.
+/// The operating system provides none.
 pub fn generate_secret(transform: Option<Hash>) -> Result<Secret> {
     let mut bytes = Zeroizing::new([0; 64]);
     random::draw(&mut *bytes)?;
     Ok(Secret::generate(&bytes, transform))
 }
 
-/// The secret that an option gives: the text itself, which begins with `DHHC-1:`, or the path of a key file.
+/// The secret that an option gives: the key itself, which begins with `DHHC-1:`, or the path of a
+/// key file.
 ///
 /// # Errors
-/// `InvalidArgument`: the text is no key; otherwise those of [`read_secret`].
+/// `InvalidArgument`: the text is not a key; otherwise those of [`read_secret`].
 pub fn secret_of(text_or_path: &str) -> Result<Secret> {
     match text_or_path.starts_with(PREFIX) {
         true => text_or_path.parse().map_err(|error| {
@@ -40,10 +42,11 @@ pub fn secret_of(text_or_path: &str) -> Result<Secret> {
     }
 }
 
-/// The secret in a key file.
+/// Reads the secret in a key file.
 ///
 /// # Errors
-/// `NotFound`: there is no such file. `Refused`: others may read it. `InvalidArgument`: it holds no key.
+/// `NotFound`: there is no such file. `Refused`: others may read it. `InvalidArgument`: it holds no
+/// key.
 pub fn read_secret(path: &Path) -> Result<Secret> {
     let text = read_private(path)?;
     text.trim().parse().map_err(|error| {
@@ -52,7 +55,8 @@ pub fn read_secret(path: &Path) -> Result<Secret> {
     })
 }
 
-/// The hosts file of a target: for each host its NQN, its secret or several, and the subsystem's secret.
+/// The hosts file of a target: for each host its NQN, its secret or several, and the subsystem's
+/// secret.
 ///
 /// ```toml
 /// [[host]]
@@ -62,12 +66,12 @@ pub fn read_secret(path: &Path) -> Result<Secret> {
 /// ```
 ///
 /// # Errors
-/// As [`read_secret`]; the message names the host where one is at fault.
+/// As [`read_secret`]; the message names the host whose entry is wrong.
 pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
     let text = read_private(path)?;
     let invalid =
         |message: String| Error::new(ErrorKind::InvalidArgument, message).path(path).hint(HOSTS);
-    // The parser's own message would show the line, with what is secret in it.
+    // The parser's own message would show the line, including its secret.
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text[..at].matches('\n').count() + 1;
@@ -118,7 +122,7 @@ enum Secrets {
     Several(Vec<String>),
 }
 
-/// What a parser says, unless it may repeat a value.
+/// The parser's message, unless it may repeat a value.
 fn reason(message: &str) -> &str {
     if message.contains(PREFIX) { "a value is of the wrong kind" } else { message }
 }

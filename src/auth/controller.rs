@@ -8,26 +8,26 @@ use super::{
 };
 use crate::nvme::Nqn;
 
-/// What a controller wants of a host.
+/// What a controller requires of a host.
 #[derive(Debug, Clone)]
 pub struct ControllerTerms {
     /// The host's name, as Connect said it.
     pub hostnqn: Nqn,
     /// The subsystem's name, as Connect said it.
     pub subnqn: Nqn,
-    /// The host's secrets: any of them will do, so that one can be replaced by another.
+    /// The host's secrets: any of them is accepted, so that one can replace another.
     pub secrets: Vec<Secret>,
-    /// The subsystem's secret, with which hosts that ask for it are answered.
+    /// The subsystem's secret, for hosts that authenticate the controller, too.
     pub ctrl_secret: Option<Secret>,
-    /// Hashes that may be used, most wanted first.
+    /// Allowed hashes, preferred first.
     pub hashes: Vec<Hash>,
-    /// Groups that may be used, most wanted first.
+    /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether a key of TLS must be made; a host that wants one where it is not gets a refusal.
+    /// Whether a TLS key must be generated. A host that requires one when this is `No` is refused.
     pub concatenation: Concatenation,
 }
 
-/// The controller's side. It begins by waiting for the host's first message.
+/// The controller's side. It first waits for the host's Negotiate message.
 #[derive(Debug)]
 pub struct Controller {
     terms: ControllerTerms,
@@ -36,7 +36,7 @@ pub struct Controller {
     psk: Option<(Digest, Hash)>,
 }
 
-/// What is used in this authentication.
+/// The parameters of this authentication.
 #[derive(Debug, Clone, Copy)]
 struct Chosen {
     tid: u16,
@@ -44,10 +44,10 @@ struct Chosen {
     group: Group,
 }
 
-/// What the host has answered, while the shared secret is computed.
+/// The host's response, while the shared secret is computed.
 struct Answer {
     response: Vec<u8>,
-    /// C2, and its sequence number if it is to be answered.
+    /// C2, and its sequence number if the host asked for a response.
     challenge: Vec<u8>,
     sequence: Option<u32>,
 }
@@ -78,7 +78,7 @@ impl Controller {
         Controller { terms, own, state: State::AwaitingNegotiate, psk: None }
     }
 
-    /// The message of [`Next::Send`] has been fetched.
+    /// The message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::SendingChallenge(chosen) => {
@@ -95,7 +95,7 @@ impl Controller {
         }
     }
 
-    /// A message of the host has come.
+    /// A message has arrived from the host.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
         let state = std::mem::replace(&mut self.state, State::Ended);
         let tid = match &state {
@@ -135,7 +135,7 @@ impl Controller {
         }
     }
 
-    /// What [`Next::Compute`] asked for.
+    /// Takes the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
@@ -147,12 +147,12 @@ impl Controller {
         }
     }
 
-    /// The key for TLS, once authenticated with [`Concatenation::Required`], and its hash.
+    /// The TLS key, once authenticated with [`Concatenation::Required`], and its hash.
     pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
         self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
     }
 
-    /// Why the authentication has failed, from when this side finds it until the host is told.
+    /// Why the authentication failed, from when this side detects it until the host is told.
     pub fn failure(&self) -> Option<&Failed> {
         match &self.state {
             State::SendingFailure1(failed) => Some(failed),
@@ -160,7 +160,7 @@ impl Controller {
         }
     }
 
-    /// What is being done, for people.
+    /// The current step, as text.
     pub fn stage(&self) -> &'static str {
         match self.state {
             State::AwaitingNegotiate => "waiting for Negotiate",
@@ -174,7 +174,7 @@ impl Controller {
         }
     }
 
-    /// Chooses of what the host offers.
+    /// Chooses from what the host offers.
     fn choose(&mut self, tid: u16, wanted: u8, hashes: &[u8], groups: &[u8]) -> Next {
         let terms = &self.terms;
         if hashes.is_empty() {
@@ -232,7 +232,7 @@ impl Controller {
             let reason = "the response has another length than the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
-        // Else a host could have its own challenge answered by the other end of a second connection.
+        // Otherwise a host could have its own challenge answered on a second connection.
         if answer.challenge == self.own.challenge[..hash.len_bytes()] {
             let reason = "the host's challenge is the controller's own";
             return self.fail(tid, Explanation::AuthenticationFailed, reason);
@@ -255,7 +255,7 @@ impl Controller {
         Next::Compute(shared)
     }
 
-    /// Whether the host has proved itself; if so, answers its challenge.
+    /// Verifies the host's response; if it is right, answers the host's challenge.
     fn judge(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
         let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, concatenation, .. } =
             &self.terms;
@@ -266,7 +266,7 @@ impl Controller {
         let is_right = |secret: &Secret| {
             transcript.of_host(&secret.key(hostnqn), c1, self.own.sequence).is(&answer.response)
         };
-        // All are tried, so that time does not tell which it was.
+        // All are tried, so that the time does not reveal which one matched.
         if secrets.iter().filter(|secret| is_right(secret)).count() == 0 {
             let reason = "the host's response is wrong";
             return self.fail(tid, Explanation::AuthenticationFailed, reason);

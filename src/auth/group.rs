@@ -10,7 +10,8 @@ use zeroize::{Zeroize, Zeroizing};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Group {
-    /// None: the response depends on key and challenge alone, so who listens can try keys.
+    /// None: the response depends on key and challenge alone, so an eavesdropper can try keys
+    /// offline.
     Null = 0,
     /// ffdhe2048.
     Ffdhe2048 = 1,
@@ -19,7 +20,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// All, in the order of their identifiers.
+    /// All groups, ascending by identifier.
     pub const ALL: [Group; 3] = [Group::Null, Group::Ffdhe2048, Group::Ffdhe3072];
 
     /// Its identifier on the wire.
@@ -32,7 +33,7 @@ impl Group {
         Group::ALL.into_iter().find(|group| group.id() == id)
     }
 
-    /// Bytes of its values: those of the prime.
+    /// Length of its values in bytes: that of the prime.
     pub const fn len_bytes(self) -> usize {
         match self {
             Group::Null => 0,
@@ -41,10 +42,10 @@ impl Group {
         }
     }
 
-    /// Whether `value` may be a public value of the other side: of the group's length, above 1 and below
-    /// p - 1. What is left out would make the shared secret one that anybody knows.
+    /// Whether `value` may be a public value of the other side: of the group's length, greater than
+    /// 1 and less than p - 1. Any other value would make the shared secret predictable.
     pub fn is_public_value(self, value: &[u8]) -> bool {
-        // The prime ends in ones, so p - 1 is the prime with its last bit off.
+        // The prime is odd, so p - 1 is the prime with its last bit cleared.
         let Some(prime) = self.prime() else { return false };
         let last = value.len().wrapping_sub(1);
         let is_small = || value[..last].iter().all(|byte| *byte == 0) && value[last] < 2;
@@ -71,7 +72,7 @@ impl fmt::Display for Group {
     }
 }
 
-/// Bytes of private exponents: 384 bits, above the 225 and 275 that RFC 7919 (5.2) asks for.
+/// Length of private exponents: 384 bits, more than the 225 and 275 that RFC 7919 (5.2) requires.
 pub(super) const EXPONENT_LEN_BYTES: usize = 48;
 
 /// A private exponent.
@@ -84,7 +85,7 @@ impl Exponent {
     }
 }
 
-/// A power to be computed, which takes milliseconds of a core.
+/// An exponentiation to compute, which takes milliseconds.
 pub struct Exponentiation {
     group: Group,
     base: Base,
@@ -93,7 +94,7 @@ pub struct Exponentiation {
 
 enum Base {
     Generator,
-    /// What the other side sent; checked.
+    /// What the other side sent, already checked.
     Peer(Vec<u8>),
 }
 
@@ -103,13 +104,13 @@ impl Exponentiation {
         Exponentiation { group, base: Base::Generator, exponent: exponent.clone() }
     }
 
-    /// The shared secret, of the other side's public value.
+    /// The shared secret, from the other side's public value.
     pub(super) fn shared(group: Group, peer: &[u8], exponent: &Exponent) -> Exponentiation {
         assert!(group.is_public_value(peer), "checked when it came");
         Exponentiation { group, base: Base::Peer(peer.to_vec()), exponent: exponent.clone() }
     }
 
-    /// An exponentiation for tests of those who have it computed.
+    /// An exponentiation for tests of its callers.
     #[cfg(test)]
     pub(crate) fn example(group: Group) -> Exponentiation {
         Exponentiation::public(group, &Exponent::new([7; EXPONENT_LEN_BYTES]))
@@ -136,7 +137,7 @@ impl fmt::Debug for Exponentiation {
     }
 }
 
-/// A computed power, with leading zeros to the length of the prime.
+/// The result of an exponentiation, with leading zeros to the length of the prime.
 pub struct Power(pub(super) Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Power {

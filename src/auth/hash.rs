@@ -1,4 +1,4 @@
-//! The hash functions of DH-HMAC-CHAP and of TLS's keys, chosen at run time.
+//! The hash functions of DH-HMAC-CHAP and of TLS keys, selected at run time.
 
 use std::fmt;
 
@@ -20,10 +20,10 @@ pub enum Hash {
 }
 
 impl Hash {
-    /// All, in the order of their identifiers.
+    /// All hash functions, ascending by identifier.
     pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
 
-    /// Bytes of its values.
+    /// Length of its values in bytes.
     pub const fn len_bytes(self) -> usize {
         match self {
             Hash::Sha256 => 32,
@@ -73,7 +73,7 @@ fn hmac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Digest {
     Digest::new(&mac.finalize().into_bytes())
 }
 
-/// A value of a hash function. It is treated as a secret: compared in constant time, wiped, not shown.
+/// A hash value. It is treated as a secret: compared in constant time, wiped, not printed.
 #[derive(Clone)]
 pub struct Digest {
     bytes: [u8; 64],
@@ -87,7 +87,7 @@ impl Digest {
         Digest { bytes, len: value.len() }
     }
 
-    /// Whether it is `other`, in a time that does not depend on where they differ.
+    /// Whether it equals `other`, in a time that does not depend on where they differ.
     pub fn is(&self, other: &[u8]) -> bool {
         self.as_ref().ct_eq(other).into()
     }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::nvme::Nqn;
 
-/// With what a host authenticates itself.
+/// A host's secrets, and what it accepts.
 #[derive(Debug, Clone)]
 pub struct HostTerms {
     /// The host's name, as Connect said it.
@@ -16,13 +16,13 @@ pub struct HostTerms {
     pub subnqn: Nqn,
     /// The host's secret.
     pub secret: Secret,
-    /// The subsystem's secret, with which the controller must prove itself; `None`: it need not.
+    /// The subsystem's secret, if the controller must authenticate itself, too.
     pub ctrl_secret: Option<Secret>,
-    /// Hashes that may be used, most wanted first.
+    /// Allowed hashes, preferred first.
     pub hashes: Vec<Hash>,
-    /// Groups that may be used, most wanted first.
+    /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether a key of TLS is to be made.
+    /// Whether to generate a TLS key.
     pub concatenation: Concatenation,
 }
 
@@ -36,14 +36,14 @@ pub struct Host {
     psk: Option<(Digest, Hash)>,
 }
 
-/// What the controller has chosen.
+/// The controller's choice.
 #[derive(Debug)]
 struct Chosen {
     hash: Hash,
     group: Group,
     sequence: u32,
     challenge: Vec<u8>,
-    /// Its public value; empty without a group.
+    /// The controller's public value; empty without a group.
     peer: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ enum State {
     AwaitingChallenge,
     ComputingPublic(Chosen),
     ComputingShared(Chosen, Power),
-    /// With what the controller must answer, if it must.
+    /// The response expected from the controller, if it must authenticate itself.
     SendingReply(Option<Digest>),
     AwaitingSuccess1(Option<Digest>),
     SendingSuccess2,
@@ -62,7 +62,7 @@ enum State {
 }
 
 impl Host {
-    /// A host at the beginning; `tid` is the authentication's number on its queue.
+    /// Begins an authentication; `tid` is its number on the queue.
     ///
     /// # Panics
     /// The terms name no hash or no group.
@@ -70,7 +70,7 @@ impl Host {
         let HostTerms { hashes, groups, concatenation, .. } = &terms;
         let groups: Vec<u8> = match concatenation {
             Concatenation::No => groups.iter().map(|group| group.id()).collect(),
-            // Without a shared secret there is nothing to make a key of.
+            // A key can only be made from a shared secret.
             Concatenation::Required => groups
                 .iter()
                 .filter(|group| **group != Group::Null)
@@ -102,7 +102,7 @@ impl Host {
         }
     }
 
-    /// A message of the controller has come.
+    /// A message has arrived from the controller.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
         let state = std::mem::replace(&mut self.state, State::Ended);
         if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
@@ -130,7 +130,7 @@ impl Host {
         }
     }
 
-    /// What [`Next::Compute`] asked for.
+    /// Takes the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::ComputingPublic(chosen) => {
@@ -146,12 +146,12 @@ impl Host {
         }
     }
 
-    /// The key for TLS, once authenticated with [`Concatenation::Required`], and its hash.
+    /// The TLS key, once authenticated with [`Concatenation::Required`], and its hash.
     pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
         self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
     }
 
-    /// What is being done, for people.
+    /// The current step, as text.
     pub fn stage(&self) -> &'static str {
         match self.state {
             State::SendingNegotiate => "sending Negotiate",
@@ -215,13 +215,13 @@ impl Host {
         Next::Compute(public)
     }
 
-    /// Answers the challenge, and asks for an answer where one is wanted.
+    /// Answers the challenge, and challenges the controller if it must authenticate itself.
     fn reply(&mut self, chosen: &Chosen, session_key: Option<&Digest>, dh: Vec<u8>) -> Next {
         let HostTerms { hostnqn, subnqn, secret, ctrl_secret, concatenation, .. } = &self.terms;
         let hash = chosen.hash;
         let mut c2 = self.own.challenge[..hash.len_bytes()].to_vec();
         if c2 == chosen.challenge {
-            c2[0] ^= 1; // never the one that the controller asked: its answer would be ours
+            c2[0] ^= 1; // never equal to the controller's challenge: the controller would return our own response
         }
         let transcript = Transcript {
             hash,
@@ -251,7 +251,7 @@ impl Host {
         Next::Send(reply.encode())
     }
 
-    /// Whether the controller has proved itself.
+    /// Verifies the controller's response, if one was required.
     fn judge(&mut self, expected: Option<Digest>, response: Option<Vec<u8>>) -> Next {
         let Some(expected) = expected else { return Next::Authenticated };
         match response {

@@ -12,27 +12,27 @@
 //!
 //! A descriptor is AUTHID, 0, HALEN, DHLEN, 30 bytes of hashes, 30 bytes of groups.
 //!
-//! All begin with type, identifier, two reserved bytes, and the transaction identifier; numbers are
-//! little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5). A message may be followed by
-//! zeros, since Authentication Receive asks for more than there is.
+//! Each message begins with its type, its identifier, two reserved bytes, and the transaction
+//! identifier; numbers are little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5).
+//! A message may be padded with zeros, since Authentication Receive requests more than its length.
 
 use std::fmt;
 
 /// A message of either side.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The host says what it knows, most wanted first.
+    /// The host offers hashes and groups, preferred first.
     Negotiate {
         /// Transaction identifier.
         tid: u16,
-        /// Secure channel concatenation: 0 none, 1 with a new key for TLS.
+        /// Secure channel concatenation: 0 none, 1 with a new TLS key.
         sc_c: u8,
-        /// Identifiers of hashes; empty where DH-HMAC-CHAP is not among the protocols.
+        /// Identifiers of hashes; empty if DH-HMAC-CHAP is not among the protocols.
         hashes: Vec<u8>,
         /// Identifiers of groups.
         groups: Vec<u8>,
     },
-    /// The controller chooses, and asks the host to prove itself.
+    /// The controller chooses, and challenges the host.
     Challenge {
         /// Transaction identifier.
         tid: u16,
@@ -47,7 +47,7 @@ pub enum Message {
         /// g^x mod p; empty without a group.
         dh: Vec<u8>,
     },
-    /// The host proves itself, and may ask the controller to.
+    /// The host responds, and may challenge the controller.
     Reply {
         /// Transaction identifier.
         tid: u16,
@@ -62,14 +62,14 @@ pub enum Message {
         /// g^y mod p; empty without a group.
         dh: Vec<u8>,
     },
-    /// The controller believes the host.
+    /// The controller accepts the host.
     Success1 {
         /// Transaction identifier.
         tid: u16,
         /// R2, if the host asked for it.
         response: Option<Vec<u8>>,
     },
-    /// The host believes the controller.
+    /// The host accepts the controller.
     Success2 {
         /// Transaction identifier.
         tid: u16,
@@ -95,13 +95,13 @@ pub enum Message {
 pub enum Explanation {
     /// 1: the response is wrong.
     AuthenticationFailed,
-    /// 2: no protocol that both know.
+    /// 2: no protocol in common.
     ProtocolNotUsable,
     /// 3: the sides disagree on secure channel concatenation.
     ConcatenationMismatch,
-    /// 4: no hash that both know.
+    /// 4: no hash in common.
     HashNotUsable,
-    /// 5: no group that both know.
+    /// 5: no group in common.
     GroupNotUsable,
     /// 6: a message's fields are wrong.
     IncorrectPayload,
@@ -157,7 +157,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// They end before the message does.
@@ -166,7 +166,7 @@ pub enum MessageError {
     /// No message has this type and identifier.
     #[error("no message has type {0:#04x} and identifier {1:#04x}")]
     Unknown(u8, u8),
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the field {0} cannot be so")]
     Field(&'static str),
 }
@@ -264,11 +264,11 @@ impl Message {
         }
     }
 
-    /// The message that `bytes` begin with.
+    /// Decodes the message at the start of `bytes`.
     ///
     /// # Errors
-    /// They are no message, or fields contradict each other. Of what the sides agreed on nothing is known
-    /// here.
+    /// The bytes are no message, or its fields contradict each other. What the sides agreed on is
+    /// not checked here.
     pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
         let mut rest = Fields(bytes);
         let [kind, id, _, _] = rest.array()?;
@@ -362,7 +362,7 @@ fn flag(byte: u8, name: &'static str) -> Result<bool, MessageError> {
     }
 }
 
-/// What has not been read yet of a message.
+/// The undecoded rest of a message.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

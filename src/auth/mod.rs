@@ -1,14 +1,16 @@
-//! DH-HMAC-CHAP: host and controller prove to each other that they know a key, without saying it.
+//! DH-HMAC-CHAP: host and controller prove to each other that they know a key, without revealing
+//! it.
 //!
-//! The controller sends a *challenge*, the host answers with a *response* that only the key gives, and may
-//! challenge the controller in the same message (NVM Express Base Specification 2.1, 8.3.5.5). A
-//! Diffie-Hellman exchange may go with it: then who listens on the wire cannot even try keys that are easy
-//! to guess.
+//! The controller sends a *challenge*, and the host answers with a *response* that only the key
+//! gives. The host may challenge the controller in the same message (NVM Express Base Specification
+//! 2.1, 8.3.5.5). With an optional Diffie-Hellman exchange, an eavesdropper cannot even try keys
+//! that are easy to guess.
 //!
-//! [`Host`] and [`Controller`] are the two sides as pure state machines: messages in, messages out, with
-//! random numbers as arguments. They know neither sockets nor time: who drives them sends the messages in
-//! Authentication Send and Authentication Receive commands and limits how long it takes. An exponentiation
-//! takes milliseconds, so both hand it out as [`Exponentiation`], to be done by any thread.
+//! [`Host`] and [`Controller`] are the two sides as pure state machines: messages in, messages out,
+//! with random numbers as arguments. They know neither sockets nor time: the driver sends the
+//! messages in Authentication Send and Authentication Receive commands, and limits the duration. An
+//! exponentiation takes milliseconds, so both return it as an [`Exponentiation`] that any thread
+//! may compute.
 //!
 //! ```text
 //! host                                    controller
@@ -51,22 +53,22 @@ use std::fmt;
 
 use zeroize::Zeroize;
 
-/// Random numbers of one side for one authentication, from the operating system's generator.
+/// The random numbers that one side needs for one authentication.
 pub struct Randomness {
     /// The challenge to the other side; as many of its bytes as the hash has are used.
     pub challenge: [u8; 64],
     /// The private exponent of Diffie-Hellman.
     pub exponent: [u8; group::EXPONENT_LEN_BYTES],
-    /// The sequence number of the challenge: never twice with one key, so a random number or a counter; a
-    /// zero is used as 1.
+    /// The sequence number of the challenge. It must never repeat with the same key, so it is a
+    /// random number or a counter; 0 is replaced by 1.
     pub sequence: u32,
 }
 
 impl Randomness {
-    /// How many random bytes one authentication takes.
+    /// The number of random bytes that one authentication needs.
     pub const LEN_BYTES: usize = 64 + group::EXPONENT_LEN_BYTES + 4;
 
-    /// Random numbers of these bytes, from the operating system's generator.
+    /// Divides random bytes of the operating system's generator.
     pub fn from_bytes(mut bytes: [u8; Randomness::LEN_BYTES]) -> Randomness {
         let (challenge, rest) = bytes.split_at(64);
         let (exponent, sequence) = rest.split_at(group::EXPONENT_LEN_BYTES);
@@ -86,7 +88,7 @@ impl Drop for Randomness {
     }
 }
 
-/// What is one side's own in one authentication.
+/// One side's own challenge and exponent.
 struct Own {
     challenge: [u8; 64],
     /// Never 0.
@@ -110,43 +112,44 @@ impl fmt::Debug for Own {
     }
 }
 
-/// Whether the keys of TLS are to be made of the authentication (secure channel concatenation).
+/// Whether the authentication generates TLS keys (secure channel concatenation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Concatenation {
-    /// It is not asked for, or refused.
+    /// Not requested, or refused.
     #[default]
     No,
-    /// It is asked for, or insisted on.
+    /// Requested, or required.
     Required,
 }
 
-/// What comes next, after something was given to a side.
+/// The next step, after something was passed to a side.
 #[derive(Debug)]
 #[must_use]
 pub enum Next {
     /// Send this message (host: Authentication Send; controller: the data of the next Authentication
     /// Receive), then call `sent`.
     Send(Vec<u8>),
-    /// Wait for a message of the other side (host: Authentication Receive).
+    /// Wait for a message from the other side (host: Authentication Receive).
     Receive,
-    /// Do this and give the result to `computed`.
+    /// Compute this and pass the result to `computed`.
     Compute(Exponentiation),
-    /// It has succeeded.
+    /// The authentication has succeeded.
     Authenticated,
-    /// It has failed, and the other side knows.
+    /// The authentication has failed, and the other side knows.
     Failed(Failed),
 }
 
-/// Why an authentication has failed.
+/// Why an authentication failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failed {
-    /// This side found it, and has told the other.
+    /// This side detected the failure, and told the other.
     #[error("{0}: {1}")]
     Here(Explanation, &'static str),
-    /// The other side says so.
+    /// The other side reported it.
     #[error("the other side says: {0}")]
     There(Explanation),
-    /// The driver did what cannot be now: a message was given where none was asked for.
+    /// The driver made a call that the state does not allow, such as passing an unrequested
+    /// message.
     #[error("a message out of turn")]
     OutOfTurn,
 }

@@ -37,7 +37,7 @@ impl Heir {
     /// Ends the thread, and waits for it.
     pub(super) fn stop(self) {
         drop(self.running);
-        self.thread.join_within(LAST_TURN);
+        self.thread.join_within(JOIN_TIMEOUT);
     }
 }
 
@@ -97,4 +97,4 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Opening the tiers once, at the longest.
-const LAST_TURN: Duration = Duration::from_secs(12);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

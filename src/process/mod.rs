@@ -4,7 +4,8 @@
 //! for ever, threads do not exist there, and connections belong to the parent: dropping any of
 //! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
 //! gives access only to the process that created it, and lets a child leak it and create its own.
-//! Whoever creates it may look at the inherited one with [`Forked::inherited`], and waits for nothing there.
+//! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
+//! for it.
 
 mod id;
 
@@ -20,7 +21,7 @@ pub use id::process_id;
 pub struct Forked<T> {
     /// 0: no process, see [`Forked::empty`].
     pid: u32,
-    /// `Some` until the value is moved out or leaked, but for an empty one.
+    /// `Some` until the value is moved out or leaked; `None` for an empty one.
     value: Option<T>,
     child: OnceLock<Box<Forked<T>>>,
 }
@@ -38,8 +39,8 @@ impl<T> Forked<T> {
 
     /// The value of the nearest ancestor, for a child that has none of its own yet.
     ///
-    /// A lock in it may be held for ever, by a thread that the child does not have: at most try to take it.
-    /// What it says of connections and threads is true of the ancestor.
+    /// A thread that does not exist in the child may hold its locks for ever: use `try_lock` at
+    /// most. What it says about connections and threads is true only in the ancestor.
     pub fn inherited(&self) -> Option<&T> {
         let pid = process_id();
         let mut last = self;

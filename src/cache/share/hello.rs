@@ -19,7 +19,7 @@ use crate::cache::Identity;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::Policy;
 
-/// What the owner tells: who it is and what it shares.
+/// What the owner sends: its identity, and what it shares.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::cache) struct Hello {
     /// Version of these messages, of the table and of the frames.
@@ -45,7 +45,7 @@ pub(in crate::cache) struct SharedTier {
     pub capacity_pages: u64,
 }
 
-/// What a process gets that attaches.
+/// What a process receives when it attaches.
 #[derive(Debug)]
 pub(in crate::cache) struct Welcome {
     pub stream: UnixStream,
@@ -55,7 +55,7 @@ pub(in crate::cache) struct Welcome {
 }
 
 impl Hello {
-    /// What this process tells.
+    /// The first message of this process.
     pub(in crate::cache) fn new(
         identity: Identity,
         fingerprint: u64,
@@ -88,7 +88,7 @@ pub(in crate::cache) fn connect(name: &[u8]) -> Result<Option<Welcome>> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}
         Err(Errno::CONNREFUSED) => return Ok(None),
-        // Its queue of connections is full.
+        // Its backlog of connections is full.
         Err(Errno::AGAIN) => return Err(failed(ErrorKind::TimedOut, "it accepts nobody")),
         Err(errno) => return Err(std::io::Error::from(errno).into()),
     }
@@ -152,7 +152,7 @@ fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
     Ok((text, table))
 }
 
-/// Reads the version first: another one may say anything else.
+/// Parses the version first: another version may differ in everything else.
 fn parse(text: &[u8]) -> Result<Hello> {
     let unknown = |error: serde_json::Error| {
         failed(ErrorKind::Internal, "its first message is unknown").source(error)

@@ -1,4 +1,4 @@
-//! An attached process's side: sends to the owner what is to be kept, and notices the owner's end.
+//! The side of an attached process: sends data to keep to the owner, and detects the owner's end.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -22,7 +22,7 @@ pub(in crate::cache) struct Link {
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
     ended: Receiver<Infallible>,
-    /// They end with the connection; nobody waits for them.
+    /// They end with the connection; nobody joins them.
     _threads: [Thread; 2],
 }
 
@@ -47,8 +47,8 @@ impl Link {
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(stream, jobs, end)| {
-                // The owner sends nothing after its first message: this returns when it has ended, and not
-                // when a signal interrupts it.
+                // The owner sends nothing after its first message: this returns only when the owner
+                // has ended, not when a signal interrupts it.
                 let _ = stream.read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
                 let _ = jobs.send(Job::Stop); // wakes the sender
@@ -67,7 +67,7 @@ impl Link {
         self.ended.clone()
     }
 
-    /// Sends later, in order.
+    /// Queues a message; messages are sent in order.
     pub(in crate::cache) fn send(&self, job: Job) {
         let _ = self.jobs.send(job); // fails only when the connection has ended
     }

@@ -6,8 +6,9 @@
 //! kept it sends to the owner, whose copier assembles and writes all copies; so each page is kept once
 //! and read from the origin once. A forked child of either attaches in the same way.
 //!
-//! The alternative was to read copies through the owner's target: each read would then cost the owner
-//! a turn and each byte two more copies through a socket, and an owner that stops would stop all reads.
+//! The alternative was to read copies through the owner's target: each read would then cost the
+//! owner a turn and copy each byte twice through a socket, and a stopped owner would block all
+//! reads.
 //!
 //! The socket has an abstract name made of the user, and the device and inode of the first tier's
 //! file. So there is nothing to remove after a kill, and no path that could be too long or not
@@ -35,8 +36,8 @@ pub(super) use owner::Owner;
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
 
-/// Name of the socket on which the owner of these tiers listens; `None` if the first tier has no file
-/// yet, or if not all of them are files: tiers in memory are not shared.
+/// The name of the socket on which the owner of these tiers listens; `None` if the first tier has
+/// no file yet, or if some are in memory, since those are not shared.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
     let path = |tier: &super::TierSpec| match &tier.kind {
         TierKind::File(path) => Some(path.clone()),
@@ -57,7 +58,7 @@ fn name_of(path: &Path) -> Option<Vec<u8>> {
     Some(format!("dlfs-tier-{user}-{:x}-{:x}", found.dev(), found.ino()).into_bytes())
 }
 
-/// Warns where the owner of the tiers has opened them otherwise: what it has set holds.
+/// Warns if the owner has opened the tiers with other options: its options are in effect.
 pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();
     let wanted: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();

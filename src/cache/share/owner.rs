@@ -29,8 +29,8 @@ pub(in crate::cache) struct Owner {
 }
 
 impl Owner {
-    /// Listens on `name`. Where somebody else does, which only children of an earlier owner may, it
-    /// tries again until they have ended.
+    /// Listens on `name`. If the name is in use, which only children of an earlier owner may cause,
+    /// it retries until they have ended.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -52,7 +52,7 @@ impl Owner {
         // Fails only when the thread has ended.
         let _ = self.stop.write_all(&[1]);
         if let Some(thread) = self.thread.take() {
-            thread.join_within(LAST_TURN);
+            thread.join_within(JOIN_TIMEOUT);
         }
     }
 }
@@ -121,8 +121,8 @@ impl Server {
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
                     if error.kind() != IoKind::WouldBlock {
-                        // No descriptor is left, for example. The listener would stay ready and the thread
-                        // spin, so it listens anew later; those that wait try again.
+                        // No descriptor is left, for example. The listener would stay ready and the
+                        // thread would spin, so it listens again later; waiting processes retry.
                         tracing::warn!(%error, "other processes cannot attach to the tiers for now");
                         self.listener = None;
                     }
@@ -150,7 +150,8 @@ impl Server {
 }
 
 impl Attached {
-    /// Reads and handles what has arrived; `false` when the process is gone or talks nonsense.
+    /// Reads and handles what has arrived. `false`: the process has disconnected or sent an invalid
+    /// message.
     fn read(&mut self, shared: &Shared) -> bool {
         let before = self.bytes.len();
         self.bytes.resize(before + READ_BYTES, 0);
@@ -225,7 +226,7 @@ impl Attached {
         true
     }
 
-    /// What the process still had to send will not arrive.
+    /// The data that the process still had to send will not arrive.
     fn end(self, shared: &Shared) {
         for (unit, count) in self.expected {
             (0..count).for_each(|_| shared.send(Job::Gone(unit)));
@@ -261,5 +262,5 @@ const READ_BYTES: usize = 256 << 10;
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long the thread may take to end.
-const LAST_TURN: Duration = Duration::from_secs(1);
+/// The time allowed for the thread to end.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
