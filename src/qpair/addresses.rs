@@ -78,13 +78,13 @@ fn group(addresses: &[Address], options: &ConnectOptions) -> Vec<Group> {
             _ => None,
         };
         let next = groups.len();
-        let place = match subsystem_of(address, &options) {
+        let index = match subsystem_of(address, &options) {
             Some(subsystem) if addresses.len() > 1 => {
                 *of_subsystem.entry(subsystem).or_insert(next)
             }
             _ => next,
         };
-        match groups.get_mut(place) {
+        match groups.get_mut(index) {
             Some(group) => group.members.push((at, nsid)),
             None => {
                 groups.push(Group { address: address.clone(), options, members: vec![(at, nsid)] })
@@ -126,8 +126,8 @@ impl Group {
         nsids.sort_unstable();
         nsids.dedup();
         let devices = as_devices(TcpNamespace::connect_to(address, &nsids, &self.options)?);
-        let place = |nsid| nsids.binary_search(&nsid).expect("it is one of them");
-        let of = |nsid: &Option<Nsid>| vec![Arc::clone(&devices[place(nsid.expect("named"))])];
+        let index_of = |nsid| nsids.binary_search(&nsid).expect("it is one of them");
+        let of = |nsid: &Option<Nsid>| vec![Arc::clone(&devices[index_of(nsid.expect("named"))])];
         Ok(self.members.iter().map(|(_, nsid)| of(nsid)).collect())
     }
 }

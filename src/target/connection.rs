@@ -48,7 +48,7 @@ pub(super) struct HostConnection {
     /// The authentication under way.
     authentication: Option<Box<Authentication>>,
     /// Checked commands that wait for memory, oldest first.
-    waiting: VecDeque<(CommandId, Wanted)>,
+    waiting: VecDeque<(CommandId, MemoryNeed)>,
     /// Since when the first of those has waited, or receiving has been paused.
     waiting_since: Option<Instant>,
     /// Whether the poller lists this connection as waiting for memory.
@@ -79,7 +79,7 @@ pub(super) struct HostConnection {
 
 /// What a waiting command needs memory for.
 #[derive(Debug, Clone, Copy)]
-enum Wanted {
+enum MemoryNeed {
     /// The data of an I/O command.
     Io(Request),
     /// The response data of an admin command: this many bytes.
@@ -88,11 +88,11 @@ enum Wanted {
     AdminData(u32),
 }
 
-impl Wanted {
+impl MemoryNeed {
     fn len_bytes(&self) -> usize {
         match self {
-            Wanted::Io(request) => request.len_bytes as usize,
-            Wanted::Answer(len) | Wanted::AdminData(len) => *len as usize,
+            MemoryNeed::Io(request) => request.len_bytes as usize,
+            MemoryNeed::Answer(len) | MemoryNeed::AdminData(len) => *len as usize,
         }
     }
 }
@@ -291,7 +291,7 @@ impl HostConnection {
         connection_bytes: usize,
     ) -> Option<MemoryWait> {
         let long = |since| now.saturating_duration_since(since) >= limit;
-        let len = self.waiting.front().map_or(0, |(_, wanted)| wanted.len_bytes());
+        let len = self.waiting.front().map_or(0, |(_, need)| need.len_bytes());
         let is_long = self.waiting_since.is_some_and(long)
             && !self.is_stalled(now, limit)
             && self.may_hold(len, connection_bytes);
@@ -485,7 +485,7 @@ impl HostConnection {
         match data {
             DataTransfer::None => self.answer(id, sqe, 0, IoBuf::empty(), backend),
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
-                self.start_or_wait(id, Wanted::Answer(room), backend, now);
+                self.start_or_wait(id, MemoryNeed::Answer(room), backend, now);
             }
             // More than any response needs: refused, unless the command is refused anyway.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
@@ -496,7 +496,7 @@ impl HostConnection {
                 self.receive_into(id, IoBuf::zeroed(len as usize));
             }
             DataTransfer::FromHost { len, in_capsule: false } => {
-                self.start_or_wait(id, Wanted::AdminData(len), backend, now);
+                self.start_or_wait(id, MemoryNeed::AdminData(len), backend, now);
             }
         }
     }
@@ -550,7 +550,7 @@ impl HostConnection {
                 // These data have arrived already, so they cannot wait for the pool.
                 self.receive_into(id, backend.take_for_capsule(len as usize));
             }
-            _ => self.start_or_wait(id, Wanted::Io(request), backend, now),
+            _ => self.start_or_wait(id, MemoryNeed::Io(request), backend, now),
         }
     }
 
@@ -563,12 +563,12 @@ impl HostConnection {
     fn start_or_wait(
         &mut self,
         id: CommandId,
-        wanted: Wanted,
+        need: MemoryNeed,
         backend: &mut Backend,
         now: Instant,
     ) {
-        if self.is_waiting_for_memory() || !self.start(id, &wanted, backend, now) {
-            self.waiting.push_back((id, wanted));
+        if self.is_waiting_for_memory() || !self.start(id, &need, backend, now) {
+            self.waiting.push_back((id, need));
             backend.num_waiting += 1;
             self.waiting_since.get_or_insert(now);
         }
@@ -579,14 +579,14 @@ impl HostConnection {
     fn start(
         &mut self,
         id: CommandId,
-        wanted: &Wanted,
+        need: &MemoryNeed,
         backend: &mut Backend,
         now: Instant,
     ) -> bool {
-        let len = wanted.len_bytes();
-        let request = match wanted {
-            Wanted::Io(request) => Some(request),
-            Wanted::Answer(_) | Wanted::AdminData(_) => None,
+        let len = need.len_bytes();
+        let request = match need {
+            MemoryNeed::Io(request) => Some(request),
+            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => None,
         };
         if let Some(request) = request
             && request.kind == Kind::Flush
@@ -611,16 +611,16 @@ impl HostConnection {
             return false;
         }
         let Some(buf) = backend.pool.take(len) else { return false };
-        match wanted {
-            Wanted::Io(request) if request.kind == Kind::Read => {
+        match need {
+            MemoryNeed::Io(request) if request.kind == Kind::Read => {
                 self.held_bytes += len;
                 backend.push(request, buf, self.tag(id, Kind::Read));
             }
-            Wanted::Io(_) | Wanted::AdminData(_) => {
+            MemoryNeed::Io(_) | MemoryNeed::AdminData(_) => {
                 self.awaited.begin(now);
                 self.receive_into(id, buf);
             }
-            Wanted::Answer(room) => {
+            MemoryNeed::Answer(room) => {
                 let sqe = *self.protocol.sqe(id);
                 self.answer(id, &sqe, *room, buf, backend);
             }
@@ -631,9 +631,9 @@ impl HostConnection {
     /// Starts waiting commands while there is memory; returns whether any was started.
     pub(super) fn start_waiting(&mut self, backend: &mut Backend, now: Instant) -> bool {
         let before = self.waiting.len();
-        while let Some((id, wanted)) = self.waiting.pop_front() {
-            if !self.start(id, &wanted, backend, now) {
-                self.waiting.push_front((id, wanted));
+        while let Some((id, need)) = self.waiting.pop_front() {
+            if !self.start(id, &need, backend, now) {
+                self.waiting.push_front((id, need));
                 break;
             }
         }

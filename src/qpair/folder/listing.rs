@@ -88,12 +88,12 @@ impl Listing {
         files.sort_unstable_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
         let mut listing =
             Listing { files: Vec::new(), classes: found.classes, len_bytes: 0, identity: [0; 16] };
-        listing.place(files);
+        listing.assign_addresses(files);
         Ok(listing)
     }
 
     /// Gives each file its address.
-    fn place(&mut self, files: Vec<(u32, Vec<u8>, Vec<u8>, Stamp)>) {
+    fn assign_addresses(&mut self, files: Vec<(u32, Vec<u8>, Vec<u8>, Stamp)>) {
         let mut hash = Xxh3::new();
         let mut addresses = Addresses::default();
         for (class, folder, name, stamp) in files {

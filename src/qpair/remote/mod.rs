@@ -62,7 +62,7 @@ pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
 
 /// Which namespaces of a controller to open.
 #[derive(Debug, Clone)]
-pub(in crate::qpair) enum Wanted {
+pub(in crate::qpair) enum Selection {
     /// The one that each path names, or the first active one if it names none.
     OfPath,
     /// These, on each path.
@@ -100,7 +100,7 @@ pub(in crate::qpair) trait Admin<T: Transport>: Sized {
 
 /// The shared state of a controller's open namespaces: its sessions, and how to connect them.
 pub(in crate::qpair) struct Remote<T: Transport> {
-    pub(in crate::qpair) wanted: Wanted,
+    pub(in crate::qpair) selection: Selection,
     pub(in crate::qpair) options: ConnectOptions,
     pub(in crate::qpair) host: HostIdentity,
     /// Never empty; in the user's order.
@@ -122,7 +122,7 @@ impl<T: Transport> Remote<T> {
     pub(in crate::qpair) fn new(
         options: ConnectOptions,
         portals: Vec<T::Portal>,
-        wanted: Wanted,
+        selection: Selection,
         seen: Option<Arc<[Attached]>>,
     ) -> Arc<Remote<T>> {
         let limits = Limits {
@@ -135,7 +135,7 @@ impl<T: Transport> Remote<T> {
         let lifecycle = Lifecycle::new(now, limits, Arc::clone(&portals), seen, random);
         Arc::new(Remote {
             host: HostIdentity::new(&options),
-            wanted,
+            selection,
             options,
             shared: Shared::new(lifecycle, portals.len() > 1, || T::keepers().wake()),
             portals,
@@ -155,8 +155,8 @@ impl<T: Transport> Remote<T> {
     fn new_successor(&self) -> Result<Arc<Remote<T>>> {
         let keeper = T::keepers().of_this_process()?;
         let seen = self.identity().cloned();
-        let (options, wanted) = (self.options.clone(), self.wanted.clone());
-        let next = Remote::new(options, self.portals.to_vec(), wanted, seen);
+        let (options, selection) = (self.options.clone(), self.selection.clone());
+        let next = Remote::new(options, self.portals.to_vec(), selection, seen);
         // The keeper drops it again if another thread has created the one that is used.
         keeper.keep(&next);
         Ok(next)
@@ -169,10 +169,10 @@ impl<T: Transport> Remote<T> {
 
     /// The user's name of a namespace, one of `count`.
     fn name_of(&self, nsid: Nsid, count: usize) -> String {
-        let is_named = match self.wanted {
-            Wanted::OfPath => false,
-            Wanted::These(_) => true,
-            Wanted::All => count > 1,
+        let is_named = match self.selection {
+            Selection::OfPath => false,
+            Selection::These(_) => true,
+            Selection::All => count > 1,
         };
         self.portals[0].address(is_named.then_some(nsid))
     }

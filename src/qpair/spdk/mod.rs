@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::remote::keeper::Keepers;
-use super::remote::{self, Failure, Identified, Remote, Transport, Wanted};
+use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::buf;
 use crate::error::{Error, ErrorKind, Result};
@@ -64,7 +64,7 @@ impl SpdkNamespace {
         if addresses.iter().any(|address| address.needs_dma_memory()) {
             buf::use_pages_of(spdk::driver_memory());
         }
-        let remote = Remote::new(options.clone(), portals, Wanted::OfPath, None);
+        let remote = Remote::new(options.clone(), portals, Selection::OfPath, None);
         Spdk::keepers().of_this_process()?.keep(&remote);
         // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
         remote.wait_open(deadline(started, options.connect_timeout) + Duration::from_secs(1))?;

@@ -36,7 +36,7 @@ use self::admin::Admin;
 use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
-use super::remote::{self, Remote, Transport, Wanted};
+use super::remote::{self, Remote, Selection, Transport};
 use super::session::{Goal, Identified, JoinInfo, Portal, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
@@ -104,15 +104,15 @@ fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
         Some(nsid) => Goal::Namespaces([nsid].into()),
         None => Goal::FirstNamespace,
     };
-    match (&remote.wanted, remote.identity()) {
-        (Wanted::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
-        (Wanted::OfPath, _) => one(),
-        (Wanted::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
+    match (&remote.selection, remote.identity()) {
+        (Selection::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
+        (Selection::OfPath, _) => one(),
+        (Selection::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
         // The namespaces of the first session: later ones are not used.
-        (Wanted::All, Some(seen)) if seen.len() > 1 => {
+        (Selection::All, Some(seen)) if seen.len() > 1 => {
             Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
         }
-        (Wanted::All, _) => one(),
+        (Selection::All, _) => one(),
     }
 }
 
@@ -163,11 +163,11 @@ impl TcpNamespace {
     /// support. `InvalidArgument`: a path that is not NVMe/TCP, or an address without `?ns=` of a subsystem
     /// with several namespaces.
     pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
-        let wanted = match address.nsid {
-            Some(_) => Wanted::OfPath,
-            None => Wanted::All,
+        let selection = match address.nsid {
+            Some(_) => Selection::OfPath,
+            None => Selection::All,
         };
-        let mut namespaces = TcpNamespace::attach(address, wanted, options)?;
+        let mut namespaces = TcpNamespace::attach(address, selection, options)?;
         match (namespaces.pop(), namespaces.is_empty()) {
             (Some(only), true) => Ok(only),
             (last, _) => {
@@ -188,7 +188,7 @@ impl TcpNamespace {
         options: &ConnectOptions,
     ) -> Result<Vec<TcpNamespace>> {
         let address = TcpAddress { nsid: None, ..address.clone() };
-        TcpNamespace::attach(&address, Wanted::All, options)
+        TcpNamespace::attach(&address, Selection::All, options)
     }
 
     /// As [`TcpNamespace::connect_all`], but to the namespaces `nsids`, in their order.
@@ -201,17 +201,17 @@ impl TcpNamespace {
         options: &ConnectOptions,
     ) -> Result<Vec<TcpNamespace>> {
         let address = TcpAddress { nsid: None, ..address.clone() };
-        TcpNamespace::attach(&address, Wanted::These(nsids.into()), options)
+        TcpNamespace::attach(&address, Selection::These(nsids.into()), options)
     }
 
     fn attach(
         address: &TcpAddress,
-        wanted: Wanted,
+        selection: Selection,
         options: &ConnectOptions,
     ) -> Result<Vec<TcpNamespace>> {
         let started = Instant::now();
         let portals = resolve_all(address, options)?;
-        let remote = Remote::new(options.clone(), portals, wanted, None);
+        let remote = Remote::new(options.clone(), portals, selection, None);
         Tcp::keepers().of_this_process()?.keep(&remote);
         // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
         let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::*;
-use crate::qpair::remote::{self, Identified, Phase, Wanted};
+use crate::qpair::remote::{self, Identified, Phase, Selection};
 use crate::qpair::session::IdentifiedNamespace;
 use crate::qpair::{ConnectOptions, Wait};
 use crate::units::Nsid;
@@ -107,7 +107,7 @@ fn keep(how: How) -> Arc<Remote<Fake>> {
         ctrl_loss_tmo: limit,
         ..ConnectOptions::default()
     };
-    let remote = Remote::new(options, vec![how], Wanted::OfPath, None);
+    let remote = Remote::new(options, vec![how], Selection::OfPath, None);
     KEEPERS.of_this_process().unwrap().keep(&remote);
     remote
 }

@@ -11,7 +11,7 @@ use crate::buf::IoBuf;
 use crate::error::ErrorKind;
 use crate::nvme::sqe::{fctype, nvm};
 use crate::nvme::{Cqe, Nqn, Status};
-use crate::qpair::remote::Wanted;
+use crate::qpair::remote::Selection;
 use crate::qpair::session::{
     Backlog, Failure, Identified, IdentifiedNamespace, JoinInfo, Portal, SessionState,
 };
@@ -121,7 +121,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_rep
         socket: address,
     };
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
-    let remote = Remote::<Tcp>::new(options, vec![portal], Wanted::OfPath, None);
+    let remote = Remote::<Tcp>::new(options, vec![portal], Selection::OfPath, None);
     begin_session(&remote);
     let namespace = remote.namespace(0).unwrap();
     let scope = PairScope::new();
@@ -156,7 +156,7 @@ fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
     let address = crate::nvme::TcpAddress { traddr, trsvcid: 1, subnqn, nsid: None };
     let portals = vec![Portal { address, socket }];
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
-    let remote = Remote::<Tcp>::new(options, portals, Wanted::OfPath, None);
+    let remote = Remote::<Tcp>::new(options, portals, Selection::OfPath, None);
     begin_session(&remote);
     let SessionState::Live(session) = remote.session_state(&mut Backlog::new(Instant::now()))
     else {
