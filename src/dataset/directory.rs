@@ -17,16 +17,16 @@ pub(super) fn read_directory(
     devices: &[Arc<dyn Device>],
 ) -> Result<Directory> {
     let superblock = opened.superblock();
-    let place = superblock.snapshot;
-    let device = &devices[usize::from(place.namespace)];
+    let location = superblock.snapshot;
+    let device = &devices[usize::from(location.namespace)];
     let damaged =
         |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
     twice_if_damaged(|| {
         let mut reader = RangeReader::new(device)?;
-        let head = reader.read(place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
         head.check_committed(superblock).map_err(damaged)?;
-        let core = reader.read(place.offset_bytes, head.core_len().min(place.len_bytes))?;
+        let core = reader.read(location.offset_bytes, head.core_len().min(location.len_bytes))?;
         Directory::from_snapshot(core).map_err(damaged)
     })
 }
@@ -37,18 +37,18 @@ pub(super) fn read_names(
     superblock: &Superblock,
     devices: &[Arc<dyn Device>],
 ) -> Result<()> {
-    let place = superblock.snapshot;
-    let device = &devices[usize::from(place.namespace)];
+    let location = superblock.snapshot;
+    let device = &devices[usize::from(location.namespace)];
     let damaged =
         |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
     twice_if_damaged(|| {
         let mut reader = RangeReader::new(device)?;
-        let head = reader.read(place.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let from = head.core_len().min(place.len_bytes);
+        let from = head.core_len().min(location.len_bytes);
         let skip = from % ALIGN_BYTES as u64;
-        let len = place.len_bytes - (from - skip);
-        let names = reader.read(place.offset_bytes + from - skip, len)?;
+        let len = location.len_bytes - (from - skip);
+        let names = reader.read(location.offset_bytes + from - skip, len)?;
         directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
     })
 }

@@ -170,7 +170,7 @@ impl Columns {
                 end = first_slot(table, chunk + 1);
                 at = 0;
             } else {
-                at = pack.place(at + u64::from(before), len.get());
+                at = pack.next_start(at + u64::from(before), len.get());
             }
             before = len.get();
         }
@@ -271,7 +271,7 @@ fn lay_out(
         if from.is_multiple_of(STRIDE) {
             let (at, found) = (walk.peek(lengths[from].get()), checkpoints[from / STRIDE]);
             equal("chunk of a checkpoint", index as u64, u64::from(found.chunk.get()))?;
-            equal("place of a checkpoint", at, u64::from(found.at.get()))?;
+            equal("offset of a checkpoint", at, u64::from(found.at.get()))?;
         }
         let next = (from + 1).next_multiple_of(STRIDE).min(slots.end);
         for len in &lengths[from..next] {
@@ -297,7 +297,7 @@ impl Walk {
     /// Where the next sample begins if it has `len` bytes.
     #[inline]
     pub(crate) fn peek(&self, len: u32) -> u64 {
-        self.pack.place(self.end, len)
+        self.pack.next_start(self.end, len)
     }
 
     /// Where the next sample, of `len` bytes, begins; advances past it.

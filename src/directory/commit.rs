@@ -53,13 +53,13 @@ impl Commit {
         GenerationRecord::parse(&record)?;
         let snapshot = directory.snapshot()?;
         let snapshot_range = allocate(space, layout.cells_of(snapshot.len_bytes()))?;
-        let place = SnapshotLocation {
+        let location = SnapshotLocation {
             namespace: snapshot_range.namespace,
             offset_bytes: layout.offset_of(snapshot_range.cell)?,
             len_bytes: snapshot.len_bytes(),
             head_crc32c: snapshot.head_crc32c(),
         };
-        let mut ends = used_lengths(&directory, &place)?;
+        let mut ends = used_lengths(&directory, &location)?;
         let record_end = layout.offset_of(record_range.cell)? + record.len() as u64;
         grow(&mut ends, record_range.namespace, record_end);
         let superblock = |(namespace, used_len_bytes)| Superblock {
@@ -70,7 +70,7 @@ impl Commit {
             optional_features: 0,
             placement_seed: directory.parts().last().map_or(0, |part| part.seed),
             used_len_bytes,
-            snapshot: place,
+            snapshot: location,
             num_samples: directory.num_samples(),
             num_live: directory.num_live(),
         };

@@ -14,7 +14,7 @@
 //! | checksums   | 4                                  | CRC32C by slot                               |
 //! | tree        | 8.13 (9.13 above 2^32 samples)     | fingerprint and id, and 1/31 for inner nodes |
 //! | checkpoints | 0.25                               | chunk and offset of every 32nd slot          |
-//! | chunk table | 40 / samples a chunk: 0.63 from 64 | place and identity of each chunk             |
+//! | chunk table | 40 / samples a chunk: 0.63 from 64 | location and identity of each chunk          |
 //! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
 //!
 //! That is at most 17.3 of the 20 bytes that the design allows. Names and labels are extra.

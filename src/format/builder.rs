@@ -117,7 +117,7 @@ impl ChunkBuilder {
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn space(&mut self, len: u32) -> &mut [u8] {
-        let at = self.data_at() + self.fill.place(len) as usize;
+        let at = self.data_at() + self.fill.next_start(len) as usize;
         &mut self.buf[at..at + len as usize]
     }
 
@@ -132,7 +132,7 @@ impl ChunkBuilder {
         meta.check()?;
         assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
         let crc = crc32c(self.space(len));
-        let (start, data_at) = (self.fill.place(len), self.data_at());
+        let (start, data_at) = (self.fill.next_start(len), self.data_at());
         self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
         self.put_entry(meta, len, crc, false);
         Ok(crc)
@@ -178,12 +178,12 @@ impl ChunkBuilder {
     ) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
         let table = [&self.fields[..], &self.entries, &self.names].concat();
-        let place = ChunkLocation { sequence, time_ns, namespace, cell };
+        let location = ChunkLocation { sequence, time_ns, namespace, cell };
         let header = header_of(
             &self.spec,
             self.first_slot,
             self.num_samples() as u16,
-            place,
+            location,
             self.fill.end(),
         )
         .with_table(table);
@@ -210,13 +210,13 @@ impl ChunkBuilder {
         meta: &SampleMeta<'_>,
         len: u32,
         crc: u32,
-        place: ChunkLocation,
+        location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
         let mut table = encode_fields(&spec.fields)?;
         table.extend_from_slice(entry_of(meta, len, crc, false).as_bytes());
         table.extend_from_slice(meta.name);
-        Ok(header_of(spec, slot, 1, place, u64::from(len)).with_table(table))
+        Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(table))
     }
 
     fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
@@ -248,16 +248,16 @@ fn header_of(
     spec: &ChunkSpec,
     first_slot: Slot,
     num_samples: u16,
-    place: ChunkLocation,
+    location: ChunkLocation,
     data_len: u64,
 ) -> ChunkHead {
     ChunkHead {
         layout: spec.layout,
         kind: ChunkKind::Samples,
-        id: ChunkId { generation: spec.generation, sequence: place.sequence },
-        time_ns: place.time_ns,
-        namespace: place.namespace,
-        cell: place.cell,
+        id: ChunkId { generation: spec.generation, sequence: location.sequence },
+        time_ns: location.time_ns,
+        namespace: location.namespace,
+        cell: location.cell,
         first_slot,
         num_samples,
         num_fields: spec.fields.len() as u16,

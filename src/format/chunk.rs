@@ -407,7 +407,7 @@ impl ChunkHeader {
         self.entries().iter().map(move |entry| {
             let (name, rest) = names.split_at(usize::from(entry.name_len.get()));
             names = rest;
-            at = pack.place(at, entry.len.get());
+            at = pack.next_start(at, entry.len.get());
             let sample = SampleEntry {
                 id: SampleId(entry.id.get()),
                 slot: Slot(slot),
@@ -461,7 +461,7 @@ impl ChunkHeader {
                 equal("checksum of an empty sample", 0, u64::from(entry.crc32c.get()))?;
             }
             names += name_len;
-            at = self.head.layout.pack.place(at, len) + u64::from(len);
+            at = self.head.layout.pack.next_start(at, len) + u64::from(len);
         }
         // From here on every name lies within the table, so the iterator cannot fail.
         equal("length of the names of a chunk", self.table.len() as u64 - needed, names as u64)?;

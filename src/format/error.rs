@@ -77,7 +77,7 @@ pub enum FormatError {
     Mismatch {
         /// The field.
         what: &'static str,
-        /// What the other place says.
+        /// The other value.
         expected: u64,
         /// What was found.
         found: u64,

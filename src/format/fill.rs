@@ -47,8 +47,8 @@ impl Fill {
     }
 
     /// Where a record of `len` bytes begins if it comes next, relative to the start of the data.
-    pub fn place(&self, len: u32) -> u64 {
-        self.layout.pack.place(self.end, len)
+    pub fn next_start(&self, len: u32) -> u64 {
+        self.layout.pack.next_start(self.end, len)
     }
 
     /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
@@ -59,7 +59,7 @@ impl Fill {
             return Fit::Oversize;
         }
         let header = one + self.num_samples as usize * ENTRY_BYTES + self.names_len;
-        let end = self.place(len) + u64::from(len);
+        let end = self.next_start(len) + u64::from(len);
         let fits = self.num_samples < MAX_CHUNK_SAMPLES
             && header <= self.layout.max_header_bytes() as usize
             && padded(header as u64) + end <= size;
@@ -68,7 +68,7 @@ impl Fill {
 
     /// Adds a sample that [`fit`](Self::fit)s here.
     pub fn take(&mut self, name_len: usize, len: u32) {
-        self.end = self.place(len) + u64::from(len);
+        self.end = self.next_start(len) + u64::from(len);
         self.num_samples += 1;
         self.names_len += name_len;
     }

@@ -22,7 +22,7 @@ impl Pack {
     /// Where a sample of `len` bytes begins when the previous one ended at `at`, both relative to the start
     /// of the chunk's data, which is a multiple of 4,096.
     #[inline]
-    pub fn place(self, at: u64, len: u32) -> u64 {
+    pub fn next_start(self, at: u64, len: u32) -> u64 {
         match self {
             Pack::Tight => at,
             Pack::Paged => (at + BLOCK - 1) & !(BLOCK - 1),
@@ -68,29 +68,29 @@ mod tests {
 
     #[test]
     fn a_sample_moves_to_the_next_block_only_when_that_saves_one_for_an_eighth_of_it() {
-        let place = |at, len| Pack::Aligned.place(at, len);
-        assert_eq!(place(0, 5000), 0);
-        assert_eq!(place(3192, 5000), 3192); // ends exactly with its second block
-        assert_eq!(place(3193, 5000), 3193); // would touch three; 903 bytes are more than 625
-        assert_eq!(place(4000, 5000), 4096); // would touch three; 96 bytes are few
-        assert_eq!(place(4000, 100), 4096 - 96); // an eighth of 100 is not 96
-        assert_eq!(place(4095, 8), 4096);
-        assert_eq!(place(4095, 0), 4095);
-        assert_eq!(place(u64::from(u32::MAX) * 3, u32::MAX), u64::from(u32::MAX) * 3 + 3);
+        let next_start = |at, len| Pack::Aligned.next_start(at, len);
+        assert_eq!(next_start(0, 5000), 0);
+        assert_eq!(next_start(3192, 5000), 3192); // ends exactly with its second block
+        assert_eq!(next_start(3193, 5000), 3193); // would touch three; 903 bytes are more than 625
+        assert_eq!(next_start(4000, 5000), 4096); // would touch three; 96 bytes are few
+        assert_eq!(next_start(4000, 100), 4096 - 96); // an eighth of 100 is not 96
+        assert_eq!(next_start(4095, 8), 4096);
+        assert_eq!(next_start(4095, 0), 4095);
+        assert_eq!(next_start(u64::from(u32::MAX) * 3, u32::MAX), u64::from(u32::MAX) * 3 + 3);
     }
 
     proptest! {
         #[test]
         fn padding_is_at_most_an_eighth_and_always_saves_a_block(at in 0u64..1 << 40, len: u32) {
             let blocks = |start: u64| (start + u64::from(len)).div_ceil(BLOCK) - start / BLOCK;
-            let start = Pack::Aligned.place(at, len);
+            let start = Pack::Aligned.next_start(at, len);
             prop_assert!(start >= at && (start - at) * 8 <= u64::from(len));
             if start > at {
                 prop_assert_eq!(blocks(start), u64::from(len).div_ceil(BLOCK));
                 prop_assert!(blocks(at) > blocks(start));
             }
-            prop_assert_eq!(Pack::Tight.place(at, len), at);
-            prop_assert_eq!(Pack::Paged.place(at, len), at.next_multiple_of(BLOCK));
+            prop_assert_eq!(Pack::Tight.next_start(at, len), at);
+            prop_assert_eq!(Pack::Paged.next_start(at, len), at.next_multiple_of(BLOCK));
         }
     }
 }

@@ -274,10 +274,10 @@ impl RawSnapshotHead {
         let (mut sections, mut end, mut last_kind) = (Vec::new(), 0, 0);
         for raw in &self.sections[..count as usize] {
             let (kind, offset, len) = (raw.kind.get(), raw.offset.get(), raw.len.get());
-            at_most("place of a section within 4,096 bytes", offset % 4096, 0)?;
+            at_most("offset of a section within 4,096 bytes", offset % 4096, 0)?;
             at_most("end of the section before", end, offset)?;
             at_most("length of a section", len, len_bytes)?;
-            at_most("place of a section", offset, len_bytes - len)?;
+            at_most("offset of a section", offset, len_bytes - len)?;
             at_most("kind of the section before", last_kind, u64::from(kind))?;
             end = offset + len;
             last_kind = u64::from(kind) + 1;

@@ -200,9 +200,9 @@ impl RawSuperblock {
         at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
         let chunk_size = u64::from(layout.chunk_size_bytes);
         let (offset, len) = (self.snapshot_offset.get(), self.snapshot_len.get());
-        at_most("place of the snapshot within its cell", offset % chunk_size, 0)?;
+        at_most("offset of the snapshot within its cell", offset % chunk_size, 0)?;
         at_most("length of the snapshot", len, MAX_NAMESPACE_BYTES)?;
-        at_most("place of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
+        at_most("offset of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
         at_most("number of live samples", self.num_live.get(), self.num_samples.get())?;
         let generation = check_generation(self.generation.get())?;

@@ -122,7 +122,7 @@ fn parse_copy(bytes: &[u8], at: usize) -> Result<Superblock, FormatError> {
     let superblock = Superblock::parse(bytes)?;
     // A copy with the wrong parity is a misdirected write: the next commit would not replace it.
     if copy_index(superblock.generation) != at {
-        let (what, found) = ("place of a superblock copy", COPY_OFFSETS[at]);
+        let (what, found) = ("offset of a superblock copy", COPY_OFFSETS[at]);
         let expected = copy_offset(superblock.generation);
         return Err(FormatError::Mismatch { what, expected, found });
     }

@@ -103,8 +103,9 @@ impl<'a, T> ChunkWriter<'a, T> {
             builder.add(&self.meta(slot, row), len)?;
             self.writes.has_read(len as usize);
         }
-        let place = self.place(chunk);
-        let finished = builder.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        let location = self.location(chunk);
+        let finished =
+            builder.finish(location.sequence, location.time_ns, location.namespace, location.cell);
         let FinishedChunk { header, mut buf, range } = finished;
         if !bad.is_empty() {
             self.writes.give_back(buf);
@@ -122,8 +123,8 @@ impl<'a, T> ChunkWriter<'a, T> {
         let (job, slot) = (self.job, chunk.first_slot);
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
-        let (meta, place) = (self.meta(slot, row), self.place(chunk));
-        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, place)?;
+        let (meta, location) = (self.meta(slot, row), self.location(chunk));
+        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
         let data_at = start + draft.head().data_start();
         let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
@@ -138,7 +139,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             }
         }
         let crc = stream.finish()?;
-        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, place)?;
+        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, location)?;
         let mut block = IoBuf::zeroed(header.head().data_start() as usize);
         header.encode_into(&mut block);
         self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
@@ -169,19 +170,20 @@ impl<'a, T> ChunkWriter<'a, T> {
 
     /// Whether a header matches the source and the layout.
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
-        let (head, job, place) = (header.head(), self.job, self.place(chunk));
-        let same_place = head.check_location(&job.spec.layout, place.namespace, place.cell).is_ok();
+        let (head, job, location) = (header.head(), self.job, self.location(chunk));
+        let same_location =
+            head.check_location(&job.spec.layout, location.namespace, location.cell).is_ok();
         let same_chunk = head.layout == job.spec.layout
             && head.id.generation == job.spec.generation
-            && head.id.sequence == place.sequence
-            && head.time_ns == place.time_ns
+            && head.id.sequence == location.sequence
+            && head.time_ns == location.time_ns
             && head.first_slot == chunk.first_slot
             && u32::from(head.num_samples) == chunk.num_slots
             && head.part_first == job.spec.part_first
             && head.part_seed == job.spec.part_seed
             && head.part_window == job.spec.part_window
             && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]));
-        same_place
+        same_location
             && same_chunk
             && header.samples().all(|sample| {
                 let row = self.row_at(sample.slot);
@@ -249,7 +251,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         }
     }
 
-    fn place(&self, chunk: &ChunkLayout) -> ChunkLocation {
+    fn location(&self, chunk: &ChunkLayout) -> ChunkLocation {
         ChunkLocation {
             sequence: chunk.sequence,
             time_ns: self.job.time_ns,

@@ -372,13 +372,14 @@ impl<'a> Purge<'a> {
         let cells = cells.ok_or_else(|| self.space.no_room(1))?;
         let end = layout.offset_of(cells.cell)? + u64::from(layout.chunk_size_bytes);
         self.edit.media.grow(cells.namespace, end)?;
-        let place = ChunkLocation {
+        let location = ChunkLocation {
             sequence: self.sequence,
             time_ns: self.time_ns,
             namespace: cells.namespace,
             cell: cells.cell,
         };
-        let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        let finished =
+            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
         let FinishedChunk { header, mut buf, range } = finished;
         self.builder.add_chunk(&header)?;
         let tail = buf.split_off(range.end);

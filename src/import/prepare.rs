@@ -467,18 +467,18 @@ fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> 
 
 /// Reads the directory of the generation that `superblock` commits.
 pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<Directory> {
-    let place = superblock.snapshot;
-    let len = usize::try_from(place.len_bytes)
+    let location = superblock.snapshot;
+    let len = usize::try_from(location.len_bytes)
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, "the directory exceeds the memory"))?;
     equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
-    let device: &Arc<dyn Device> = &media.devices()[usize::from(place.namespace)];
+    let device: &Arc<dyn Device> = &media.devices()[usize::from(location.namespace)];
     let address = device.namespace().address;
     let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
-    let end = place.offset_bytes.saturating_add(place.len_bytes);
+    let end = location.offset_bytes.saturating_add(location.len_bytes);
     at_most("end of the snapshot", end, device.namespace().len_bytes()).map_err(damaged)?;
     let mut channel = media.channel();
     let mut read = || -> Result<Directory> {
-        let bytes = channel.read(place.namespace, place.offset_bytes, len)?;
+        let bytes = channel.read(location.namespace, location.offset_bytes, len)?;
         SnapshotHead::parse(&bytes)
             .and_then(|head| head.check_committed(superblock))
             .map_err(damaged)?;

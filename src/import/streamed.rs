@@ -203,18 +203,19 @@ impl<'a> Writer<'a> {
         let Some(chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
             return Ok(());
         };
-        let place = self.next_place(1)?;
-        let finished = chunk.finish(place.sequence, place.time_ns, place.namespace, place.cell);
+        let location = self.next_location(1)?;
+        let finished =
+            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
         self.builder.add_chunk(&finished.header)?;
-        let offset = self.begin_put(place, 0)?;
-        if self.is_there(place, 0, finished.bytes())? {
+        let offset = self.begin_put(location, 0)?;
+        if self.is_there(location, 0, finished.bytes())? {
             self.writes.give_back(finished.buf);
             return Ok(());
         }
         let FinishedChunk { mut buf, range, .. } = finished;
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
-        self.writes.write(place.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        self.writes.write(location.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
         self.close()
     }
 
@@ -229,25 +230,25 @@ impl<'a> Writer<'a> {
         let spec = self.spec(names);
         let len = record.len() as u32; // `record_len` allows no more
         let crc = crate::format::checksum::crc32c(record);
-        let header = |place| ChunkBuilder::oversize(&spec, slot, meta, len, crc, place);
+        let header = |location| ChunkBuilder::oversize(&spec, slot, meta, len, crc, location);
         let draft = header(ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
         let cells = self.state.journal.layout.cells_of(draft.head().len_bytes());
-        let place = self.next_place(cells)?;
-        let header: ChunkHeader = header(place)?;
+        let location = self.next_location(cells)?;
+        let header: ChunkHeader = header(location)?;
         let mut front = vec![0; header.head().data_start() as usize];
         header.encode_into(&mut front);
         self.builder.add_chunk(&header)?;
         let mut at = front.len() as u64;
         for piece in record.chunks(PIECE_BYTES) {
-            self.put(place, at, piece)?;
+            self.put(location, at, piece)?;
             at += piece.len() as u64;
         }
-        self.put(place, 0, &front)?;
+        self.put(location, 0, &front)?;
         self.close()
     }
 
     /// Allocates cells for the next chunk, on a namespace that is long enough.
-    fn next_place(&mut self, cells: u64) -> Result<ChunkLocation> {
+    fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
         let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
@@ -258,34 +259,34 @@ impl<'a> Writer<'a> {
         Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
     }
 
-    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `place`, zero-padded to the
+    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `location`, zero-padded to the
     /// end of a block.
-    fn put(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
-        let offset = self.begin_put(place, at)?;
+    fn put(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
+        let offset = self.begin_put(location, at)?;
         let mut piece = self.writes.piece();
         let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
         piece[..bytes.len()].copy_from_slice(bytes);
         piece[bytes.len()..whole].fill(0);
-        if self.is_there(place, at, &piece[..whole])? {
+        if self.is_there(location, at, &piece[..whole])? {
             return Ok(());
         }
         piece.truncate(whole);
-        self.writes.write(place.namespace, offset, piece, ReturnTo::Piece)
+        self.writes.write(location.namespace, offset, piece, ReturnTo::Piece)
     }
 
     /// The offset to write to, if the lease is still held.
-    fn begin_put(&self, place: ChunkLocation, at: u64) -> Result<u64> {
+    fn begin_put(&self, location: ChunkLocation, at: u64) -> Result<u64> {
         self.lease.check()?;
-        Ok(self.state.journal.layout.offset_of(place.cell)? + at)
+        Ok(self.state.journal.layout.offset_of(location.cell)? + at)
     }
 
     /// Whether a resumed import finds `bytes` already in place.
-    fn is_there(&mut self, place: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
+    fn is_there(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
         if !self.state.resumed {
             return Ok(false);
         }
-        let offset = self.state.journal.layout.offset_of(place.cell)? + at;
-        let found = self.writes.channel().read(place.namespace, offset, bytes.len())?;
+        let offset = self.state.journal.layout.offset_of(location.cell)? + at;
+        let found = self.writes.channel().read(location.namespace, offset, bytes.len())?;
         let same = found[..] == *bytes;
         self.found += u64::from(same && at == 0);
         Ok(same)
