@@ -67,7 +67,7 @@ fn main() {
     let mut planner = Planner::new(&run, &samples, BLOCK_LEN_BYTES as u32).expect("a block length");
     let mut copies = [0_u64; 2];
     planner
-        .place(0, &tiers, &mut |copy| copies[usize::from(copy.tier)] += 1)
+        .plan(0, &tiers, &mut |copy| copies[usize::from(copy.tier)] += 1)
         .expect("tiers that an address can name");
     let seconds = start.elapsed().as_secs_f64();
     println!("one rank: {copies:?} copies in {seconds:.2} s, {} MB resident at most", peak_mb());

@@ -290,8 +290,8 @@ proptest! {
         }
         for ((group, chunk), mut nth) in parts {
             nth.sort_unstable();
-            prop_assert_eq!(order.part(group, chunk).collect::<Vec<_>>(), nth, "in slot order");
-            prop_assert!(order.part(group, u32::MAX).is_empty());
+            prop_assert_eq!(order.samples_in_group(group, chunk).collect::<Vec<_>>(), nth, "in slot order");
+            prop_assert!(order.samples_in_group(group, u32::MAX).is_empty());
         }
     }
 
@@ -578,7 +578,7 @@ fn bytes_read(
                     read += blocks(&(pick.nth..pick.nth + 1));
                 } else {
                     open.insert((pick.group, pick.chunk));
-                    read += blocks(&order.part(pick.group, pick.chunk));
+                    read += blocks(&order.samples_in_group(pick.group, pick.chunk));
                 }
             }
         }

@@ -68,7 +68,7 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     let tier = |num_blocks| Tier { num_blocks };
     let tiers: Vec<Tier> = cache.capacities().into_iter().map(tier).collect();
     let mut copies = Vec::new();
-    planner.place(options.rank, &tiers, &mut |copy| {
+    planner.plan(options.rank, &tiers, &mut |copy| {
         copies.push((copy.sample.0 as u32, copy.tier));
     })?;
     let frequencies = planner.frequencies();

@@ -153,11 +153,11 @@ impl Aligner {
                 continue;
             }
             counted.samples += end - start;
-            let first_place =
+            let first_chunk =
                 homes_of_lane(order, (lane, start, end), (nth, num_lanes, ranks), homes);
             for index in start..end {
-                let (place, _) = order.place(lane, index);
-                let homes = &mut homes[place - first_place];
+                let (at, _) = order.locate_in_lane(lane, index);
+                let homes = &mut homes[at - first_chunk];
                 homes.used = true;
                 match homes.next_with_room(room) {
                     Some(rank) if rank == own => {
@@ -167,8 +167,8 @@ impl Aligner {
                     None => strays.push((lane, index)),
                 }
             }
-            for (place, homes) in (first_place..).zip(&*homes).filter(|(_, homes)| homes.used) {
-                let samples = order.samples_at(lane, place);
+            for (at, homes) in (first_chunk..).zip(&*homes).filter(|(_, homes)| homes.used) {
+                let samples = order.samples_at(lane, at);
                 counted.chunk_samples += samples.end - samples.start;
                 counted.home_samples += (samples.end - samples.start) * u64::from(homes.count);
             }
@@ -220,15 +220,15 @@ fn homes_of_lane(
     for group in first..=last {
         let (group_start, group_end) = order.samples_of(lane, group);
         let len = u128::from(group_end - group_start);
-        let (places, end_of_places) = order.places_of(group);
+        let (first, end) = order.chunk_range(group);
         // Positions on the axis of ranks, as fractions of `all`.
         let all = u128::from(num_lanes) * len;
         let at = |sample: u64| {
             (u128::from(nth) * len + u128::from(sample - group_start)) * u128::from(ranks)
         };
         let rounded = |at: u128| ((2 * at + all) / (2 * all)) as u32;
-        for place in places..end_of_places {
-            let samples = order.samples_at(lane, place);
+        for chunk in first..end {
+            let samples = order.samples_at(lane, chunk);
             let (from, to) = (at(samples.start), at(samples.end));
             let (begin, behind) = (rounded(from), rounded(to));
             let (first, count) = match behind - begin {
@@ -238,7 +238,7 @@ fn homes_of_lane(
             homes.push(Homes { first, count, next: 0, is_full: false, used: false });
         }
     }
-    order.places_of(first).0
+    order.chunk_range(first).0
 }
 
 pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {

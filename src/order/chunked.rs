@@ -182,14 +182,14 @@ impl Chunked {
     #[inline]
     pub(super) fn pick(&mut self, position: u64) -> Pick {
         let (lane, index) = self.interleave.locate(position);
-        let (place, nth) = self.place(lane, index);
+        let (at, nth) = self.locate_in_lane(lane, index);
         let group = self.cursors[lane as usize].group;
-        Pick { chunk: self.chunks[place], nth, group, alone: false }
+        Pick { chunk: self.chunks[at], nth, group, alone: false }
     }
 
     /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the number of the sample in it.
     #[inline]
-    pub(super) fn place(&mut self, lane: u32, index: u64) -> (usize, u32) {
+    pub(super) fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
         let mut cursor = &self.cursors[lane as usize];
         if !(cursor.start..cursor.end).contains(&index) {
             self.enter(lane, index);
@@ -201,10 +201,10 @@ impl Chunked {
         };
         let first = self.groups[cursor.group as usize] as usize;
         let end = self.groups[cursor.group as usize + 1] as usize;
-        let place = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
-        match place == first {
-            true => (place, (shuffled - cursor.start) as u32 + cursor.skip),
-            false => (place, (shuffled - self.ends[place - 1]) as u32),
+        let at = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
+        match at == first {
+            true => (at, (shuffled - cursor.start) as u32 + cursor.skip),
+            false => (at, (shuffled - self.ends[at - 1]) as u32),
         }
     }
 
@@ -214,8 +214,8 @@ impl Chunked {
     }
 
     /// The samples of `chunk` that belong to `group`, in slot order.
-    pub(super) fn part(&self, group: u32, chunk: u32) -> Range<u32> {
-        let (first, end) = self.places_of(group);
+    pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        let (first, end) = self.chunk_range(group);
         let nth = self.chunks[first..end].iter().position(|&other| other == chunk);
         let Some(nth) = nth else { return 0..0 };
         let lane = self.lane_of(group);
@@ -224,14 +224,14 @@ impl Chunked {
         skip..skip + (samples.end - samples.start) as u32
     }
 
-    /// Indices in `lane` of the samples of the chunk at index `place`.
-    pub(super) fn samples_at(&self, lane: u32, place: usize) -> Range<u64> {
-        let is_first = place == self.groups[self.lanes[lane as usize] as usize] as usize;
-        (if is_first { 0 } else { self.ends[place - 1] })..self.ends[place]
+    /// Indices in `lane` of the samples of the chunk at index `at`.
+    pub(super) fn samples_at(&self, lane: u32, at: usize) -> Range<u64> {
+        let is_first = at == self.groups[self.lanes[lane as usize] as usize] as usize;
+        (if is_first { 0 } else { self.ends[at - 1] })..self.ends[at]
     }
 
     /// The number of samples that a lane takes of each of its chunks.
-    pub(super) fn part_lens(&self) -> impl Iterator<Item = u64> {
+    pub(super) fn lane_sample_counts(&self) -> impl Iterator<Item = u64> {
         let mut before = 0;
         self.ends.iter().map(move |&end| {
             // In a new lane, counting restarts at 0.
@@ -263,7 +263,7 @@ impl Chunked {
     }
 
     /// Indices of the chunks of `group`: the first, and one past the last.
-    pub(super) fn places_of(&self, group: u32) -> (usize, usize) {
+    pub(super) fn chunk_range(&self, group: u32) -> (usize, usize) {
         (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
     }
 
@@ -281,7 +281,7 @@ impl Chunked {
     pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
         let (first, end) = (self.lanes[lane as usize], self.lanes[lane as usize + 1]);
         let groups = &self.groups[first as usize + 1..=end as usize];
-        first + groups.partition_point(|&place| self.ends[place as usize - 1] <= index) as u32
+        first + groups.partition_point(|&at| self.ends[at as usize - 1] <= index) as u32
     }
 
     /// Indices in `lane` of the samples of `group`: the first, and one past the last.

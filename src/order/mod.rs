@@ -250,8 +250,8 @@ impl EpochOrder {
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
-    pub fn part(&self, group: u32, chunk: u32) -> Range<u32> {
-        self.chunked().part(group, chunk)
+    pub fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        self.chunked().samples_in_group(group, chunk)
     }
 
     fn chunked(&self) -> &Chunked {

@@ -1,18 +1,18 @@
 //! Local shuffling, and partial local shuffling (PLS): each rank shuffles a share of its own.
 //!
 //! The live samples, in slot order, are divided into one contiguous share for each rank (the first N mod W
-//! have one more), so that a rank stages whole chunks. A share has numbered *places*. In epoch e:
+//! have one more), so that a rank stages whole chunks. A share is a list of *entries*, numbered from 0. In epoch e:
 //!
-//! - rank r reads its places in an order shuffled by (seed, e, r); position p is rank p mod W, its
+//! - rank r reads its entries in an order shuffled by (seed, e, r); position p is rank p mod W, its
 //!   sample p / W;
-//! - the first floor(q * n) places of a shuffle of 0..n by (seed, e), the same on every rank, are
+//! - the first floor(q * n) entries of a shuffle of 0..n by (seed, e), the same on every rank, are
 //!   exchanged, n being the length of the shortest share. For the i-th of them the ranks are permuted
-//!   by (seed, e, i): each sends the sample at that place to one rank and receives one from another
+//!   by (seed, e, i): each sends the sample of that entry to one rank and receives one from another
 //!   (or keeps its own), so shares neither grow nor shrink;
 //! - a rank reads received samples from the next epoch on.
 //!
-//! A sample changes its rank, but never its place. So the holder of a sample is found without a table, by
-//! following its place back through the epochs, in about 15 ns for each epoch.
+//! A sample changes its rank, but never its entry. So the holder of a sample is found without a table, by
+//! following its entry back through the epochs, in about 15 ns for each epoch.
 
 use super::{Population, SlotRanks};
 use crate::permutation::{Key, Permutation};
@@ -25,15 +25,15 @@ pub(super) struct Partial {
     /// The exchanges of all earlier epochs.
     past: Vec<Exchange>,
     key: Key,
-    /// The last rank that was looked up, and the order in which it reads its places.
+    /// The last rank that was looked up, and the order in which it reads its entries.
     reading: Option<(u64, Permutation)>,
 }
 
 #[derive(Debug, Clone)]
 struct Exchange {
     key: Key,
-    /// The place at index i < `num_exchanged` is the i-th exchanged.
-    places: Permutation,
+    /// The entry at index i < `num_exchanged` is the i-th exchanged.
+    entries: Permutation,
     num_exchanged: u64,
 }
 
@@ -54,7 +54,7 @@ impl Partial {
         let epochs = if nothing_moves { 0..0 } else { 0..epoch.0 };
         let past = epochs.map(|epoch| {
             let key = epoch_key(seed, epoch).with(EXCHANGE);
-            Exchange { key, places: Permutation::new(shortest, key), num_exchanged }
+            Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
         });
         let past = past.collect();
         let key = epoch_key(seed, epoch.0).with(READ);
@@ -64,20 +64,20 @@ impl Partial {
     /// The chunk of the sample at `position`, and its index there.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
         let (rank, index) = (position % self.world_size, position / self.world_size);
-        let places = match self.reading {
-            Some((last, places)) if last == rank => places,
-            _ => self.reading.insert((rank, self.places_of(rank))).1,
+        let entries = match self.reading {
+            Some((last, entries)) if last == rank => entries,
+            _ => self.reading.insert((rank, self.entries_of(rank))).1,
         };
-        let place = places.forward(index);
-        let holder = self.first_holder(rank, place);
-        self.slots.locate(self.share_start(holder) + place)
+        let entry = entries.forward(index);
+        let holder = self.first_holder(rank, entry);
+        self.slots.locate(self.share_start(holder) + entry)
     }
 
-    /// The rank that held, in epoch 0, the sample that `rank` holds at `place` now.
-    fn first_holder(&self, rank: u64, place: u64) -> u64 {
-        let exchanges = self.past.iter().rev().filter(|exchange| place < exchange.places.len());
+    /// The rank that held, in epoch 0, the sample that `rank` holds at `entry` now.
+    fn first_holder(&self, rank: u64, entry: u64) -> u64 {
+        let exchanges = self.past.iter().rev().filter(|exchange| entry < exchange.entries.len());
         exchanges.fold(rank, |rank, exchange| {
-            let step = exchange.places.inverse(place);
+            let step = exchange.entries.inverse(entry);
             if step >= exchange.num_exchanged {
                 return rank;
             }
@@ -85,7 +85,7 @@ impl Partial {
         })
     }
 
-    fn places_of(&self, rank: u64) -> Permutation {
+    fn entries_of(&self, rank: u64) -> Permutation {
         let extra = u64::from(rank < self.slots.len() % self.world_size);
         Permutation::new(self.slots.len() / self.world_size + extra, self.key.with(rank))
     }

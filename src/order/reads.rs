@@ -52,7 +52,7 @@ impl EpochOrder {
         let missed = 1.0 - 1.0 / ranks as f64;
         let of_chunk =
             |samples: u64| samples as f64 * ranks as f64 * (1.0 - missed.powf(samples as f64));
-        let sum: f64 = chunked.part_lens().map(of_chunk).sum();
+        let sum: f64 = chunked.lane_sample_counts().map(of_chunk).sum();
         Some(Reads { ranks_a_chunk: sum / len as f64, alone: 0.0 })
     }
 }

@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(string(&by_unit, 0).len(), 3 * 99);
         let mut planner = Planner::new(&by_unit, &units, 4096).unwrap();
         let mut planned = Vec::new();
-        planner.place(0, &[Tier { num_blocks: 20 }], &mut |copy| planned.push(copy)).unwrap();
+        planner.plan(0, &[Tier { num_blocks: 20 }], &mut |copy| planned.push(copy)).unwrap();
         assert_eq!(planned.len(), 6, "six units of three pages");
         assert!(planned.iter().all(|copy| copy.frequency == 30 && copy.sample.0 != 0));
         assert!(planned.is_sorted_by_key(|copy| copy.first_access));

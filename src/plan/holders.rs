@@ -29,7 +29,7 @@ pub struct HolderMap {
 impl HolderMap {
     /// Plans all ranks; `tiers` returns the tiers of a rank.
     ///
-    /// Costs [`Planner::place`] for every rank.
+    /// Costs [`Planner::plan`] for every rank.
     ///
     /// # Errors
     /// An address cannot encode the tiers.
@@ -39,7 +39,7 @@ impl HolderMap {
     ) -> Result<HolderMap, PlanError> {
         let mut map = HolderMap::empty(planner.num_samples());
         for rank in 0..planner.num_ranks() {
-            planner.place(rank, &tiers(rank), &mut |copy| map.add(rank, &copy))?;
+            planner.plan(rank, &tiers(rank), &mut |copy| map.add(rank, &copy))?;
         }
         Ok(map)
     }
@@ -81,7 +81,7 @@ impl RankCopies {
         tiers: &[Tier],
     ) -> Result<RankCopies, PlanError> {
         let mut map = HolderMap::empty(planner.num_samples());
-        planner.place(rank, tiers, &mut |copy| map.add(rank, &copy))?;
+        planner.plan(rank, tiers, &mut |copy| map.add(rank, &copy))?;
         Ok(RankCopies(map))
     }
 

@@ -20,7 +20,7 @@ pub struct JointPlan {
 impl JointPlan {
     /// Plans all ranks of `inputs` over the samples of `directory`.
     ///
-    /// Costs [`Planner::place`] for every rank.
+    /// Costs [`Planner::plan`] for every rank.
     ///
     /// # Errors
     /// The inputs belong to another data set or generation, where the same ids denote other

@@ -71,7 +71,7 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
     ///
     /// # Errors
     /// More or larger tiers than an address can encode; nothing was visited.
-    pub fn place(
+    pub fn plan(
         &mut self,
         rank: u32,
         tiers: &[Tier],
@@ -155,9 +155,9 @@ impl<'a, A: Accesses + ?Sized, L: Lengths + ?Sized> Planner<'a, A, L> {
         seen.clear();
         let mut index = 0;
         self.accesses.walk(rank, &mut |ids| {
-            for (place, &id) in (index..).zip(ids) {
+            for (index, &id) in (index..).zip(ids) {
                 if seen.insert(id.0) {
-                    visit(id, place, self.frequencies.of(id), self.blocks(id));
+                    visit(id, index, self.frequencies.of(id), self.blocks(id));
                 }
             }
             index += ids.len() as u64;
@@ -281,7 +281,7 @@ mod tests {
             let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
             for rank in 0..ranks {
                 let mut copies = Vec::new();
-                planner.place(rank, &tiers(&capacities), &mut |copy| copies.push(copy)).unwrap();
+                planner.plan(rank, &tiers(&capacities), &mut |copy| copies.push(copy)).unwrap();
                 let expected = by_definition(&string(&run, rank), &lengths, &tiers(&capacities));
                 prop_assert_eq!(copies, expected, "rank {}", rank);
             }
@@ -294,7 +294,7 @@ mod tests {
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
         let mut copies = Vec::new();
-        planner.place(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
+        planner.plan(0, &tiers(&[1, 4]), &mut |copy| copies.push(copy)).unwrap();
         assert_eq!(
             copies.iter().map(|copy| (copy.tier, copy.lba.0)).collect::<Vec<_>>(),
             [(1, 0), (1, 2)]
@@ -307,7 +307,7 @@ mod tests {
         let (population, lengths) = (Samples(10), [1; 10]);
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 4096).unwrap();
-        planner.place(0, &[], &mut |copy| panic!("{copy:?}")).unwrap();
+        planner.plan(0, &[], &mut |copy| panic!("{copy:?}")).unwrap();
     }
 
     #[test]
@@ -319,11 +319,11 @@ mod tests {
             assert_eq!(error, PlanError::BlockLen { len_bytes });
         }
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
-        let mut place = |blocks: &[u64]| planner.place(0, &tiers(blocks), &mut |_| ());
-        place(&[1; 15]).unwrap();
-        assert_eq!(place(&[1; 16]), Err(PlanError::Tiers { tiers: 16 }));
-        place(&[MAX_BLOCKS]).unwrap();
+        let mut plan = |blocks: &[u64]| planner.plan(0, &tiers(blocks), &mut |_| ());
+        plan(&[1; 15]).unwrap();
+        assert_eq!(plan(&[1; 16]), Err(PlanError::Tiers { tiers: 16 }));
+        plan(&[MAX_BLOCKS]).unwrap();
         let blocks = MAX_BLOCKS + 1;
-        assert_eq!(place(&[blocks]), Err(PlanError::Capacity { blocks }));
+        assert_eq!(plan(&[blocks]), Err(PlanError::Capacity { blocks }));
     }
 }

@@ -316,7 +316,7 @@ mod tests {
             observer.see(Observed { rank, chunk: (rank / 100) as u32, label: None });
         }
         let unlabelled = observer.finish().verdict();
-        assert!(unlabelled.starts_with("places are not mixed as by chance ("), "{unlabelled}");
+        assert!(unlabelled.starts_with("positions are not mixed as by chance ("), "{unlabelled}");
     }
 
     #[test]

@@ -14,14 +14,14 @@ struct Row {
 
 impl ShuffleReport {
     fn rows(&self) -> Vec<Row> {
-        let place =
+        let positional =
             |name: &str, compared| Row { name: name.into(), compared, is_of_classes: false };
         let class = |name: String, compared| Row { name, compared, is_of_classes: true };
         let mut rows = vec![
-            place("displacement / samples", Some(self.displacement)),
-            place("serial correlation", Some(self.serial_correlation)),
-            place("chunks in a batch", self.chunks_per_batch),
-            place("runs of one chunk", Some(self.chunk_runs)),
+            positional("displacement / samples", Some(self.displacement)),
+            positional("serial correlation", Some(self.serial_correlation)),
+            positional("chunks in a batch", self.chunks_per_batch),
+            positional("runs of one chunk", Some(self.chunk_runs)),
         ];
         if let Some(classes) = &self.classes {
             let name = format!("classes in a batch, of {}", classes.num_classes);
@@ -52,9 +52,9 @@ impl ShuffleReport {
         match (worst(true), worst(false)) {
             (Some(row), _) => format!("classes are not mixed as by chance ({row})"),
             (None, Some(row)) if self.classes.is_some() => {
-                format!("classes are mixed as by chance, places are not ({row})")
+                format!("classes are mixed as by chance, positions are not ({row})")
             }
-            (None, Some(row)) => format!("places are not mixed as by chance ({row})"),
+            (None, Some(row)) => format!("positions are not mixed as by chance ({row})"),
             (None, None) => "mixed as by chance".to_owned(),
         }
     }

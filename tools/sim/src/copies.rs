@@ -238,7 +238,7 @@ impl Planned {
             };
             let tiers_of_node = job.model.tiers.iter().map(tier).collect();
             let mut plan = NodePlan { claimed: 0, by_id: Vec::new(), tiers: tiers_of_node };
-            planner.place(node, &tiers, &mut |copy| {
+            planner.plan(node, &tiers, &mut |copy| {
                 holders.iter_mut().for_each(|holders| holders.add(node, &copy));
                 let (sample, lba) = (copy.sample.0 as u32, copy.lba.0);
                 plan.by_id.push((sample, u64::from(copy.tier) << TIER_SHIFT | lba));
