@@ -265,7 +265,7 @@ impl Loader {
     ) -> Result<Background<prefetch::Prefetcher>> {
         let (image, state) = (self.dataset()?.image().clone(), self.state());
         if let Some(previous) = previous {
-            return Background::start(move || previous.begin_anew(state));
+            return Background::start(move || previous.restart(state));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
         Background::start(move || image.prefetcher_in(options, prepared))

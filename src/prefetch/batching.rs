@@ -1,11 +1,10 @@
-//! How batches are brought in: what the user says, or else what fits the order and the medium.
+//! Selects how batches are read: as the user says, or else as fits the order and the medium.
 //!
-//! Whole chunks are read for a grouped order, and held until their group is over: a medium is read in
-//! large pieces once. Where a local file goes through the page cache, though, that holds the chunks, and
-//! to hold them again costs a pass through memory which no cache of a processor holds. Samples large
-//! enough that a read of each costs little beside the copy are read by themselves there, just before
-//! they are wanted. Samples of 110 KiB from the page cache, handed over in Python: 6.0 GB/s so, 4.5 by
-//! chunks, with 0.25 and 0.36 s of processor time a GB (2 cores of a virtual Sapphire Rapids).
+//! In grouped order, whole chunks are read and kept until their group has ended, so the medium is
+//! read once, in large pieces. But if a local file goes through the page cache, the page cache
+//! keeps the chunks already, and a second copy costs a pass through memory that no processor cache
+//! holds. There, samples that are large enough for a read of each to cost little beside the copy
+//! are read one by one, just before they are needed. See `docs/performance.md`.
 
 use std::sync::Arc;
 
@@ -16,19 +15,19 @@ use crate::qpair::Device;
 
 use super::{LoaderOptions, working_set};
 
-/// How the samples of a batch are brought in (DLFS's batching modes).
+/// How the samples of a batch are read (DLFS's batching modes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batching {
-    /// One command after the other: what a plain synchronous reader does.
+    /// One command at a time, as in a plain synchronous reader.
     None,
-    /// Many reads of single samples at once, neighbours merged, up to the depth of the queues.
+    /// Many reads of single samples at once, neighbours merged, up to the queue depth.
     Sample,
-    /// Whole chunks, samples handed out of them: needs an order that goes through whole chunks.
+    /// Whole chunks, with samples handed out of them; needs an order that reads whole chunks.
     Chunk,
 }
 
 impl LoaderOptions {
-    /// What they say, or what the order alone asks for.
+    /// The batching that the options state or the order implies.
     pub(super) fn stated_batching(&self) -> Result<Batching> {
         let by_slot = OrderKind::Sequential { by: SequentialBy::Slot };
         let chunked = self.is_grouped() || self.order.kind == by_slot;
@@ -44,7 +43,7 @@ impl LoaderOptions {
         }
     }
 
-    /// What they say, or what fits `devices`, too.
+    /// The batching that the options state, or else the best on `devices`.
     pub(super) fn batching_on(
         &self,
         directory: &Directory,
@@ -56,13 +55,14 @@ impl LoaderOptions {
         let cost = working_set::sample_cost(directory);
         let passes = working_set::num_passes(directory, self);
         if self.batching == Some(Batching::Chunk) {
-            // Whoever asks for chunks in a window that is far too small gets the same samples for less.
+            // If the window is so small that passes cost more than single reads, read samples.
             let dear = passes.is_some_and(|passes| passes > cost);
             return if dear { Ok(Batching::Sample) } else { self.stated_batching() };
         }
         let held =
             page_cached(devices) && working_set::mean_sample_bytes(directory) >= LARGE_SAMPLE_BYTES;
-        // Ranks that share chunks would each read them whole; chunks that do not fit the window, several times.
+        // Ranks that share chunks would each read them whole; chunks that exceed the window are
+        // read several times.
         let dear = || {
             let shared = working_set::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
@@ -76,13 +76,13 @@ impl LoaderOptions {
     }
 }
 
-/// Whether the page cache holds what is read of all `devices`.
+/// Whether the page cache serves the reads of all `devices`.
 pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
     devices.iter().all(|device| device.capabilities().is_page_cached)
 }
 
-/// From here on a read of each sample costs little beside the copy of its bytes.
+/// From this size on, a read per sample costs little beside the copy of its bytes.
 const LARGE_SAMPLE_BYTES: u64 = 64 << 10;
 
-/// Samples that cost no more than this many times their bytes by themselves are not copied to save that.
+/// Reading samples alone is preferred up to this read amplification, since it saves a copy.
 const WORTH_NO_COPY: f64 = 2.0;

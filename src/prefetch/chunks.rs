@@ -1,10 +1,10 @@
-//! Batches handed out of whole chunks: one large read a chunk, samples without another copy.
+//! Hands samples out of whole chunks: one large read per chunk, and no copy of a sample.
 //!
-//! A chunk is resident from its arrival until its group is over and the last batch that shows it has
-//! been put together. Lanes take one group after the other, so the first sample of a lane's next
-//! group closes the chunks of the group before. A chunk that is still here when the next epoch wants it
-//! is not read again. Whoever got samples of it could write to them through an alias, so their checksums
-//! are compared once more as they are handed out (`kept`).
+//! A chunk is resident from its arrival until its group has ended and the last batch with its
+//! samples is assembled. A lane reads one group after the other, so the first sample of a lane's
+//! next group closes the chunks of the previous group. A chunk that is still resident when the next
+//! epoch needs it is not read again. Its earlier users could have written to it through an alias,
+//! so its checksums are verified again when its samples are handed out (`kept`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use super::residency::Residency;
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
-/// Drives one read a chunk.
+/// Issues one read per chunk.
 pub(super) struct ChunkDriver {
     directory: Arc<Directory>,
     geometry: Vec<Geometry>,
@@ -34,63 +34,64 @@ pub(super) struct ChunkDriver {
     verify_kept: bool,
     residency: Arc<Residency>,
     residents: Slab<Resident>,
-    /// By chunk number: the place in `residents` of its first part here, or `NONE`.
-    place_of: Vec<u32>,
-    /// Places of the residents that are parts of groups: all but single samples.
+    /// By chunk number: the index in `residents` of its first resident, or `NONE`.
+    first_of: Vec<u32>,
+    /// Indices of the residents that belong to groups: all but single samples.
     held: Vec<u32>,
-    planned: VecDeque<Planned>,
-    /// Samples of all of `planned`.
+    planned: VecDeque<PlannedBatch>,
+    /// The number of samples in all of `planned`.
     num_planned: usize,
-    /// So many of `planned`, from the front, have all their chunks requested.
+    /// The number of batches at the front of `planned` whose chunks are all requested.
     requested: usize,
     /// Number of `planned[0]`.
     first: u64,
-    spare: Vec<Fetch>,
-    /// Residents whose memory was written to: they wait for other memory, to be read again.
-    again: Vec<u32>,
-    /// Chunks read so far, those read again included.
-    loads: u32,
-    /// A chunk that is planned and waits for memory.
+    free_fetches: Vec<Fetch>,
+    /// Residents whose memory was overwritten: they wait for other memory to be read into.
+    to_reread: Vec<u32>,
+    /// The number of chunk reads so far, including repeated ones.
+    num_reads: u32,
+    /// A planned read of a chunk that waits for memory.
     unstarted: Option<(u32, Range<u32>, Fetch)>,
-    spare_picks: Vec<Vec<Pick>>,
+    free_picks: Vec<Vec<Pick>>,
     recycled: Vec<Batch>,
 }
 
-/// A part of a chunk in memory, mostly all of it.
+/// A range of a chunk's samples in memory; mostly all of them.
 struct Resident {
     chunk: u32,
-    /// Its samples, by their places in the chunk.
-    part: Range<u32>,
-    /// A single sample, of a chunk that another rank goes through: it goes as soon as it was shown.
+    /// Its samples, counted from the start of the chunk.
+    samples: Range<u32>,
+    /// A single sample of a chunk that another rank reads: it is dropped once it was handed out.
     alone: bool,
-    /// The next part of the same chunk that is here, or `NONE`: borders of lanes cut chunks.
+    /// The next resident of the same chunk, or `NONE`: a chunk may belong to two lanes.
     next: u32,
-    /// Lane and group of the order that brought it here.
+    /// Lane and group of the order that read it.
     lane: u32,
     epoch: u64,
     group: u32,
-    /// Number of the read that brought it, and the epoch for which it was.
+    /// The number of the read that filled it, and the epoch that it was read for.
     load: u32,
-    brought_for: u64,
+    read_for: u64,
     fetch: Fetch,
-    run: SharedBuf,
+    buf: SharedBuf,
     failures: Vec<(usize, Error)>,
     ready: bool,
-    /// Planned batches that show it and are not put together yet.
+    /// PlannedBatch batches that use it and are not assembled yet.
     pins: u32,
     closed: bool,
-    /// The last batch that pinned it, and the last that was put together from it with its piece there.
+    /// The last batch that pinned it, and the last batch assembled from it, with its index among
+    /// that batch's buffers.
     pinned_by: u64,
-    shown_by: u64,
+    used_by: u64,
     buf_index: u32,
 }
 
-struct Planned {
+struct PlannedBatch {
     head: Head,
     picks: Vec<Pick>,
-    /// Picks before this one have their chunk requested.
+    /// The picks before this one have their chunk requested.
     requested: usize,
-    /// Picks before this one have their chunk here; pinned, it stays.
+    /// The picks before this one have their chunk resident; it is pinned, so it stays.
     arrived: usize,
 }
 
@@ -103,7 +104,7 @@ impl ChunkDriver {
         verify_kept: bool,
         residency: Arc<Residency>,
     ) -> ChunkDriver {
-        let place_of = vec![NONE; directory.num_chunks() as usize];
+        let first_of = vec![NONE; directory.num_chunks() as usize];
         ChunkDriver {
             directory,
             geometry,
@@ -112,40 +113,40 @@ impl ChunkDriver {
             verify_kept,
             residency,
             residents: Slab::new(),
-            place_of,
+            first_of,
             held: Vec::new(),
             planned: VecDeque::new(),
             num_planned: 0,
             requested: 0,
             first: 1,
-            spare: Vec::new(),
-            again: Vec::new(),
-            loads: 0,
+            free_fetches: Vec::new(),
+            to_reread: Vec::new(),
+            num_reads: 0,
             unstarted: None,
-            spare_picks: Vec::new(),
+            free_picks: Vec::new(),
             recycled: Vec::new(),
         }
     }
 
-    /// Requests the chunks of the planned batch at `age`; `false` when memory ran out, or the queue
-    /// pairs have enough to do.
+    /// Requests the chunks of the planned batch at `age`. `false`: memory ran out, or the queue
+    /// pairs are busy.
     fn request(&mut self, age: usize, pump: &mut Pump, memory: &mut Memory) -> bool {
         let number = self.first + age as u64;
         let epoch = self.planned[age].head.epoch.0;
         while let Some(&pick) = self.planned[age].picks.get(self.planned[age].requested) {
-            let mut place = self.find(pick);
-            if place == NONE {
+            let mut index = self.find(pick);
+            if index == NONE {
                 if pump.is_busy() {
                     return false;
                 }
-                let Some(new) = self.bring(pick, epoch, age == 0, pump, memory) else {
+                let Some(new) = self.read_chunk(pick, epoch, age == 0, pump, memory) else {
                     return false;
                 };
-                place = new;
+                index = new;
             }
-            let resident = &mut self.residents[place as usize];
+            let resident = &mut self.residents[index as usize];
             if resident.epoch != epoch {
-                // It is still here from the epoch before, and belongs to another group now.
+                // It is still resident from the previous epoch, and now belongs to another group.
                 (resident.lane, resident.group) = (self.stream.lane_of(pick.group), pick.group);
                 resident.epoch = epoch;
                 resident.closed = false;
@@ -159,8 +160,8 @@ impl ChunkDriver {
         true
     }
 
-    /// Starts to read the chunk of `pick`; `None` when there is no memory for it.
-    fn bring(
+    /// Starts to read the chunk of `pick`. `None`: no memory for it.
+    fn read_chunk(
         &mut self,
         pick: Pick,
         epoch: u64,
@@ -171,53 +172,53 @@ impl ChunkDriver {
         let Pick { chunk, group, nth, alone } = pick;
         let lane = self.stream.lane_of(group);
         self.close_groups_before(lane, group, epoch);
-        let part = if alone { nth..nth + 1 } else { self.stream.part(group, chunk) };
-        let fetch = self.plan(chunk, &part);
-        let Some(run) = self.room(fetch.len_bytes, first, memory) else {
-            self.unstarted = Some((chunk, part, fetch));
+        let samples = if alone { nth..nth + 1 } else { self.stream.samples_in_group(group, chunk) };
+        let fetch = self.plan(chunk, &samples);
+        let Some(buf) = self.take_memory(fetch.len_bytes, first, memory) else {
+            self.unstarted = Some((chunk, samples, fetch));
             return None;
         };
-        self.loads = self.loads.wrapping_add(1);
-        let place = self.residents.insert(Resident {
+        self.num_reads = self.num_reads.wrapping_add(1);
+        let index = self.residents.insert(Resident {
             chunk,
-            part,
+            samples,
             alone,
             next: NONE,
             lane,
             epoch,
             group,
-            load: self.loads,
-            brought_for: epoch,
+            load: self.num_reads,
+            read_for: epoch,
             fetch: Fetch::default(),
-            run: SharedBuf::empty(),
+            buf: SharedBuf::empty(),
             failures: Vec::new(),
             ready: false,
             pins: 0,
             closed: false,
             pinned_by: 0,
-            shown_by: 0,
+            used_by: 0,
             buf_index: 0,
         });
-        self.link(chunk, place as u32);
+        self.link(chunk, index as u32);
         if !alone {
-            self.held.push(place as u32);
+            self.held.push(index as u32);
         }
-        pump.start(place as u64, fetch, run);
-        Some(place as u32)
+        pump.start(index as u64, fetch, buf);
+        Some(index as u32)
     }
 
-    /// Memory for a chunk, which the `first` batch waits for or a later one.
-    fn room(&mut self, len: usize, first: bool, memory: &mut Memory) -> Option<IoBuf> {
+    /// Takes memory for a chunk that the next batch (`first`) or a later one waits for.
+    fn take_memory(&mut self, len: usize, first: bool, memory: &mut Memory) -> Option<IoBuf> {
         loop {
-            // Rather than exceed the window, give up a chunk that nobody has planned for just now.
+            // Evict a chunk that no planned batch uses rather than exceed the window.
             let must = first && memory.is_starving();
             let priority = match first {
                 true if must && !self.has_unpinned() => Priority::Sole,
                 true => Priority::Next,
                 false => Priority::Readahead,
             };
-            if let Some(run) = memory.take(len, priority) {
-                return Some(run);
+            if let Some(buf) = memory.take(len, priority) {
+                return Some(buf);
             }
             if !(must && self.evict_unpinned()) {
                 return None;
@@ -225,51 +226,52 @@ impl ChunkDriver {
         }
     }
 
-    /// Starts to read what was written to; `false` while there is no memory for it.
-    fn bring_again(&mut self, pump: &mut Pump, memory: &mut Memory) -> bool {
-        while let Some(&place) = self.again.last() {
-            let len = self.residents[place as usize].fetch.len_bytes;
-            let Some(run) = self.room(len, true, memory) else { return false };
-            self.again.pop();
-            self.loads = self.loads.wrapping_add(1);
-            let resident = &mut self.residents[place as usize];
-            resident.load = self.loads;
-            pump.start(u64::from(place), std::mem::take(&mut resident.fetch), run);
+    /// Starts to read the overwritten residents again. `false`: no memory for one.
+    fn reread(&mut self, pump: &mut Pump, memory: &mut Memory) -> bool {
+        while let Some(&index) = self.to_reread.last() {
+            let len = self.residents[index as usize].fetch.len_bytes;
+            let Some(buf) = self.take_memory(len, true, memory) else { return false };
+            self.to_reread.pop();
+            self.num_reads = self.num_reads.wrapping_add(1);
+            let resident = &mut self.residents[index as usize];
+            resident.load = self.num_reads;
+            pump.start(u64::from(index), std::mem::take(&mut resident.fetch), buf);
         }
         true
     }
 
-    /// The plan of a part of `chunk`: made now, or when it was asked for before and there was no memory.
-    fn plan(&mut self, chunk: u32, part: &Range<u32>) -> Fetch {
+    /// Plans the read of some samples of `chunk`; reuses the plan that last waited for memory if it
+    /// is the same.
+    fn plan(&mut self, chunk: u32, range: &Range<u32>) -> Fetch {
         let mut fetch = match self.unstarted.take() {
-            Some((planned, of, fetch)) if planned == chunk && of == *part => return fetch,
+            Some((planned, of, fetch)) if planned == chunk && of == *range => return fetch,
             Some((_, _, other)) => other,
-            None => self.spare.pop().unwrap_or_default(),
+            None => self.free_fetches.pop().unwrap_or_default(),
         };
         fetch.clear();
-        match (part.len(), self.directory.live_in_chunk(chunk)) {
+        match (range.len(), self.directory.live_in_chunk(chunk)) {
             (1, live) if live > 1 => {
-                let id = self.directory.id_in_chunk(chunk, part.start);
+                let id = self.directory.id_in_chunk(chunk, range.start);
                 let extent = self.directory.extent(id).map(|extent| (id, extent));
                 plan_chunk(extent.into_iter(), &self.geometry, &mut fetch);
             }
             _ => {
                 let samples = self.directory.samples_in_chunk(chunk);
-                let of_part = samples.skip(part.start as usize).take(part.len());
-                plan_chunk(of_part, &self.geometry, &mut fetch);
+                let of_range = samples.skip(range.start as usize).take(range.len());
+                plan_chunk(of_range, &self.geometry, &mut fetch);
             }
         }
         fetch
     }
 
     fn find(&self, pick: Pick) -> u32 {
-        find(&self.place_of, &self.residents, pick)
+        find(&self.first_of, &self.residents, pick)
     }
 
-    /// Puts the resident at `place` behind the other parts of `chunk`.
-    fn link(&mut self, chunk: u32, place: u32) {
-        let ChunkDriver { place_of, residents, .. } = self;
-        let mut last = &mut place_of[chunk as usize];
+    /// Appends the resident at `index` to the list of `chunk`.
+    fn link(&mut self, chunk: u32, index: u32) {
+        let ChunkDriver { first_of, residents, .. } = self;
+        let mut last = &mut first_of[chunk as usize];
         if *last != NONE {
             let mut at = *last;
             while residents[at as usize].next != NONE {
@@ -277,12 +279,12 @@ impl ChunkDriver {
             }
             last = &mut residents[at as usize].next;
         }
-        *last = place;
+        *last = index;
     }
 
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
-        for &place in &self.held {
-            let resident = &mut self.residents[place as usize];
+        for &index in &self.held {
+            let resident = &mut self.residents[index as usize];
             let over = resident.epoch != epoch || (resident.lane == lane && resident.group < group);
             resident.closed |= over;
         }
@@ -290,14 +292,14 @@ impl ChunkDriver {
     }
 
     fn has_unpinned(&self) -> bool {
-        let mut held = self.held.iter().map(|&place| &self.residents[place as usize]);
+        let mut held = self.held.iter().map(|&index| &self.residents[index as usize]);
         held.any(|resident| resident.ready && resident.pins == 0)
     }
 
-    /// Gives up the part that is needed latest, of those that no batch under way shows.
+    /// Evicts the unpinned resident that is needed latest. `false`: there is none.
     fn evict_unpinned(&mut self) -> bool {
-        let is_unpinned = |&place: &u32| {
-            let resident = &self.residents[place as usize];
+        let is_unpinned = |&index: &u32| {
+            let resident = &self.residents[index as usize];
             resident.ready && resident.pins == 0
         };
         let unpinned: Vec<u32> = self.held.iter().copied().filter(is_unpinned).collect();
@@ -307,72 +309,72 @@ impl ChunkDriver {
         true
     }
 
-    /// Which of the residents at `places` the batches to come show latest, as far as it is worth looking.
-    fn needed_latest(&mut self, mut places: Vec<u32>) -> Option<u32> {
-        let (mut age, mut looked_at) = (self.requested, 0);
-        while places.len() > 1 && looked_at < LOOK_AHEAD_SAMPLES {
-            // Parts are those of the epoch that the stream is in, so it goes no further here. An error comes
-            // again where batches are planned.
+    /// Which of the residents at `indices` is needed latest, as far as the look-ahead reaches.
+    fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
+        let (mut age, mut num_searched) = (self.requested, 0);
+        while indices.len() > 1 && num_searched < LOOK_AHEAD_SAMPLES {
+            // Residents belong to the epoch that the stream is in, so look no further. An error
+            // will return when the batch is planned.
             let ends_epoch = self.planned.back().is_some_and(|planned| planned.head.ends_epoch);
             if age == self.planned.len() && (ends_epoch || !matches!(self.plan_next(), Ok(true))) {
                 break;
             }
             let planned = &self.planned[age];
             for &pick in &planned.picks[planned.requested..] {
-                let place = find(&self.place_of, &self.residents, pick);
-                if let Some(nth) = places.iter().position(|&other| other == place)
-                    && places.len() > 1
+                let index = find(&self.first_of, &self.residents, pick);
+                if let Some(nth) = indices.iter().position(|&other| other == index)
+                    && indices.len() > 1
                 {
-                    places.swap_remove(nth);
+                    indices.swap_remove(nth);
                 }
             }
-            looked_at += planned.picks.len();
+            num_searched += planned.picks.len();
             age += 1;
         }
-        places.first().copied()
+        indices.first().copied()
     }
 
-    /// Plans one more batch; `false` where there is none.
+    /// Plans one more batch. `false`: the stream has ended.
     fn plan_next(&mut self) -> Result<bool> {
-        let mut picks = self.spare_picks.pop().unwrap_or_default();
+        let mut picks = self.free_picks.pop().unwrap_or_default();
         let Some(head) = self.stream.next_picks(&mut picks)? else { return Ok(false) };
         self.num_planned += picks.len();
-        self.planned.push_back(Planned { head, picks, requested: 0, arrived: 0 });
+        self.planned.push_back(PlannedBatch { head, picks, requested: 0, arrived: 0 });
         Ok(true)
     }
 
-    /// Drops the parts of groups that are read, that nobody needs, and that `which` names.
+    /// Drops the unpinned residents that have arrived and that `which` selects.
     fn evict(&mut self, which: impl Fn(&Resident) -> bool) {
         let mut nth = 0;
-        while let Some(&place) = self.held.get(nth) {
-            let resident = &self.residents[place as usize];
+        while let Some(&index) = self.held.get(nth) {
+            let resident = &self.residents[index as usize];
             if !resident.ready || resident.pins > 0 || !which(resident) {
                 nth += 1;
                 continue;
             }
             self.held.swap_remove(nth);
-            self.remove(place);
+            self.remove(index);
         }
     }
 
-    /// Gives the memory of the resident at `place` back.
-    fn remove(&mut self, place: u32) {
-        let mut resident = self.residents.remove(place as usize);
-        let ChunkDriver { directory, residents, place_of, spare, residency, .. } = self;
-        match resident.part.len() == directory.live_in_chunk(resident.chunk) as usize {
+    /// Returns the memory of the resident at `index`.
+    fn remove(&mut self, index: u32) {
+        let mut resident = self.residents.remove(index as usize);
+        let ChunkDriver { directory, residents, first_of, free_fetches, residency, .. } = self;
+        match resident.samples.len() == directory.live_in_chunk(resident.chunk) as usize {
             true => residency.clear(slots_of(directory, resident.chunk)),
             false => {
                 each_slot(directory, &resident.fetch, |_, slot| residency.clear(slot..slot + 1))
             }
         }
-        let mut before = &mut place_of[resident.chunk as usize];
-        while *before != place {
+        let mut before = &mut first_of[resident.chunk as usize];
+        while *before != index {
             let at = *before as usize;
             before = &mut residents[at].next;
         }
         *before = resident.next;
         resident.fetch.clear();
-        spare.push(resident.fetch);
+        free_fetches.push(resident.fetch);
     }
 
     /// Whether every chunk of the next batch has arrived.
@@ -380,8 +382,8 @@ impl ChunkDriver {
         let Some(planned) = self.planned.front_mut() else { return false };
         while planned.arrived < planned.requested {
             let pick = planned.picks[planned.arrived];
-            let place = find(&self.place_of, &self.residents, pick);
-            if !self.residents[place as usize].ready {
+            let index = find(&self.first_of, &self.residents, pick);
+            if !self.residents[index as usize].ready {
                 return false;
             }
             planned.arrived += 1;
@@ -389,7 +391,7 @@ impl ChunkDriver {
         planned.arrived == planned.picks.len()
     }
 
-    fn assemble(&mut self, planned: Planned) -> Result<Delivery> {
+    fn assemble(&mut self, planned: PlannedBatch) -> Result<Delivery> {
         let number = self.first;
         self.first += 1;
         let mut batch = self.recycled.pop().unwrap_or_default();
@@ -398,15 +400,15 @@ impl ChunkDriver {
         let mut error = None;
         let mut skipped = 0;
         for pick in &planned.picks {
-            let place = self.find(*pick);
-            let resident = &mut self.residents[place as usize];
-            if resident.shown_by != number {
-                resident.shown_by = number;
-                resident.buf_index = batch.add_buf(resident.run.clone());
+            let index = self.find(*pick);
+            let resident = &mut self.residents[index as usize];
+            if resident.used_by != number {
+                resident.used_by = number;
+                resident.buf_index = batch.add_buf(resident.buf.clone());
                 resident.pins -= 1;
             }
             if !resident.failures.is_empty()
-                && let Some(failure) = resident.take_failure(pick.nth - resident.part.start)
+                && let Some(failure) = resident.take_failure(pick.nth - resident.samples.start)
             {
                 match self.on_error {
                     OnError::Raise => error = error.or(Some(failure)),
@@ -417,8 +419,8 @@ impl ChunkDriver {
                 }
                 continue;
             }
-            let sample = &resident.fetch.samples[(pick.nth - resident.part.start) as usize];
-            if self.verify_kept && resident.brought_for != planned.head.epoch.0 {
+            let sample = &resident.fetch.samples[(pick.nth - resident.samples.start) as usize];
+            if self.verify_kept && resident.read_for != planned.head.epoch.0 {
                 let learned = self.directory.learned().and_then(|learned| learned.get(sample.id));
                 batch.recheck_next(learned.unwrap_or(sample.crc32c), resident.chunk, resident.load);
             }
@@ -433,13 +435,13 @@ impl ChunkDriver {
             batch.set_ends_epoch();
         }
         for pick in planned.picks.iter().filter(|pick| pick.alone) {
-            let place = self.find(*pick);
-            // It may be here with others of its chunk, too.
-            if self.residents.get(place as usize).is_some_and(|it| it.alone && it.pins == 0) {
-                self.remove(place);
+            let index = self.find(*pick);
+            // Another resident of its chunk may hold it, too.
+            if self.residents.get(index as usize).is_some_and(|it| it.alone && it.pins == 0) {
+                self.remove(index);
             }
         }
-        self.spare_picks.push(planned.picks);
+        self.free_picks.push(planned.picks);
         self.evict(|resident| resident.closed);
         match error {
             Some(error) => Err(error),
@@ -449,8 +451,8 @@ impl ChunkDriver {
 }
 
 impl Resident {
-    /// Why the sample must not be shown, if it must not. The error is handed out once in full; a
-    /// sample that is padded in again says the same in short.
+    /// Why the sample must not be handed out, if it must not. The full error is handed out once; if
+    /// the sample is repeated to pad an epoch, the error is a short one with the same text.
     fn take_failure(&mut self, nth: u32) -> Option<Error> {
         let at = self.failures.binary_search_by_key(&(nth as usize), |(index, _)| *index).ok()?;
         let (_, error) = &mut self.failures[at];
@@ -461,8 +463,8 @@ impl Resident {
 
 impl Driver for ChunkDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
-        let (mut moved, begun_with) = (!self.again.is_empty(), self.num_planned);
-        if !self.bring_again(pump, memory) {
+        let (mut moved, begun_with) = (!self.to_reread.is_empty(), self.num_planned);
+        if !self.reread(pump, memory) {
             return Ok(false);
         }
         loop {
@@ -476,12 +478,12 @@ impl Driver for ChunkDriver {
                 }
                 self.requested += 1;
             }
-            // Where all chunks fit the window, memory never stops planning.
+            // If all chunks fit the window, memory never limits planning; this does.
             let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
             if enough || self.planned.len() == MAX_PLANNED {
                 return Ok(moved);
             }
-            if self.num_planned - begun_with >= PLANNED_A_TURN {
+            if self.num_planned - begun_with >= PLANNED_PER_TURN {
                 return Ok(true);
             }
             if !self.plan_next()? {
@@ -494,7 +496,7 @@ impl Driver for ChunkDriver {
     fn finished(&mut self, fetched: Fetched) {
         let resident = &mut self.residents[fetched.token as usize];
         resident.fetch = fetched.fetch;
-        resident.run = fetched.buf;
+        resident.buf = fetched.buf;
         resident.failures = fetched.failures;
         resident.ready = true;
         let slots = slots_of(&self.directory, resident.chunk);
@@ -524,22 +526,23 @@ impl Driver for ChunkDriver {
         self.planned.is_empty() && self.stream.is_done()
     }
 
-    /// Its memory is given up, and other memory is read full in its place, unless that was done before.
+    /// Releases its memory and requests a read into other memory, unless that has been done
+    /// already.
     fn read_again(&mut self, chunk: u32, load: u32) {
-        let mut place = self.place_of[chunk as usize];
-        while self.residents.get(place as usize).is_some_and(|it| it.load != load) {
-            place = self.residents[place as usize].next;
+        let mut index = self.first_of[chunk as usize];
+        while self.residents.get(index as usize).is_some_and(|it| it.load != load) {
+            index = self.residents[index as usize].next;
         }
-        let Some(resident) = self.residents.get_mut(place as usize) else { return };
+        let Some(resident) = self.residents.get_mut(index as usize) else { return };
         if !resident.ready {
             return;
         }
         resident.ready = false;
-        resident.run = SharedBuf::empty();
-        // Batches of the epoch that is being delivered show it as it will be read now.
-        resident.brought_for = self.planned.front().map_or(resident.epoch, |p| p.head.epoch.0);
+        resident.buf = SharedBuf::empty();
+        // Batches of the epoch that is being delivered use the new bytes.
+        resident.read_for = self.planned.front().map_or(resident.epoch, |p| p.head.epoch.0);
         each_slot(&self.directory, &resident.fetch, |_, slot| self.residency.clear(slot..slot + 1));
-        self.again.push(place);
+        self.to_reread.push(index);
         self.planned.iter_mut().for_each(|planned| planned.arrived = 0);
     }
 
@@ -550,19 +553,19 @@ impl Driver for ChunkDriver {
     }
 }
 
-/// The place of the resident that has the sample of `pick`, or `NONE`. The same one as long as it stays:
-/// parts that come later are looked at later.
+/// The index of the resident that holds the sample of `pick`, or `NONE`. It does not change while
+/// that resident stays: later ones are appended to the list.
 #[inline]
-fn find(place_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
-    let mut place = place_of[pick.chunk as usize];
-    while place != NONE {
-        let resident = &residents[place as usize];
-        if resident.part.contains(&pick.nth) {
+fn find(first_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
+    let mut index = first_of[pick.chunk as usize];
+    while index != NONE {
+        let resident = &residents[index as usize];
+        if resident.samples.contains(&pick.nth) {
             break;
         }
-        place = resident.next;
+        index = resident.next;
     }
-    place
+    index
 }
 
 fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
@@ -570,7 +573,7 @@ fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
     info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots)
 }
 
-/// Calls `visit` with the number of each sample of `fetch`, and its slot.
+/// Calls `visit` with the index of each sample in `fetch` and its slot.
 fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, u64)) {
     for (index, sample) in fetch.samples.iter().enumerate() {
         if let Some(Slot(slot)) = directory.slot_of(sample.id) {
@@ -581,15 +584,15 @@ fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, 
 
 const NONE: u32 = u32::MAX;
 
-/// Batches planned ahead at most, where they are small.
+/// The most batches planned ahead, if they are small.
 const MAX_PLANNED: usize = 4096;
 
-/// Samples planned ahead at most, beside one batch: as many as a window of the default size holds of 340
-/// bytes each, so that reading goes on where groups change. Their plans take 12 MiB.
+/// The most samples planned ahead, beside one batch. Samples of 340 bytes fill a window of the
+/// default size, so that reading continues across groups. Their plans take 12 MiB.
 const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 
-/// How far is looked for the part that is needed latest: some times as many samples as parts are open.
+/// The number of samples to search for the resident that is needed latest: a few for each resident.
 const LOOK_AHEAD_SAMPLES: usize = 4096;
 
-/// Samples planned before the poller looks at what has arrived: 0.3 ms. A first batch waits for some turns.
-const PLANNED_A_TURN: usize = 2 << 10;
+/// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
+const PLANNED_PER_TURN: usize = 2 << 10;

@@ -1,6 +1,7 @@
-//! Gathers batches into one piece each, on threads of its own, the poller's order kept.
+//! Gathers each batch into one buffer, on copying threads, in the poller's order.
 //!
-//! Batch k goes to thread k mod n, and the consumer takes it from there, so nothing has to be sorted.
+//! Batch k goes to thread k mod n, and the consumer takes it from there, so nothing has to be
+//! sorted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,22 +12,23 @@ use crate::buf::IoBuf;
 use crate::error::Result;
 use crate::threads;
 
-use super::{Delivery, READY_BATCHES, Shared, Told};
+use super::{Delivery, Message, READY_BATCHES, Shared};
 
-/// The way from the poller to the consumer.
+/// Sends messages from the poller to the consumer, by way of the copying threads if there are any.
 pub(super) struct Copiers {
-    lines: Vec<Sender<Told>>,
+    lines: Vec<Sender<Message>>,
     next: usize,
-    /// The poller gathers before it sends.
+    /// Whether the poller gathers before it sends.
     by_poller: bool,
     shared: Arc<Shared>,
 }
 
-/// Where the consumer takes batches from, in turn.
-type Ready = Vec<Receiver<Told>>;
+/// The channels that the consumer receives from, in turn.
+type Ready = Vec<Receiver<Message>>;
 
 impl Copiers {
-    /// `None`: batches pass as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads do.
+    /// `None`: batches are sent as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads
+    /// do.
     pub(super) fn start(threads: Option<usize>, shared: &Arc<Shared>) -> Result<(Copiers, Ready)> {
         let mut lines = Vec::new();
         let mut ready = Vec::new();
@@ -43,9 +45,9 @@ impl Copiers {
         Ok((Copiers { lines, next: 0, by_poller, shared: Arc::clone(shared) }, ready))
     }
 
-    /// Sends on what there is to say; `Full` gives it back.
-    #[allow(clippy::result_large_err)] // the batch itself comes back, and a box for each would be an allocation
-    pub(super) fn pass_on(&mut self, mut next: Told) -> Result<(), TrySendError<Told>> {
+    /// Sends a message; `Full` returns it.
+    #[allow(clippy::result_large_err)] // the batch itself is returned, and boxing each would allocate
+    pub(super) fn pass_on(&mut self, mut next: Message) -> Result<(), TrySendError<Message>> {
         if self.by_poller {
             next = gathered(next, &self.shared);
         }
@@ -55,10 +57,14 @@ impl Copiers {
     }
 }
 
-fn start_thread(index: usize, work: Receiver<Told>, shared: Arc<Shared>) -> Result<Receiver<Told>> {
+fn start_thread(
+    index: usize,
+    work: Receiver<Message>,
+    shared: Arc<Shared>,
+) -> Result<Receiver<Message>> {
     let (done, ready) = bounded(1);
     let fate = shared.fate.clone();
-    // Not waited for: it ends with the poller's end of the line.
+    // Not joined: it ends when the poller closes the channel.
     threads::start(format!("dlfs-copy-{index}"), &fate, (work, done), move |(work, done)| {
         for next in &*work {
             if done.send(gathered(next, &shared)).is_err() {
@@ -69,14 +75,14 @@ fn start_thread(index: usize, work: Receiver<Told>, shared: Arc<Shared>) -> Resu
     Ok(ready)
 }
 
-fn gathered(told: Told, shared: &Shared) -> Told {
-    match told {
-        Told::Batch(delivery) => Told::Batch(gather(delivery, shared)),
-        Told::Failed(_) | Told::End => told,
+fn gathered(message: Message, shared: &Shared) -> Message {
+    match message {
+        Message::Batch(delivery) => Message::Batch(gather(delivery, shared)),
+        Message::Failed(_) | Message::End => message,
     }
 }
 
-/// The batch in one piece: as it is, where it lies so already.
+/// Copies the batch into one buffer, unless it is in one already.
 fn gather(mut delivery: Delivery, shared: &Shared) -> Delivery {
     if !delivery.batch.is_one_piece() {
         let mut piece = IoBuf::zeroed(delivery.batch.len_bytes() as usize);
@@ -114,9 +120,9 @@ mod tests {
         })
     }
 
-    fn batch() -> Told {
+    fn batch() -> Message {
         let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1) };
-        Told::Batch(Delivery { batch: Batch::new(), head, skipped: 0 })
+        Message::Batch(Delivery { batch: Batch::new(), head, skipped: 0 })
     }
 
     #[test]
@@ -126,20 +132,20 @@ mod tests {
                 let shared = shared();
                 let (mut copiers, ready) = Copiers::start(threads, &shared).unwrap();
                 (0..batches).for_each(|_| assert!(copiers.pass_on(batch()).is_ok()));
-                assert!(copiers.pass_on(Told::End).is_ok());
+                assert!(copiers.pass_on(Message::End).is_ok());
                 drop(copiers);
                 for at in 0..batches {
-                    let told = ready[at % ready.len()].recv().unwrap();
-                    assert!(matches!(told, Told::Batch(_)), "{threads:?}: {at} of {batches}");
+                    let message = ready[at % ready.len()].recv().unwrap();
+                    assert!(matches!(message, Message::Batch(_)), "{threads:?}: {at} of {batches}");
                 }
-                let told = ready[batches % ready.len()].recv().unwrap();
-                assert!(matches!(told, Told::End), "{threads:?}: after {batches}");
+                let message = ready[batches % ready.len()].recv().unwrap();
+                assert!(matches!(message, Message::End), "{threads:?}: after {batches}");
                 assert!(shared.fate.died().is_none());
             }
         }
     }
 
-    /// What `start_thread` does, with a thread that dies at its second batch.
+    /// Like `start_thread`, but the thread dies at its second batch.
     #[test]
     fn a_copying_thread_that_dies_is_no_end_but_an_error_that_names_it() {
         let shared = shared();
@@ -147,18 +153,18 @@ mod tests {
         let (done, ready) = bounded(4);
         threads::start("dlfs-copy-0", &shared.fate, (work, done), |(work, done)| {
             done.send(work.recv().expect("the first batch")).expect("room");
-            panic!("told to panic");
+            panic!("message to panic");
         })
         .unwrap();
         let mut copiers =
             Copiers { lines: vec![line], next: 0, by_poller: false, shared: Arc::clone(&shared) };
         assert!(copiers.pass_on(batch()).is_ok());
-        assert!(matches!(ready.recv(), Ok(Told::Batch(_))));
+        assert!(matches!(ready.recv(), Ok(Message::Batch(_))));
         assert!(ready.recv().is_err(), "closed, and no end was said");
         let error = shared.fate.of_closed_channel("the thread dlfs-poller");
         assert_eq!(error.kind(), ErrorKind::Internal);
-        assert_eq!(error.to_string(), "the thread dlfs-copy-0 panicked: told to panic");
-        let failed = caught("a test", || panic!("told to panic")).unwrap_err();
-        assert_eq!(failed.to_string(), "a test panicked: told to panic");
+        assert_eq!(error.to_string(), "the thread dlfs-copy-0 panicked: message to panic");
+        let failed = caught("a test", || panic!("message to panic")).unwrap_err();
+        assert_eq!(failed.to_string(), "a test panicked: message to panic");
     }
 }

@@ -1,7 +1,8 @@
-//! The run's first batch read sample by sample, while the chunks that it draws from are on their way.
+//! Reads the first batch of a run by samples while the chunks that it draws from are read.
 //!
 //! A batch in grouped order draws from every chunk of its groups, so the first one would wait for
-//! `lanes × group` chunks: 128 MiB where the samples are 1 MiB. They are read twice instead, once.
+//! `lanes × group` chunks: 128 MiB of samples of 1 MiB. The first batch's samples are read twice
+//! instead, once per run.
 
 use crate::error::Result;
 use crate::reader::{Batch, Fetched, Pump};
@@ -11,14 +12,14 @@ use super::memory::Memory;
 use super::samples::SampleDriver;
 use super::{Delivery, Driver};
 
-/// Drives a few batches by samples, and all that follow by chunks.
+/// Drives the first batch by samples, and all others by chunks.
 pub(super) struct FirstBatchDriver {
     first: SampleDriver,
     rest: ChunkDriver,
 }
 
 impl FirstBatchDriver {
-    /// `first` numbers its fetches from [`FIRST_BATCH_TOKEN`] on.
+    /// `first` must number its fetches from [`FIRST_BATCH_TOKEN`].
     pub(super) fn new(first: SampleDriver, rest: ChunkDriver) -> FirstBatchDriver {
         FirstBatchDriver { first, rest }
     }
@@ -57,5 +58,5 @@ impl Driver for FirstBatchDriver {
     }
 }
 
-/// Above the numbers of chunks' fetches, which are places in a list.
+/// Greater than every token of a chunk's fetch, which is an index of a resident.
 pub(super) const FIRST_BATCH_TOKEN: u64 = 1 << 32;

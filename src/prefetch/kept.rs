@@ -1,11 +1,10 @@
-//! Samples handed out of memory that is kept from epoch to epoch: verified again, on the caller's thread.
+//! Verifies samples in memory that is kept from epoch to epoch again, on the caller's thread.
 //!
-//! What a batch shows is read-only, but a view of it that C or Python has may be made writable
-//! (`torch.frombuffer`, DLPack, a NumPy flag), and a write through it changes the chunk that a later epoch is
-//! handed out of. The poller may have put that epoch's batches together before the write, so only the
-//! caller's thread can see it, right before it hands a batch out. What was changed is read again: at once for
-//! this batch, into other memory for those to come. A write after that is one to the batch that the caller
-//! has in hand.
+//! A batch is read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,
+//! DLPack, a NumPy flag). A write through it changes a chunk that later epochs use. The poller may
+//! have assembled a later batch before that write, so only the caller's thread can detect it, just
+//! before it returns the batch. Overwritten samples are read again: at once for this batch, and
+//! into other memory for later ones. Any later write hits a batch that the caller already holds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,13 +16,14 @@ use crate::units::SampleId;
 
 use super::{OnError, Prefetcher, Received};
 
-/// What reads again for the caller's thread, once that was needed.
+/// The reader that reads overwritten samples again, created when first needed.
 #[derive(Default)]
 pub(super) struct Kept {
     reader: Option<Reader>,
 }
 
-/// Chunks whose memory was written to, on their way to the poller: number, and which read brought it.
+/// Overwritten chunks on their way to the poller: number of the chunk, and number of the read that
+/// filled it.
 #[derive(Default)]
 pub(super) struct Rewritten {
     any: AtomicBool,
@@ -45,10 +45,10 @@ impl Rewritten {
 }
 
 impl Prefetcher {
-    /// What was received, with the bytes that were read wherever its memory was written to since.
+    /// Reads the overwritten samples of a received batch again.
     ///
     /// # Errors
-    /// As [`Reader::read_batch`], where they cannot be read again.
+    /// As [`Reader::read_batch`].
     pub(super) fn verified(&mut self, mut received: Received) -> Result<Received> {
         if let Received::Batch(delivery) = &mut received {
             delivery.skipped += self.verify_kept(&mut delivery.batch)?;
@@ -56,7 +56,7 @@ impl Prefetcher {
         Ok(received)
     }
 
-    /// Returns how many samples had to be left out.
+    /// Returns the number of samples that had to be skipped.
     fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
         let mut wrong = batch.rewritten();
         if wrong.is_empty() {
@@ -110,5 +110,5 @@ impl Prefetcher {
     }
 }
 
-/// Memory for what is read again at a time; a batch of more gets the rest from the system.
+/// Memory for samples read again; a larger batch gets the rest from the system.
 const WINDOW_BYTES: usize = 16 << 20;

@@ -1,4 +1,5 @@
-//! The window: how many bytes may be read ahead, and what happens when one need exceeds it.
+//! Grants memory of the window by priority, and memory outside it to a read that could not proceed
+//! otherwise.
 
 use std::sync::Arc;
 
@@ -18,10 +19,10 @@ pub(super) enum Priority {
     Sole,
 }
 
-/// Memory for runs, bounded by the window.
+/// Memory for reads, bounded by the window.
 pub(super) struct Memory {
     window: Arc<Window>,
-    /// The consumer waits and nothing is on its way to it: what comes next must not wait for memory.
+    /// The consumer waits and nothing is outstanding: the next read must not wait for memory.
     starving: bool,
     warned: bool,
     over_window: u64,
@@ -33,15 +34,15 @@ impl Memory {
         Memory { window, starving: false, warned: false, over_window: 0, exhausted: false }
     }
 
-    /// A run of `len` bytes, or `None` until some come back.
+    /// A buffer of `len` bytes, or `None` until enough is returned.
     ///
-    /// When [`Priority::Sole`] starves, because one sample is larger than the window or the consumer keeps
-    /// batches, the system gives it, and the first time a warning says so.
+    /// If [`Priority::Sole`] starves, because one sample is larger than the window or the consumer
+    /// keeps batches, the system allocates it. The first time, a warning is logged.
     pub(super) fn take(&mut self, len: usize, priority: Priority) -> Option<IoBuf> {
-        let run = self.pool().take(len).filter(|run| self.may_touch(run, priority));
-        self.exhausted = run.is_none();
-        if run.is_some() {
-            return run;
+        let buf = self.pool().take(len).filter(|buf| self.may_touch(buf, priority));
+        self.exhausted = buf.is_none();
+        if buf.is_some() {
+            return buf;
         }
         if !(priority == Priority::Sole && self.starving) {
             return None;
@@ -57,38 +58,39 @@ impl Memory {
         Some(IoBuf::temporary(len))
     }
 
-    /// Whether so many bytes are free, in one piece or in several.
+    /// Whether this many bytes are free, contiguous or not.
     pub(super) fn has(&mut self, bytes: usize) -> bool {
         self.exhausted = self.pool().free_bytes() < bytes;
         !self.exhausted
     }
 
-    /// Whether `run` has pages, or is needed at once.
-    fn may_touch(&self, run: &IoBuf, priority: Priority) -> bool {
-        let end = self.pool().offset_of(run).map_or(0, |at| at + run.len());
-        priority != Priority::Readahead || self.window.has_pages_to(end)
+    /// Whether `buf` is faulted in already, or the priority permits faulting it in.
+    fn may_touch(&self, buf: &IoBuf, priority: Priority) -> bool {
+        let end = self.pool().offset_of(buf).map_or(0, |at| at + buf.len());
+        priority != Priority::Readahead || self.window.is_faulted_to(end)
     }
 
-    /// Where runs come from.
+    /// The window's pool.
     pub(super) fn pool(&self) -> &Pool {
         self.window.pool()
     }
 
     pub(super) fn set_starving(&mut self, starving: bool) {
-        // What the thread that makes pages has taken comes back by itself: nothing need make way for it.
-        self.starving = starving && self.window.has_pages_to(usize::MAX);
+        // The thread that faults the window in returns its memory soon: nothing need be evicted for
+        // it.
+        self.starving = starving && self.window.is_faulted_to(usize::MAX);
     }
 
     pub(super) fn is_starving(&self) -> bool {
         self.starving
     }
 
-    /// Whether the last thing asked for was not there.
+    /// Whether the last request was refused.
     pub(super) fn is_exhausted(&self) -> bool {
         self.exhausted
     }
 
-    /// Runs that came from outside the window.
+    /// The number of buffers allocated outside the window.
     pub(super) fn over_window(&self) -> u64 {
         self.over_window
     }
@@ -99,26 +101,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_ahead_waits_for_pages_and_what_is_next_does_not() {
-        let window = Window::stuck_at(8 << 20, 1 << 20, 1 << 20);
+    fn readahead_waits_for_faulted_memory_and_the_next_batch_does_not() {
+        let window = Window::with_faulted(8 << 20, 1 << 20, 1 << 20);
         let mut memory = Memory::new(Arc::new(window));
-        let first = memory.take(1 << 20, Priority::Readahead).expect("its pages are made");
+        let first = memory.take(1 << 20, Priority::Readahead).expect("it is faulted in");
         assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.is_exhausted());
         let second = memory.take(1 << 20, Priority::Next).expect("it may touch new pages");
         assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window() == 0);
         drop((first, second));
-        assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory has pages");
+        assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory is faulted in");
     }
 
     #[test]
-    fn nothing_is_read_outside_the_window_while_its_pages_are_being_made() {
-        for (made, outside) in [(1 << 20, false), (usize::MAX, true)] {
-            let mut memory = Memory::new(Arc::new(Window::stuck_at(8 << 20, 1 << 20, made)));
-            let being_made = memory.pool().take_at(4 << 20, 1 << 20);
+    fn nothing_is_read_outside_the_window_while_it_is_held_by_thread_in() {
+        for (faulted, outside) in [(1 << 20, false), (usize::MAX, true)] {
+            let mut memory = Memory::new(Arc::new(Window::with_faulted(8 << 20, 1 << 20, faulted)));
+            let held_by_thread = memory.pool().take_at(4 << 20, 1 << 20);
             memory.set_starving(true);
             assert_eq!(memory.take(8 << 20, Priority::Sole).is_some(), outside);
             assert_eq!((memory.over_window(), memory.is_starving()), (u64::from(outside), outside));
-            drop(being_made);
+            drop(held_by_thread);
         }
     }
 }

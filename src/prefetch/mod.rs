@@ -1,16 +1,18 @@
-//! Keeps batches ready along an order, bounded by bytes, across epoch boundaries.
+//! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
-//! A [`Prefetcher`] has one thread, the *poller*: it plans batches from the order, reads them through the
-//! `reader`'s pump and puts them, in order, where [`Prefetcher::next`] takes them. How a batch is read is
-//! a `Driver`'s business: `samples` reads each batch by itself, `chunks` reads whole chunks and hands
-//! samples out of them, and `passes` reads chunks that do not fit the window in several passes; `batching`
-//! says which, and `open` what a grouped order then has open at a time. `memory` is the window that bounds
-//! all; `copy` gathers batches into one piece where the caller wants that; `window` is that memory itself,
-//! and the thread that makes its pages; `kept` verifies again what stays in it from epoch to epoch.
+//! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
+//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver`
+//! decides how batches are read: `samples` reads each batch by itself, `chunks` reads whole chunks
+//! and hands samples out of them, and `passes` reads chunks that do not fit the window in several
+//! passes. `batching` selects the driver, `working_set` estimates the chunks that a grouped order
+//! has open, and `first_batch` combines two drivers at the start. `window` is the memory and the
+//! thread that faults it in; `memory` grants it by priority. `kept` verifies again what stays in it
+//! from epoch to epoch. `copy` gathers each batch into one buffer if the caller wants that.
 //!
-//! Invariants: batches come in the order of the order, whatever arrives first; the first error wins
-//! and stays; the poller sleeps when the window is full and when nothing is on its way. The end of a run
-//! is said (`Told::End`) and its samples are counted: a channel that closes without it is an error.
+//! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
+//! error is final. The poller sleeps when the window is full and when nothing is outstanding. The
+//! end of a run is an explicit message, and the samples are counted: a channel that closes without
+//! that message is an error.
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
 
@@ -65,49 +67,50 @@ pub use batching::Batching;
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
 
-/// How a [`Prefetcher`] works.
+/// Options of a [`Prefetcher`].
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
-    /// Which sample comes next. Grouped order with 0 lanes has as many as fit the world size, or those of
-    /// the state to resume from.
+    /// The order. In grouped order, 0 lanes means as many as suit the world size, or those of the
+    /// state to resume from.
     pub order: OrderSpec,
-    /// Samples a batch on this rank.
+    /// Samples per batch on this rank.
     pub batch_size: usize,
-    /// Epochs to read.
+    /// The epochs to read.
     pub epochs: Range<u64>,
-    /// This rank, below `world_size`.
+    /// This rank, less than `world_size`.
     pub rank: u32,
-    /// How many ranks share each epoch.
+    /// The number of ranks that share each epoch.
     pub world_size: u32,
     /// How the ranks share each global batch.
     pub sharding: Sharding,
-    /// What becomes of an epoch's end that does not fill a global batch.
+    /// What happens to the samples at the end of an epoch that do not fill a global batch.
     pub tail: Tail,
-    /// Whether the last batch of an epoch is left out when it has fewer than `batch_size` samples.
+    /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` samples.
     pub drop_short: bool,
-    /// Where to go on, instead of at the first epoch's begin.
+    /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
-    /// How batches are brought in; `None`: chunks for a grouped order, samples for any other, and for a
-    /// grouped order of large samples where the page cache holds the chunks already or the window is too small.
+    /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
+    /// samples in grouped order if the samples are large and in the page cache, or if the window is
+    /// too small.
     pub batching: Option<Batching>,
-    /// The most memory for what is read ahead and not yet dropped, in bytes. 0: 256 MiB, and up to 1 GiB
-    /// where a grouped order of large chunks has more open at a time.
+    /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB,
+    /// or up to 1 GiB if a grouped order of large chunks has more open at a time.
     pub window_bytes: usize,
-    /// `Some(n)`: each batch comes gathered in one piece, copied by `n` threads (0: by the poller).
+    /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
     pub copy_threads: Option<usize>,
-    /// Queue pairs a namespace.
+    /// Queue pairs per namespace.
     pub queue_pairs: usize,
     /// What happens when a sample cannot be read.
     pub on_error: OnError,
     /// The longest that one [`Prefetcher::next`] may take.
     pub deadline: Duration,
-    /// Whether the poller burns a core rather than sleep.
+    /// Whether the poller spins instead of sleeping.
     pub busy_poll: bool,
-    /// Whether samples that are handed out of memory kept from an earlier epoch have their checksums
-    /// compared again: for callers that pass batches on to where somebody can write to them. Safe Rust
-    /// cannot, so it is off unless asked for.
+    /// Whether samples in memory that is kept from an earlier epoch are verified again when they
+    /// are handed out. For callers that pass batches on to code that could write to them; safe Rust
+    /// cannot, so it is off by default.
     pub verify_kept: bool,
-    /// What the poller is bound to; the memory of samples lies near. `None`: it runs anywhere.
+    /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
     pub cpus: Option<Cpus>,
 }
 
@@ -136,10 +139,10 @@ impl LoaderOptions {
         }
     }
 
-    /// Whether they fit each other, as far as that can be said without the image.
+    /// Whether the options agree with each other, as far as that can be checked without the image.
     ///
     /// # Errors
-    /// `InvalidArgument`: the first that does not.
+    /// `InvalidArgument`: the first one that does not.
     pub(crate) fn check(&self) -> Result<()> {
         if self.on_error == OnError::Blank {
             let text = "a loader raises or skips; only reads by id keep places without bytes";
@@ -149,62 +152,62 @@ impl LoaderOptions {
     }
 }
 
-/// What a loader did so far.
+/// Counters of a loader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct LoaderStats {
-    /// What was read.
+    /// Counters of reads.
     #[serde(flatten)]
     pub read: ReadStats,
-    /// Batches handed out.
+    /// Batches delivered.
     pub batches: u64,
-    /// Samples handed out.
+    /// Samples delivered.
     pub samples: u64,
     /// Bytes of those samples.
     pub sample_bytes: u64,
-    /// Samples left out because they could not be read.
+    /// Samples skipped because they could not be read.
     pub skipped: u64,
-    /// Bytes copied to gather batches in one piece.
+    /// Bytes copied to gather batches into one buffer.
     pub copied_bytes: u64,
-    /// Runs that did not fit the window and were read outside it.
+    /// Buffers that did not fit the window and were allocated outside it.
     pub over_window: u64,
-    /// Samples in kept memory that somebody had written to, so that they were read again.
+    /// Samples in kept memory that were overwritten and had to be read again.
     pub rewritten: u64,
-    /// How long [`Prefetcher::next`] had to wait, in seconds.
+    /// The time that [`Prefetcher::next`] has waited, in seconds.
     pub stall_s: f64,
-    /// Samples whose verified bytes are in the window now; none are kept there where batches are not made of
+    /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
     /// whole chunks.
     pub resident: u64,
-    /// In what pages the window lies; `None` before anything was read.
+    /// The pages that back the window; `None` before the first read.
     pub pages: Option<Pages>,
 }
 
 impl LoaderStats {
-    /// What is left of them when the loader has ended: nothing is resident then.
+    /// The counters after the loader has ended: nothing is resident.
     pub fn ended(self) -> LoaderStats {
         LoaderStats { resident: 0, ..self }
     }
 }
 
-/// What came of [`Prefetcher::next_within`].
+/// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     /// A batch.
     Batch,
-    /// Nothing is ready yet.
+    /// No batch is ready yet.
     Later,
-    /// The last epoch's last batch has been handed out before.
+    /// The last batch of the last epoch has been delivered already.
     End,
 }
 
-/// Batches along an order, read ahead.
+/// Reads batches along an order ahead of the consumer.
 pub struct Prefetcher {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     options: LoaderOptions,
     poller: Option<Forked<Poller>>,
-    /// Where the run stands: after the batch that was handed out last.
+    /// The state of the run after the batch that was delivered last.
     state: State,
-    /// Samples that the order says are to come from this loader in all.
+    /// The number of samples that this loader has to deliver in all, according to the order.
     owed: u64,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
@@ -212,18 +215,18 @@ pub struct Prefetcher {
     stats: LoaderStats,
 }
 
-/// The running thread and the ways to it.
+/// The consumer's side of the poller thread.
 struct Poller {
     thread: Option<Thread>,
     window: Arc<Window>,
     shared: Arc<Shared>,
-    ready: Vec<Receiver<Told>>,
+    ready: Vec<Receiver<Message>>,
     next: usize,
     recycle: Sender<Batch>,
     waker: Waker,
 }
 
-/// What both threads look at.
+/// What the poller and the consumer share.
 struct Shared {
     stop: AtomicBool,
     /// The consumer waits for a batch.
@@ -234,48 +237,49 @@ struct Shared {
     read: Mutex<ReadStats>,
     over_window: AtomicU64,
     copied_bytes: AtomicU64,
-    /// Chunks in whose memory the consumer found other bytes than were read.
+    /// Chunks in which the consumer found overwritten samples.
     rewritten: Rewritten,
-    /// What the poller or a copying thread died of.
+    /// Why the poller or a copying thread died.
     fate: Fate,
 }
 
-/// What the poller says to the consumer. After an error or the end it says nothing more.
-enum Told {
+/// A message from the poller to the consumer. An error or the end is the last one.
+enum Message {
     Batch(Delivery),
     Failed(Error),
     End,
 }
 
-/// One batch on its way to the consumer.
+/// A batch for the consumer.
 struct Delivery {
     batch: Batch,
     head: Head,
     skipped: u64,
 }
 
-/// How batches are read. All calls come from the poller.
+/// Decides how batches are read. All calls come from the poller.
 trait Driver: Send {
-    /// Plans and starts what memory allows; whether anything was.
+    /// Plans, and starts what memory allows; whether it did anything.
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool>;
-    /// Takes a fetch that ended.
+    /// Takes a completed fetch.
     fn finished(&mut self, fetched: Fetched);
     /// The next batch in order, once it is complete.
     fn next_ready(&mut self) -> Option<Result<Delivery>>;
-    /// Whether every batch has been handed over.
+    /// Whether every batch has been taken.
     fn is_done(&self) -> bool;
-    /// An emptied batch, whose vectors may be used again.
+    /// Takes an empty batch, to reuse its vectors.
     fn recycle(&mut self, batch: Batch);
-    /// The memory that read number `load` filled with `chunk` was written to since.
+    /// The memory that read number `load` filled with `chunk` was overwritten.
     fn read_again(&mut self, _chunk: u32, _load: u32) {}
 }
 
 impl Prefetcher {
-    /// Starts reading ahead.
+    /// Starts to read ahead.
     ///
     /// # Errors
-    /// `InvalidArgument`: options that contradict each other, or a state of another image, generation
-    /// or order. Those of opening queue pairs, and `OutOfMemory` for the window.
+    /// `InvalidArgument`: options that contradict each other, or a state of another image,
+    /// generation or order. `OutOfMemory`: the window cannot be allocated. Errors of opening queue
+    /// pairs.
     pub fn new(
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
@@ -284,10 +288,11 @@ impl Prefetcher {
         Prefetcher::in_window(directory, devices, options, None)
     }
 
-    /// The memory of a loader with these options, whose pages are made from now on in the background.
+    /// Allocates the window of a loader with these options, and faults it in in the background.
     ///
     /// # Errors
-    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not give it.
+    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not
+    /// provide it.
     pub(crate) fn window(
         directory: &Directory,
         devices: &[Arc<dyn Device>],
@@ -310,11 +315,11 @@ impl Prefetcher {
             Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
             Batching::None => 0,
         };
-        let lens = working_set::lens_of_passes(directory, options);
-        // Where most runs have about one length, a slot of it keeps the window free of gaps that
-        // nothing fits.
-        let slot_len_bytes = match (batching, lens) {
-            (Batching::Chunk, Some(lens)) => lens.copies_bytes,
+        let lengths = working_set::pass_lengths(directory, options);
+        // If most buffers have about one length, slots of that length keep the window free of gaps
+        // that are too small for a buffer.
+        let slot_len_bytes = match (batching, lengths) {
+            (Batching::Chunk, Some(lengths)) => lengths.copies_bytes,
             (Batching::Chunk, None) => layout.chunk_size_bytes as usize,
             (Batching::Sample | Batching::None, _) => SLOT_LEN_BYTES,
         };
@@ -323,19 +328,19 @@ impl Prefetcher {
         Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus)?))
     }
 
-    /// A loader that goes on from `state` with the same options, in the memory of this one: to map and
-    /// to zero a window of the default size takes as long as to read it full.
+    /// Restarts from `state` with the same options and in the same window: mapping and zeroing a
+    /// window of the default size takes as long as reading it full.
     ///
     /// # Errors
     /// As [`Prefetcher::new`].
-    pub(crate) fn begin_anew(mut self, state: State) -> Result<Prefetcher> {
+    pub(crate) fn restart(mut self, state: State) -> Result<Prefetcher> {
         let poller = self.poller.take().and_then(Forked::into_inner);
         let window = poller.map(|poller| Arc::clone(&poller.window));
         let options = LoaderOptions { order: state.order, resume: Some(state), ..self.options };
         Prefetcher::in_window(self.directory, self.devices, options, window)
     }
 
-    /// As [`Prefetcher::new`], in a window of the same options.
+    /// As [`Prefetcher::new`], in a window that was allocated for the same options.
     ///
     /// # Errors
     /// As [`Prefetcher::new`].
@@ -373,11 +378,11 @@ impl Prefetcher {
         Ok(loader)
     }
 
-    /// The next batch, or `None` after the last epoch's last.
+    /// The next batch, or `None` after the last batch of the last epoch.
     ///
     /// # Errors
     /// As [`crate::reader::Reader::read_batch`]; after an error, the same one again.
-    #[allow(clippy::should_implement_trait)] // an iterator could not give memory back through `next_into`
+    #[allow(clippy::should_implement_trait)] // an iterator could not return memory as `next_into` does
     pub fn next(&mut self) -> Option<Result<Batch>> {
         let mut batch = Batch::new();
         match self.next_into(&mut batch) {
@@ -387,8 +392,8 @@ impl Prefetcher {
         }
     }
 
-    /// As [`Prefetcher::next`], into `batch`, whose memory goes back to the window first; `false` at the
-    /// end of the run.
+    /// As [`Prefetcher::next`], into `batch`, whose memory is returned to the window first; `false`
+    /// at the end of the run.
     ///
     /// # Errors
     /// As [`Prefetcher::next`].
@@ -404,8 +409,8 @@ impl Prefetcher {
         }
     }
 
-    /// As [`Prefetcher::next_into`], but waits no longer than `limit`, and that it was too short is no
-    /// error: the next call goes on waiting.
+    /// As [`Prefetcher::next_into`], but waits no longer than `limit`. Reaching the limit is not an
+    /// error: the next call continues to wait.
     ///
     /// # Errors
     /// As [`Prefetcher::next`], without `TimedOut`.
@@ -440,18 +445,18 @@ impl Prefetcher {
         }
     }
 
-    /// Where the run stands after the batches handed out so far: what resumes it, also with another
-    /// world size or batch size.
+    /// The state of the run after the batches delivered so far. A run resumes from it, also with
+    /// another world size or batch size.
     pub fn state(&self) -> State {
         self.state.clone()
     }
 
-    /// Whether it has handed out an error, and hands out nothing else any more.
+    /// Whether it has returned an error, and so returns nothing else.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> LoaderStats {
         let mut stats = self.stats;
         if let Some(poller) = self.poller() {
@@ -464,20 +469,20 @@ impl Prefetcher {
         stats
     }
 
-    /// Whether the verified bytes of the sample are in the RAM cache now. Always `false` where
-    /// batches are not made of whole chunks, since nothing is kept then.
+    /// Whether the verified bytes of the sample are in the window now. Always `false` unless
+    /// batches are made of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let slot = self.directory.slot_of(id);
         let poller = self.poller().zip(slot);
         poller.is_some_and(|(poller, slot)| poller.shared.residency.contains(slot))
     }
 
-    /// How many samples are in the RAM cache now.
+    /// The number of samples in the window now.
     pub fn num_resident(&self) -> u64 {
         self.poller().map_or(0, |poller| poller.shared.residency.count())
     }
 
-    /// The thread, in the process that started it.
+    /// The poller, if this process started it.
     fn poller(&self) -> Option<&Poller> {
         self.poller.as_ref().and_then(Forked::get)
     }
@@ -489,15 +494,15 @@ impl Prefetcher {
             return Err(Error::new(ErrorKind::Internal, text));
         };
         poller.give_back(emptied);
-        let told = match poller.ready[poller.next].try_recv() {
-            Ok(told) => told,
+        let message = match poller.ready[poller.next].try_recv() {
+            Ok(message) => message,
             Err(TryRecvError::Disconnected) => return Err(poller.death()),
             Err(TryRecvError::Empty) => {
                 let began = Instant::now();
                 let received = poller.wait(limit);
                 self.stats.stall_s += began.elapsed().as_secs_f64();
                 match received {
-                    Ok(told) => told,
+                    Ok(message) => message,
                     Err(RecvTimeoutError::Timeout) => return Ok(Received::Later),
                     Err(RecvTimeoutError::Disconnected) => return Err(poller.death()),
                 }
@@ -507,15 +512,14 @@ impl Prefetcher {
         if poller.shared.blocked.load(Ordering::Acquire) {
             poller.waker.wake();
         }
-        match told {
-            Told::Batch(delivery) => Ok(Received::Batch(delivery)),
-            Told::Failed(error) => Err(error),
-            Told::End => self.check_complete().map(|()| Received::End),
+        match message {
+            Message::Batch(delivery) => Ok(Received::Batch(delivery)),
+            Message::Failed(error) => Err(error),
+            Message::End => self.check_complete().map(|()| Received::End),
         }
     }
 
-    /// A belt beside the braces: whatever says that the run has ended, as many samples have come as the
-    /// order has.
+    /// A second check of the end: as many samples were delivered as the order has.
     fn check_complete(&self) -> Result<()> {
         let LoaderStats { samples, skipped, .. } = self.stats;
         if samples + skipped == self.owed {
@@ -529,8 +533,8 @@ impl Prefetcher {
             .hint("this is a mistake in dlfs: please report it"))
     }
 
-    /// A child of a fork has no poller: it leaves the parent's alone and starts its own where the
-    /// parent stood.
+    /// A forked child has no poller: it starts its own from the parent's state and leaves the
+    /// parent's alone.
     fn notice_fork(&mut self) -> Result<()> {
         let forked = self.poller.as_ref().is_some_and(|poller| !poller.is_ours());
         if forked {
@@ -541,7 +545,7 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// `window` is one of a loader with the same options, or made here.
+    /// Starts the poller, in `window` if it belongs to a loader with the same options.
     fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let batching = options.batching_on(&self.directory, &self.devices)?;
@@ -549,16 +553,16 @@ impl Prefetcher {
         pump.learn(&self.directory);
         let geometry = pump.geometry();
         let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
-        let passes = working_set::lens_of_passes(&self.directory, options);
+        let passes = working_set::pass_lengths(&self.directory, options);
         let residency = Arc::new(Residency::new(match (batching, passes) {
             (Batching::Chunk, None) => self.directory.num_samples(),
             _ => 0,
         }));
         let directory = Arc::clone(&self.directory);
         let mut driver: Box<dyn Driver> = match (batching, passes) {
-            (Batching::Chunk, Some(lens)) => {
+            (Batching::Chunk, Some(lengths)) => {
                 let on_error = options.on_error;
-                Box::new(PassDriver::new(directory, geometry, stream, on_error, lens))
+                Box::new(PassDriver::new(directory, geometry, stream, on_error, lengths))
             }
             (Batching::Chunk, None) => {
                 let (residency, on_error) = (Arc::clone(&residency), options.on_error);
@@ -600,9 +604,11 @@ impl Prefetcher {
                 Box::new(SampleDriver::new(directory, geometry, stream, one_by_one, run, on_error))
             }
         };
-        // As many as a burst makes: or else each first burst would allocate them, late in an epoch.
+        // As many as a burst needs. Otherwise the first burst would allocate them, late in an
+        // epoch.
         for _ in 0..READY_BATCHES + 2 {
-            driver.recycle(Batch::with_capacity(options.batch_size.min(ROOM_SAMPLES), ROOM_PIECES));
+            driver
+                .recycle(Batch::with_capacity(options.batch_size.min(ROOM_SAMPLES), ROOM_BUFFERS));
         }
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -634,7 +640,7 @@ impl std::fmt::Debug for Prefetcher {
     }
 }
 
-/// What came from the poller.
+/// The result of waiting for the poller.
 enum Received {
     Batch(Delivery),
     Later,
@@ -655,7 +661,7 @@ impl Poller {
         let cpus = options.cpus.clone();
         let (recycle, recycled) = bounded(MAX_RECYCLED);
         let waker = pump.waker();
-        let running = Running {
+        let running = PollerThread {
             pump,
             memory,
             driver,
@@ -670,7 +676,7 @@ impl Poller {
         let fate = shared.fate.clone();
         let thread = threads::start("dlfs-poller", &fate, running, move |running| {
             if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
-                // They were there a moment ago, when the memory was made on them.
+                // The processors existed a moment ago, when the memory was allocated near them.
                 tracing::warn!(%error, "the poller runs anywhere");
             }
             running.run();
@@ -678,15 +684,15 @@ impl Poller {
         Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker })
     }
 
-    /// Drops the batch's memory, and offers its vectors for use again.
+    /// Returns the batch's memory, and its vectors for reuse.
     fn give_back(&self, mut batch: Batch) {
         batch.clear();
         // A full queue only means that the poller has enough of them.
         let _ = self.recycle.try_send(batch);
     }
 
-    /// Waits for what comes next.
-    fn wait(&self, limit: Duration) -> Result<Told, RecvTimeoutError> {
+    /// Waits for the next message.
+    fn wait(&self, limit: Duration) -> Result<Message, RecvTimeoutError> {
         self.shared.waiting.store(true, Ordering::Release);
         self.waker.wake();
         let received = self.ready[self.next].recv_timeout(limit);
@@ -694,7 +700,7 @@ impl Poller {
         received
     }
 
-    /// Why a channel closed before the end was said.
+    /// Why a channel closed without a last message.
     fn death(&self) -> Error {
         self.shared.fate.of_closed_channel("the thread dlfs-poller")
     }
@@ -706,34 +712,34 @@ impl Drop for Poller {
         self.ready.clear();
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            thread.join_within(LAST_TURN);
+            thread.join_within(JOIN_TIMEOUT);
         }
     }
 }
 
-/// What the poller's thread owns.
-struct Running {
+/// The state of the poller thread.
+struct PollerThread {
     pump: Pump,
     memory: Memory,
     driver: Box<dyn Driver>,
     shared: Arc<Shared>,
     copiers: Copiers,
     recycled: Receiver<Batch>,
-    /// A batch that the consumer has no room for yet.
-    held: Option<Told>,
+    /// A message that the consumer's queue has no room for yet.
+    held: Option<Message>,
     directory: Arc<Directory>,
-    /// How long a look at the superblocks may take.
+    /// The longest that a check of the superblocks may take.
     check_limit: Duration,
-    /// When samples were last left out and the superblocks looked at.
+    /// When the superblocks were last checked because of skipped samples.
     checked: Option<Instant>,
 }
 
-impl Running {
+impl PollerThread {
     fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             match self.turn() {
                 Turn::Moved => {}
-                Turn::Idle => self.rest(),
+                Turn::Idle => self.sleep(),
                 Turn::Over => break,
             }
         }
@@ -758,7 +764,7 @@ impl Running {
         self.shared.rewritten.each(|chunk, load| self.driver.read_again(chunk, load));
         match self.driver.advance(&mut self.pump, &mut self.memory) {
             Ok(more) => moved |= more,
-            Err(error) => self.held = Some(Told::Failed(error)),
+            Err(error) => self.held = Some(Message::Failed(error)),
         }
         match moved {
             true => Turn::Moved,
@@ -766,30 +772,33 @@ impl Running {
         }
     }
 
-    /// Takes the emptied batches back, so that the next ones are made of them.
+    /// Takes the emptied batches back for reuse.
     fn take_back(&mut self) {
         while let Ok(batch) = self.recycled.try_recv() {
             self.driver.recycle(batch);
         }
     }
 
-    /// Passes on the batches that are complete, as far as there is room.
+    /// Sends the complete batches, as far as the queue has room.
     fn hand_over(&mut self) -> Handed {
         let mut handed = Handed::Nothing;
         loop {
             self.take_back();
-            let Some(next) = self.held.take().or_else(|| self.next_told()) else { return handed };
-            let last = !matches!(next, Told::Batch(_));
+            let Some(next) = self.held.take().or_else(|| self.next_message()) else {
+                return handed;
+            };
+            let last = !matches!(next, Message::Batch(_));
             self.publish();
-            // It waits no more, though it may wake late: until then nothing is read for it outside
-            // the window. Said before the batch goes, since its next wait says the opposite.
+            // The consumer no longer waits, though it may wake later; until then nothing is read
+            // for it outside the window. Cleared before the batch is sent, since the consumer's
+            // next wait sets it again.
             let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
             match self.copiers.pass_on(next) {
                 Ok(()) if last => return Handed::Over,
                 Ok(()) => {
                     if awaited {
-                        // Where both have one processor: the consumer gets it before this thread
-                        // fills more memory, and gives back what is still in the caches.
+                        // If both threads share a processor, let the consumer run before this
+                        // thread fills more memory: it returns memory that is still cached.
                         std::thread::yield_now();
                     }
                     handed = Handed::Some;
@@ -803,16 +812,17 @@ impl Running {
         }
     }
 
-    /// What there is to say: the next batch or why there is none, and once there are no more, the end.
-    fn next_told(&mut self) -> Option<Told> {
+    /// The next message: a batch or an error, and after the last batch the end.
+    fn next_message(&mut self) -> Option<Message> {
         match self.next_ready() {
-            Some(Ok(delivery)) => Some(Told::Batch(delivery)),
-            Some(Err(error)) => Some(Told::Failed(error)),
-            None => self.driver.is_done().then_some(Told::End),
+            Some(Ok(delivery)) => Some(Message::Batch(delivery)),
+            Some(Err(error)) => Some(Message::Failed(error)),
+            None => self.driver.is_done().then_some(Message::End),
         }
     }
 
-    /// The driver's next batch or error; in place of damage, that the image has moved on, if it has.
+    /// The driver's next batch or error. If it looks damaged because the image has a newer
+    /// generation, that error instead.
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
         let next = self.driver.next_ready()?;
         let looks_damaged = match &next {
@@ -829,7 +839,7 @@ impl Running {
         }
     }
 
-    /// Whether the superblocks were not looked at just before: where much is left out, seldom will do.
+    /// Whether the last check of the superblocks was long enough ago.
     fn may_check_again(&mut self) -> bool {
         let now = Instant::now();
         let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);
@@ -844,17 +854,17 @@ impl Running {
         self.shared.over_window.store(self.memory.over_window(), Ordering::Relaxed);
     }
 
-    /// Nothing moves: sleeps until a completion comes, or until the consumer takes a batch.
-    fn rest(&mut self) {
+    /// Sleeps until a completion arrives or the consumer takes a batch.
+    fn sleep(&mut self) {
         let blocked = self.held.is_some() || self.memory.is_exhausted();
-        let told = self.shared.blocked.swap(blocked, Ordering::AcqRel);
-        if blocked && !told {
-            return; // what the consumer did before it could see this is found by one more turn
+        let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
+        if blocked && !was_blocked {
+            return; // whatever the consumer did before it could see this, one more turn finds
         }
         if blocked {
             std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
         }
-        self.pump.wait(Instant::now() + REST);
+        self.pump.wait(Instant::now() + MAX_SLEEP);
     }
 }
 
@@ -870,22 +880,21 @@ enum Handed {
     Over,
 }
 
-/// The longest sleep of an idle poller: memory that comes back without a word is noticed then.
-const REST: Duration = Duration::from_millis(20);
+/// The longest sleep of an idle poller, in case memory was returned without a wake-up.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
-/// After how long the superblocks are looked at again while samples are left out.
+/// The interval between checks of the superblocks while samples are skipped.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a poller that was told to end is waited for: it ends with its turn, unless an engine hangs.
-const LAST_TURN: Duration = Duration::from_secs(5);
+/// How long to wait for the poller to end its turn; longer only if an engine hangs.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Batches ready at most, whatever the memory.
+/// The most ready batches, whatever the memory.
 const READY_BATCHES: usize = 64;
 
-/// Samples and runs of memory that the first batches have room for; what has more grows once.
+/// Samples and buffers that a new batch has room for; a larger batch grows once.
 const ROOM_SAMPLES: usize = 1024;
-const ROOM_PIECES: usize = 64;
+const ROOM_BUFFERS: usize = 64;
 
-/// Emptied batches kept for use again: as many as can be under way and ready at a time, and those in
-/// both threads' hands.
+/// Emptied batches kept for reuse: as many as can be in flight and ready, and one in each thread.
 const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;

@@ -1,14 +1,14 @@
-//! One bit a slot: whether the sample's verified bytes are in the RAM cache now.
+//! One bit per slot: whether the sample's verified bytes are in the window now.
 //!
-//! By slot, not by id: the samples of a chunk are neighbours, so a chunk that comes or goes is some
-//! words, and nothing is done for a sample.
+//! Bits are indexed by slot, not by id: the samples of a chunk are neighbours, so a chunk that
+//! arrives or is evicted changes a few words, and no work is done per sample.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Slot;
 
-/// The bits. Written by the poller, read by anybody.
+/// The bits. The poller writes them; any thread reads them.
 #[derive(Debug)]
 pub(super) struct Residency {
     words: Vec<AtomicU64>,
@@ -28,7 +28,8 @@ impl Residency {
         self.update(slots, |word, mask| word & !mask);
     }
 
-    /// One thread writes, so a load and a store do what a locked instruction would do dearly.
+    /// One thread writes, so a plain load and store are enough and cheaper than a locked
+    /// instruction.
     fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
         let mut next = slots.start;
         while next < slots.end {

@@ -1,6 +1,6 @@
-//! Batches read sample by sample: one merged, deep-queued read plan a batch.
+//! Reads batches sample by sample: neighbouring samples of a batch are merged into one read.
 //!
-//! Several batches are under way at once; each knows how many of its runs are still to come.
+//! Several batches are in flight at once; each counts its outstanding reads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::memory::{Memory, Priority};
 use super::stream::{Head, Stream};
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
-/// Drives one read plan a batch.
+/// Plans the reads of one batch at a time.
 pub(super) struct SampleDriver {
     directory: Arc<Directory>,
     geometry: Vec<Geometry>,
     stream: Stream,
     merge: Merge,
-    run_len_bytes: usize,
+    max_fetch_bytes: usize,
     on_error: OnError,
     under_way: VecDeque<UnderWay>,
     /// Token of `under_way[0]`.
@@ -33,18 +33,18 @@ pub(super) struct SampleDriver {
     slots: Vec<Slot>,
     extents: Vec<Option<Extent>>,
     requests: Vec<SampleRequest>,
-    spare: Vec<Fetch>,
+    free_fetches: Vec<Fetch>,
     fetches: Vec<Fetch>,
-    spare_lists: Vec<VecDeque<Fetch>>,
+    free_lists: Vec<VecDeque<Fetch>>,
     recycled: Vec<Batch>,
 }
 
 struct UnderWay {
     head: Head,
     batch: Batch,
-    /// Planned runs that have no memory yet.
+    /// PlannedBatch reads that have no memory yet.
     unstarted: VecDeque<Fetch>,
-    running: usize,
+    outstanding: usize,
     error: Option<Error>,
     skipped: u64,
 }
@@ -55,7 +55,7 @@ impl SampleDriver {
         geometry: Vec<Geometry>,
         stream: Stream,
         one_by_one: bool,
-        run_len_bytes: usize,
+        max_fetch_bytes: usize,
         on_error: OnError,
     ) -> SampleDriver {
         SampleDriver {
@@ -63,7 +63,7 @@ impl SampleDriver {
             geometry,
             stream,
             merge: if one_by_one { Merge::Never } else { Merge::Neighbours },
-            run_len_bytes,
+            max_fetch_bytes,
             on_error,
             under_way: VecDeque::new(),
             first: 0,
@@ -72,36 +72,36 @@ impl SampleDriver {
             slots: Vec::new(),
             extents: Vec::new(),
             requests: Vec::new(),
-            spare: Vec::new(),
+            free_fetches: Vec::new(),
             fetches: Vec::new(),
-            spare_lists: Vec::new(),
+            free_lists: Vec::new(),
             recycled: Vec::new(),
         }
     }
 
-    /// Numbers its fetches from `token` on, where another driver's are below it.
+    /// Numbers its fetches from `token`, above those of another driver.
     pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
         SampleDriver { first: token, ..self }
     }
 
-    /// Gives memory to planned runs, oldest first, as far as the queue pairs have use for more; the
-    /// second is `false` when they have not, or when there was no memory left.
+    /// Starts planned reads, oldest first. The first result says whether any was started; the
+    /// second is `false` if memory ran out or the queue pairs are busy.
     fn start_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> (bool, bool) {
         let mut started = false;
         for (age, under_way) in self.under_way.iter_mut().enumerate() {
             while !pump.is_busy()
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
-                let priority = match age == 0 && under_way.running == 0 {
+                let priority = match age == 0 && under_way.outstanding == 0 {
                     true => Priority::Sole,
                     false => Priority::Next,
                 };
-                let Some(run) = memory.take(fetch.len_bytes, priority) else {
+                let Some(buf) = memory.take(fetch.len_bytes, priority) else {
                     under_way.unstarted.push_front(fetch);
                     return (started, false);
                 };
-                pump.start(self.first + age as u64, fetch, run);
-                under_way.running += 1;
+                pump.start(self.first + age as u64, fetch, buf);
+                under_way.outstanding += 1;
                 started = true;
             }
         }
@@ -119,18 +119,18 @@ impl SampleDriver {
             })?;
             self.requests.push(SampleRequest { index: index as u32, id, extent });
         }
-        let (wanted, spare, out) = (&mut self.requests, &mut self.spare, &mut self.fetches);
-        plan_samples(wanted, &self.geometry, self.merge, self.run_len_bytes, spare, out);
+        let (wanted, free, out) = (&mut self.requests, &mut self.free_fetches, &mut self.fetches);
+        plan_samples(wanted, &self.geometry, self.merge, self.max_fetch_bytes, free, out);
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, head.epoch);
         batch.resize(self.ids.len());
-        let mut unstarted = self.spare_lists.pop().unwrap_or_default();
+        let mut unstarted = self.free_lists.pop().unwrap_or_default();
         unstarted.extend(self.fetches.drain(..));
         self.under_way.push_back(UnderWay {
             head,
             batch,
             unstarted,
-            running: 0,
+            outstanding: 0,
             error: None,
             skipped: 0,
         });
@@ -154,7 +154,7 @@ impl Driver for SampleDriver {
     fn finished(&mut self, fetched: Fetched) {
         let age = (fetched.token - self.first) as usize;
         let under_way = &mut self.under_way[age];
-        under_way.running -= 1;
+        under_way.outstanding -= 1;
         add_fetched(&fetched, &mut under_way.batch);
         for (index, error) in fetched.failures {
             let index = fetched.fetch.samples[index].index as usize;
@@ -169,17 +169,17 @@ impl Driver for SampleDriver {
         }
         let mut fetch = fetched.fetch;
         fetch.clear();
-        self.spare.push(fetch);
+        self.free_fetches.push(fetch);
     }
 
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
         let front = self.under_way.front()?;
-        if front.running > 0 || !front.unstarted.is_empty() {
+        if front.outstanding > 0 || !front.unstarted.is_empty() {
             return None;
         }
         let mut front = self.under_way.pop_front()?;
         self.first += 1;
-        self.spare_lists.push(front.unstarted);
+        self.free_lists.push(front.unstarted);
         if let Some(error) = front.error {
             return Some(Err(error));
         }
@@ -203,5 +203,5 @@ impl Driver for SampleDriver {
     }
 }
 
-/// Batches under way at most, whatever the memory: many tiny batches gain nothing by being more.
+/// The most batches in flight. More tiny batches gain nothing.
 const MAX_UNDER_WAY: usize = 64;

@@ -1,4 +1,4 @@
-//! An order as a stream of batches: epoch after epoch, this rank's positions, cut to batches.
+//! Divides an order into batches: epoch after epoch, this rank's positions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
 
-/// What a batch is, beside its samples.
+/// The position of a batch in the run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) epoch: Epoch,
-    /// It is the last of its epoch on this rank.
+    /// Whether it is the last one of its epoch on this rank.
     pub(crate) ends_epoch: bool,
-    /// Where the run stands once all ranks have consumed it: epoch, and positions of that epoch.
+    /// The state of the run once all ranks have consumed it: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),
 }
 
-/// The batches still to come.
+/// The batches that are still to be planned.
 pub(crate) struct Stream {
     directory: Arc<Directory>,
     spec: OrderSpec,
     shard: Shard,
-    /// What works out the shares of batches, where that is not every W-th position.
+    /// Computes the shares of batches, unless they are every W-th position.
     aligner: Option<Aligner>,
     aligned: Vec<Pick>,
     batch_size: u64,
@@ -37,13 +37,13 @@ pub(crate) struct Stream {
     /// Positions of the first epoch that all ranks had consumed before.
     consumed: u64,
     current: Option<Current>,
-    /// The order of an epoch that is over, whose memory the next one takes.
-    spare: Option<EpochOrder>,
-    /// Batches that it may still give.
+    /// The order of the previous epoch, whose memory the next one reuses.
+    free_order: Option<EpochOrder>,
+    /// The number of batches that it may still return.
     left: u64,
 }
 
-/// The epoch under way.
+/// The current epoch.
 #[derive(Clone)]
 struct Current {
     order: EpochOrder,
@@ -52,20 +52,21 @@ struct Current {
     taken: u64,
 }
 
-/// What a batch takes of the epoch.
-struct Taken {
+/// The positions of a batch.
+struct BatchPositions {
     /// Every W-th position.
     positions: Positions,
-    /// The global batch that is shared out in place of that, where shares are aligned.
+    /// The global batch to divide instead, if shares are aligned.
     shared: Option<(Shard, GlobalBatch)>,
 }
 
 impl Stream {
-    /// Where a run with these options begins. The order that it names is the run's: lanes that the options
-    /// leave open are settled here.
+    /// The state in which a run with these options begins. Its order is the run's: it has a number
+    /// of lanes also if the options leave that open.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the options.
+    /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the
+    /// options.
     pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
         let (image, generation) = (directory.uuid().0, directory.generation());
         let Some(state) = &options.resume else {
@@ -118,13 +119,13 @@ impl Stream {
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
             current: None,
-            spare: None,
+            free_order: None,
             left: u64::MAX,
         })
     }
 
-    /// Samples that a run with these options has for this rank from `start` on, counted apart from the
-    /// walk that delivers them.
+    /// The number of samples that a run with these options has for this rank from `start` on,
+    /// counted independently of the stream.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
@@ -145,7 +146,7 @@ impl Stream {
         Ok(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard))))
     }
 
-    /// Splits off the next batch: a stream of it alone. This one goes on behind it.
+    /// Splits off the next batch as a stream of its own.
     pub(super) fn split_first(&mut self) -> Result<Stream> {
         if self.current.is_none() && !self.is_done() {
             self.enter_epoch()?;
@@ -160,7 +161,7 @@ impl Stream {
             epochs: self.epochs.clone(),
             consumed: self.consumed,
             current: self.current.clone(),
-            spare: None,
+            free_order: None,
             drop_short: self.drop_short,
             left: 1,
         };
@@ -168,12 +169,12 @@ impl Stream {
         Ok(first)
     }
 
-    /// Whether no batch is left to plan.
+    /// Whether all batches have been planned.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty() || self.left == 0
     }
 
-    /// The ids of the next batch, in place of what `ids` held.
+    /// Replaces `ids` by the ids of the next batch.
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
@@ -190,7 +191,7 @@ impl Stream {
         Ok(Some(head))
     }
 
-    /// The picks of the next batch, in place of what `picks` held.
+    /// Replaces `picks` by the picks of the next batch.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
@@ -204,17 +205,17 @@ impl Stream {
         Ok(Some(head))
     }
 
-    /// The lane that goes through `group`, a group of the epoch of the last batch.
+    /// The lane of `group`, a group of the current epoch.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
         self.current.as_ref().map_or(0, |current| current.order.lane_of(group))
     }
 
-    /// The samples of `chunk` that `group` takes, a group of the epoch of the last batch.
-    pub(super) fn part(&self, group: u32, chunk: u32) -> Range<u32> {
-        self.current.as_ref().map_or(0..0, |current| current.order.part(group, chunk))
+    /// The samples of `chunk` that belong to `group`, a group of the current epoch.
+    pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        self.current.as_ref().map_or(0..0, |current| current.order.samples_in_group(group, chunk))
     }
 
-    fn next_taken(&mut self) -> Result<Option<(Head, Taken)>> {
+    fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {
         let (batch_size, drop_short) = (self.batch_size, self.drop_short);
         let is_aligned = self.aligner.is_some();
         while !self.is_done() {
@@ -229,11 +230,11 @@ impl Stream {
                 }
                 self.epochs.start += 1;
                 self.consumed = 0;
-                self.spare = self.current.take().map(|current| current.order);
+                self.free_order = self.current.take().map(|current| current.order);
                 continue;
             }
             let batch = current.shard.global_batch(current.order.len(), current.taken, batch_size);
-            // A tail that only some ranks read has no whole set to share out.
+            // Only some ranks read this tail, so there is no whole global batch to divide.
             let is_partly_dropped = drop_short && !current.shard.is_whole(batch, batch_size);
             let shared = (is_aligned && !is_partly_dropped).then_some((current.shard, batch));
             let positions = current.rest.split_front(batch_size);
@@ -243,14 +244,17 @@ impl Stream {
             let ends_epoch = current.rest.remaining() == 0;
             self.left -= 1;
             let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
-            return Ok(Some((Head { epoch, ends_epoch, after }, Taken { positions, shared })));
+            return Ok(Some((
+                Head { epoch, ends_epoch, after },
+                BatchPositions { positions, shared },
+            )));
         }
         Ok(None)
     }
 
     fn enter_epoch(&mut self) -> Result<&mut Current> {
         let (spec, epoch, directory) = (&self.spec, Epoch(self.epochs.start), &*self.directory);
-        let order = match self.spare.take() {
+        let order = match self.free_order.take() {
             Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
             None => EpochOrder::new(spec, epoch, directory)?,
         };

@@ -1,14 +1,16 @@
-//! The working set of a grouped order: the chunks that it has open at a time, and whether the window has room for them.
+//! The working set of a grouped order: the chunks that it has open at a time, and whether they fit
+//! the window.
 
 use crate::directory::Directory;
 use crate::order::{EpochOrder, Reads, Sharding};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
-use super::passes::Lens;
+use super::passes::PassLengths;
 
-/// The window: what the options say, or room for what the order has open on this rank, for the groups that
-/// follow where lanes change theirs, and for what is read beside it; within limits.
+/// The length of the window: as the options say, or else enough for the chunks that are open on
+/// this rank, for the next groups of lanes that change groups, and for the first batch; within
+/// limits.
 pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> usize {
     if options.window_bytes != 0 {
         return options.window_bytes;
@@ -19,37 +21,38 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
 }
 
-/// Whether the chunks that a grouped order has open do not fit the window, so that they cannot stay until
-/// their last sample was shown.
+/// Whether the open chunks of a grouped order exceed the window, so that they cannot stay until
+/// their last sample is handed out.
 pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
 }
 
-/// How often such chunks are read in several passes, as good as known.
+/// The estimated number of passes over such chunks.
 pub(super) fn num_passes(directory: &Directory, options: &LoaderOptions) -> Option<f64> {
-    lens_of_passes(directory, options).map(|lens| lens.num_passes())
+    pass_lengths(directory, options).map(|lengths| lengths.num_passes())
 }
 
-/// Lengths of buffers where chunks are read in several passes; `None` where open chunks fit the window.
-pub(super) fn lens_of_passes(directory: &Directory, options: &LoaderOptions) -> Option<Lens> {
+/// Lengths of buffers if chunks are read in several passes; `None` if the open chunks fit the
+/// window.
+pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Option<PassLengths> {
     let (window, open) = (window_bytes(directory, options), open_bytes(directory, options));
     let (chunk, sample) = (chunk_len(directory) as usize, mean_sample_bytes(directory) as usize);
-    exceeds_window(directory, options).then(|| Lens::of(window, chunk, open, sample))
+    exceeds_window(directory, options).then(|| PassLengths::of(window, chunk, open, sample))
 }
 
-/// Whether the first batch would wait for so many chunks that it is rather read by itself; and there is
-/// memory for both.
+/// Whether to read the first batch by samples: the chunks that it would wait for are large, and
+/// there is memory for both.
 pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOptions) -> bool {
     let awaited = open_bytes(directory, options);
     let room = (window_bytes(directory, options) as u64).saturating_sub(awaited);
     awaited >= FIRST_BATCH_FROM_BYTES && room >= FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory)
 }
 
-/// Warns where the window is smaller than what the order goes through at a time.
+/// Warns if the window is smaller than the working set of the order.
 pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOptions) {
     let Some((lanes, group)) = options.order.kind.lanes_and_group() else { return };
     if exceeds_window(directory, options) {
-        // While batches show the last chunks of a lane's group, the next group begins.
+        // The next group begins while batches still use the last chunks of the previous one.
         let enough = u64::from(lanes_of(options)) * (u64::from(group) + 1);
         tracing::warn!(
             window_bytes = window_bytes(directory, options),
@@ -63,14 +66,14 @@ pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOption
     }
 }
 
-/// Bytes of the chunks that a grouped order has open on one rank at a time: one group of each of its
-/// lanes. 0 for any other order.
+/// Bytes of the chunks that a grouped order has open on one rank at a time: one group of each of
+/// its lanes. 0 for other orders.
 fn open_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let Some((_, group)) = options.order.kind.lanes_and_group() else { return 0 };
     chunks_len(directory, u64::from(lanes_of(options)) * u64::from(group))
 }
 
-/// Lanes that one rank goes through: those of its class, see `order::aligned`, or its part of them.
+/// The lanes that one rank reads: those of its class (see `order::aligned`), or its share of them.
 fn lanes_of(options: &LoaderOptions) -> u32 {
     let Some((lanes, _)) = options.order.kind.lanes_and_group() else { return 0 };
     let world_size = options.world_size.max(1);
@@ -81,8 +84,8 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
     }
 }
 
-/// How often this run's chunks are read by all ranks together where they are no divisor of the lanes; `None`
-/// where each chunk is read once.
+/// How often all ranks together read the chunks of this run if the lanes are no multiple of the
+/// ranks; `None` if each chunk is read once.
 pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
     if lanes == 0 || lanes.is_multiple_of(options.world_size.max(1)) {
@@ -97,8 +100,7 @@ fn reads_as(directory: &Directory, options: &LoaderOptions, sharding: Sharding) 
     order.reads(sharding, options.world_size, options.batch_size as u64)
 }
 
-/// Says so, on one rank, where all ranks together will read much more than there is, `by_chunk` or by
-/// sample.
+/// Warns on rank 0 if all ranks together will read much more than the data, by chunk or by sample.
 pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOptions, by_chunk: bool) {
     let Some(reads) = shared_reads(directory, options).filter(|_| options.rank == 0) else {
         return;
@@ -127,14 +129,14 @@ pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOption
     );
 }
 
-/// What to read a sample by itself costs, over its bytes: the blocks that it lies in.
+/// The cost of reading a sample alone, relative to its bytes: the blocks that it touches.
 pub(super) fn sample_cost(directory: &Directory) -> f64 {
     1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
 }
 
 pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {
-    let lens = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
-    lens.sum::<u64>() / directory.num_samples().max(1)
+    let lengths = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
+    lengths.sum::<u64>() / directory.num_samples().max(1)
 }
 
 fn gcd(mut a: u32, mut b: u32) -> u32 {
@@ -144,7 +146,7 @@ fn gcd(mut a: u32, mut b: u32) -> u32 {
     a
 }
 
-/// Bytes of so many chunks, or of all where there are fewer.
+/// Bytes of so many chunks, or of all if there are fewer.
 fn chunks_len(directory: &Directory, chunks: u64) -> u64 {
     chunks.min(u64::from(directory.num_chunks())).saturating_mul(chunk_len(directory))
 }
@@ -153,18 +155,18 @@ fn chunk_len(directory: &Directory) -> u64 {
     directory.layout().chunk_size_bytes.into()
 }
 
-/// The window where nobody says how large it is: at least this, and at most that for large chunks.
+/// The default window: at least the first, and at most the second for large chunks.
 const DEFAULT_WINDOW: usize = 256 << 20;
 const MAX_DEFAULT_WINDOW: usize = 1 << 30;
 
-/// More than this many times the data is said.
+/// The read amplification above which a warning is logged.
 const WORTH_A_WARNING: f64 = 1.1;
 
-/// What devices read at least.
+/// The least that devices read.
 const BLOCK_BYTES: f64 = 4096.0;
 
-/// A first batch that waits for this much and more is read by itself: at 5 GB/s, 3 ms.
+/// A first batch that would wait for at least this much is read by samples (3 ms at 5 GB/s).
 const FIRST_BATCH_FROM_BYTES: u64 = 16 << 20;
 
-/// Chunks' worth of memory beside those awaited without which there is no such batch.
+/// Memory for the first batch that must be free beside the open chunks, in chunks.
 pub(super) const FIRST_BATCH_ROOM_CHUNKS: u64 = 8;

@@ -32,11 +32,11 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct Log {
     kind: Kind,
-    window_ms: u64,
+    interval_ms: u64,
     with_offset: bool,
     lines: Vec<Line>,
-    window: [Window; 2],
-    window_begin_ms: u64,
+    interval: [Interval; 2],
+    interval_start_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,16 +49,16 @@ struct Line {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Window {
+struct Interval {
     count: u64,
     sum: u64,
     bytes: u64,
 }
 
 impl Log {
-    pub(crate) fn new(kind: Kind, window_ms: u64, with_offset: bool) -> Log {
-        let (lines, window) = (Vec::new(), [Window::default(); 2]);
-        Log { kind, window_ms, with_offset, lines, window, window_begin_ms: 0 }
+    pub(crate) fn new(kind: Kind, interval_ms: u64, with_offset: bool) -> Log {
+        let (lines, interval) = (Vec::new(), [Interval::default(); 2]);
+        Log { kind, interval_ms, with_offset, lines, interval, interval_start_ms: 0 }
     }
 
     /// An I/O of `block` bytes at `offset` ended at `now_ns` after `ns`.
@@ -71,7 +71,7 @@ impl Log {
         offset: u64,
     ) {
         let time_ms = now_ns / 1_000_000;
-        if self.window_ms == 0 {
+        if self.interval_ms == 0 {
             let value = match self.kind {
                 Kind::Bandwidth => (block as f64 / 1024.0 * 1e9 / ns.max(1) as f64) as u64,
                 Kind::Iops => 1,
@@ -80,19 +80,19 @@ impl Log {
             self.lines.push(Line { time_ms, value, direction, block, offset });
             return;
         }
-        if time_ms >= self.window_begin_ms + self.window_ms {
+        if time_ms >= self.interval_start_ms + self.interval_ms {
             self.close_window(time_ms);
         }
-        let window = &mut self.window[direction];
-        window.count += 1;
-        window.sum += ns;
-        window.bytes = window.bytes.saturating_add(block);
+        let interval = &mut self.interval[direction];
+        interval.count += 1;
+        interval.sum += ns;
+        interval.bytes = interval.bytes.saturating_add(block);
     }
 
-    /// Ends the last window, which may be shorter than the others.
+    /// Ends the last interval, which may be shorter than the others.
     pub(crate) fn finish(&mut self, now_ns: u64) {
         let now_ms = now_ns / 1_000_000;
-        if self.window_ms > 0 && now_ms >= self.window_begin_ms + self.window_ms.div_ceil(2) {
+        if self.interval_ms > 0 && now_ms >= self.interval_start_ms + self.interval_ms.div_ceil(2) {
             self.close_window(now_ms);
         }
     }
@@ -100,28 +100,28 @@ impl Log {
     /// Forgets everything: the ramp is over.
     pub(crate) fn reset(&mut self) {
         self.lines.clear();
-        (self.window, self.window_begin_ms) = ([Window::default(); 2], 0);
+        (self.interval, self.interval_start_ms) = ([Interval::default(); 2], 0);
     }
 
     fn close_window(&mut self, now_ms: u64) {
-        let time_ms = match now_ms - self.window_begin_ms < 2 * self.window_ms {
-            true => (self.window_begin_ms + self.window_ms).min(now_ms),
-            false => now_ms / self.window_ms * self.window_ms, // nothing ended for a while
+        let time_ms = match now_ms - self.interval_start_ms < 2 * self.interval_ms {
+            true => (self.interval_start_ms + self.interval_ms).min(now_ms),
+            false => now_ms / self.interval_ms * self.interval_ms, // nothing ended for a while
         };
-        let elapsed_ms = (time_ms - self.window_begin_ms).max(1);
+        let elapsed_ms = (time_ms - self.interval_start_ms).max(1);
         for direction in 0..2 {
-            let window = std::mem::take(&mut self.window[direction]);
-            if window.count == 0 {
+            let interval = std::mem::take(&mut self.interval[direction]);
+            if interval.count == 0 {
                 continue;
             }
             let value = match self.kind {
-                Kind::Bandwidth => per_second(window.bytes, elapsed_ms) / 1024,
-                Kind::Iops => per_second(window.count, elapsed_ms),
-                Kind::Slat | Kind::Clat | Kind::Lat => window.sum / window.count,
+                Kind::Bandwidth => per_second(interval.bytes, elapsed_ms) / 1024,
+                Kind::Iops => per_second(interval.count, elapsed_ms),
+                Kind::Slat | Kind::Clat | Kind::Lat => interval.sum / interval.count,
             };
             self.lines.push(Line { time_ms, value, direction, block: 0, offset: 0 });
         }
-        self.window_begin_ms = time_ms;
+        self.interval_start_ms = time_ms;
     }
 
     /// Writes the lines to the file at `path`.
