@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  4  dataset                                             wires the parts and owns them
-//!  3  prefetch -> reader    import    target    cache     what runs
+//!  3  prefetch -> reader    import    target    cache    peers    what runs
 //!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp    auth       |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
@@ -44,6 +44,7 @@ pub mod import;
 pub mod keys;
 pub mod nvme;
 pub mod order;
+pub mod peers;
 pub mod permutation;
 pub mod plan;
 pub mod prefetch;

@@ -55,6 +55,11 @@ impl Key {
         Key(mix((self.0 ^ mix(word)).wrapping_add(GOLDEN_RATIO)))
     }
 
+    /// The key as a number: a hash of the seed and the words.
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
     const fn round_key(self, round: usize) -> u64 {
         mix(self.0.wrapping_add((round as u64 + 1).wrapping_mul(GOLDEN_RATIO)))
     }

@@ -79,6 +79,18 @@ pub enum PlanError {
         /// The requested length.
         len_bytes: u32,
     },
+    /// A job with an unsupported number of members.
+    #[error("chunks are held by 1 to {} members, not {members}", MAX_MEMBERS)]
+    Members {
+        /// The number of members.
+        members: usize,
+    },
+    /// Two members that cannot be told apart.
+    #[error("two members have the id {id:#018x}; each node of a job needs one of its own")]
+    MemberTwice {
+        /// The id of both.
+        id: u64,
+    },
     /// The inputs of a rank are too long to gather.
     #[error(
         "the inputs of a rank take {len_bytes} bytes; at most {MAX_RANK_INPUT_BYTES} are gathered"
@@ -115,6 +127,9 @@ pub(super) fn check_block_len(len_bytes: u32) -> Result<(), PlanError> {
 
 /// Most ranks that an address can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
+
+/// Most nodes that hold chunks for each other: a holder has 16 bits, of which all ones means none.
+pub const MAX_MEMBERS: usize = u16::MAX as usize;
 
 /// Most tiers that an address can encode: 4 bits, of which all ones means no copy.
 pub(super) const MAX_TIERS: usize = 15;

@@ -13,6 +13,8 @@
 //!   the lowest address, holds it for the others ([`HolderMap`]): the lowest address is copied
 //!   first. A [`JointPlan`] is that map, bound to its inputs and data set; for another data set it
 //!   is refused.
+//! - *Holders by hash.* [`ChunkHolders`] ignores frequencies: a hash distributes the chunks over the nodes
+//!   of a job in proportion to their rooms, so that everything is held once wherever there is room for it.
 //! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest.
 //!
 //! Plans use integers only: if two machines rounded differently, they would look for a sample at
@@ -23,10 +25,11 @@
 //! more for each further tier, and keeps 2.2 bytes per sample; the holder map does so for every
 //! rank and keeps 8 bytes more. Nothing grows with F * E.
 //!
-//! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `model.rs` stands alone.
+//! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs` and `model.rs` stand alone.
 
 mod access;
 mod by_unit;
+mod chunk_holders;
 mod error;
 mod frequency;
 mod holders;
@@ -37,7 +40,8 @@ mod planner;
 
 pub use access::{Accesses, Lengths, TrainingRun};
 pub use by_unit::ByUnit;
-pub use error::PlanError;
+pub use chunk_holders::{ChunkHolders, Member};
+pub use error::{MAX_MEMBERS, PlanError};
 pub use frequency::Frequencies;
 pub use holders::{Holder, HolderMap, RankCopies};
 pub use inputs::{Inputs, RankInputs, TierInputs};
