@@ -45,7 +45,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("cache", "buf checksum error format plan process qpair threads tier units"),
     ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
     ("target", "auth buf error nvme process qpair random tcp threads units"),
-    ("peers", "error order plan units"),
+    ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),
     ("keys", "auth error nvme random target"),
     (
         "dataset",

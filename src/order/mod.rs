@@ -14,9 +14,10 @@
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
-//! `shard.rs` divides an epoch among ranks by position, and `aligned.rs` by chunk.
+//! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder.
 
 mod aligned;
+mod by_node;
 mod chunked;
 mod interleave;
 mod partial;
@@ -32,6 +33,7 @@ use crate::permutation::{Key, Permutation};
 use crate::units::{Epoch, SampleId};
 
 pub use aligned::{Aligner, Counted};
+pub use by_node::ByNode;
 pub use chunked::Pick;
 pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};

@@ -18,6 +18,7 @@ pub mod group;
 pub mod mem;
 mod opening;
 mod options;
+pub(crate) mod pieces;
 pub mod plain;
 mod pread;
 pub mod readiness;
@@ -40,6 +41,7 @@ pub use engines::{Engine, engines};
 pub use fence::Fence;
 pub(crate) use opening::open_pairs;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
+pub(crate) use remote::{hostnqn, machine_uuid};
 pub use scope::PairScope;
 
 use std::cmp::Ordering;

@@ -146,6 +146,11 @@ impl Target {
         self.start_authenticating()
     }
 
+    /// Replaces the hosts that may connect without keys. Hosts that are connected stay.
+    pub fn set_allowed_hosts(&self, hosts: Vec<Nqn>) {
+        self.subsystem.set_allowed(hosts);
+    }
+
     /// Starts the thread of authentications, unless it runs.
     fn start_authenticating(&mut self) -> Result<()> {
         if self.authenticates {

@@ -30,6 +30,8 @@ pub(super) struct Subsystem {
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
     pub(super) counters: Arc<Counters>,
+    /// Hosts that may connect without keys; those of the options, or what has replaced them.
+    allowed: RwLock<Vec<Nqn>>,
     /// The keys of hosts; those of the options, or what has replaced them.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
     pub(super) exponentiations: Exponentiations,
@@ -126,6 +128,7 @@ impl Subsystem {
             ),
         };
         Subsystem {
+            allowed: RwLock::new(options.allow_hosts.clone()),
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
             options,
             devices,
@@ -161,18 +164,20 @@ impl Subsystem {
     }
 
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let (options, keys) = (&self.options, self.keys.read());
-        let is_open = options.allow_hosts.is_empty() && keys.is_empty();
+        let (options, keys, allowed) = (&self.options, self.keys.read(), self.allowed.read());
+        let is_open = allowed.is_empty() && keys.is_empty();
         let any = is_open && options.listen.ip().is_loopback();
-        options.allow_any_host
-            || any
-            || options.allow_hosts.contains(host)
-            || keys.contains_key(host)
+        options.allow_any_host || any || allowed.contains(host) || keys.contains_key(host)
     }
 
     /// The keys of a host that must authenticate.
     pub(super) fn keys_of(&self, host: &Nqn) -> Option<Arc<HostKeys>> {
         self.keys.read().get(host).cloned()
+    }
+
+    /// Replaces the hosts that may connect without keys. What is connected stays.
+    pub(super) fn set_allowed(&self, hosts: Vec<Nqn>) {
+        *self.allowed.write() = hosts;
     }
 
     /// Replaces the keys of all hosts. What is connected stays; the next Connect needs the new ones.

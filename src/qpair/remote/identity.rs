@@ -27,6 +27,11 @@ impl HostIdentity {
     }
 }
 
+/// The NQN that this host presents with `options`.
+pub(crate) fn hostnqn(options: &ConnectOptions) -> Nqn {
+    HostIdentity::new(options).nqn
+}
+
 /// The secrets of the host, if the options have them.
 fn credentials(options: &ConnectOptions) -> Option<Credentials> {
     let secret = options.dhchap_secret.clone()?;
@@ -52,7 +57,7 @@ fn id_of_nqn(nqn: &Nqn) -> [u8; 16] {
 }
 
 /// A UUID that is the same on every start on this machine, derived from the machine id without revealing it.
-fn machine_uuid() -> [u8; 16] {
+pub(crate) fn machine_uuid() -> [u8; 16] {
     let files = ["/etc/machine-id", "/var/lib/dbus/machine-id", "/proc/sys/kernel/random/boot_id"];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap_or_default();
     let mut uuid = xxh3_128(format!("dlfs host {}", text.trim()).as_bytes()).to_be_bytes();

@@ -20,6 +20,8 @@ mod identity;
 mod joining;
 pub(in crate::qpair) mod keeper;
 
+pub(crate) use identity::{hostnqn, machine_uuid};
+
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Deref;

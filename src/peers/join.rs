@@ -1,0 +1,198 @@
+//! Joining a round: listen, tell all others, learn of all others, read through them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::chunk_map::{ChunkMap, live_page_bytes};
+use super::identity::{nguid_of, nqn_of};
+use super::links::{Links, Reached};
+use super::node::NodeIdentity;
+use super::pair::{PeersDevice, Shared};
+use super::record::Record;
+use super::rendezvous::{self, Rendezvous};
+use super::round::Round;
+use super::stats::{Counters, PeerStats};
+use super::view::View;
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Nqn;
+use crate::order::ImageId;
+use crate::qpair::{ConnectOptions, Device, hostnqn};
+use crate::random::draw;
+use crate::target::{Target, TargetOptions};
+
+/// How a rank joins its round.
+#[derive(Debug, Clone)]
+pub struct PeerOptions {
+    /// The name of the round: the same on all ranks of this start, and of no other.
+    pub round: String,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// The number of ranks.
+    pub world_size: u32,
+    /// The address on which peers reach this rank; port 0 takes a free port.
+    pub listen: SocketAddr,
+    /// What names this node; `None`: the machine's identity.
+    pub node: Option<String>,
+    /// Whether no node holds more than 1.02 times what its ranks read, while others have room.
+    pub keep_shares: bool,
+    /// How long to wait for all ranks.
+    pub timeout: Duration,
+    /// How to connect to peers. Queues, times and paths are decided here.
+    pub connect: ConnectOptions,
+}
+
+/// What a rank brings.
+pub struct Served<'a> {
+    /// The samples.
+    pub directory: &'a Directory,
+    /// The own cache of each origin namespace, in the order of the image.
+    pub cache: &'a [Arc<dyn Device>],
+    /// Bytes of pages that the node's tiers hold.
+    pub room_bytes: u64,
+    /// A hash of what must be alike on all ranks.
+    pub order: u64,
+}
+
+/// This rank among its peers: serves its cache to them, and reads through theirs. When it is dropped, peers
+/// go elsewhere.
+pub struct Peers {
+    shared: Arc<Shared>,
+    devices: Vec<Arc<dyn Device>>,
+    round: Round,
+    target: Target,
+}
+
+impl Peers {
+    /// Serves the cache, and waits until all ranks of the round do.
+    ///
+    /// # Errors
+    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is there twice, or has
+    /// another image, generation, order or version. `Busy`: the port is in use. Those of the rendezvous.
+    pub fn join(
+        served: &Served<'_>,
+        options: &PeerOptions,
+        rendezvous: &mut dyn Rendezvous,
+    ) -> Result<Peers> {
+        let image = ImageId(served.directory.uuid().0);
+        let generation = served.directory.generation();
+        let own_host = hostnqn(&options.connect);
+        let nqn = nqn_of(image, generation);
+        let views = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
+            let nguid = nguid_of(image, generation, number);
+            Arc::new(View { cache: Arc::clone(cache), nguid })
+        });
+        let target_options = TargetOptions {
+            listen: options.listen,
+            // Until the round is known, nobody else has a reason to connect.
+            allow_hosts: vec![own_host.clone()],
+            ..TargetOptions::new(nqn.clone())
+        };
+        let target = Target::bind(target_options, views.collect())?;
+        let node = NodeIdentity::new(options.node.as_deref());
+        let mut process = [0; 8];
+        draw(&mut process)?;
+        let own = Record {
+            round: options.round.clone(),
+            rank: options.rank,
+            world_size: options.world_size,
+            process: u64::from_le_bytes(process),
+            node: node.id,
+            host: node.host,
+            image,
+            generation,
+            order: served.order,
+            version: format!("{}/{PROTOCOL}", env!("CARGO_PKG_VERSION")),
+            hostnqn: own_host.to_string(),
+            addresses: vec![target.local_addr()],
+            room_bytes: served.room_bytes,
+        };
+        let deadline = Instant::now() + options.timeout;
+        let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
+        let round = Round::new(records, options.rank)?;
+        target.set_allowed_hosts(hosts_of(&round)?);
+        let holders = round.holders(&live_page_bytes(served.directory), options.keep_shares)?;
+        let lens = served.cache.iter().map(|cache| cache.namespace().len_bytes()).collect();
+        let links = Links::new(
+            reached(&round, options.rank),
+            (image, generation),
+            lens,
+            &nqn,
+            &options.connect,
+        );
+        let shared = Arc::new(Shared {
+            links: Arc::new(links),
+            map: ChunkMap::new(served.directory, holders),
+            own: round.node_of(options.rank),
+            counters: Counters::new(round.nodes().len()),
+        });
+        let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
+            let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
+            Arc::new(PeersDevice { shared, cache, number })
+        });
+        Ok(Peers { devices: devices.collect(), shared, round, target })
+    }
+
+    /// The namespaces of the image, read through the peers.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// The ranks and nodes of the round.
+    pub fn round(&self) -> &Round {
+        &self.round
+    }
+
+    /// Which node holds which chunk.
+    pub fn holders(&self) -> &crate::plan::ChunkHolders {
+        self.shared.map.holders()
+    }
+
+    /// What was read from peers since the start.
+    pub fn stats(&self) -> PeerStats {
+        self.shared.counters.read()
+    }
+
+    /// The address at which peers reach this rank.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.target.local_addr()
+    }
+}
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Peers({} nodes, on {})", self.round.nodes().len(), self.local_addr())
+    }
+}
+
+fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
+    let nqn = |text: &String| {
+        Nqn::new(text.clone()).map_err(|error| {
+            Error::new(ErrorKind::InvalidArgument, "a rank's host NQN is none").source(error)
+        })
+    };
+    let mut hosts =
+        round.records().iter().map(|record| nqn(&record.hostnqn)).collect::<Result<Vec<_>>>()?;
+    hosts.sort_unstable();
+    hosts.dedup();
+    Ok(hosts)
+}
+
+/// Where `rank` reaches each node: the ranks of a node take turns with those of the others.
+fn reached(round: &Round, rank: u32) -> Vec<Reached> {
+    let own = round.node_of(rank);
+    let local = round.nodes()[usize::from(own)].ranks.iter().position(|&other| other == rank);
+    let of_node = |(index, node): (u16, &super::round::Node)| {
+        let ranks = node.ranks.iter().map(|&rank| &round.records()[rank as usize]);
+        let serving: Vec<SocketAddr> =
+            ranks.filter_map(|record| record.addresses.first().copied()).collect();
+        let address = (index != own && !serving.is_empty())
+            .then(|| serving[local.unwrap_or(0) % serving.len()]);
+        Reached { host: node.host.clone(), address }
+    };
+    (0..).zip(round.nodes()).map(of_node).collect()
+}
+
+/// The version of what peers say to each other, and of how they compute who holds what.
+const PROTOCOL: u32 = 1;

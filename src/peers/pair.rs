@@ -1,0 +1,424 @@
+//! A namespace whose reads go, chunk by chunk, to the node that holds them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::chunk_map::{ChunkMap, Part};
+use super::links::{Links, Slot};
+use super::stats::Counters;
+use crate::buf::{IoBuf, Pool, SharedBuf};
+use crate::error::Result;
+use crate::qpair::pieces::{PieceId, Pieces};
+use crate::qpair::readiness::Registry;
+use crate::qpair::{
+    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
+};
+use crate::tier::PAGE_BYTES;
+use crate::units::Lba;
+
+/// What the devices of all namespaces share.
+pub(super) struct Shared {
+    pub(super) links: Arc<Links>,
+    pub(super) map: ChunkMap,
+    /// The index of the own node.
+    pub(super) own: u16,
+    pub(super) counters: Counters,
+}
+
+/// One origin namespace, read from the nodes that hold its chunks.
+pub(super) struct PeersDevice {
+    pub(super) shared: Arc<Shared>,
+    /// The own cache, which reads the origin for what nobody holds.
+    pub(super) cache: Arc<dyn Device>,
+    pub(super) number: u16,
+}
+
+impl Device for PeersDevice {
+    fn namespace(&self) -> Namespace {
+        describe(self.cache.namespace())
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let open =
+            || Ok(Arc::new(PeerScope { _owner: Arc::clone(&self.shared), scope: Arc::default() }));
+        let scope_of_peers = scope.get_or_open(&self.shared, open)?;
+        let cache = self.cache.queue_pair_in(scope)?;
+        let namespace = describe(cache.namespace().clone());
+        let num_nodes = self.shared.map.holders().members().len();
+        Ok(Box::new(PeersPair {
+            shared: Arc::clone(&self.shared),
+            scope: scope_of_peers,
+            number: self.number,
+            namespace,
+            cache,
+            cache_pending: VecDeque::new(),
+            peers: (0..num_nodes).map(|_| PeerQueue::default()).collect(),
+            in_use: Vec::new(),
+            pieces: Pieces::new(),
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            parts: Vec::new(),
+            pool: None,
+            registry: None,
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { can_grow: false, ..self.cache.capabilities() }
+    }
+
+    fn grow(&self, len_bytes: u64) -> Result<()> {
+        self.namespace().must_hold(len_bytes)
+    }
+}
+
+fn describe(cache: Namespace) -> Namespace {
+    Namespace {
+        max_transfer_bytes: cache.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
+        read_only: true,
+        engine: format!("peers over {}", cache.engine),
+        ..cache
+    }
+}
+
+/// The connections to peers that the queue pairs of one poller share.
+struct PeerScope {
+    _owner: Arc<Shared>,
+    scope: Arc<PairScope>,
+}
+
+/// What is known of a piece.
+struct Way {
+    chunk: Option<u32>,
+    /// Who reads it.
+    source: Source,
+    began: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The own cache: from a tier of this node, or from the origin.
+    Cache,
+    /// The node with this index.
+    Peer(u16),
+}
+
+/// The queue pair to one peer, or what is on the way to it.
+#[derive(Default)]
+struct PeerQueue {
+    state: Link,
+    pending: VecDeque<Io>,
+}
+
+#[derive(Default)]
+enum Link {
+    /// Not asked for yet, or lost.
+    #[default]
+    Idle,
+    Connecting(Arc<Slot>),
+    Open(Box<dyn QueuePair>),
+}
+
+struct PeersPair {
+    shared: Arc<Shared>,
+    scope: Arc<PeerScope>,
+    number: u16,
+    namespace: Namespace,
+    cache: Box<dyn QueuePair>,
+    cache_pending: VecDeque<Io>,
+    /// By node.
+    peers: Vec<PeerQueue>,
+    /// The nodes whose queues are not idle.
+    in_use: Vec<u16>,
+    pieces: Pieces<Way>,
+    ready: VecDeque<Completion>,
+    scratch: Vec<Completion>,
+    parts: Vec<Part>,
+    pool: Option<Pool>,
+    registry: Option<Registry>,
+}
+
+impl PeersPair {
+    fn take(&mut self, io: Io, now: Instant) {
+        let checked = self.namespace.check(&io);
+        if checked.is_err() || io.op != IoOp::Read {
+            self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result: checked });
+            return;
+        }
+        let start = io.slba.0 * PAGE_BYTES;
+        let mut parts = std::mem::take(&mut self.parts);
+        self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut parts);
+        let mut cutting = self.pieces.begin(io, start, parts.len());
+        for Part { range, chunk } in parts.drain(..) {
+            let source = self.source_of(chunk, None, now);
+            let way = Way { chunk, source, began: now };
+            let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
+            self.push(id, range, buf, source);
+        }
+        self.parts = parts;
+    }
+
+    /// Who reads `chunk` now: its holder, or the next node in its order that can be asked, after `failed`.
+    fn source_of(&self, chunk: Option<u32>, failed: Option<u16>, now: Instant) -> Source {
+        let Shared { links, map, own, .. } = &*self.shared;
+        let Some(chunk) = chunk else { return Source::Cache };
+        let Some(holder) = map.holders().holder(chunk) else { return Source::Cache };
+        if holder == *own {
+            return Source::Cache;
+        }
+        if failed.is_none() && links.is_there(holder, now) {
+            return Source::Peer(holder);
+        }
+        let order = map.holders().order_of(chunk);
+        let after = failed.and_then(|failed| order.iter().position(|&node| node == failed));
+        let others = &order[after.map_or(0, |at| at + 1)..];
+        let next = others.iter().find(|&&node| node == *own || links.is_there(node, now));
+        match next {
+            Some(&node) if node != *own => Source::Peer(node),
+            _ => Source::Cache,
+        }
+    }
+
+    fn push(&mut self, id: PieceId, range: Range<u64>, buf: IoBuf, source: Source) {
+        let slba = Lba(range.start / PAGE_BYTES);
+        let io = Io { op: IoOp::Read, slba, buf, tag: id.0 };
+        match source {
+            Source::Cache => self.cache_pending.push_back(io),
+            Source::Peer(node) => {
+                let peer = &mut self.peers[usize::from(node)];
+                peer.pending.push_back(io);
+                if matches!(peer.state, Link::Idle) {
+                    let slot = self.shared.links.ask(node, self.number, &self.scope.scope);
+                    self.registry.iter().for_each(|registry| slot.register(registry));
+                    peer.state = Link::Connecting(slot);
+                    self.in_use.push(node);
+                }
+            }
+        }
+    }
+
+    /// Sends what waits, to whoever is connected.
+    fn submit_all(&mut self) {
+        if !self.cache_pending.is_empty() {
+            self.cache.submit(&mut self.cache_pending);
+        }
+        for &node in &self.in_use {
+            let peer = &mut self.peers[usize::from(node)];
+            if let (Link::Open(pair), false) = (&mut peer.state, peer.pending.is_empty()) {
+                pair.submit(&mut peer.pending);
+            }
+        }
+    }
+
+    /// Takes the queue pairs that have arrived.
+    fn take_arrived(&mut self, now: Instant) {
+        let mut failed = Vec::new();
+        for &node in &self.in_use {
+            let peer = &mut self.peers[usize::from(node)];
+            let Link::Connecting(slot) = &peer.state else { continue };
+            match slot.take() {
+                None => {}
+                Some(Ok(mut pair)) => {
+                    self.pool.iter().for_each(|pool| pair.use_pool(pool));
+                    self.registry.iter().for_each(|registry| pair.register(registry));
+                    peer.state = Link::Open(pair);
+                }
+                Some(Err(error)) => failed.push((node, error)),
+            }
+        }
+        for (node, error) in failed {
+            self.lost(node, &error.to_string(), now);
+        }
+    }
+
+    /// `node` is out of reach: what it has not taken goes elsewhere. What it has taken comes back with errors.
+    fn lost(&mut self, node: u16, why: &str, now: Instant) {
+        self.shared.links.set_away(node, now, why);
+        let peer = &mut self.peers[usize::from(node)];
+        let is_idle = match &peer.state {
+            Link::Open(pair) => pair.outstanding() == 0,
+            Link::Idle | Link::Connecting(_) => true,
+        };
+        if is_idle {
+            peer.state = Link::Idle;
+            self.in_use.retain(|used| *used != node);
+        }
+        for io in std::mem::take(&mut self.peers[usize::from(node)].pending) {
+            self.go_elsewhere(PieceId(io.tag), io.buf, node, now);
+        }
+    }
+
+    fn go_elsewhere(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
+        let piece = self.pieces.get_mut(id);
+        let (range, chunk) = (piece.start..piece.start + piece.len as u64, piece.info.chunk);
+        let source = self.source_of(chunk, Some(failed), now);
+        let way = &mut self.pieces.get_mut(id).info;
+        (way.source, way.began) = (source, now);
+        self.shared.counters.rerouted(buf.len());
+        self.push(id, range, buf, source);
+    }
+
+    fn poll_cache(&mut self, now: Instant) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.cache.poll(now, usize::MAX, &mut scratch);
+        for Completion { tag, buf, result } in scratch.drain(..) {
+            self.ready.extend(self.pieces.end(PieceId(tag), buf, result));
+        }
+        self.scratch = scratch;
+    }
+
+    fn poll_peer(&mut self, node: u16, now: Instant) {
+        let Link::Open(pair) = &mut self.peers[usize::from(node)].state else { return };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        pair.poll(now, usize::MAX, &mut scratch);
+        let mut failed = None;
+        for Completion { tag, buf, result } in scratch.drain(..) {
+            match result {
+                Ok(()) => {
+                    let began = self.pieces.get_mut(PieceId(tag)).info.began;
+                    self.shared.counters.from_peer(
+                        node,
+                        buf.len(),
+                        now.saturating_duration_since(began),
+                    );
+                    self.ready.extend(self.pieces.end(PieceId(tag), buf, Ok(())));
+                }
+                Err(error) => {
+                    // The bytes are elsewhere, whatever is wrong here. Only a lost peer is left alone.
+                    if let IoError::Status(_) = error {
+                        self.shared.counters.not_there(buf.len());
+                    } else {
+                        failed = Some(error);
+                    }
+                    self.go_elsewhere(PieceId(tag), buf, node, now);
+                }
+            }
+        }
+        self.scratch = scratch;
+        if let Some(error) = failed {
+            self.lost(node, &error.to_string(), now);
+        }
+    }
+
+    /// The queue pairs that have something to do.
+    fn busy(&self) -> impl Iterator<Item = &dyn QueuePair> {
+        let peers = self.in_use.iter().filter_map(|&node| {
+            let peer = &self.peers[usize::from(node)];
+            match &peer.state {
+                Link::Open(pair) if pair.outstanding() > 0 || !peer.pending.is_empty() => {
+                    Some(&**pair)
+                }
+                _ => None,
+            }
+        });
+        let cache = !self.cache_pending.is_empty() || self.cache.outstanding() > 0;
+        cache.then_some(&*self.cache).into_iter().chain(peers)
+    }
+}
+
+impl QueuePair for PeersPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
+        let count = room.min(pending.len());
+        let now = Instant::now();
+        for io in pending.drain(..count) {
+            self.take(io, now);
+        }
+        self.submit_all();
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.take_arrived(now);
+        self.submit_all();
+        let mut at = 0;
+        while let Some(&node) = self.in_use.get(at) {
+            self.poll_peer(node, now);
+            // A lost peer has given its place to the next.
+            at += usize::from(self.in_use.get(at) == Some(&node));
+        }
+        self.poll_cache(now);
+        self.submit_all(); // what goes elsewhere
+        let count = max.min(self.ready.len());
+        done.extend(self.ready.drain(..count));
+        count
+    }
+
+    fn start(&mut self) {
+        self.submit_all();
+        self.cache.start();
+        for &node in &self.in_use {
+            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+                pair.start();
+            }
+        }
+    }
+
+    fn use_pool(&mut self, pool: &Pool) {
+        self.pool = Some(pool.clone());
+        self.cache.use_pool(pool);
+        for &node in &self.in_use {
+            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+                pair.use_pool(pool);
+            }
+        }
+    }
+
+    /// Only the own cache's origin lends: one that is in memory already.
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.cache.borrow(slba, len_bytes)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pieces.len() + self.ready.len()
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.cache.report_corrupt(slba, len_bytes);
+        for &node in &self.in_use {
+            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+                pair.report_corrupt(slba, len_bytes);
+            }
+        }
+    }
+
+    /// Only reads pass.
+    fn use_fence(&mut self, _: &Arc<Fence>) {}
+
+    fn shared_queue(&self) -> Option<usize> {
+        self.cache.shared_queue()
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.registry = Some(registry.clone());
+        self.cache.register(registry);
+        for &node in &self.in_use {
+            match &mut self.peers[usize::from(node)].state {
+                Link::Open(pair) => pair.register(registry),
+                Link::Connecting(slot) => slot.register(registry),
+                Link::Idle => {}
+            }
+        }
+    }
+
+    fn notice(&self) -> Notice {
+        if !self.ready.is_empty() {
+            return Notice::Poll;
+        }
+        self.busy().map(QueuePair::notice).max().unwrap_or(Notice::Event)
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.busy().filter_map(QueuePair::next_timeout).min()
+    }
+}
+
+/// The most data of one read: what targets take unless told otherwise.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;

@@ -1,0 +1,76 @@
+//! What came from where.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Counters of reads through peers. The own cache counts what it serves itself.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    peers: Vec<OfPeer>,
+    not_there: AtomicU64,
+    rerouted: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct OfPeer {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    micros: AtomicU64,
+}
+
+/// What was read from peers since the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerStats {
+    /// For each node of the round, in its order: what came from it. Zero for the own node.
+    pub nodes: Vec<NodeStats>,
+    /// Bytes that a peer was asked for and did not give.
+    pub not_there_bytes: u64,
+    /// Bytes that were asked for elsewhere after a peer had failed.
+    pub rerouted_bytes: u64,
+}
+
+/// What came from one node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodeStats {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// How long the reads took, added up.
+    pub time: Duration,
+}
+
+impl Counters {
+    pub(super) fn new(num_nodes: usize) -> Counters {
+        let peers = (0..num_nodes).map(|_| OfPeer::default()).collect();
+        Counters { peers, ..Counters::default() }
+    }
+
+    pub(super) fn from_peer(&self, node: u16, len: usize, took: Duration) {
+        let peer = &self.peers[usize::from(node)];
+        peer.reads.fetch_add(1, Ordering::Relaxed);
+        peer.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        peer.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn not_there(&self, len: usize) {
+        self.not_there.fetch_add(len as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn rerouted(&self, len: usize) {
+        self.rerouted.fetch_add(len as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) -> PeerStats {
+        let of_node = |peer: &OfPeer| NodeStats {
+            reads: peer.reads.load(Ordering::Relaxed),
+            bytes: peer.bytes.load(Ordering::Relaxed),
+            time: Duration::from_micros(peer.micros.load(Ordering::Relaxed)),
+        };
+        PeerStats {
+            nodes: self.peers.iter().map(of_node).collect(),
+            not_there_bytes: self.not_there.load(Ordering::Relaxed),
+            rerouted_bytes: self.rerouted.load(Ordering::Relaxed),
+        }
+    }
+}

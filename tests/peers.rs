@@ -1,0 +1,236 @@
+//! Nodes of a job that read from each other's caches: real targets and real connections, in one process.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::import::{ImportOptions, import};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::peers::rendezvous::Folder;
+use dlfs::peers::{PeerOptions, Peers, Served, live_page_bytes};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::{self, ConnectOptions};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::tier::{PAGE_BYTES, Policy};
+use dlfs::units::Nsid;
+use support::random::Random;
+
+/// An image behind a target, and the bytes of its samples by id.
+struct Origin {
+    temp: tempfile::TempDir,
+    samples: Vec<Vec<u8>>,
+    target: Target,
+}
+
+impl Origin {
+    fn new(seed: u64, num_samples: usize, most_bytes: u64) -> Origin {
+        println!("seed {seed}");
+        let temp = tempfile::tempdir().unwrap();
+        let mut random = Random::new(seed);
+        let source = temp.path().join("source");
+        fs::create_dir(&source).unwrap();
+        let samples: Vec<Vec<u8>> = (0..num_samples)
+            .map(|nth| {
+                let mut bytes = vec![0; random.below(most_bytes) as usize + 1];
+                random.fill(&mut bytes);
+                fs::write(source.join(format!("{nth:05}")), &bytes).unwrap();
+                bytes
+            })
+            .collect();
+        let image = Address::from_path(temp.path().join("train.dlfs"));
+        let options = ImportOptions { chunk_size_bytes: 128 << 10, ..ImportOptions::default() };
+        let connect = ConnectOptions::default();
+        import(&[source], std::slice::from_ref(&image), &options, &connect, &mut ()).unwrap();
+        let device = qpair::open(&image, &connect).unwrap();
+        let nqn = "nqn.2026-11.io.dlfs:origin".parse().unwrap();
+        let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
+        Origin { temp, samples, target }
+    }
+
+    /// Bytes of pages with samples.
+    fn data_bytes(&self) -> u64 {
+        let image = self.open(None);
+        live_page_bytes(image.directory()).iter().sum()
+    }
+
+    /// The image over the network, with a tier in memory of `room_bytes`.
+    fn open(&self, room_bytes: Option<u64>) -> Image {
+        let tiers = room_bytes.map(|bytes| format!("ram:{bytes}").parse().unwrap());
+        let tiers = TierOptions {
+            tiers: tiers.into_iter().collect(),
+            policy: Policy::FirstTouch,
+            ..TierOptions::default()
+        };
+        let options = OpenOptions { tiers, ..OpenOptions::default() };
+        Image::open(&[self.target.address(Nsid(1))], &options).unwrap()
+    }
+
+    fn rendezvous(&self) -> &Path {
+        self.temp.path()
+    }
+}
+
+/// A node of one rank.
+struct Node {
+    rank: u32,
+    /// Keeps the own cache.
+    image: Image,
+    peers: Peers,
+}
+
+/// `num` nodes whose tiers together have room for `share` of the data.
+fn nodes(origin: &Origin, round: &str, num: u32, share: f64) -> Vec<Node> {
+    let room_bytes = (origin.data_bytes() as f64 * share) as u64 / u64::from(num);
+    let room_bytes = room_bytes.next_multiple_of(PAGE_BYTES);
+    thread::scope(|scope| {
+        let joining: Vec<_> = (0..num)
+            .map(|rank| scope.spawn(move || join(origin, round, (rank, num), room_bytes)))
+            .collect();
+        joining.into_iter().map(|joined| joined.join().unwrap()).collect()
+    })
+}
+
+fn join(origin: &Origin, round: &str, (rank, world_size): (u32, u32), room_bytes: u64) -> Node {
+    let image = origin.open(Some(room_bytes));
+    let pages: u64 = image.tiers().unwrap().capacities().iter().sum();
+    let served = Served {
+        directory: image.directory(),
+        cache: image.devices(),
+        room_bytes: pages * PAGE_BYTES,
+        order: 1,
+    };
+    let options = PeerOptions {
+        round: round.to_owned(),
+        rank,
+        world_size,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        node: Some(format!("node {rank}")),
+        keep_shares: false,
+        timeout: Duration::from_secs(30),
+        connect: ConnectOptions::default(),
+    };
+    let mut folder = Folder::new(origin.rendezvous(), round).unwrap();
+    let peers = Peers::join(&served, &options, &mut folder).unwrap();
+    Node { rank, image, peers }
+}
+
+impl Node {
+    /// Reads `epochs` of its share and compares each sample; returns the ids. `each` is called after each batch.
+    fn read(
+        &self,
+        origin: &Origin,
+        world_size: u32,
+        epochs: std::ops::Range<u64>,
+        mut each: impl FnMut(u64),
+    ) -> Vec<u64> {
+        let options = LoaderOptions {
+            epochs,
+            rank: self.rank,
+            world_size,
+            window_bytes: 4 << 20,
+            ..LoaderOptions::new(OrderSpec { kind: OrderKind::Global, seed: 4 }, 16, 1)
+        };
+        let image = self.image.clone().with_devices(self.peers.devices().to_vec());
+        let mut prefetcher = image.prefetcher(options).unwrap();
+        let (mut ids, mut batches) = (Vec::new(), 0);
+        while let Some(batch) = prefetcher.next() {
+            let batch = batch.unwrap();
+            for sample in batch.iter() {
+                assert!(
+                    sample.bytes == origin.samples[sample.id.0 as usize],
+                    "sample {}",
+                    sample.id
+                );
+            }
+            ids.extend(batch.ids().map(|id| id.0));
+            batches += 1;
+            each(batches);
+        }
+        ids
+    }
+}
+
+/// All nodes read `epochs`; every sample comes once an epoch.
+fn read_all(origin: &Origin, nodes: &[Node], epochs: std::ops::Range<u64>) {
+    let num = nodes.len() as u32;
+    let mut ids: Vec<u64> = thread::scope(|scope| {
+        let reading: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let epochs = epochs.clone();
+                scope.spawn(move || node.read(origin, num, epochs, |_| {}))
+            })
+            .collect();
+        reading.into_iter().flat_map(|read| read.join().unwrap()).collect()
+    });
+    ids.sort_unstable();
+    let each = (epochs.end - epochs.start) as usize;
+    let expected: Vec<u64> =
+        (0..origin.samples.len() as u64).flat_map(|id| std::iter::repeat_n(id, each)).collect();
+    assert!(ids == expected, "{} samples, not {}", ids.len(), expected.len());
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "waited for {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn after_the_first_epoch_no_byte_comes_from_the_origin() {
+    let origin = Origin::new(31, 1_500, 20_000);
+    let nodes = nodes(&origin, "round", 4, 1.3);
+    let served = || origin.target.stats().read_bytes;
+    let before = served();
+    read_all(&origin, &nodes, 0..1);
+    let first = served() - before;
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    let before = served();
+    read_all(&origin, &nodes, 1..4);
+    let later = served() - before;
+    let data = origin.data_bytes();
+    println!(
+        "first epoch {:.3} of the data from the origin, later ones {:.3} each",
+        first as f64 / data as f64,
+        later as f64 / data as f64 / 3.
+    );
+    let from_peers: u64 =
+        nodes.iter().flat_map(|node| node.peers.stats().nodes).map(|node| node.bytes).sum();
+    println!("{:.3} of what was read came from peers", from_peers as f64 / data as f64 / 4.);
+    assert!(from_peers > data * 2, "three of four bytes are held elsewhere");
+    assert!(later * 100 <= data * 3, "at most 1 % an epoch: {later} of {data}");
+}
+
+#[test]
+fn a_node_that_ends_is_no_error_of_anybodys_batch() {
+    let origin = Origin::new(32, 1_500, 20_000);
+    let mut nodes = nodes(&origin, "round", 4, 1.3);
+    let last = nodes.pop().unwrap();
+    thread::scope(|scope| {
+        let (end, ended) = crossbeam::channel::bounded(3);
+        for node in &nodes {
+            let (end, origin) = (end.clone(), &origin);
+            scope.spawn(move || {
+                let ids = node.read(origin, 4, 0..4, |batches| {
+                    if batches == 30 {
+                        end.send(()).unwrap();
+                    }
+                });
+                assert_eq!(ids.len(), 1_500 / 4 * 4);
+            });
+        }
+        (0..3).for_each(|_| ended.recv().unwrap());
+        drop(last);
+    });
+    let rerouted: u64 = nodes.iter().map(|node| node.peers.stats().rerouted_bytes).sum();
+    println!("{rerouted} bytes went elsewhere");
+    assert!(rerouted > 0);
+}
