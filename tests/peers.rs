@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -59,9 +60,9 @@ impl Origin {
         live_page_bytes(image.directory()).iter().sum()
     }
 
-    /// The image over the network, with a tier in memory of `room_bytes`.
-    fn open(&self, room_bytes: Option<u64>) -> Image {
-        let tiers = room_bytes.map(|bytes| format!("ram:{bytes}").parse().unwrap());
+    /// The image over the network, with `tier` in front.
+    fn open(&self, tier: Option<&str>) -> Image {
+        let tiers = tier.map(|tier| tier.parse().unwrap());
         let tiers = TierOptions {
             tiers: tiers.into_iter().collect(),
             policy: Policy::FirstTouch,
@@ -84,20 +85,25 @@ struct Node {
     peers: Peers,
 }
 
-/// `num` nodes whose tiers together have room for `share` of the data.
-fn nodes(origin: &Origin, round: &str, num: u32, share: f64) -> Vec<Node> {
+/// `num` nodes whose tiers in memory together have room for `share` of the data.
+fn nodes(origin: &Origin, num: u32, share: f64) -> Vec<Node> {
     let room_bytes = (origin.data_bytes() as f64 * share) as u64 / u64::from(num);
     let room_bytes = room_bytes.next_multiple_of(PAGE_BYTES);
+    nodes_with(origin, num, |_| format!("ram:{room_bytes}"))
+}
+
+fn nodes_with(origin: &Origin, num: u32, tier: impl Fn(u32) -> String + Sync) -> Vec<Node> {
+    let tier = &tier;
     thread::scope(|scope| {
         let joining: Vec<_> = (0..num)
-            .map(|rank| scope.spawn(move || join(origin, round, (rank, num), room_bytes)))
+            .map(|rank| scope.spawn(move || join(origin, (rank, num), &tier(rank))))
             .collect();
         joining.into_iter().map(|joined| joined.join().unwrap()).collect()
     })
 }
 
-fn join(origin: &Origin, round: &str, (rank, world_size): (u32, u32), room_bytes: u64) -> Node {
-    let image = origin.open(Some(room_bytes));
+fn join(origin: &Origin, (rank, world_size): (u32, u32), tier: &str) -> Node {
+    let image = origin.open(Some(tier));
     let pages: u64 = image.tiers().unwrap().capacities().iter().sum();
     let served = Served {
         directory: image.directory(),
@@ -106,7 +112,7 @@ fn join(origin: &Origin, round: &str, (rank, world_size): (u32, u32), room_bytes
         order: 1,
     };
     let options = PeerOptions {
-        round: round.to_owned(),
+        round: "start".to_owned(),
         rank,
         world_size,
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -115,7 +121,7 @@ fn join(origin: &Origin, round: &str, (rank, world_size): (u32, u32), room_bytes
         timeout: Duration::from_secs(30),
         connect: ConnectOptions::default(),
     };
-    let mut folder = Folder::new(origin.rendezvous(), round).unwrap();
+    let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
     let peers = Peers::join(&served, &options, &mut folder).unwrap();
     Node { rank, image, peers }
 }
@@ -187,7 +193,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn after_the_first_epoch_no_byte_comes_from_the_origin() {
     let origin = Origin::new(31, 1_500, 20_000);
-    let nodes = nodes(&origin, "round", 4, 1.3);
+    let nodes = nodes(&origin, 4, 1.3);
     let served = || origin.target.stats().read_bytes;
     let before = served();
     read_all(&origin, &nodes, 0..1);
@@ -212,7 +218,7 @@ fn after_the_first_epoch_no_byte_comes_from_the_origin() {
 #[test]
 fn a_node_that_ends_is_no_error_of_anybodys_batch() {
     let origin = Origin::new(32, 1_500, 20_000);
-    let mut nodes = nodes(&origin, "round", 4, 1.3);
+    let mut nodes = nodes(&origin, 4, 1.3);
     let last = nodes.pop().unwrap();
     thread::scope(|scope| {
         let (end, ended) = crossbeam::channel::bounded(3);
@@ -233,4 +239,28 @@ fn a_node_that_ends_is_no_error_of_anybodys_batch() {
     let rerouted: u64 = nodes.iter().map(|node| node.peers.stats().rerouted_bytes).sum();
     println!("{rerouted} bytes went elsewhere");
     assert!(rerouted > 0);
+}
+
+#[test]
+fn wrong_bytes_of_a_peer_are_never_delivered() {
+    let origin = Origin::new(33, 1_000, 20_000);
+    let folder = |rank: u32| origin.temp.path().join(format!("tier-{rank}"));
+    (0..3).for_each(|rank| fs::create_dir(folder(rank)).unwrap());
+    let tier = |rank: u32| format!("file:{}:100M", folder(rank).display());
+    let nodes = nodes_with(&origin, 3, tier);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    // Every copy on node 2 is damaged, where it lies.
+    let file = fs::read_dir(folder(2)).unwrap().next().unwrap().unwrap().path();
+    let file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+    let len = file.metadata().unwrap().len();
+    for page in (16..len / PAGE_BYTES).map(|page| page * PAGE_BYTES) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, page + 77).unwrap();
+        file.write_all_at(&[!byte[0]], page + 77).unwrap();
+    }
+    read_all(&origin, &nodes, 1..3);
+    let mismatched: u64 = nodes.iter().map(|node| node.peers.stats().mismatched_bytes).sum();
+    println!("{mismatched} bytes differed, none was delivered");
+    assert!(mismatched > 0);
 }

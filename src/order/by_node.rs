@@ -118,7 +118,7 @@ mod tests {
 
     fn holder(position: u64) -> Option<u16> {
         let word = Key::new(position).word();
-        (word % 9 != 0).then_some((word >> 32) as u16 % 4)
+        (!word.is_multiple_of(9)).then_some((word >> 32) as u16 % 4)
     }
 
     fn shares(batch: GlobalBatch, len: u64, tail: Tail) -> Vec<Vec<u64>> {

@@ -4,6 +4,7 @@
 //! peer is out of reach: then nobody asks it for a while ([`AWAY`]), and its chunks come from the next node
 //! in their order.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,10 +38,15 @@ struct Peer {
     host: String,
     address: Option<Address>,
     /// Its namespaces, once it is connected. A forked child connects anew.
-    devices: Forked<Arc<Mutex<Option<Vec<Arc<dyn Device>>>>>>,
+    devices: Forked<Mutex<Option<Namespaces>>>,
     /// Nobody asks it before this time, in milliseconds since `Links::began`.
     away_until: AtomicU64,
+    /// When it last delivered wrong bytes, in the same unit; the oldest first.
+    mismatches: Mutex<VecDeque<u64>>,
 }
+
+/// What a peer serves, in the order of the image.
+type Namespaces = Vec<Arc<dyn Device>>;
 
 /// What links need to know of a node.
 pub(super) struct Reached {
@@ -76,8 +82,9 @@ impl Links {
                     nsid: None,
                 })
             }),
-            devices: Forked::new(Arc::default()),
+            devices: Forked::new(Mutex::default()),
             away_until: AtomicU64::new(0),
+            mismatches: Mutex::default(),
         };
         let connect = ConnectOptions {
             nr_io_queues: 1,
@@ -102,9 +109,28 @@ impl Links {
 
     /// `node` has failed: nobody asks it for a while.
     pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
+        self.set_away_for(AWAY, node, now, why);
+    }
+
+    /// `node` has delivered wrong bytes. At the third time within a minute it is left alone for long.
+    pub(super) fn mismatched(&self, node: u16, now: Instant) {
         let peer = &self.peers[usize::from(node)];
-        let until = self.millis(now) + AWAY.as_millis() as u64;
-        if peer.away_until.swap(until, Ordering::Relaxed) <= self.millis(now) {
+        let now_millis = self.millis(now);
+        let mut times = peer.mismatches.lock();
+        times.retain(|time| now_millis - time < MISMATCH_SPAN.as_millis() as u64);
+        times.push_back(now_millis);
+        if times.len() < MISMATCHES {
+            return;
+        }
+        times.clear();
+        drop(times);
+        self.set_away_for(SET_ASIDE, node, now, "it has delivered wrong bytes several times");
+    }
+
+    fn set_away_for(&self, span: Duration, node: u16, now: Instant, why: &str) {
+        let peer = &self.peers[usize::from(node)];
+        let until = self.millis(now) + span.as_millis() as u64;
+        if peer.away_until.fetch_max(until, Ordering::Relaxed) <= self.millis(now) {
             tracing::warn!(
                 node = peer.host,
                 "a peer is out of reach, its chunks come from elsewhere: {why}"
@@ -141,7 +167,7 @@ impl Links {
 
     fn connect(&self, node: u16, number: u16, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let peer = &self.peers[usize::from(node)];
-        let devices = peer.devices.get_or_init(Arc::default);
+        let devices = peer.devices.get_or_init(Mutex::default);
         let mut devices = devices.lock();
         let opened = match &mut *devices {
             Some(opened) => opened,
@@ -154,7 +180,7 @@ impl Links {
     }
 
     /// Connects to a peer, and checks that it serves what this process would serve.
-    fn open(&self, peer: &Peer) -> Result<Vec<Arc<dyn Device>>> {
+    fn open(&self, peer: &Peer) -> Result<Namespaces> {
         let address = peer.address.clone().into_iter().collect::<Vec<_>>();
         let found: Vec<_> =
             qpair::open_all(&address, &self.connect)?.into_iter().flatten().collect();
@@ -213,3 +239,12 @@ const NO_PROGRESS: Duration = Duration::from_secs(1);
 
 /// How long nobody asks a peer that has failed.
 const AWAY: Duration = Duration::from_secs(5);
+
+/// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
+const SET_ASIDE: Duration = Duration::from_secs(600);
+
+/// Wrong bytes of one sample may be one bad page; of several, a bad machine.
+const MISMATCHES: usize = 3;
+
+/// The time in which mismatches count together.
+const MISMATCH_SPAN: Duration = Duration::from_secs(60);

@@ -61,6 +61,7 @@ impl Device for PeersDevice {
             ready: VecDeque::new(),
             scratch: Vec::new(),
             parts: Vec::new(),
+            suspects: Vec::new(),
             pool: None,
             registry: None,
         }))
@@ -122,6 +123,11 @@ enum Link {
     Open(Box<dyn QueuePair>),
 }
 
+struct Suspect {
+    range: Range<u64>,
+    node: u16,
+}
+
 struct PeersPair {
     shared: Arc<Shared>,
     scope: Arc<PeerScope>,
@@ -137,6 +143,8 @@ struct PeersPair {
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     parts: Vec<Part>,
+    /// Ranges that a node has delivered wrong; the next read of each goes elsewhere.
+    suspects: Vec<Suspect>,
     pool: Option<Pool>,
     registry: Option<Registry>,
 }
@@ -153,12 +161,21 @@ impl PeersPair {
         self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut parts);
         let mut cutting = self.pieces.begin(io, start, parts.len());
         for Part { range, chunk } in parts.drain(..) {
-            let source = self.source_of(chunk, None, now);
+            let suspected = self.take_suspect(&range);
+            let source = self.source_of(chunk, suspected, now);
             let way = Way { chunk, source, began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source);
         }
         self.parts = parts;
+    }
+
+    /// The node that has delivered part of `range` wrong, if one has; forgets it.
+    fn take_suspect(&mut self, range: &Range<u64>) -> Option<u16> {
+        let overlaps =
+            |suspect: &Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
+        let at = self.suspects.iter().position(overlaps)?;
+        Some(self.suspects.swap_remove(at).node)
     }
 
     /// Who reads `chunk` now: its holder, or the next node in its order that can be asked, after `failed`.
@@ -279,7 +296,7 @@ impl PeersPair {
             match result {
                 Ok(()) => {
                     let began = self.pieces.get_mut(PieceId(tag)).info.began;
-                    self.shared.counters.from_peer(
+                    self.shared.counters.read_from(
                         node,
                         buf.len(),
                         now.saturating_duration_since(began),
@@ -382,9 +399,16 @@ impl QueuePair for PeersPair {
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         self.cache.report_corrupt(slba, len_bytes);
-        for &node in &self.in_use {
-            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
-                pair.report_corrupt(slba, len_bytes);
+        let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
+        let mut parts = Vec::new();
+        let range = start..start.saturating_add(len_bytes as u64);
+        self.shared.map.split(self.number, range, &mut parts);
+        for Part { range, chunk } in parts {
+            let Source::Peer(node) = self.source_of(chunk, None, now) else { continue };
+            self.shared.counters.mismatched((range.end - range.start) as usize);
+            self.shared.links.mismatched(node, now);
+            if self.suspects.len() < MAX_SUSPECTS {
+                self.suspects.push(Suspect { range, node });
             }
         }
     }
@@ -422,3 +446,6 @@ impl QueuePair for PeersPair {
 
 /// The most data of one read: what targets take unless told otherwise.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
+/// Ranges that are remembered until they are read again. A reader reads again at once what it reports.
+const MAX_SUSPECTS: usize = 1024;

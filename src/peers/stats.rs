@@ -9,6 +9,7 @@ pub(super) struct Counters {
     peers: Vec<OfPeer>,
     not_there: AtomicU64,
     rerouted: AtomicU64,
+    mismatched: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +28,8 @@ pub struct PeerStats {
     pub not_there_bytes: u64,
     /// Bytes that were asked for elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
+    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them was handed out.
+    pub mismatched_bytes: u64,
 }
 
 /// What came from one node.
@@ -46,7 +49,7 @@ impl Counters {
         Counters { peers, ..Counters::default() }
     }
 
-    pub(super) fn from_peer(&self, node: u16, len: usize, took: Duration) {
+    pub(super) fn read_from(&self, node: u16, len: usize, took: Duration) {
         let peer = &self.peers[usize::from(node)];
         peer.reads.fetch_add(1, Ordering::Relaxed);
         peer.bytes.fetch_add(len as u64, Ordering::Relaxed);
@@ -61,6 +64,10 @@ impl Counters {
         self.rerouted.fetch_add(len as u64, Ordering::Relaxed);
     }
 
+    pub(super) fn mismatched(&self, len: usize) {
+        self.mismatched.fetch_add(len as u64, Ordering::Relaxed);
+    }
+
     pub(super) fn read(&self) -> PeerStats {
         let of_node = |peer: &OfPeer| NodeStats {
             reads: peer.reads.load(Ordering::Relaxed),
@@ -71,6 +78,7 @@ impl Counters {
             nodes: self.peers.iter().map(of_node).collect(),
             not_there_bytes: self.not_there.load(Ordering::Relaxed),
             rerouted_bytes: self.rerouted.load(Ordering::Relaxed),
+            mismatched_bytes: self.mismatched.load(Ordering::Relaxed),
         }
     }
 }

@@ -192,7 +192,7 @@ fn negative_log2(word: u64) -> u64 {
     let fraction = (word << word.leading_zeros()) << 1;
     let (index, below) = ((fraction >> 53) as usize, fraction >> 21 & 0xffff_ffff);
     let (low, high) = (LOG2[index], LOG2[index + 1]);
-    let log2 = low + ((high - low) * below >> 32);
+    let log2 = low + (((high - low) * below) >> 32);
     (64 << FRACTION_BITS) - (whole << FRACTION_BITS) - log2
 }
 
