@@ -45,7 +45,7 @@ impl Name {
     }
 }
 
-/// How to reach a namespace; named as in nvme-cli.
+/// Connection options, named as in nvme-cli.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connection (named as in nvme-cli)")]
 pub(crate) struct ConnectionArgs {
@@ -82,10 +82,10 @@ pub(crate) struct ConnectionArgs {
         "; auto: block devices, and files larger than half of the memory"
     ))]
     direct: DirectArg,
-    /// Memory for SPDK and its devices, where an address goes through SPDK
+    /// Memory for SPDK and its devices, for addresses that use SPDK
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
     spdk_memory: u64,
-    /// Whether that lies in huge pages; auto: when enough are free
+    /// Whether SPDK's memory uses huge pages; auto: if enough are free
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
     spdk_huge_pages: DirectArg,
     #[arg(long, value_name = "FILE|KEY")]
@@ -106,7 +106,7 @@ pub(crate) struct ConnectionArgs {
 }
 
 impl ConnectionArgs {
-    /// The options of the library that these arguments mean.
+    /// The library's options for these arguments.
     ///
     /// # Errors
     /// A key cannot be read.

@@ -1,4 +1,5 @@
-//! A small data set for `dlfs demo`: folders of made-up pictures and labels, the same for a seed.
+//! Generates a small data set for `dlfs demo`: class folders of pseudo-random files, determined by
+//! a seed.
 
 use std::fs;
 use std::io::Write;
@@ -8,7 +9,7 @@ use dlfs::Error;
 
 use crate::exit::about_file;
 
-/// How much to make.
+/// How much to generate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DemoData {
     /// Decides every size and every byte.
@@ -19,7 +20,7 @@ pub(crate) struct DemoData {
     pub(crate) tiny: u64,
 }
 
-/// What was made.
+/// What was generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) files: u64,
@@ -28,19 +29,19 @@ pub(crate) struct Made {
 }
 
 impl DemoData {
-    /// What the demo makes when it is given no folder: 4,000 files, about 140 MB.
+    /// The default data set: 4,000 files, about 140 MB.
     pub(crate) const DEFAULT: DemoData = DemoData { seed: 2026, pictures: 1_200, tiny: 2_800 };
 
-    /// Bytes of all files, about.
+    /// The approximate length of all files in bytes.
     pub(crate) fn expected_len_bytes(&self) -> u64 {
         self.pictures * MEAN_PICTURE_BYTES as u64 + self.tiny * MAX_TINY_BYTES / 2
     }
 
-    /// Makes the class folders below `root`; `progress` hears of files and bytes so far, and ends
-    /// the work by answering `false`.
+    /// Generates the class folders below `root`. `progress` receives the files and bytes so far,
+    /// and returns `false` to stop.
     ///
     /// # Errors
-    /// The operating system's, with the file.
+    /// Errors of the operating system, with the file.
     pub(crate) fn make(
         &self,
         root: &Path,
@@ -75,7 +76,7 @@ impl DemoData {
     }
 }
 
-/// SplitMix64: small, seeded, and good enough for bytes that nobody can compress.
+/// SplitMix64: small, seeded, and incompressible enough.
 struct Random(u64);
 
 impl Random {
@@ -91,9 +92,9 @@ impl Random {
         self.next() % bound
     }
 
-    /// Log-normal with a mean of 110 KB and a spread of ImageNet's kind, cut at 4 KB and 1 MB.
+    /// Log-normal with ImageNet's mean of 110 KB and a similar spread, cut off at 4 KB and 1 MB.
     fn picture_len(&mut self) -> usize {
-        // The sum of twelve uniform numbers less six is as good as normal here.
+        // The sum of twelve uniform numbers minus six approximates a normal distribution.
         let unit = |bits: u64| (bits >> 11) as f64 / (1_u64 << 53) as f64;
         let normal = (0..12).map(|_| unit(self.next())).sum::<f64>() - 6.0;
         let len = MEAN_PICTURE_BYTES * (SIGMA * normal - SIGMA * SIGMA / 2.0).exp();

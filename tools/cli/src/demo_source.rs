@@ -1,5 +1,5 @@
-//! The files that `dlfs demo` imported: to compare with what comes back, and to read as a trainer without dlfs
-//! does.
+//! The files that `dlfs demo` imported, to compare with the samples, and to read without dlfs as a
+//! trainer does.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,21 +16,22 @@ use dlfs::{Error, ErrorKind};
 
 use crate::exit::about_file;
 
-/// The source of each sample, by id.
+/// The source file of each sample, by id.
 pub(crate) struct Source<'a> {
     root: PathBuf,
     directory: &'a Directory,
-    /// The bytes themselves, where memory allows: then comparing costs the run next to nothing.
+    /// The bytes of all files if memory allows, so that comparing does not slow the run down.
     loaded: Option<Vec<Vec<u8>>>,
 }
 
 impl<'a> Source<'a> {
-    /// The source below `root` of the samples of `directory`; loaded into memory up to `limit_bytes`.
+    /// The source files below `root` of the samples of `directory`; loaded into memory up to
+    /// `limit_bytes`.
     ///
-    /// `progress` hears of each sample and its bytes, and ends the loading by answering `false`.
+    /// `progress` receives each sample and its bytes, and returns `false` to stop loading.
     ///
     /// # Errors
-    /// The operating system's, with the file.
+    /// Errors of the operating system, with the file.
     pub(crate) fn open(
         root: &Path,
         directory: &'a Directory,
@@ -62,7 +63,7 @@ impl<'a> Source<'a> {
     /// Compares each sample of the batch with its file, byte for byte.
     ///
     /// # Errors
-    /// `Corrupt`: one differs. The operating system's, with the file.
+    /// `Corrupt`: one differs. Errors of the operating system, with the file.
     pub(crate) fn compare(&self, batch: &Batch) -> Result<(), Error> {
         for index in 0..batch.len() {
             let id = batch.id(index);
@@ -78,11 +79,11 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Samples a second of one thread that opens, reads and closes all files, in an order of its own; `None` when
-    /// `goes_on` ended it.
+    /// The samples per second of one thread that opens, reads and closes all files in a shuffled
+    /// order; `None` if `goes_on` returned `false`.
     ///
     /// # Errors
-    /// The operating system's, with the file.
+    /// Errors of the operating system, with the file.
     pub(crate) fn samples_per_s(
         &self,
         mut goes_on: impl FnMut() -> bool,
@@ -104,11 +105,11 @@ impl<'a> Source<'a> {
         Ok(Some(len as f64 / start.elapsed().as_secs_f64()))
     }
 
-    /// Drops the files from the page cache; `false` where they lie in memory alone. What is not on the disk yet
-    /// stays: to write it out would wait for all that others write.
+    /// Drops the files from the page cache; `false` if they are on a file system in memory. Dirty
+    /// pages stay: writing them out would wait for all other writers.
     ///
     /// # Errors
-    /// The operating system's, with the file.
+    /// Errors of the operating system, with the file.
     pub(crate) fn drop_pages(&self) -> Result<bool, Error> {
         for id in (0..self.directory.num_samples()).map(SampleId) {
             if !drop_pages_of(&self.path(id)?)? {
@@ -129,10 +130,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Drops a file that is on the disk from the page cache; `false` where it lies in memory alone.
+/// Drops a file from the page cache; `false` if it is on a file system in memory.
 ///
 /// # Errors
-/// The operating system's, with the file.
+/// Errors of the operating system, with the file.
 pub(crate) fn drop_pages_of(path: &Path) -> Result<bool, Error> {
     let failed = |error: rustix::io::Errno| {
         about_file("cannot drop the pages of", path, std::io::Error::from(error))
@@ -145,5 +146,5 @@ pub(crate) fn drop_pages_of(path: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// What statfs(2) says of tmpfs and ramfs.
+/// The magic numbers of tmpfs and ramfs in statfs(2).
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];

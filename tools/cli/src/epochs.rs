@@ -1,4 +1,4 @@
-//! Taking batches from a loader until its end, or until somebody wants to stop.
+//! Takes batches from a loader until it ends or is stopped.
 
 use std::time::Instant;
 
@@ -15,12 +15,12 @@ use crate::run_stats::RunStats;
 pub(crate) enum End {
     /// The last epoch's last batch was delivered.
     Complete,
-    /// Somebody wanted it to stop between two batches.
+    /// It was stopped between two batches.
     Stopped,
 }
 
-/// Whether all that the order has was delivered. A run that ends without an error has; who reports it
-/// counts nevertheless.
+/// Whether everything in the order was delivered. A loader that ends without an error has delivered
+/// it; commands check nevertheless.
 ///
 /// # Errors
 /// `Internal`: it was not.
@@ -32,11 +32,11 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
 }
 
-/// Takes batches until the end, or until `each` answers `false`: it is given each of them,
-/// and the loader, whose state is the one after it.
+/// Takes batches until the end, or until `each` returns `false`. `each` receives every batch, and
+/// the loader with the state after it.
 ///
 /// # Errors
-/// The loader's, and those of `each`.
+/// Errors of the loader and of `each`.
 pub(crate) fn read_batches(
     loader: &Loader,
     stats: &mut RunStats,

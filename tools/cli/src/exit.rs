@@ -1,4 +1,4 @@
-//! How a command ends: what the shell sees, and what goes to stderr.
+//! How a command ends: exit codes and error messages.
 
 use std::io;
 use std::path::Path;
@@ -9,16 +9,16 @@ use dlfs::{Error, ErrorKind};
 
 use crate::text::safe_text;
 
-/// The end of a command that did not fail.
+/// The result of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// All of it is done.
     Done,
-    /// It is done, and some of what was asked could not be had; the command has said what.
+    /// It is done except for some items, which it has listed.
     Incomplete,
-    /// It found damage, and has said where.
+    /// It found damage, and has listed it.
     Damaged,
-    /// It was stopped on request, and its work can be taken up again.
+    /// It was stopped on request, and can be continued.
     Stopped,
 }
 
@@ -34,19 +34,19 @@ impl Outcome {
     }
 }
 
-/// Why a command did not reach its end.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What the library or the operating system said.
+    /// An error of the library or the operating system.
     Error(Error),
     /// Options that contradict each other or the image; exit code 2.
     Usage(String),
-    /// Whoever read our output is gone, as with `dlfs ls | head`.
+    /// The reader of our output has gone, as in `dlfs ls | head`.
     OutputClosed,
 }
 
 impl Failure {
-    /// Prints the failure where there is something to print, and gives the exit code.
+    /// Prints the failure if there is something to print, and returns the exit code.
     pub(crate) fn conclude(self) -> u8 {
         match self {
             Failure::Error(error) => {
@@ -58,8 +58,8 @@ impl Failure {
                 2
             }
             Failure::OutputClosed => {
-                // The end that every Unix filter has: the shell learns that not all was written.
-                // Should the signal be blocked, the plain failure code says the same.
+                // End like every Unix filter, so that the shell learns that not all was written. If
+                // the signal is blocked, the plain failure code has to do.
                 let _ =
                     signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
                 1
@@ -68,7 +68,7 @@ impl Failure {
     }
 }
 
-/// Says on stderr what went wrong. It may quote names, paths and words of a target.
+/// Prints an error on stderr. The text may quote names, paths and texts of a target.
 pub(crate) fn complain(text: &str) {
     eprintln!("dlfs: {}", safe_text(text));
 }
@@ -99,7 +99,7 @@ impl From<OrderError> for Failure {
     }
 }
 
-/// An operating system error about one file, as the library would say it.
+/// An operating system error about one file, in the library's form.
 pub(crate) fn about_file(doing: &'static str, path: impl AsRef<Path>, error: io::Error) -> Error {
     let kind = Error::from(io::Error::from(error.kind())).kind();
     Error::new(kind, doing).path(path.as_ref()).source(error)

@@ -1,13 +1,14 @@
-//! Help of options that C and Python have too: the library's sentence, and what is the command's own.
+//! Help texts of options that C and Python have, too: the library's sentence, and the command's
+//! addition.
 
 use dlfs::dataset::options::{LOADING, OPENING, help};
 
-/// What an option of opening a data set does, and `more` about it.
+/// The help of an option for opening a data set, followed by `more`.
 pub(crate) fn opening(name: &str, more: &str) -> String {
     format!("{}{more}", help(OPENING, name))
 }
 
-/// What an option of reading along an order does, and `more` about it.
+/// The help of an option for reading along an order, followed by `more`.
 pub(crate) fn loading(name: &str, more: &str) -> String {
     format!("{}{more}", help(LOADING, name))
 }

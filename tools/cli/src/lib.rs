@@ -1,7 +1,7 @@
 //! The command `dlfs`: everything that a user does with a data set, from the shell.
 //!
-//! It is a library for the Python package alone, whose wheel brings the command along; the binary is
-//! one call of [`main`]. It sees only what dlfs makes public. Results go to standard output and nothing else does;
+//! It is a library only for the Python package, whose wheel contains the command; the binary is one
+//! call of [`main`]. It uses only dlfs's public interface. Only results go to standard output;
 //! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
@@ -29,8 +29,8 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-/// Runs the command with its arguments, the program's name first, and says how the process should
-/// exit. Wrong arguments, `--help` and `--version` end the process at once.
+/// Runs the command with its arguments, the program's name first, and returns the exit code.
+/// Invalid arguments, `--help` and `--version` end the process at once.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match commands::Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
@@ -45,7 +45,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     log::start(cli.verbose, cli.quiet, cli.serves());
-    // A panic has said what it is by itself; the exit code is that of any other failure.
+    // A panic has printed its message; the exit code is that of any other failure.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
     log::finish();
     match ended {

@@ -1,8 +1,8 @@
-//! What the library's threads have to say, a line each on stderr.
+//! Writes the events of the library to stderr, one line each.
 //!
-//! A command writes its lines at once and without the clutter of a log. A server's have the time, and a
-//! thread of their own writes them: who reads stderr too slowly, or not at all, loses lines, which are
-//! counted, and holds up no host.
+//! A short command writes its lines at once, without time stamps. A server adds the time and writes
+//! from a separate thread: if stderr is read too slowly or not at all, lines are dropped and
+//! counted, and no host is delayed.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::text::safe_text;
 
-/// Has events of the library written from now on; of a server (`serves`) as a log with times.
+/// Writes the library's events from now on; for a server (`serves`), as a log with times.
 pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
     let level = match (quiet, verbose) {
         (true, _) => LevelFilter::ERROR,
@@ -34,12 +34,12 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
             let behind = BEHIND.get_or_init(|| behind);
             subscriber.with_writer(|| behind.clone()).init();
         }
-        // Without the thread it serves all the same, and without times.
+        // Without the thread, the server writes directly and without times.
         Ok(None) | Err(_) => subscriber.with_writer(|| SafeStderr).without_time().init(),
     }
 }
 
-/// Writes a line with the time, whatever level was asked for.
+/// Writes a line with the time, at any log level.
 pub(crate) fn say(line: &str) {
     let mut text = String::new();
     // Neither the clock nor a String fails to be written to.
@@ -51,32 +51,32 @@ pub(crate) fn say(line: &str) {
     };
 }
 
-/// Waits until what was said is written, but not for ever.
+/// Waits for pending lines to be written, with a limit.
 pub(crate) fn finish() {
     if let Some(behind) = BEHIND.get() {
         let (done, wait) = sync_channel(1);
         if behind.lines.try_send(Message::Finish(done)).is_ok() {
-            // Whether it came to an end or not, the command does.
+            // The command ends whether or not this succeeds.
             let _ = wait.recv_timeout(FINISH_LIMIT);
         }
     }
 }
 
-/// The log of a server, once there is one.
+/// The log of a server, once it is started.
 static BEHIND: OnceLock<Behind> = OnceLock::new();
 
-/// Hands lines to the thread that writes them.
+/// Passes lines to the thread that writes them.
 #[derive(Debug, Clone)]
 struct Behind {
     lines: SyncSender<Message>,
-    /// Lines for which there was no room, since it was last said.
+    /// Lines dropped since the last report of dropped lines.
     lost: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
-    /// To be answered when all before it is written.
+    /// Answered when all earlier messages are written.
     Finish(SyncSender<()>),
 }
 
@@ -101,9 +101,9 @@ fn write_lines(receiver: &Receiver<Message>, lost: &AtomicU64) {
                         format!("{lost} lines of this log were lost: it was read too slowly\n");
                     let _ = SafeStderr.write(note.as_bytes()); // as below
                 }
-                let _ = SafeStderr.write(&line); // a closed stderr is nobody's loss but its reader's
+                let _ = SafeStderr.write(&line); // a closed stderr affects only its reader
             }
-            Message::Finish(done) => _ = done.send(()), // who asked may have given up
+            Message::Finish(done) => _ = done.send(()), // the sender may have given up
         }
     }
 }
@@ -121,8 +121,8 @@ impl Write for Behind {
     }
 }
 
-/// Stderr for lines that quote what others wrote. The escape character is left to `tracing`, which
-/// writes it for its colours and nothing else.
+/// Escapes control characters in lines that quote texts of others. Escape characters stay, since
+/// only `tracing` writes them, for colours.
 struct SafeStderr;
 
 impl Write for SafeStderr {
@@ -138,7 +138,7 @@ impl Write for SafeStderr {
     }
 }
 
-/// Lines that wait to be written; a line has some 200 bytes.
+/// The most lines that wait to be written; a line has about 200 bytes.
 const MAX_LINES: usize = 4096;
-/// How long the end of a server waits for its log.
+/// How long a server waits for its log at the end.
 const FINISH_LIMIT: Duration = Duration::from_secs(1);

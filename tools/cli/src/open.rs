@@ -1,4 +1,4 @@
-//! Opening the image that a command line names.
+//! Opens the image that a command line names.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use dlfs::dataset::{Image, OpenOptions};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::help::opening;
 
-/// The image, for commands that read one.
+/// The image argument of commands that read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
@@ -24,7 +24,7 @@ pub(crate) struct ImageArgs {
 }
 
 impl ImageArgs {
-    /// Opens it for reading.
+    /// Opens the image for reading.
     ///
     /// # Errors
     /// Those of [`Image::open`].
@@ -32,7 +32,7 @@ impl ImageArgs {
         self.open_with_tiers(connection, TierOptions::default())
     }
 
-    /// Opens it for reading through `tiers`.
+    /// Opens the image for reading through `tiers`.
     ///
     /// # Errors
     /// Those of [`Image::open`].
@@ -45,7 +45,7 @@ impl ImageArgs {
         Image::open(&self.image.0, &OpenOptions { connect, snapshot, tiers })
     }
 
-    /// Opens it for reading, and reads the samples' names too.
+    /// Opens the image for reading, and reads the samples' names, too.
     ///
     /// # Errors
     /// Those of [`Image::open`] and [`Image::load_names`].
@@ -56,7 +56,7 @@ impl ImageArgs {
     }
 }
 
-/// The engines at work, each once: `tcp`, `file (io_uring)`.
+/// The engines in use, each once: `tcp`, `file (io_uring)`.
 pub(crate) fn engine(image: &Image) -> String {
     let engines: BTreeSet<String> =
         image.devices().iter().map(|device| device.namespace().engine).collect();

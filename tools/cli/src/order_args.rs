@@ -1,4 +1,4 @@
-//! Which order, on the command line.
+//! The order, on the command line.
 
 use clap::{Args, ValueEnum};
 
@@ -8,7 +8,7 @@ use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding};
 use crate::exit::Failure;
 use crate::help::loading;
 
-/// Which sample comes next.
+/// The order of samples.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Order")]
 pub(crate) struct OrderArgs {
@@ -18,14 +18,14 @@ pub(crate) struct OrderArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(help = loading("seed", ", on any number of ranks"))]
     seed: u64,
-    /// grouped: lanes that take turns; a multiple of the world size reads no chunk twice [default: 8 for each
-    /// rank, or those of the state that the run goes on from]
+    /// grouped: number of lanes, which take turns; with a multiple of the world size no chunk is
+    /// read twice [default: 8 per rank, or as in the state that the run resumes from]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     lanes: Option<u32>,
     #[arg(long, value_name = "G", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(help = loading("group", " [default: 4]"))]
     group: Option<u32>,
-    /// sequential: as the source has them, or as they lie on the media, which is faster [default: id]
+    /// sequential: in the order of the source, or of the media, which is faster [default: id]
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
     #[arg(long, value_name = "Q")]
@@ -35,15 +35,16 @@ pub(crate) struct OrderArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Order {
-    /// No mixing: the same sequence every epoch
+    /// No shuffle: the same sequence every epoch
     Sequential,
     /// A full shuffle of all samples
     Global,
-    /// Whole chunks at a time: chunks are shuffled, and samples within groups of them (DIESEL)
+    /// Whole chunks at a time: shuffles chunks, and samples within groups of them (DIESEL)
     Grouped,
-    /// Each rank shuffles a share of its own
+    /// Each rank shuffles its own share
     Local,
-    /// As local, and a part of every share moves on each epoch (partial local shuffling)
+    /// Like local, but a fraction of each share moves to other ranks every epoch (partial local
+    /// shuffling)
     Partial,
 }
 
@@ -56,11 +57,11 @@ enum By {
 /// How ranks share a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShardArg {
-    /// Every W-th sample to each rank
+    /// Each rank takes every W-th sample
     #[default]
     Strided,
-    /// grouped: whole chunks to one rank as far as equal shares allow, so that a run that goes on with
-    /// another world size reads few chunks twice
+    /// grouped: whole chunks to one rank as far as equal shares allow, so that a run that resumes
+    /// with another world size reads few chunks twice
     Aligned,
 }
 
@@ -75,16 +76,16 @@ impl From<ShardArg> for Sharding {
 
 impl OrderArgs {
     /// # Errors
-    /// `Usage`: shares of whole chunks in an order that does not go through them.
+    /// `Usage`: aligned shares in an order that does not read whole chunks.
     pub(crate) fn check_shard(&self, shard: ShardArg) -> Result<(), Failure> {
         let grouped = self.order == Order::Grouped;
         self.only_with(shard == ShardArg::Aligned, grouped, "--shard aligned", "grouped")
     }
 
-    /// The order for `world_size` ranks; 0 lanes where nobody says how many.
+    /// The order for `world_size` ranks; 0 lanes if the number is not given.
     ///
     /// # Errors
-    /// `Usage`: an option that this order has no use for, or a share out of range.
+    /// `Usage`: an option that does not apply to this order, or a fraction out of range.
     pub(crate) fn spec(&self, world_size: u32) -> Result<OrderSpec, Failure> {
         let grouped = self.order == Order::Grouped;
         self.only_with(self.lanes.is_some(), grouped, "--lanes", "grouped")?;

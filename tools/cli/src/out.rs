@@ -1,4 +1,4 @@
-//! Standard output: results only, buffered, and quiet when the reader has gone.
+//! Standard output: results only, buffered; ends quietly when the reader has gone.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
@@ -25,18 +25,18 @@ impl Out {
         Out { stdout: BufWriter::with_capacity(64 << 10, stdout), colour }
     }
 
-    /// One line of text. What is in it of others, names and paths, cannot harm the terminal.
+    /// Writes one line of text. Quoted names and paths are escaped for the terminal.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
         self.text(text.as_ref())?;
         self.bytes(b"\n")
     }
 
-    /// Text of several lines.
+    /// Writes text of several lines.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
         if !self.colour {
             return self.bytes(safe_text(text).as_bytes());
         }
-        // Our own styles stay; anything else that begins like one does not.
+        // Our own styles stay; all other escape characters are escaped.
         let mut parts = text.split(ESCAPE);
         self.bytes(safe_text(parts.next().unwrap_or_default()).as_bytes())?;
         for part in parts {
@@ -47,35 +47,35 @@ impl Out {
         Ok(())
     }
 
-    /// Bytes as they are.
+    /// Writes bytes as they are.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.stdout.write_all(bytes).map_err(output_failed)
     }
 
-    /// One JSON value on a line of its own. A character that could harm a terminal is written as
-    /// `\uXXXX`, which means the same to every reader of JSON.
+    /// Writes one JSON value on a line of its own. Characters that could affect a terminal are
+    /// written as `\uXXXX`, which is equivalent in JSON.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         let mut serializer = Serializer::with_formatter(&mut self.stdout, SafeJson);
         value.serialize(&mut serializer).map_err(|error| output_failed(error.into()))?;
         self.bytes(b"\n")
     }
 
-    /// Hands all of it to whoever reads: before waiting, and at the end.
+    /// Flushes: before waiting, and at the end.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.stdout.flush().map_err(output_failed)
     }
 
-    /// `text` emphasised where colours are in use.
+    /// `text` in bold if colours are enabled.
     pub(crate) fn bold(&self, text: &str) -> String {
         self.styled("1", text)
     }
 
-    /// `text` in the colour of success where colours are in use.
+    /// `text` in green if colours are enabled.
     pub(crate) fn green(&self, text: &str) -> String {
         self.styled("32;1", text)
     }
 
-    /// `text` set back where colours are in use.
+    /// `text` dimmed if colours are enabled.
     pub(crate) fn dim(&self, text: &str) -> String {
         self.styled("2", text)
     }
@@ -85,7 +85,7 @@ impl Out {
     }
 }
 
-/// JSON on one line, with escapes for what does something to a terminal.
+/// Formats JSON on one line and escapes characters that could affect a terminal.
 struct SafeJson;
 
 impl Formatter for SafeJson {
@@ -109,7 +109,7 @@ impl Formatter for SafeJson {
 }
 
 const ESCAPE: char = '\x1b';
-/// How our own styles go on after the escape character.
+/// The sequences of our own styles after the escape character.
 const STYLES: [&str; 4] = ["[0m", "[1m", "[2m", "[32;1m"];
 
 fn output_failed(error: io::Error) -> Failure {

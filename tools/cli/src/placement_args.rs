@@ -1,4 +1,4 @@
-//! Which processors a command's pollers run on, and whether they ever sleep.
+//! Which processors a command's pollers run on, and whether they sleep.
 
 use clap::Args;
 
@@ -8,7 +8,7 @@ use dlfs::qpair::Cpus;
 use crate::exit::Failure;
 use crate::help::loading;
 
-/// Where pollers run. Without options they run anywhere and sleep when there is nothing to do.
+/// Processors of pollers. By default they run anywhere and sleep when idle.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Processors")]
 pub(crate) struct PlacementArgs {
@@ -18,18 +18,18 @@ pub(crate) struct PlacementArgs {
     /// Bind pollers to these processors, one each in turn, as 0,2-5
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
-    /// Bind pollers to the processors of this NUMA node; their memory lies there too
+    /// Bind pollers to the processors of this NUMA node, and allocate their memory there
     #[arg(long, value_name = "NODE")]
     numa: Option<u32>,
 }
 
 impl PlacementArgs {
-    /// Whether pollers never sleep.
+    /// Whether pollers spin instead of sleeping.
     pub(crate) fn busy_poll(&self) -> bool {
         self.busy_poll
     }
 
-    /// The processors to bind pollers to, if any were asked for.
+    /// The processors to bind pollers to, if any were given.
     pub(crate) fn cpus(&self) -> Result<Option<Cpus>, Failure> {
         let wrong = |option: &'static str| {
             move |error: Error| Failure::Usage(format!("{option}: {}", error.report()))

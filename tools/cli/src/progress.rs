@@ -1,4 +1,4 @@
-//! Progress on stderr: a bar on a terminal, a plain line every few seconds elsewhere.
+//! Progress on stderr: a bar on a terminal, otherwise a line every few seconds.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// How far one piece of work has come. Dropping it clears the bar: drop one before the next is made, since the
-/// terminal clears lines from where its cursor is.
+/// The progress of one piece of work. Dropping it clears the bar: drop it before the next one is
+/// created, since the terminal clears lines from the cursor's position.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
     label: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// A meter for `total` samples (0: not known yet); silent when `quiet`.
+    /// A meter for `total` samples (0: unknown); silent if `quiet`.
     pub(crate) fn new(label: &'static str, total: u64, quiet: bool) -> Meter {
         let on_terminal = console_is_terminal();
         let bar = (on_terminal && !quiet).then(|| bar(label, total));
@@ -27,13 +27,13 @@ impl Meter {
         Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
     }
 
-    /// What is counted, where it is not samples.
+    /// Sets what is counted, if not samples.
     pub(crate) fn counting(mut self, noun: &'static str) -> Meter {
         self.noun = noun;
         self
     }
 
-    /// `done` of them and `bytes` are done. Cheap: call it once a batch.
+    /// Sets the progress to `done` items and `bytes`. Cheap: call it once per batch.
     pub(crate) fn update(&mut self, done: u64, bytes: u64) {
         if self.quiet {
             return;
@@ -85,11 +85,11 @@ fn console_is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// The bar takes the columns that the rest leaves, so that the line never wraps.
+/// The bar uses the columns that the text leaves, so that the line never wraps.
 const BAR: &str =
     "{prefix:>10.bold} {wide_bar:.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
 const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {wide_msg}";
-/// Often enough to show life in a log file, rarely enough not to fill it.
+/// Often enough to show progress in a log file, rarely enough not to fill it.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a reading run measures: batch latency, CPU time, stalls, and a checksum of the order.
+//! Measures a reading run: batch latency, CPU time, stalls, and a checksum of the order.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,22 @@ use dlfs::checksum::crc32c_append;
 
 use crate::text;
 
-/// The figures of one run as `--json` prints them; the names are an interface.
+/// The figures of one run as printed by `--json`; the names are an interface.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RunReport {
     /// Samples delivered.
     pub(crate) samples: u64,
-    /// Bytes of them.
+    /// Bytes of those samples.
     pub(crate) bytes: u64,
-    /// From the first batch asked for to the last one delivered.
+    /// From the first request of a batch to the last delivery.
     pub(crate) seconds: f64,
     /// `samples / seconds`.
     pub(crate) samples_per_s: f64,
-    /// How long the caller waited for a batch.
+    /// The time that the caller waited for each batch.
     pub(crate) batch_us: Percentiles,
-    /// CPU time of this process, of all its threads.
+    /// CPU time of all threads of this process.
     pub(crate) cpu_s: CpuSeconds,
-    /// The part of `seconds` in which the caller waited for a batch.
+    /// The portion of `seconds` that the caller waited for batches.
     pub(crate) stall_s: f64,
     /// CRC32C over the ids in the order of delivery, each as 8 bytes little-endian.
     pub(crate) order_crc32c: u32,
@@ -36,13 +36,13 @@ impl RunReport {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// CPU seconds for each GB (10^9 bytes) of samples.
+    /// CPU seconds per GB (10^9 bytes) of samples.
     pub(crate) fn cpu_s_per_gb(&self) -> f64 {
         let gigabytes = self.bytes as f64 / 1e9;
         if gigabytes > 0.0 { (self.cpu_s.user + self.cpu_s.sys) / gigabytes } else { 0.0 }
     }
 
-    /// Latency, waiting and CPU for people.
+    /// Latency, stalls and CPU time as text.
     pub(crate) fn lines(&self) -> [String; 2] {
         let Percentiles { p50, p99, max } = self.batch_us;
         let share = if self.seconds > 0.0 { 100.0 * self.stall_s / self.seconds } else { 0.0 };
@@ -79,7 +79,7 @@ pub(crate) struct CpuSeconds {
     pub(crate) sys: f64,
 }
 
-/// Collects a [`RunReport`] while batches come in.
+/// Collects a [`RunReport`] while batches arrive.
 pub(crate) struct RunStats {
     started: Instant,
     cpu_before: CpuClock,
@@ -91,7 +91,7 @@ pub(crate) struct RunStats {
 }
 
 impl RunStats {
-    /// Begins to measure now.
+    /// Starts to measure.
     pub(crate) fn start() -> RunStats {
         RunStats {
             started: Instant::now(),
@@ -104,7 +104,8 @@ impl RunStats {
         }
     }
 
-    /// A batch came after `waited`: the ids of its samples in order, and their bytes together.
+    /// Counts a batch that arrived after `waited`: the ids of its samples in order, and their total
+    /// length.
     pub(crate) fn batch(&mut self, ids: impl Iterator<Item = u64>, bytes: u64, waited: Duration) {
         for id in ids {
             self.order_crc32c = crc32c_append(self.order_crc32c, &id.to_le_bytes());
@@ -122,7 +123,7 @@ impl RunStats {
         (self.samples, self.bytes)
     }
 
-    /// The figures up to now.
+    /// The figures so far.
     pub(crate) fn finish(&self) -> RunReport {
         let time = self.started.elapsed();
         RunReport {
@@ -142,8 +143,8 @@ impl RunStats {
     }
 }
 
-/// CPU time that this process has used: its CPU clock, exact to nanoseconds, and for the split into
-/// user mode and kernel `/proc/self/stat`, which counts ticks. Without `/proc` all is user time.
+/// CPU time of this process. The total comes from its CPU clock, in nanoseconds; the split into
+/// user and kernel mode comes from `/proc/self/stat`, in ticks. Without `/proc` all is user time.
 struct CpuClock {
     total_s: f64,
     user_ticks: u64,
@@ -170,7 +171,7 @@ impl CpuClock {
 
 /// Fields 14 and 15 of `/proc/PID/stat`: ticks in user mode and in the kernel.
 fn ticks_of(stat: &str) -> Option<(u64, u64)> {
-    // The command's name, field 2, may hold blanks and parentheses itself.
+    // The command's name, field 2, may contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))

@@ -1,4 +1,4 @@
-//! Where `dlfs demo` keeps its files while it runs.
+//! The temporary folder of `dlfs demo`.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use dlfs::Error;
 
 use crate::exit::about_file;
 
-/// A new temporary folder: in `TMPDIR` if that is set; else for `len_bytes` of files in memory, where
-/// there is plenty of it; else where temporary files go on this machine.
+/// Creates a temporary folder: in `TMPDIR` if that is set; else in memory if there is plenty for
+/// files of `len_bytes`; else in the system's default location.
 ///
 /// # Errors
-/// The operating system's, with the folder.
+/// Errors of the operating system, with the folder.
 pub(crate) fn scratch_folder(len_bytes: Option<u64>) -> Result<TempDir, Error> {
     let mut builder = tempfile::Builder::new();
     let builder = builder.prefix("dlfs-demo-");
@@ -27,14 +27,14 @@ pub(crate) fn scratch_folder(len_bytes: Option<u64>) -> Result<TempDir, Error> {
     builder.tempdir().map_err(failed)
 }
 
-/// Whether both the file system and the memory behind it have `len` bytes to spare.
+/// Whether both the file system and the memory behind it have `len` bytes free.
 fn has_room(folder: &Path, len: u64) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else { return false };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     found.f_bavail.saturating_mul(found.f_frsize) >= len && available_bytes(&memory) >= len
 }
 
-/// `MemAvailable` of `/proc/meminfo`; 0 where it is not said.
+/// `MemAvailable` in `/proc/meminfo`; 0 if it is missing.
 fn available_bytes(meminfo: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kilobytes =
@@ -44,7 +44,7 @@ fn available_bytes(meminfo: &str) -> u64 {
 
 /// The file system in memory that every Linux has.
 const IN_MEMORY: &str = "/dev/shm";
-/// How many times the files there must be room for: they, their image, and others' needs.
+/// The files' length is multiplied by this: room for the files, their image, and other programs.
 const PLENTY: u64 = 8;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM end a run in order; a second one ends it at once. A server survives SIGHUP, and
-//! SIGUSR1 asks it for statistics.
+//! Signals: Ctrl-C and SIGTERM stop a run in order; a second one ends it at once. A server survives
+//! SIGHUP, and SIGUSR1 requests statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,26 +13,26 @@ use dlfs::{Error, Result};
 
 use crate::exit::Outcome;
 
-/// Whether the user asked this process to stop. Clones see the same wish.
+/// Whether the user asked this process to stop. Clones share the flag.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on SIGINT and SIGTERM set the wish, and a second of them ends the process with 1.
+    /// From now on SIGINT and SIGTERM set the flag, and a second one ends the process with 1.
     ///
-    /// Whoever has the wish looks at it between two pieces of work, and one piece may wait for a target
-    /// that is gone. So when the process is still there `grace` after the first signal, `last_resort`
-    /// saves or removes on another thread what must be, and the process ends as it says.
+    /// The work checks the flag between two steps, and one step may wait for a target that is gone.
+    /// So if the process still runs `grace` after the first signal, `last_resort` saves or removes
+    /// what it must, on another thread, and the process ends with the exit code that it returns.
     ///
     /// # Errors
-    /// The operating system's, when it refuses a handler or a thread.
+    /// Errors of the operating system when it refuses a handler or a thread.
     pub(crate) fn on_signals(
         grace: Duration,
         last_resort: impl FnOnce() -> Outcome + Send + 'static,
     ) -> Result<Stop> {
         let wish = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // The order matters: the first signal must find the wish still unset.
+            // The order matters: at the first signal, the flag must still be unset.
             flag::register_conditional_shutdown(signal, 1, wish.clone()).map_err(Error::from)?;
             flag::register(signal, wish.clone()).map_err(Error::from)?;
         }
@@ -47,12 +47,12 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Whether it is time to stop.
+    /// Whether to stop.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until it is time to stop, at most for `limit`; whether it is.
+    /// Sleeps for `limit`, or until it is time to stop; returns whether it is.
     pub(crate) fn is_set_within(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         while !self.is_set() && Instant::now() < until {
@@ -62,7 +62,7 @@ impl Stop {
     }
 }
 
-/// Signals that a server gets and goes on.
+/// Signals that a server handles without ending.
 #[derive(Debug)]
 pub(crate) struct Asked {
     hang_up: Arc<AtomicBool>,
@@ -73,7 +73,7 @@ impl Asked {
     /// From now on SIGHUP and SIGUSR1 do not end the process.
     ///
     /// # Errors
-    /// The operating system's, when it refuses a handler.
+    /// Errors of the operating system when it refuses a handler.
     pub(crate) fn on_signals() -> Result<Asked> {
         let asked = Asked { hang_up: Arc::default(), statistics: Arc::default() };
         flag::register(SIGHUP, asked.hang_up.clone()).map_err(Error::from)?;
@@ -81,20 +81,20 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Whether SIGHUP came since this was last asked.
+    /// Whether SIGHUP has arrived since the last call.
     pub(crate) fn hung_up(&self) -> bool {
         self.hang_up.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether SIGUSR1 came since this was last asked.
+    /// Whether SIGUSR1 has arrived since the last call.
     pub(crate) fn wants_statistics(&self) -> bool {
         self.statistics.swap(false, Ordering::Relaxed)
     }
 }
 
-/// How often to look for the wish.
+/// How often to check the flag.
 const LOOK: Duration = Duration::from_millis(50);
-/// What work that takes a batch at a time is given to end in.
+/// The grace period of work that takes one batch at a time.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
-/// What a writer of images is given to end in. It may be ended at any moment and goes on from there.
+/// The grace period of commands that write images. They may be killed at any moment and continued.
 pub(crate) const GRACE_FOR_WRITERS: Duration = Duration::from_secs(20);

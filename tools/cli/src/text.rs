@@ -1,4 +1,4 @@
-//! Numbers and names as people read them.
+//! Formats numbers and names for people.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -49,12 +49,12 @@ pub(crate) fn binary_size(number: u64) -> String {
     unit.map_or_else(|| format!("{number} B"), |(bits, unit)| format!("{} {unit}", number >> bits))
 }
 
-/// Bytes in a time as a rate: `1.42 GB/s`.
+/// A rate of bytes per time: `1.42 GB/s`.
 pub(crate) fn rate(number: u64, time: Duration) -> String {
     format!("{}/s", bytes(per_second(number, time) as u64))
 }
 
-/// How many a second; 0 when no time passed.
+/// Items per second; 0 if no time has passed.
 pub(crate) fn per_second(number: u64, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
     if seconds > 0.0 { number as f64 / seconds } else { 0.0 }
@@ -69,7 +69,7 @@ pub(crate) fn micros(us: u64) -> String {
     }
 }
 
-/// A time in seconds, or in minutes and hours where those are easier to read.
+/// A time in seconds, or in minutes and hours if it is long.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -80,10 +80,11 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// A name on one line that cannot move the cursor, colour the terminal or pretend to be another.
+/// A name on one line that cannot move the cursor, change the terminal's colours or imitate another
+/// name.
 ///
 /// Control and direction characters become `\n`, `\t`, `\r`, `\u{..}`; bytes that are not UTF-8
-/// become `\xNN`; a backslash is doubled, so that the text names one sample only.
+/// become `\xNN`; backslashes are doubled, so that the text is unambiguous.
 pub(crate) fn safe_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -101,8 +102,8 @@ pub(crate) fn safe_name(name: &[u8]) -> String {
     text
 }
 
-/// A text that may hold names, paths or words of a target, as harmless as [`safe_name`] makes a name; its
-/// lines stay lines.
+/// A text that may quote names, paths or texts of a target, escaped as in [`safe_name`], except for
+/// line breaks.
 pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
     if !text.contains(harms) {
@@ -118,8 +119,8 @@ pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Whether a character does something to the terminal or to the characters beside it: controls, C1 and
-/// DEL among them, directions, and what is not seen at all.
+/// Whether a character affects the terminal or its neighbours: control characters, C1 and DEL
+/// included, direction marks, and invisible characters.
 pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')

@@ -1,4 +1,4 @@
-//! Tiers on a command line: what is kept nearer than the image is.
+//! Tiers on a command line.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use dlfs::{Error, ErrorKind};
 use crate::help::opening;
 use crate::size::parse_size;
 
-/// Where samples are kept after the first read, and which.
+/// Where copies of samples are kept, and which.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Tiers")]
 pub(crate) struct TierArgs {
@@ -51,10 +51,10 @@ enum PolicyArg {
 }
 
 impl TierArgs {
-    /// The options of the library that these arguments mean.
+    /// The library's options for these arguments.
     ///
     /// # Errors
-    /// The file of `--tiers` cannot be read or says what cannot be; a tier cannot be measured.
+    /// The file of `--tiers` cannot be read or is invalid; a tier cannot be measured.
     pub(crate) fn options(&self) -> Result<TierOptions, Error> {
         let mut options = match &self.tiers {
             None => TierOptions { tiers: self.tier.clone(), ..TierOptions::default() },
@@ -91,7 +91,7 @@ impl TierArgs {
     }
 }
 
-/// Memory that can be had without pushing anything out.
+/// The memory that is available without evicting anything.
 pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,17 +1,17 @@
-//! demo: the README's first command, on its own data and on the user's.
+//! demo: the README's first command, with its own data and with the user's.
 
 mod common;
 
 use std::fs;
 use std::process::Stdio;
 
-use common::{Place, dlfs, finish, wait};
+use common::{TestDir, dlfs, finish, wait};
 
 #[test]
 fn the_demo_shows_all_of_it_and_leaves_nothing_behind() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let mut command = dlfs();
-    command.arg("demo").env("TMPDIR", place.path(""));
+    command.arg("demo").env("TMPDIR", dir.path(""));
     let ran = finish(command).code(0);
     for words in [
         "4,000 samples",
@@ -29,18 +29,18 @@ fn the_demo_shows_all_of_it_and_leaves_nothing_behind() {
     ] {
         assert!(ran.text().contains(words), "{words} in:\n{}", ran.text());
     }
-    assert_eq!(place.files("").len(), 0, "the temporary folder is empty again");
+    assert_eq!(dir.files("").len(), 0, "the temporary folder is empty again");
 }
 
 #[test]
 fn the_demo_takes_a_folder_of_the_user_s_and_prints_json() {
-    let place = Place::with_source();
-    fs::create_dir(place.path("tmp")).unwrap();
-    let before = place.files("source");
+    let dir = TestDir::with_source();
+    fs::create_dir(dir.path("tmp")).unwrap();
+    let before = dir.files("source");
     let mut command = dlfs();
     command
-        .args(["demo", &place.arg("source"), "--json", "--batch", "64"])
-        .env("TMPDIR", place.path("tmp"));
+        .args(["demo", &dir.arg("source"), "--json", "--batch", "64"])
+        .env("TMPDIR", dir.path("tmp"));
     let json = finish(command).code(0).json();
     assert_eq!(json["verified"], true);
     for side in ["files", "dlfs"] {
@@ -57,29 +57,29 @@ fn the_demo_takes_a_folder_of_the_user_s_and_prints_json() {
         }
     }
     assert_ne!(epochs[0]["order_crc32c"], epochs[1]["order_crc32c"]);
-    assert_eq!(place.files("source"), before);
-    assert_eq!(place.files("tmp").len(), 0);
+    assert_eq!(dir.files("source"), before);
+    assert_eq!(dir.files("tmp").len(), 0);
 }
 
 #[test]
 fn ctrl_c_ends_the_demo_and_cleans_up() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for wait_ms in [0, 60, 250, 600] {
         let mut command = dlfs();
-        command.arg("demo").env("TMPDIR", place.path("")).stdout(Stdio::null());
+        command.arg("demo").env("TMPDIR", dir.path("")).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(100 + wait_ms));
         common::signal(&child, "INT");
         let code = wait(&mut child).code();
         assert!(code == Some(1) || code == Some(0), "{code:?}: stopped, or just done");
-        assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 0, "after {wait_ms} ms");
+        assert_eq!(fs::read_dir(dir.path("")).unwrap().count(), 0, "after {wait_ms} ms");
     }
 }
 
 #[test]
 fn a_demo_of_no_folder_or_an_empty_one_says_so() {
-    let place = Place::new();
-    fs::create_dir(place.path("empty")).unwrap();
-    common::run(&["demo", &place.arg("nothing")]).code(1).complains_of(&["nothing"]);
-    common::run(&["demo", &place.arg("empty")]).code(1).complains_of(&["empty"]);
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("empty")).unwrap();
+    common::run(&["demo", &dir.arg("nothing")]).code(1).complains_of(&["nothing"]);
+    common::run(&["demo", &dir.arg("empty")]).code(1).complains_of(&["empty"]);
 }

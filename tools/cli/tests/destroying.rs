@@ -1,4 +1,5 @@
-//! Nothing of the user's is destroyed: tiers, states and snapshots take only what nobody could miss.
+//! No user data is destroyed: tiers, states and snapshots overwrite only their own files or empty
+//! ones.
 
 mod common;
 #[allow(dead_code, unreachable_pub)] // shared with the library's tests
@@ -10,18 +11,18 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Place, Ran, run};
+use common::{Ran, TestDir, run};
 use disk::LoopDevice;
 
 fn read(image: &str, tier: &str) -> Ran {
     run(&["read", image, "--tier", tier])
 }
 
-/// Reads through a tier at each of `paths` are refused, and `victim` keeps its bytes.
-fn is_kept(place: &Place, image: &str, victim: &Path, paths: &[&str], why: &str) {
+/// Reads through a tier at each of `paths` are refused, and `victim` is unchanged.
+fn is_kept(dir: &TestDir, image: &str, victim: &Path, paths: &[&str], why: &str) {
     let before = fs::read(victim).unwrap();
     for path in paths {
-        let tier = format!("file:{}:64M", place.arg(path));
+        let tier = format!("file:{}:64M", dir.arg(path));
         read(image, &tier).code(1).complains_of(&[path, why]);
         assert!(fs::read(victim).unwrap() == before, "{path} destroyed {}", victim.display());
     }
@@ -29,28 +30,28 @@ fn is_kept(place: &Place, image: &str, victim: &Path, paths: &[&str], why: &str)
 
 #[test]
 fn a_tier_takes_over_no_image_and_no_file_of_another_kind() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    run(&["import", &place.arg("source"), &place.arg("other.dlfs")]).code(0);
-    symlink("other.dlfs", place.path("link")).unwrap();
-    fs::hard_link(place.path("other.dlfs"), place.path("hard")).unwrap();
-    fs::write(place.path("thesis.txt"), "three years of work").unwrap();
-    fs::create_dir(place.path("folder")).unwrap();
-    // The name that the tier of this image has in a folder.
-    read(&image, &format!("file:{}:64M", place.arg("folder"))).code(0);
-    let tier = fs::read_dir(place.path("folder")).unwrap().next().unwrap().unwrap().path();
-    fs::rename(place.path("thesis.txt"), &tier).unwrap();
-    symlink("nowhere", place.path("dangling")).unwrap();
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    run(&["import", &dir.arg("source"), &dir.arg("other.dlfs")]).code(0);
+    symlink("other.dlfs", dir.path("link")).unwrap();
+    fs::hard_link(dir.path("other.dlfs"), dir.path("hard")).unwrap();
+    fs::write(dir.path("thesis.txt"), "three years of work").unwrap();
+    fs::create_dir(dir.path("folder")).unwrap();
+    // The name of this image's tier in a folder.
+    read(&image, &format!("file:{}:64M", dir.arg("folder"))).code(0);
+    let tier = fs::read_dir(dir.path("folder")).unwrap().next().unwrap().unwrap().path();
+    fs::rename(dir.path("thesis.txt"), &tier).unwrap();
+    symlink("nowhere", dir.path("dangling")).unwrap();
 
-    let other = place.path("other.dlfs");
-    is_kept(&place, &image, &other, &["other.dlfs", "link", "hard"], "a dlfs image");
-    is_kept(&place, &image, &tier, &["folder"], "a file with content");
-    read(&image, &format!("file:{}:64M", place.arg("dangling"))).code(1);
-    assert!(!place.path("nowhere").exists());
+    let other = dir.path("other.dlfs");
+    is_kept(&dir, &image, &other, &["other.dlfs", "link", "hard"], "a dlfs image");
+    is_kept(&dir, &image, &tier, &["folder"], "a file with content");
+    read(&image, &format!("file:{}:64M", dir.arg("dangling"))).code(1);
+    assert!(!dir.path("nowhere").exists());
 
-    // `auto` measures the tier first; that must not write to it either.
+    // `auto` measures the tier first, which must not write to it either.
     let before = fs::read(&other).unwrap();
-    let tier = format!("file:{}:64M", place.arg("other.dlfs"));
+    let tier = format!("file:{}:64M", dir.arg("other.dlfs"));
     run(&["read", &image, "--tiers", "auto", "--tier", &tier])
         .code(1)
         .complains_of(&["a dlfs image"]);
@@ -59,45 +60,46 @@ fn a_tier_takes_over_no_image_and_no_file_of_another_kind() {
 
 #[test]
 fn a_tier_is_never_the_data_set_itself_whatever_the_user_says() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    symlink("train.dlfs", place.path("link")).unwrap();
-    fs::hard_link(place.path("train.dlfs"), place.path("hard")).unwrap();
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    symlink("train.dlfs", dir.path("link")).unwrap();
+    fs::hard_link(dir.path("train.dlfs"), dir.path("hard")).unwrap();
     let before = fs::read(&image).unwrap();
     for path in ["train.dlfs", "link", "hard"] {
         for consent in ["", ":overwrite"] {
-            let tier = format!("file:{}:64M{consent}", place.arg(path));
+            let tier = format!("file:{}:64M{consent}", dir.arg(path));
             read(&image, &tier).code(1).complains_of(&["is the data set"]);
         }
     }
     assert!(fs::read(&image).unwrap() == before);
-    // A folder is a data set as it is: an empty file of it is a sample, and a new one would become one.
-    fs::write(place.path("source/cat/empty"), "").unwrap();
+    // A folder is a data set itself: an empty file in it is a sample, and a new file would become
+    // one.
+    fs::write(dir.path("source/cat/empty"), "").unwrap();
     for path in ["source", "source/cat", "source/cat/empty"] {
-        let tier = format!("file:{}:64M:overwrite", place.arg(path));
-        read(&place.arg("source"), &tier).code(1).complains_of(&["lies within the data set"]);
+        let tier = format!("file:{}:64M:overwrite", dir.arg(path));
+        read(&dir.arg("source"), &tier).code(1).complains_of(&["lies within the data set"]);
     }
 }
 
 #[test]
 fn a_tier_takes_over_empty_files_earlier_tiers_and_what_the_user_names() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    fs::write(place.path("empty"), "").unwrap();
-    fs::File::create(place.path("long")).unwrap().set_len(1 << 20).unwrap();
-    fs::write(place.path("old.txt"), "may go").unwrap();
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    fs::write(dir.path("empty"), "").unwrap();
+    fs::File::create(dir.path("long")).unwrap().set_len(1 << 20).unwrap();
+    fs::write(dir.path("old.txt"), "may go").unwrap();
     for (path, consent) in [("empty", ""), ("empty", ""), ("long", ""), ("old.txt", ":overwrite")] {
-        read(&image, &format!("file:{}:64M{consent}", place.arg(path))).code(0);
+        read(&image, &format!("file:{}:64M{consent}", dir.arg(path))).code(0);
     }
-    assert!(fs::read(place.path("old.txt")).unwrap().starts_with(b"DLFSTIER"));
+    assert!(fs::read(dir.path("old.txt")).unwrap().starts_with(b"DLFSTIER"));
 }
 
 /// Needs root, for a loop device and a mount.
 #[test]
 fn a_tier_takes_over_no_block_device_that_is_mounted_or_has_content() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    let file = place.path("disk");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let file = dir.path("disk");
     fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
     let Some(device) = LoopDevice::new(&file) else {
         println!("SKIPPED: no loop device can be made here");
@@ -111,7 +113,7 @@ fn a_tier_takes_over_no_block_device_that_is_mounted_or_has_content() {
     }
     let before = fs::read(&file).unwrap();
     read(&image, &tier).code(1).complains_of(&["a block device with content"]);
-    let at = place.path("mounted");
+    let at = dir.path("mounted");
     fs::create_dir(&at).unwrap();
     let mounted = Command::new("mount").arg(device.path()).arg(&at).status();
     if mounted.is_ok_and(|status| status.success()) {
@@ -126,17 +128,17 @@ fn a_tier_takes_over_no_block_device_that_is_mounted_or_has_content() {
 
 #[test]
 fn states_and_snapshots_replace_regular_files_only() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    symlink("/dev/null", place.path("null")).unwrap();
-    for path in ["/dev/null", &place.arg("null"), &place.arg("source")] {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    symlink("/dev/null", dir.path("null")).unwrap();
+    for path in ["/dev/null", &dir.arg("null"), &dir.arg("source")] {
         run(&["read", &image, "--state", path]).code(1).complains_of(&["regular file"]);
         run(&["snapshot", "save", &image, path]).code(1).complains_of(&["regular file"]);
     }
     use std::os::unix::fs::FileTypeExt;
     assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
-    fs::create_dir(place.path("kept")).unwrap();
-    symlink("kept/state.json", place.path("state")).unwrap();
-    run(&["read", &image, "--state", &place.arg("state")]).code(0);
-    assert!(place.path("state").is_symlink() && place.path("kept/state.json").is_file());
+    fs::create_dir(dir.path("kept")).unwrap();
+    symlink("kept/state.json", dir.path("state")).unwrap();
+    run(&["read", &image, "--state", &dir.arg("state")]).code(0);
+    assert!(dir.path("state").is_symlink() && dir.path("kept/state.json").is_file());
 }

@@ -1,4 +1,4 @@
-//! The shell commands of the documents, run as they stand.
+//! Runs the shell commands of the documents.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Place, finish};
+use common::{TestDir, finish};
 
 #[test]
 fn the_commands_of_the_readme_run() {
@@ -34,20 +34,20 @@ fn the_commands_about_installing_run() {
     run_commands_of("docs/install.md");
 }
 
-/// Runs all blocks of shell in one shell, in a folder that holds `pictures/`: a command that fails ends it.
+/// Runs all shell blocks in one shell, in a folder with `pictures/`; a failing command ends it.
 fn run_commands_of(document: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = fs::read_to_string(root.join(document)).expect("a document of this tree");
-    let place = Place::new();
+    let dir = TestDir::new();
     for (class, sign) in ["dark", "light"].iter().zip([b'd', b'l']) {
-        let folder = place.path("pictures").join(class);
+        let folder = dir.path("pictures").join(class);
         fs::create_dir_all(&folder).expect("a new folder");
         for index in 0..150_usize {
             let bytes = vec![sign ^ index as u8; 500 + 37 * index];
             fs::write(folder.join(format!("{index:03}.png")), bytes).expect("a new file");
         }
     }
-    // Where the document stops, what it left in the background stops too.
+    // When the document ends, its background processes are stopped, too.
     let mut script = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n".to_owned();
     script += "listens() { (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; }\n";
     for line in commands(&text).lines() {
@@ -60,7 +60,7 @@ fn run_commands_of(document: &str) {
                 &format!("for _ in {{1..600}}; do listens {port} && break; sleep 0.1; done\n");
         }
     }
-    // Of two ports in one document each is another.
+    // Each port in a document is replaced by another free one.
     let free: Vec<_> =
         (0..2).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
     for (port, free) in ["4420", "4421"].iter().zip(&free) {
@@ -71,13 +71,13 @@ fn run_commands_of(document: &str) {
     let program = Path::new(env!("CARGO_BIN_EXE_dlfs")).parent().expect("a folder");
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("bash");
-    shell.args(["-euc", &script]).current_dir(place.path(""));
-    shell.env("PATH", format!("{}:{path}", program.display())).env("HOME", place.path("home"));
+    shell.args(["-euc", &script]).current_dir(dir.path(""));
+    shell.env("PATH", format!("{}:{path}", program.display())).env("HOME", dir.path("home"));
     let ran = finish(shell);
     assert_eq!(ran.status.code(), Some(0), "{document}:\n{script}\n{}\n{}", ran.text(), ran.stderr);
 }
 
-/// The blocks of shell, but for those behind a comment that says why they are not run.
+/// The shell blocks, except those after a comment that says why they are not run.
 fn commands(text: &str) -> String {
     let (mut found, mut inside, mut before) = (String::new(), None, "");
     for line in text.lines() {

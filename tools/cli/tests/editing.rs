@@ -1,15 +1,15 @@
-//! delete, purge, rebuild, snapshot: what changes an image that is there, and what mends it.
+//! delete, purge, rebuild, snapshot: commands that change or repair an existing image.
 
 mod common;
 
 use std::fs;
 
-use common::{Place, Served, run};
+use common::{Served, TestDir, run};
 
 #[test]
 fn deleted_samples_are_gone_and_purge_gives_their_space_back() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let text = run(&["delete", &image, "cat/010.bin", "dog/020.bin"]).code(0);
     assert!(text.text().contains("deleted 2 samples"), "{}", text.text());
     let stat = run(&["stat", &image, "--json"]).code(0).json();
@@ -26,17 +26,17 @@ fn deleted_samples_are_gone_and_purge_gives_their_space_back() {
     let purged = run(&["purge", &image, "--json"]).code(0).json();
     assert_eq!((&purged["generation"], &purged["samples"]), (&3.into(), &2.into()));
     run(&["verify", &image]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
-    let mut expected = place.files("source");
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    let mut expected = dir.files("source");
     expected.retain(|(path, _)| !path.ends_with("cat/010.bin") && !path.ends_with("dog/020.bin"));
-    assert_eq!(place.files("out"), expected);
+    assert_eq!(dir.files("out"), expected);
     assert!(run(&["purge", &image]).code(0).text().contains("nothing to purge"));
 }
 
 #[test]
 fn nothing_is_deleted_when_one_of_the_names_is_wrong() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let before = fs::read(&image).unwrap();
     run(&["delete", &image, "cat/010.bin", "cat/nobody", "dog/nobody"])
         .code(1)
@@ -49,13 +49,13 @@ fn nothing_is_deleted_when_one_of_the_names_is_wrong() {
 
 #[test]
 fn an_image_without_its_directory_is_rebuilt_from_its_chunks() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let listing = run(&["ls", "-R", "-l", &image]).code(0).stdout;
-    let snapshot = place.arg("directory");
+    let snapshot = dir.arg("directory");
     run(&["snapshot", "save", &image, &snapshot]).code(0);
     let mut bytes = fs::read(&image).unwrap();
-    // The directory's columns begin as the saved file does: find them, and ruin them.
+    // Find the directory's columns, which begin like the saved file, and damage them.
     let saved = fs::read(&snapshot).unwrap();
     let at = bytes.windows(64).position(|window| window == &saved[..64]).unwrap();
     bytes[at + 4_200..at + 4_300].fill(0xee);
@@ -66,20 +66,20 @@ fn an_image_without_its_directory_is_rebuilt_from_its_chunks() {
     assert_eq!((&json["live_samples"], &json["lost_samples"]), (&300.into(), &0.into()));
     assert_eq!(run(&["ls", "-R", "-l", &image]).code(0).stdout, listing);
     run(&["verify", &image]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
-/// Chunks do not say which of their samples were deleted later.
+/// Chunks do not record which of their samples were deleted later.
 #[test]
 fn a_rebuild_that_cannot_know_what_was_deleted_says_so_and_ends_with_3() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     run(&["delete", &image, "cat/010.bin"]).code(0);
     let honest = fs::read(&image).unwrap();
     let whole = run(&["rebuild", &image, "--json"]).code(0).json();
     assert_eq!((&whole["live_samples"], &whole["deletions_known"]), (&299.into(), &true.into()));
-    // The record of generation 2 is a chunk of kind 2, its snapshot begins with its mark.
+    // The record of generation 2 is a chunk of kind 2; its snapshot begins with its magic number.
     let mut bytes = honest;
     for at in (0..bytes.len()).step_by(4096) {
         let block = &bytes[at..at + 4096];
@@ -108,8 +108,8 @@ fn a_rebuild_that_cannot_know_what_was_deleted_says_so_and_ends_with_3() {
 
 #[test]
 fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
-    let place = Place::with_image();
-    let (image, file) = (place.arg("train.dlfs"), place.arg("directory"));
+    let dir = TestDir::with_image();
+    let (image, file) = (dir.arg("train.dlfs"), dir.arg("directory"));
     let served = Served::start(&image, &[]);
     let saved = run(&["snapshot", "save", &served.address, &file, "--json"]).code(0).json();
     assert_eq!((&saved["generation"], &saved["live_samples"]), (&1.into(), &300.into()));
@@ -123,25 +123,25 @@ fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
     run(&["ls", &image, "--snapshot", &file])
         .code(1)
         .complains_of(&["generation", "snapshot save"]);
-    run(&["import", &place.arg("source"), &place.arg("other.dlfs")]).code(0);
-    run(&["ls", &place.arg("other.dlfs"), "--snapshot", &file]).code(1).complains_of(&["image"]);
+    run(&["import", &dir.arg("source"), &dir.arg("other.dlfs")]).code(0);
+    run(&["ls", &dir.arg("other.dlfs"), "--snapshot", &file]).code(1).complains_of(&["image"]);
     fs::write(&file, "nonsense").unwrap();
     run(&["ls", &image, "--snapshot", &file]).code(3);
 }
 
 #[test]
 fn a_newer_generation_that_may_be_lost_is_told_of_and_not_written_over() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    place.make_source("more");
-    fs::rename(place.path("more"), place.path("below")).unwrap();
-    fs::create_dir(place.path("more")).unwrap();
-    fs::rename(place.path("below"), place.path("more/below")).unwrap();
-    run(&["import", &place.arg("more"), &image, "--append"]).code(0);
-    let snapshot = place.arg("directory");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    dir.make_source("more");
+    fs::rename(dir.path("more"), dir.path("below")).unwrap();
+    fs::create_dir(dir.path("more")).unwrap();
+    fs::rename(dir.path("below"), dir.path("more/below")).unwrap();
+    run(&["import", &dir.arg("more"), &image, "--append"]).code(0);
+    let snapshot = dir.arg("directory");
     run(&["snapshot", "save", &image, &snapshot]).code(0);
-    run(&["read", &image, "--state", &place.arg("state")]).code(0);
-    // Generation 2 is in the copy at the very beginning.
+    run(&["read", &image, "--state", &dir.arg("state")]).code(0);
+    // The first copy has generation 2.
     let mut bytes = fs::read(&image).unwrap();
     bytes[1000] ^= 1;
     fs::write(&image, &bytes).unwrap();
@@ -161,18 +161,18 @@ fn a_newer_generation_that_may_be_lost_is_told_of_and_not_written_over() {
     let newer = ["generation 2", "opened at", "superblock may be damaged", "dlfs verify"];
     run(&["snapshot", "check", &image, &snapshot]).code(1).complains_of(&newer);
     run(&["read", &image, "--snapshot", &snapshot]).code(1).complains_of(&newer);
-    run(&["read", &image, "--state", &place.arg("state")]).code(1).complains_of(&newer);
+    run(&["read", &image, "--state", &dir.arg("state")]).code(1).complains_of(&newer);
 
     let refused = ["generation 2", "dlfs rebuild", "--accept-older-generation"];
     run(&["delete", &image, "cat/010.bin"]).code(1).complains_of(&refused);
     run(&["purge", &image]).code(1).complains_of(&refused);
-    fs::create_dir_all(place.path("new/class")).unwrap();
-    fs::write(place.path("new/class/file"), "x").unwrap();
-    let new = place.arg("new");
+    fs::create_dir_all(dir.path("new/class")).unwrap();
+    fs::write(dir.path("new/class/file"), "x").unwrap();
+    let new = dir.arg("new");
     run(&["import", &new, &image, "--append"]).code(1).complains_of(&refused);
     assert!(fs::read(&image).unwrap() == bytes, "nothing was written");
 
-    let other = place.arg("other.dlfs");
+    let other = dir.arg("other.dlfs");
     fs::write(&other, &bytes).unwrap();
     let accepted = ["delete", &other, "cat/010.bin", "--accept-older-generation", "--json"];
     assert_eq!(run(&accepted).code(0).json()["live_samples"], 299);

@@ -1,13 +1,14 @@
-//! What the command makes of engines that break: it says so and does not exit with 0.
+//! Commands report engines that break, and do not exit with 0.
 //!
-//! The binary under test has the engine of `src/qpair/broken.rs`, as every build with debug assertions.
+//! The binary under test includes the engine of `src/qpair/broken.rs`, like every build with debug
+//! assertions.
 #![cfg(debug_assertions)]
 
 mod common;
 
 use std::process::Stdio;
 
-use common::{Place, Ran, Served, dlfs, finish, run, wait};
+use common::{Ran, Served, TestDir, dlfs, finish, run, wait};
 
 const PANIC: &str = "an engine that was told to panic";
 
@@ -26,9 +27,9 @@ fn says_all(text: &str, words: &[&str]) {
 
 #[test]
 fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    let (folder, archive) = (place.arg("out"), place.arg("out.tar"));
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let (folder, archive) = (dir.arg("out"), dir.arg("out.tar"));
     let ways: [&[&str]; 5] = [
         &["read", &image, "--epochs", "2", "--order", "grouped"],
         &["read", &image, "--epochs", "2", "--order", "grouped", "--copy-threads", "2"],
@@ -54,8 +55,8 @@ fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
 
 #[test]
 fn eio_ends_a_read_and_an_export_leaves_nothing_out_in_silence() {
-    let place = Place::with_image();
-    let (image, folder) = (place.arg("train.dlfs"), place.arg("out"));
+    let dir = TestDir::with_image();
+    let (image, folder) = (dir.arg("train.dlfs"), dir.arg("out"));
     let ran = run_broken("fails:1:dlfs-poller", &["read", &image]);
     ran.code(1).complains_of(&["Input/output error"]);
     let ran = run_broken("fails:1:dlfs-poller", &["export", &image, &folder]);
@@ -64,15 +65,15 @@ fn eio_ends_a_read_and_an_export_leaves_nothing_out_in_silence() {
 
 #[test]
 fn an_import_whose_thread_dies_says_so_and_the_next_goes_on_from_there() {
-    let place = Place::with_source();
-    let source = place.arg("source");
+    let dir = TestDir::with_source();
+    let source = dir.arg("source");
     for (engine, says) in [
         ("panics:1:dlfs-import", ["the thread dlfs-import panicked", PANIC]),
         ("fails:1:dlfs-import", ["an I/O failed", "error 5"]),
     ] {
-        let blank = std::fs::File::create(place.path("blank.dlfs")).unwrap();
+        let blank = std::fs::File::create(dir.path("blank.dlfs")).unwrap();
         blank.set_len(64 << 20).unwrap();
-        let served = Served::start(&place.arg("blank.dlfs"), &["--writable"]);
+        let served = Served::start(&dir.arg("blank.dlfs"), &["--writable"]);
         let import = ["import", &source, &served.address, "--chunk-size", "64K"];
         let ran = run_broken(engine, &import);
         says_all(&ran.code(1).stderr, &says);
@@ -85,8 +86,8 @@ fn an_import_whose_thread_dies_says_so_and_the_next_goes_on_from_there() {
 
 #[test]
 fn a_server_whose_poller_died_says_so_and_ends_also_as_a_relay() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let origin = Served::start(&image, &[]);
     for served in [&image, &origin.address] {
         let mut command = dlfs();

@@ -1,4 +1,4 @@
-//! export: everything comes out as it went in, and nothing gets out of the folder.
+//! export: the output equals the input, and nothing is written outside the folder.
 
 mod common;
 #[path = "../../../tests/images/mod.rs"]
@@ -7,46 +7,46 @@ mod images;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 
-use common::{Place, run};
+use common::{TestDir, run};
 
 #[test]
 fn a_folder_comes_out_as_it_went_in() {
-    let place = Place::with_image();
-    let out = run(&["export", &place.arg("train.dlfs"), &place.arg("out")]).code(0);
+    let dir = TestDir::with_image();
+    let out = run(&["export", &dir.arg("train.dlfs"), &dir.arg("out")]).code(0);
     assert!(out.text().contains("exported 300 samples"));
-    assert_eq!(place.files("out"), place.files("source"));
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
 #[test]
 fn a_tar_comes_out_to_a_file_and_to_standard_output() {
-    let place = Place::with_image();
-    let (image, tar) = (place.arg("train.dlfs"), place.arg("out.tar"));
+    let dir = TestDir::with_image();
+    let (image, tar) = (dir.arg("train.dlfs"), dir.arg("out.tar"));
     let json = run(&["export", &image, &tar, "--json"]).code(0).json();
     assert_eq!((&json["samples"], &json["files"]), (&300.into(), &300.into()));
     let streamed = run(&["export", &image, "-"]).code(0).stdout;
     assert_eq!(fs::read(&tar).unwrap(), streamed);
     let mut archive = tar::Archive::new(&streamed[..]);
-    archive.unpack(place.path("unpacked")).unwrap();
-    assert_eq!(place.files("unpacked"), place.files("source"));
+    archive.unpack(dir.path("unpacked")).unwrap();
+    assert_eq!(dir.files("unpacked"), dir.files("source"));
 }
 
 #[test]
 fn nothing_that_exists_is_written_over() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    fs::create_dir(place.path("mine")).unwrap();
-    fs::write(place.path("mine").join("precious"), "mine").unwrap();
-    run(&["export", &image, &place.arg("mine")]).code(1).complains_of(&["not empty", "mine"]);
-    fs::write(place.path("mine.tar"), "precious").unwrap();
-    run(&["export", &image, &place.arg("mine.tar")]).code(1).complains_of(&["mine.tar"]);
-    assert_eq!(fs::read(place.path("mine.tar")).unwrap(), b"precious");
-    assert_eq!(place.files("mine").len(), 1);
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    fs::create_dir(dir.path("mine")).unwrap();
+    fs::write(dir.path("mine").join("precious"), "mine").unwrap();
+    run(&["export", &image, &dir.arg("mine")]).code(1).complains_of(&["not empty", "mine"]);
+    fs::write(dir.path("mine.tar"), "precious").unwrap();
+    run(&["export", &image, &dir.arg("mine.tar")]).code(1).complains_of(&["mine.tar"]);
+    assert_eq!(fs::read(dir.path("mine.tar")).unwrap(), b"precious");
+    assert_eq!(dir.files("mine").len(), 1);
 }
 
 #[test]
 fn samples_of_several_fields_come_out_as_a_file_each() {
-    let place = Place::new();
-    let mut archive = tar::Builder::new(File::create(place.path("shard-000.tar")).unwrap());
+    let dir = TestDir::new();
+    let mut archive = tar::Builder::new(File::create(dir.path("shard-000.tar")).unwrap());
     let files = [
         ("train/001.jpg", "picture one"),
         ("train/001.cls", "3"),
@@ -60,13 +60,13 @@ fn samples_of_several_fields_come_out_as_a_file_each() {
         archive.append_data(&mut header, name, bytes.as_bytes()).unwrap();
     }
     archive.finish().unwrap();
-    let image = place.arg("web.dlfs");
-    run(&["import", &place.arg("shard-000.tar"), &image, "--from", "webdataset"]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
+    let image = dir.arg("web.dlfs");
+    run(&["import", &dir.arg("shard-000.tar"), &image, "--from", "webdataset"]).code(0);
+    run(&["export", &image, &dir.arg("out")]).code(0);
     for (name, bytes) in files {
-        assert_eq!(fs::read(place.path("out").join(name)).unwrap(), bytes.as_bytes(), "{name}");
+        assert_eq!(fs::read(dir.path("out").join(name)).unwrap(), bytes.as_bytes(), "{name}");
     }
-    assert_eq!(place.files("out").len(), 4);
+    assert_eq!(dir.files("out").len(), 4);
     let field = |name| run(&["cat", &image, "train/002", "--field", name]).code(0).stdout;
     assert_eq!(field("jpg"), b"picture two");
     assert_eq!(field("cls"), b"5");
@@ -74,8 +74,8 @@ fn samples_of_several_fields_come_out_as_a_file_each() {
     run(&["cat", &image, "train/002", "--field", "png"]).code(1).complains_of(&["png", "jpg"]);
 }
 
-/// An image whose samples have `names`, as no import of ours would make it.
-fn crafted_image(place: &Place, name: &str, names: &[&[u8]]) -> String {
+/// An image whose samples have `names` that our import would not create.
+fn crafted_image(dir: &TestDir, name: &str, names: &[&[u8]]) -> String {
     let samples: Vec<images::Sample> = names
         .iter()
         .map(|name| images::Sample {
@@ -86,15 +86,15 @@ fn crafted_image(place: &Place, name: &str, names: &[&[u8]]) -> String {
         .collect();
     let mut image = images::Image::new(1, dlfs::format::Pack::Aligned);
     image.add(&samples, 0, 0, &[]);
-    fs::write(place.path(name), &image.namespaces[0]).unwrap();
-    place.arg(name)
+    fs::write(dir.path(name), &image.namespaces[0]).unwrap();
+    dir.arg(name)
 }
 
 #[test]
 fn hostile_names_cannot_leave_the_folder_and_are_listed() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let long = vec![b'x'; 256];
-    let absolute = place.path("absolute").as_os_str().as_bytes().to_vec();
+    let absolute = dir.path("absolute").as_os_str().as_bytes().to_vec();
     let hostile: [&[u8]; 9] = [
         b"../escaped",
         b"a/../../escaped",
@@ -107,67 +107,67 @@ fn hostile_names_cannot_leave_the_folder_and_are_listed() {
         &long,
     ];
     let harmless: [&[u8]; 4] = [b"plain", b"new\nline", b"\x1b[31m", b"...three"];
-    let image = crafted_image(&place, "hostile.dlfs", &[&hostile[..], &harmless].concat());
-    let ran = run(&["export", &image, &place.arg("out")]).code(1);
+    let image = crafted_image(&dir, "hostile.dlfs", &[&hostile[..], &harmless].concat());
+    let ran = run(&["export", &image, &dir.arg("out")]).code(1);
     ran.complains_of(&["../escaped", "absolute path", "256 bytes", "--escape"]);
     assert_eq!(ran.stderr.matches("not exported").count(), hostile.len(), "{}", ran.stderr);
     let mut found: Vec<Vec<u8>> =
-        place.files("out").iter().map(|(path, _)| path.as_os_str().as_bytes().to_vec()).collect();
+        dir.files("out").iter().map(|(path, _)| path.as_os_str().as_bytes().to_vec()).collect();
     let mut expected: Vec<Vec<u8>> = harmless.iter().map(|name| name.to_vec()).collect();
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
-    assert_only(&place, &["hostile.dlfs", "out"]);
-    // A tar with such names would do the damage on whoever unpacks it.
-    let tar = run(&["export", &image, &place.arg("out.tar"), "--json"]).code(1).json();
+    assert_only(&dir, &["hostile.dlfs", "out"]);
+    // A tar with such names would attack whoever unpacks it.
+    let tar = run(&["export", &image, &dir.arg("out.tar"), "--json"]).code(1).json();
     assert_eq!(tar["refused"].as_array().unwrap().len(), hostile.len());
     assert_eq!(tar["files"], harmless.len());
 }
 
 #[test]
 fn escaped_names_keep_all_samples_inside_the_folder() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let long = vec![b'x'; 300];
     let names: [&[u8]; 6] = [b"../50%", b"/etc/passwd", b"a//b", b".", &long, b"50%"];
-    let image = crafted_image(&place, "hostile.dlfs", &names);
-    let json = run(&["export", &image, &place.arg("out"), "--escape", "--json"]).code(0).json();
+    let image = crafted_image(&dir, "hostile.dlfs", &names);
+    let json = run(&["export", &image, &dir.arg("out"), "--escape", "--json"]).code(0).json();
     assert_eq!(json["files"], names.len());
     let found: Vec<String> =
-        place.files("out").iter().map(|(path, _)| path.display().to_string()).collect();
+        dir.files("out").iter().map(|(path, _)| path.display().to_string()).collect();
     let long = format!("{}%~{:08x}", "x".repeat(200), crc32c::crc32c(&long));
     for name in ["%2E%2E/50%25", "%-/etc/passwd", "a/%-/b", "%2E", "50%", &long] {
         assert!(found.iter().any(|found| found == name), "{name} in {found:?}");
     }
-    assert_only(&place, &["hostile.dlfs", "out"]);
+    assert_only(&dir, &["hostile.dlfs", "out"]);
 }
 
 #[test]
 fn where_a_sample_lies_there_is_no_folder_whichever_comes_first() {
-    let place = Place::new();
-    let image = crafted_image(&place, "x.dlfs", &[b"a", b"a/b", b"a/c/d", b"ab/c"]);
+    let dir = TestDir::new();
+    let image = crafted_image(&dir, "x.dlfs", &[b"a", b"a/b", b"a/c/d", b"ab/c"]);
     for dest in ["out", "out.tar"] {
-        let ran = run(&["export", &image, &place.arg(dest)]).code(1);
+        let ran = run(&["export", &image, &dir.arg(dest)]).code(1);
         ran.complains_of(&["a/b", "a/c/d", "is a sample"]);
     }
-    let found = place.files("out");
+    let found = dir.files("out");
     assert_eq!(found.len(), 2);
-    assert!(place.path("out/a").is_file() && place.path("out/ab/c").is_file());
-    let mut archive = tar::Archive::new(File::open(place.path("out.tar")).unwrap());
+    assert!(dir.path("out/a").is_file() && dir.path("out/ab/c").is_file());
+    let mut archive = tar::Archive::new(File::open(dir.path("out.tar")).unwrap());
     assert_eq!(archive.entries().unwrap().count(), 2);
 }
 
 #[test]
 fn a_damaged_sample_is_left_out_with_exit_code_3() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let json = run(&["stat", &image, "cat/077.bin", "--json"]).code(0).json();
     let mut bytes = fs::read(&image).unwrap();
     bytes[json["offset_bytes"].as_u64().unwrap() as usize] ^= 1;
     fs::write(&image, bytes).unwrap();
-    let ran = run(&["export", &image, &place.arg("out")]).code(3);
+    let ran = run(&["export", &image, &dir.arg("out")]).code(3);
     assert!(ran.text().contains("1 sample"), "{}", ran.text());
-    assert_eq!(place.files("out").len(), 299);
-    assert!(!place.path("out/cat/077.bin").exists());
+    assert_eq!(dir.files("out").len(), 299);
+    assert!(!dir.path("out/cat/077.bin").exists());
 }
 
 #[test]
@@ -175,9 +175,9 @@ fn a_pipe_that_closes_ends_an_export_to_it_without_a_word() {
     use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Stdio;
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let mut command = common::dlfs();
-    command.args(["export", &place.arg("train.dlfs"), "-"]);
+    command.args(["export", &dir.arg("train.dlfs"), "-"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdout.take().unwrap().read_exact(&mut [0; 512]).unwrap();
     let status = common::wait(&mut child);
@@ -187,8 +187,8 @@ fn a_pipe_that_closes_ends_an_export_to_it_without_a_word() {
 }
 
 #[track_caller]
-fn assert_only(place: &Place, expected: &[&str]) {
-    let mut found: Vec<String> = fs::read_dir(place.path(""))
+fn assert_only(dir: &TestDir, expected: &[&str]) {
+    let mut found: Vec<String> = fs::read_dir(dir.path(""))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();

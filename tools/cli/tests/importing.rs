@@ -1,16 +1,16 @@
-//! import, as users meet it: sources, what it refuses, what it lists.
+//! import from the user's view: sources, refusals, and lists of bad entries.
 
 mod common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use common::{Place, run};
+use common::{TestDir, run};
 
 #[test]
 fn an_import_reports_for_people_and_in_json() {
-    let place = Place::with_source();
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let dir = TestDir::with_source();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     let text = run(&["import", &source, &image]).code(0);
     assert!(text.text().contains("imported 300 samples"), "{}", text.text());
     assert!(text.text().contains("dlfs serve"), "it says what to do next");
@@ -23,24 +23,24 @@ fn an_import_reports_for_people_and_in_json() {
 
 #[test]
 fn an_image_that_holds_something_is_kept_unless_force_says_otherwise() {
-    let place = Place::with_image();
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let dir = TestDir::with_image();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     let before = fs::read(&image).unwrap();
     run(&["import", &source, &image]).code(1).complains_of(&["train.dlfs", "--force"]);
     assert_eq!(fs::read(&image).unwrap(), before);
-    fs::write(place.path("letter.txt"), "Dear Sir or Madam").unwrap();
-    run(&["import", &source, &place.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
-    assert_eq!(fs::read(place.path("letter.txt")).unwrap(), b"Dear Sir or Madam");
+    fs::write(dir.path("letter.txt"), "Dear Sir or Madam").unwrap();
+    run(&["import", &source, &dir.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
+    assert_eq!(fs::read(dir.path("letter.txt")).unwrap(), b"Dear Sir or Madam");
     run(&["import", &source, &image, "--force"]).code(0);
 }
 
 #[test]
 fn append_makes_the_next_generation() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    fs::create_dir_all(place.path("more/owl")).unwrap();
-    fs::write(place.path("more/owl/1.bin"), "hoot").unwrap();
-    run(&["import", &place.arg("more"), &image, "--append"]).code(0);
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    fs::create_dir_all(dir.path("more/owl")).unwrap();
+    fs::write(dir.path("more/owl/1.bin"), "hoot").unwrap();
+    run(&["import", &dir.arg("more"), &image, "--append"]).code(0);
     let stat = run(&["stat", &image, "--json"]).code(0).json();
     assert_eq!((&stat["generation"], &stat["samples"]), (&2.into(), &301.into()));
     assert_eq!(run(&["cat", &image, "owl/1.bin"]).code(0).stdout, b"hoot");
@@ -49,13 +49,13 @@ fn append_makes_the_next_generation() {
 
 #[test]
 fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
-    let place = Place::with_source();
-    let folder = place.path("source");
+    let dir = TestDir::with_source();
+    let folder = dir.path("source");
     symlink("nowhere", folder.join("cat/dangling")).unwrap();
     symlink("/etc/hostname", folder.join("dog/outside")).unwrap();
     let fifo = std::process::Command::new("mkfifo").arg(folder.join("newt/pipe")).status();
     assert!(fifo.unwrap().success());
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     let bad = ["cat/dangling", "dog/outside", "newt/pipe"];
     let refused = run(&["import", &source, &image]).code(1);
     refused.complains_of(&bad);
@@ -76,10 +76,10 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
 
 #[test]
 fn an_import_that_takes_nothing_is_no_success_whatever_is_left_out() {
-    let place = Place::new();
-    fs::create_dir_all(place.path("source/cat")).unwrap();
-    symlink("/nowhere/at/all", place.path("source/cat/dangling")).unwrap();
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let dir = TestDir::new();
+    fs::create_dir_all(dir.path("source/cat")).unwrap();
+    symlink("/nowhere/at/all", dir.path("source/cat/dangling")).unwrap();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     for more in [&["--on-error", "skip"][..], &["--on-error", "skip", "--json"], &[]] {
         run(&[&["import", &source, &image][..], more].concat()).code(1);
     }
@@ -88,8 +88,8 @@ fn an_import_that_takes_nothing_is_no_success_whatever_is_left_out() {
 
 #[test]
 fn bad_commands_say_what_is_wrong_and_end_with_2() {
-    let place = Place::with_source();
-    let (source, image) = (place.arg("source"), place.arg("x.dlfs"));
+    let dir = TestDir::with_source();
+    let (source, image) = (dir.arg("source"), dir.arg("x.dlfs"));
     let cases: [(&[&str], &str); 7] = [
         (&["import", &source], "IMAGE"),
         (&["import", &source, &image, "--append", "--force"], "--force"),
@@ -102,41 +102,39 @@ fn bad_commands_say_what_is_wrong_and_end_with_2() {
     for (arguments, named) in cases {
         run(arguments).code(2).complains_of(&[named]);
     }
-    assert!(!place.path("x.dlfs").exists());
+    assert!(!dir.path("x.dlfs").exists());
 }
 
 #[test]
 fn sources_and_images_that_are_not_there_are_named() {
-    let place = Place::with_source();
-    run(&["import", &place.arg("nothing"), &place.arg("x.dlfs")])
-        .code(1)
-        .complains_of(&["nothing"]);
-    fs::create_dir(place.path("empty")).unwrap();
-    run(&["import", &place.arg("empty"), &place.arg("x.dlfs")]).code(1).complains_of(&["empty"]);
+    let dir = TestDir::with_source();
+    run(&["import", &dir.arg("nothing"), &dir.arg("x.dlfs")]).code(1).complains_of(&["nothing"]);
+    fs::create_dir(dir.path("empty")).unwrap();
+    run(&["import", &dir.arg("empty"), &dir.arg("x.dlfs")]).code(1).complains_of(&["empty"]);
     for command in ["ls", "stat", "verify", "read", "shuffle-report"] {
-        run(&[command, &place.arg("absent.dlfs")]).code(1).complains_of(&["absent.dlfs"]);
+        run(&[command, &dir.arg("absent.dlfs")]).code(1).complains_of(&["absent.dlfs"]);
     }
-    fs::write(place.path("letter.txt"), "Dear Sir or Madam").unwrap();
-    run(&["ls", &place.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
+    fs::write(dir.path("letter.txt"), "Dear Sir or Madam").unwrap();
+    run(&["ls", &dir.arg("letter.txt")]).code(1).complains_of(&["letter.txt"]);
 }
 
 #[test]
 fn two_namespaces_of_different_images_are_no_image() {
-    let place = Place::with_image();
-    run(&["import", &place.arg("source"), &place.arg("other.dlfs")]).code(0);
-    let both = format!("{},{}", place.arg("train.dlfs"), place.arg("other.dlfs"));
+    let dir = TestDir::with_image();
+    run(&["import", &dir.arg("source"), &dir.arg("other.dlfs")]).code(0);
+    let both = format!("{},{}", dir.arg("train.dlfs"), dir.arg("other.dlfs"));
     run(&["ls", &both]).code(1).complains_of(&["image"]);
 }
 
 #[test]
 fn an_import_that_a_signal_stops_goes_on_with_resume() {
-    let place = Place::new();
-    let folder = place.path("source/big");
+    let dir = TestDir::new();
+    let folder = dir.path("source/big");
     fs::create_dir_all(&folder).unwrap();
     for index in 0..64_u8 {
         fs::write(folder.join(format!("{index}.bin")), vec![index; 1 << 20]).unwrap();
     }
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     let mut command = common::dlfs();
     command.args(["import", &source, &image, "--chunk-size", "1M"]);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -157,43 +155,43 @@ fn an_import_that_a_signal_stops_goes_on_with_resume() {
         run(&["import", &source, &image, "--chunk-size", "1M", "--resume"]).code(0);
     }
     run(&["verify", &image]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
 #[test]
 fn a_compressed_shard_is_spooled_on_request_and_the_options_are_named_without() {
-    let place = Place::with_source();
-    let (tar, image) = (place.arg("shard.tar.gz"), place.arg("train.dlfs"));
+    let dir = TestDir::with_source();
+    let (tar, image) = (dir.arg("shard.tar.gz"), dir.arg("train.dlfs"));
     let made = std::process::Command::new("tar")
-        .args(["czf", &tar, "-C", &place.arg("source"), "."])
+        .args(["czf", &tar, "-C", &dir.arg("source"), "."])
         .status()
         .unwrap();
     assert!(made.success());
     run(&["import", &tar, &image]).code(1).complains_of(&["--spool", "--placement source"]);
-    fs::create_dir(place.path("spool")).unwrap();
-    run(&["import", &tar, &image, "--spool", &place.arg("spool")]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
-    assert_eq!(place.files("spool").len(), 0);
+    fs::create_dir(dir.path("spool")).unwrap();
+    run(&["import", &tar, &image, "--spool", &dir.arg("spool")]).code(0);
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
+    assert_eq!(dir.files("spool").len(), 0);
 }
 
 #[test]
 fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
-    let place = Place::with_source();
-    let (shards, image) = (place.arg("shards"), place.arg("train.dlfs"));
+    let dir = TestDir::with_source();
+    let (shards, image) = (dir.arg("shards"), dir.arg("train.dlfs"));
     fs::create_dir(&shards).unwrap();
     for class in ["cat", "dog", "newt"] {
         let tar = format!("{shards}/{class}.tar");
-        tar_of(&["-cf", &tar, "-C", &place.arg("source"), class]);
+        tar_of(&["-cf", &tar, "-C", &dir.arg("source"), class]);
     }
-    fs::write(place.path("shards/README.md"), "hello").unwrap();
+    fs::write(dir.path("shards/README.md"), "hello").unwrap();
     let report = run(&["import", &shards, &image]).code(0);
     let text = report.text();
     assert!(text.contains("imported 300 samples"), "{text}");
     assert!(text.contains("taken      3 tar archives"), "{text}");
     assert!(text.contains("set aside  1 side file (5 B): README.md"), "{text}");
-    fs::write(place.path("shards/notes.docx"), "notes").unwrap();
+    fs::write(dir.path("shards/notes.docx"), "notes").unwrap();
     let refused = run(&["import", &shards, &image, "--force"]).code(1);
     refused.complains_of(&[
         "3 tar archives",
@@ -218,15 +216,15 @@ fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
 
 #[test]
 fn a_sparse_member_is_left_out_by_name_and_what_follows_it_is_imported() {
-    let place = Place::with_source();
-    let (tar, image) = (place.arg("a.tar"), place.arg("train.dlfs"));
-    let file = fs::File::create(place.path("source/cat/holes")).unwrap();
+    let dir = TestDir::with_source();
+    let (tar, image) = (dir.arg("a.tar"), dir.arg("train.dlfs"));
+    let file = fs::File::create(dir.path("source/cat/holes")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"end", 1 << 20).unwrap();
     let all = ["source/cat/000.bin", "source/cat/holes", "source/dog"];
-    tar_of(&[&["--sparse", "--format=gnu", "-cf", &tar, "-C", &place.arg("")][..], &all].concat());
-    // Another archive behind it, as `cat` leaves it.
-    tar_of(&["-cf", &place.arg("b.tar"), "-C", &place.arg(""), "source/newt"]);
-    let both = [fs::read(&tar).unwrap(), fs::read(place.path("b.tar")).unwrap()].concat();
+    tar_of(&[&["--sparse", "--format=gnu", "-cf", &tar, "-C", &dir.arg("")][..], &all].concat());
+    // Followed by another archive, as from `cat`.
+    tar_of(&["-cf", &dir.arg("b.tar"), "-C", &dir.arg(""), "source/newt"]);
+    let both = [fs::read(&tar).unwrap(), fs::read(dir.path("b.tar")).unwrap()].concat();
     fs::write(&tar, both).unwrap();
     let refused = run(&["import", &tar, &image]).code(1);
     refused.complains_of(&["a.tar: source/cat/holes", "sparse", "--on-error skip"]);
@@ -242,20 +240,20 @@ fn a_sparse_member_is_left_out_by_name_and_what_follows_it_is_imported() {
 
 #[test]
 fn a_zstd_shard_is_imported_as_it_comes() {
-    let place = Place::with_source();
-    let (tar, image) = (place.arg("shard.tar"), place.arg("train.dlfs"));
-    tar_of(&["-cf", &tar, "-C", &place.arg("source"), "."]);
+    let dir = TestDir::with_source();
+    let (tar, image) = (dir.arg("shard.tar"), dir.arg("train.dlfs"));
+    tar_of(&["-cf", &tar, "-C", &dir.arg("source"), "."]);
     let packed = zstd_stored(&fs::read(&tar).unwrap());
-    fs::create_dir(place.path("shards")).unwrap();
-    fs::write(place.path("shards/shard.tar.zst"), packed).unwrap();
-    let shards = place.arg("shards");
+    fs::create_dir(dir.path("shards")).unwrap();
+    fs::write(dir.path("shards/shard.tar.zst"), packed).unwrap();
+    let shards = dir.arg("shards");
     run(&["import", &shards, &image]).code(1).complains_of(&["shard.tar.zst", "--spool"]);
     run(&["import", &shards, &image, "--placement", "source"]).code(0);
-    run(&["export", &image, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
-/// A zstd frame whose blocks are stored as they are (RFC 8878, section 3.1.1).
+/// A zstd frame of stored blocks (RFC 8878, section 3.1.1).
 fn zstd_stored(bytes: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0]; // one segment, four bytes of length
     frame.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
@@ -274,18 +272,18 @@ fn tar_of(arguments: &[&str]) {
 
 #[test]
 fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
-    let place = Place::with_source();
-    let (plain, packed) = (place.arg("shard.tar"), place.arg("shard.tar.gz"));
+    let dir = TestDir::with_source();
+    let (plain, packed) = (dir.arg("shard.tar"), dir.arg("shard.tar.gz"));
     for (flags, tar) in [("cf", &plain), ("czf", &packed)] {
         let made = std::process::Command::new("tar")
-            .args([flags, tar, "-C", &place.arg("source"), "."])
+            .args([flags, tar, "-C", &dir.arg("source"), "."])
             .status()
             .unwrap();
         assert!(made.success());
     }
-    run(&["import", &packed, &place.arg("packed.dlfs"), "--placement", "source"]).code(0);
+    run(&["import", &packed, &dir.arg("packed.dlfs"), "--placement", "source"]).code(0);
     let mut piped = common::dlfs();
-    piped.args(["import", "/dev/stdin", &place.arg("piped.dlfs"), "--placement", "source"]);
+    piped.args(["import", "/dev/stdin", &dir.arg("piped.dlfs"), "--placement", "source"]);
     piped.arg("--json");
     let mut cat = std::process::Command::new("cat");
     let mut cat = cat.arg(&plain).stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -296,7 +294,7 @@ fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
     cat.wait().unwrap();
     for image in ["packed.dlfs", "piped.dlfs"] {
         let out = format!("out-{image}");
-        run(&["export", &place.arg(image), &place.arg(&out)]).code(0);
-        assert_eq!(place.files(&out), place.files("source"), "{image}");
+        run(&["export", &dir.arg(image), &dir.arg(&out)]).code(0);
+        assert_eq!(dir.files(&out), dir.files("source"), "{image}");
     }
 }

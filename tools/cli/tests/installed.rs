@@ -1,11 +1,11 @@
-//! What an installation needs beside the program: completions and manual pages.
+//! Files that an installation needs beside the program: completions and manual pages.
 
 mod common;
 
 use std::fs;
 use std::process::Command;
 
-use common::{Place, run};
+use common::{TestDir, run};
 
 #[test]
 fn each_shell_gets_completions_of_every_command() {
@@ -20,8 +20,8 @@ fn each_shell_gets_completions_of_every_command() {
 
 #[test]
 fn bash_completes_what_it_is_given() {
-    let place = Place::new();
-    let script = place.path("dlfs.bash");
+    let dir = TestDir::new();
+    let script = dir.path("dlfs.bash");
     fs::write(&script, &run(&["completions", "bash"]).code(0).stdout).expect("a new file");
     let ask = "source \"$0\"; COMP_WORDS=(dlfs imp); COMP_CWORD=1; _dlfs dlfs imp dlfs; echo ${COMPREPLY[@]}";
     let output = Command::new("bash").args(["-c", ask]).arg(&script).output().expect("bash runs");
@@ -32,16 +32,16 @@ fn bash_completes_what_it_is_given() {
 
 #[test]
 fn every_command_has_a_manual_page() {
-    let place = Place::new();
-    let folder = place.arg("share/man/man1");
+    let dir = TestDir::new();
+    let folder = dir.arg("share/man/man1");
     run(&["man", &folder]).code(0);
     for name in ["dlfs", "dlfs-import", "dlfs-serve", "dlfs-read", "dlfs-snapshot-save"] {
-        let page = fs::read_to_string(place.path("share/man/man1").join(format!("{name}.1")));
+        let page = fs::read_to_string(dir.path("share/man/man1").join(format!("{name}.1")));
         let page = page.unwrap_or_else(|error| panic!("{name}.1: {error}"));
         assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}.1");
     }
     let page = run(&["man"]).code(0);
     assert!(page.text().contains(".TH dlfs 1"), "{}", page.text());
-    fs::write(place.path("file"), "").expect("a new file");
-    run(&["man", &place.arg("file/man1")]).code(1).complains_of(&["file/man1"]);
+    fs::write(dir.path("file"), "").expect("a new file");
+    run(&["man", &dir.arg("file/man1")]).code(1).complains_of(&["file/man1"]);
 }

@@ -1,30 +1,30 @@
-//! ls, stat, cat, verify: what an image says of itself.
+//! ls, stat, cat, verify: the contents of an image.
 
 mod common;
 
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use common::{Place, run};
+use common::{TestDir, run};
 
 #[test]
 fn ls_lists_folders_then_samples_and_everything_with_recursive() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     assert_eq!(run(&["ls", &image]).code(0).text(), "cat/\ndog/\nnewt/\n");
     let inside = run(&["ls", &image, "dog"]).code(0);
     assert_eq!(inside.text().lines().count(), 100);
     assert!(inside.text().starts_with("000.bin\n001.bin\n"));
     let all = run(&["ls", "-R", &image]).code(0);
     let expected: Vec<String> =
-        place.files("source").iter().map(|(path, _)| path.display().to_string()).collect();
+        dir.files("source").iter().map(|(path, _)| path.display().to_string()).collect();
     assert_eq!(all.text().lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
 fn ls_long_and_json_tell_id_length_and_label() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let long = run(&["ls", "-l", &image, "dog"]).code(0);
     let first: Vec<&str> = long.text().lines().nth(3).unwrap().split_whitespace().collect();
     assert_eq!(first, ["103", "35", "1", "003.bin"]);
@@ -39,22 +39,21 @@ fn ls_long_and_json_tell_id_length_and_label() {
     assert_eq!(entries[3]["label"], 2);
 }
 
-/// Names, paths and tiers that hold C1 controls, DEL, directions and what is not seen.
+/// Names, paths and tiers with C1 controls, DEL, direction marks and invisible characters.
 #[test]
 fn nothing_that_a_name_or_path_holds_reaches_the_terminal_as_it_is() {
     let hostile =
         ["c1\u{9b}31m", "del\u{7f}", "rtl\u{202e}gpj", "zero\u{200b}\u{feff}", "tag\u{e0041}"];
-    let place = Place::new();
+    let dir = TestDir::new();
     for name in hostile {
-        let class = place.path("source").join(format!("class{name}"));
+        let class = dir.path("source").join(format!("class{name}"));
         std::fs::create_dir_all(&class).unwrap();
         std::fs::write(class.join(name), name).unwrap();
     }
     let odd = format!("odd{}.dlfs", hostile.concat());
-    let (image, missing) = (place.arg(&odd), place.arg("none\u{9b}\u{202e}\u{7f}.dlfs"));
-    let (source, tier) =
-        (place.arg("source"), format!("file:{}:1M", place.arg("tier\u{9b}\u{202e}")));
-    let out = place.arg("out\u{9b}\u{202e}");
+    let (image, missing) = (dir.arg(&odd), dir.arg("none\u{9b}\u{202e}\u{7f}.dlfs"));
+    let (source, tier) = (dir.arg("source"), format!("file:{}:1M", dir.arg("tier\u{9b}\u{202e}")));
+    let out = dir.arg("out\u{9b}\u{202e}");
     run(&["import", &source, &image]).code(0);
     let lists: [&[&str]; 16] = [
         &["import", &source, &image],
@@ -83,7 +82,7 @@ fn nothing_that_a_name_or_path_holds_reaches_the_terminal_as_it_is() {
             assert!(!text.contains(harms), "{arguments:?}: {text:?}");
         }
     }
-    // JSON says the same names as before.
+    // JSON has the same names.
     let listed = run(&["ls", "-R", "--json", &image]).code(0);
     let name =
         |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].clone();
@@ -96,14 +95,14 @@ fn nothing_that_a_name_or_path_holds_reaches_the_terminal_as_it_is() {
 fn names_that_would_move_the_cursor_are_escaped_and_raw_with_null() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
-    let place = Place::new();
-    let source = place.path("source");
+    let dir = TestDir::new();
+    let source = dir.path("source");
     std::fs::create_dir(&source).unwrap();
     for name in [&b"a\nb"[..], b"\x1b[31mred", b"\xff\xfe", b"plain"] {
         std::fs::write(source.join(OsStr::from_bytes(name)), name).unwrap();
     }
-    let image = place.arg("odd.dlfs");
-    run(&["import", &place.arg("source"), &image]).code(0);
+    let image = dir.arg("odd.dlfs");
+    run(&["import", &dir.arg("source"), &image]).code(0);
     let listed = run(&["ls", &image]).code(0);
     let lines: BTreeSet<&str> = listed.text().lines().collect();
     assert_eq!(lines, BTreeSet::from(["\\u{1b}[31mred", "a\\nb", "plain", "\\xff\\xfe"]));
@@ -120,9 +119,9 @@ fn names_that_would_move_the_cursor_are_escaped_and_raw_with_null() {
 
 #[test]
 fn cat_gives_the_bytes_of_samples_by_name_and_by_id() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
-    let files = place.files("source");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let files = dir.files("source");
     let (name, bytes) = &files[150];
     let by_name = run(&["cat", &image, name.to_str().unwrap()]).code(0);
     assert_eq!(&by_name.stdout, bytes);
@@ -133,8 +132,8 @@ fn cat_gives_the_bytes_of_samples_by_name_and_by_id() {
 
 #[test]
 fn a_name_or_folder_that_is_not_there_is_named() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     run(&["cat", &image, "cat/nobody.bin"]).code(1).complains_of(&["cat/nobody.bin", "dlfs ls"]);
     run(&["cat", &image, "--id", "300"]).code(1).complains_of(&["no sample 300", "below 300"]);
     run(&["cat", &image, "--id", "first"]).code(2).complains_of(&["first"]);
@@ -146,14 +145,14 @@ fn a_name_or_folder_that_is_not_there_is_named() {
 
 #[test]
 fn stat_tells_image_engine_generation_and_what_the_directory_costs() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let text = run(&["stat", &image]).code(0);
     for word in ["generation 1", "300", "engine     file", "bytes a sample", "checksums", "tree"] {
         assert!(text.text().contains(word), "{word} in {}", text.text());
     }
     let json = run(&["stat", &image, "--json"]).code(0).json();
-    let bytes: usize = place.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
+    let bytes: usize = dir.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
     assert_eq!(json["generation"], 1);
     assert_eq!(json["samples"], 300);
     assert_eq!(json["sample_bytes"], bytes);
@@ -167,10 +166,10 @@ fn stat_tells_image_engine_generation_and_what_the_directory_costs() {
 
 #[test]
 fn stat_of_a_sample_tells_where_it_lies() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let json = run(&["stat", &image, "newt/050.bin", "--json"]).code(0).json();
-    let bytes = &place.files("source")[250].1;
+    let bytes = &dir.files("source")[250].1;
     assert_eq!(json["id"], 250);
     assert_eq!(json["bytes"], bytes.len());
     assert_eq!(json["label"], 2);
@@ -186,11 +185,11 @@ fn stat_of_a_sample_tells_where_it_lies() {
 
 #[test]
 fn verify_finds_nothing_in_a_whole_image_and_names_a_flipped_bit() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     assert!(run(&["verify", &image]).code(0).text().contains("no damage: 300 samples"));
     let json = run(&["stat", &image, "dog/060.bin", "--json"]).code(0).json();
-    flip(&place, json["offset_bytes"].as_u64().unwrap() + 5);
+    flip(&dir, json["offset_bytes"].as_u64().unwrap() + 5);
     let found = run(&["verify", &image]).code(3);
     assert!(found.text().contains("damaged: dog/060.bin (sample 160"), "{}", found.text());
     let json = run(&["verify", &image, "--json"]).code(3).json();
@@ -202,8 +201,8 @@ fn verify_finds_nothing_in_a_whole_image_and_names_a_flipped_bit() {
     assert_eq!(cat.stdout, b"", "damaged bytes are not handed out");
 }
 
-fn flip(place: &Place, at: u64) {
-    let path = place.path("train.dlfs");
+fn flip(dir: &TestDir, at: u64) {
+    let path = dir.path("train.dlfs");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[at as usize] ^= 0x10;
     std::fs::File::create(path).unwrap().write_all(&bytes).unwrap();
@@ -214,15 +213,15 @@ fn a_reader_that_goes_away_ends_a_listing_without_a_word() {
     use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Stdio;
-    let place = Place::new();
-    let source = place.path("source");
+    let dir = TestDir::new();
+    let source = dir.path("source");
     std::fs::create_dir(&source).unwrap();
     for index in 0..3_000 {
-        // Long enough names to fill any pipe.
+        // Names long enough to fill any pipe.
         std::fs::write(source.join(format!("{index:0200}")), b"x").unwrap();
     }
-    let image = place.arg("train.dlfs");
-    run(&["import", &place.arg("source"), &image]).code(0);
+    let image = dir.arg("train.dlfs");
+    run(&["import", &dir.arg("source"), &image]).code(0);
     let mut command = common::dlfs();
     command.args(["ls", &image]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();

@@ -1,4 +1,4 @@
-//! The log of `dlfs serve`: who came, who was refused, who left and why; and its signals.
+//! The log of `dlfs serve`: hosts that connected, were refused or left, and why; and its signals.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Place, dlfs, run, signal, wait};
+use common::{TestDir, dlfs, run, signal, wait};
 use serde_json::Value;
 
 const GOOD: &str = "nqn.2026-11.io.dlfs:good";
@@ -24,8 +24,8 @@ struct Logged {
 
 impl Logged {
     fn start(options: &[&str]) -> Logged {
-        let place = Place::with_image();
-        let mut command = serve(&place, options);
+        let dir = TestDir::with_image();
+        let mut command = serve(&dir, options);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("dlfs starts");
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
         let log = Arc::<Mutex<String>>::default();
@@ -35,7 +35,7 @@ impl Logged {
                 lines.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        // An image that is open is served without its folder, too.
+        // An open image is served even without its folder.
         Logged { address: address(&mut child), child, log }
     }
 
@@ -72,9 +72,9 @@ impl Drop for Logged {
     }
 }
 
-fn serve(place: &Place, options: &[&str]) -> Command {
+fn serve(dir: &TestDir, options: &[&str]) -> Command {
     let mut command = dlfs();
-    command.args(["serve", &place.arg("train.dlfs"), "--listen", "127.0.0.1:0", "--json"]);
+    command.args(["serve", &dir.arg("train.dlfs"), "--listen", "127.0.0.1:0", "--json"]);
     command.args(options).stdout(Stdio::piped());
     command
 }
@@ -119,7 +119,7 @@ fn the_access_log_has_who_came_who_was_refused_who_left_why_and_when() {
 #[test]
 fn without_v_the_log_has_warnings_and_they_name_the_host_and_the_limit() {
     let served = Logged::start(&["--max-controllers", "1"]);
-    let busy = common::Served::start(&served.address, &["--hostnqn", GOOD]); // a relay has the place
+    let busy = common::Served::start(&served.address, &["--hostnqn", GOOD]); // a relay uses the only connection
     run(&["ls", &served.address, "--hostnqn", BAD, "--ctrl-loss-tmo", "1"]).code(1);
     let words = [
         "WARN",
@@ -152,13 +152,13 @@ fn sighup_is_survived_and_sigusr1_writes_statistics() {
 
 #[test]
 fn a_log_that_nobody_reads_holds_up_no_host() {
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut filler = Command::new("cat");
     filler.arg("/dev/zero").stdout(writer.try_clone().unwrap());
     let mut filler = filler.spawn().expect("cat runs");
     reader.read_exact(&mut [0; 1]).unwrap(); // it has begun to keep the pipe full
-    let mut child = serve(&place, &["-vv"]).stderr(writer).spawn().unwrap();
+    let mut child = serve(&dir, &["-vv"]).stderr(writer).spawn().unwrap();
     let address = address(&mut child);
     for _ in 0..5 {
         run(&["ls", &address]).code(0);
@@ -171,10 +171,10 @@ fn a_log_that_nobody_reads_holds_up_no_host() {
 
 #[test]
 fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let key = |name: &str| {
         let made = run(&["key", "gen", "--hash", "sha384"]).code(0).stdout;
-        write_private(&place.path(name), &made);
+        write_private(&dir.path(name), &made);
         String::from_utf8(made).unwrap().trim().to_owned()
     };
     let (first, second) = (key("first.key"), key("second.key"));
@@ -182,16 +182,16 @@ fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
         let text = format!(
             "[[host]]\nnqn = {GOOD:?}\ndhchap_secret = {secrets}\ndhchap_ctrl_secret = {second:?}\n"
         );
-        write_private(&place.path("hosts.toml"), text.as_bytes());
+        write_private(&dir.path("hosts.toml"), text.as_bytes());
     };
     hosts(&format!("{first:?}"));
-    let check = run(&["key", "check", &place.arg("hosts.toml")]).code(0).text().to_owned();
+    let check = run(&["key", "check", &dir.arg("hosts.toml")]).code(0).text().to_owned();
     assert!(check.contains(GOOD) && !check.contains(&first[12..30]), "{check}");
-    let served = Logged::start(&["--hosts", &place.arg("hosts.toml")]);
+    let served = Logged::start(&["--hosts", &dir.arg("hosts.toml")]);
     let list = |nqn: &str, secrets: &[&str]| {
         run(&[&["ls", &served.address, "--hostnqn", nqn][..], secrets].concat())
     };
-    let (one, two) = (place.arg("first.key"), place.arg("second.key"));
+    let (one, two) = (dir.arg("first.key"), dir.arg("second.key"));
     let mutual = ["--dhchap-secret", one.as_str(), "--dhchap-ctrl-secret", two.as_str()];
     list(GOOD, &mutual).code(0);
     let said = list(GOOD, &[]).code(1).stderr;

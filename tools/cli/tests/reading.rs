@@ -1,4 +1,4 @@
-//! read and shuffle-report: epochs as a training job takes them, stopped and resumed.
+//! read and shuffle-report: epochs as a training job reads them, stopped and resumed.
 
 mod common;
 
@@ -7,14 +7,14 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Place, Served, run};
+use common::{Served, TestDir, run};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::units::SampleId;
 
 /// The ids that a run wrote with `--ids`.
-fn ids(place: &Place, name: &str) -> Vec<u64> {
-    let text = fs::read_to_string(place.path(name)).unwrap();
+fn ids(dir: &TestDir, name: &str) -> Vec<u64> {
+    let text = fs::read_to_string(dir.path(name)).unwrap();
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
 
@@ -34,15 +34,15 @@ fn crc_of(ids: &[u64]) -> u32 {
 
 #[test]
 fn read_reports_in_the_keys_that_scripts_rely_on() {
-    let place = Place::with_image();
-    let (image, list) = (place.arg("train.dlfs"), place.arg("ids"));
+    let dir = TestDir::with_image();
+    let (image, list) = (dir.arg("train.dlfs"), dir.arg("ids"));
     let ran = run(&[
         "read", &image, "--batch", "32", "--epochs", "2", "--seed", "7", "--order", "global",
         "--json", "--ids", &list,
     ])
     .code(0);
     let json = ran.json();
-    let bytes: usize = place.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
+    let bytes: usize = dir.files("source").iter().map(|(_, bytes)| bytes.len()).sum();
     assert_eq!(json["samples"], 600);
     assert_eq!(json["bytes"], 2 * bytes);
     for key in ["seconds", "samples_per_s", "stall_s"] {
@@ -54,7 +54,7 @@ fn read_reports_in_the_keys_that_scripts_rely_on() {
     assert!(["huge", "transparent", "base"].iter().any(|pages| json["pages"] == *pages));
     assert_eq!(json["resident"], 0, "global order keeps no chunks");
     assert!(json["cpu_s"]["user"].is_f64() && json["cpu_s"]["sys"].is_f64());
-    let ids = ids(&place, "ids");
+    let ids = ids(&dir, "ids");
     assert_eq!(json["order_crc32c"], crc_of(&ids));
     for epoch in ids.chunks(300) {
         assert_eq!(epoch.iter().copied().collect::<BTreeSet<_>>().len(), 300);
@@ -65,8 +65,8 @@ fn read_reports_in_the_keys_that_scripts_rely_on() {
 
 #[test]
 fn every_order_delivers_every_sample_once_and_the_seed_decides() {
-    let place = Place::with_image();
-    let (image, list) = (place.arg("train.dlfs"), place.arg("ids"));
+    let dir = TestDir::with_image();
+    let (image, list) = (dir.arg("train.dlfs"), dir.arg("ids"));
     let orders: [&[&str]; 6] = [
         &["--order", "sequential"],
         &["--order", "sequential", "--by", "slot"],
@@ -79,7 +79,7 @@ fn every_order_delivers_every_sample_once_and_the_seed_decides() {
         let read = |seed: &str| {
             let fixed = ["read", &image, "--json", "--ids", &list, "--seed", seed];
             let json = run(&[&fixed, order].concat()).code(0).json();
-            let mut ids = ids(&place, "ids");
+            let mut ids = ids(&dir, "ids");
             let crc = json["order_crc32c"].as_u64().unwrap();
             ids.sort_unstable();
             assert_eq!(ids, (0..300).collect::<Vec<_>>(), "{order:?}");
@@ -93,8 +93,8 @@ fn every_order_delivers_every_sample_once_and_the_seed_decides() {
 
 #[test]
 fn the_ways_to_fetch_differ_in_commands_and_not_in_samples() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let read = |order: &str, batching: &str| {
         let json = run(&["read", &image, "--order", order, "--batching", batching, "--json"])
             .code(0)
@@ -116,15 +116,15 @@ fn the_ways_to_fetch_differ_in_commands_and_not_in_samples() {
 
 #[test]
 fn ranks_share_an_epoch_and_drop_last_or_pad_make_them_equal() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let shares = |tail: &[&str]| -> Vec<Vec<u64>> {
         (0..7)
             .map(|rank| {
-                let (list, rank) = (place.arg("ids"), rank.to_string());
+                let (list, rank) = (dir.arg("ids"), rank.to_string());
                 let fixed = ["read", &image, "--rank", &rank, "--world-size", "7", "--ids", &list];
                 run(&[&fixed, tail].concat()).code(0);
-                ids(&place, "ids")
+                ids(&dir, "ids")
             })
             .collect()
     };
@@ -138,25 +138,26 @@ fn ranks_share_an_epoch_and_drop_last_or_pad_make_them_equal() {
     assert_eq!((lens(&padded), all(&padded)), (BTreeSet::from([43]), 300));
 }
 
-/// The complaint of many loaders' users: resume with another number of ranks and another batch size.
+/// A common complaint about loaders: resuming with another number of ranks and another batch size.
 #[test]
 fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_once() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     for order in
         [&["--order", "global"][..], &["--order", "grouped", "--lanes", "2", "--group", "2"]]
     {
         let mut delivered = Vec::new();
         let mut state = None;
-        // Two epochs of 300: 2 ranks stop in the first epoch, 3 ranks in the second, 1 goes to the end.
+        // Two epochs of 300: 2 ranks stop in the first epoch, 3 ranks in the second, 1 rank
+        // finishes.
         let legs = [("2", "16", Some("64")), ("3", "8", Some("64")), ("1", "50", None)];
         for (world_size, batch, stop_after) in legs {
             let mut states = BTreeSet::new();
             for rank in 0..world_size.parse::<u32>().unwrap() {
-                let (file, list, rank) = (place.arg("state"), place.arg("ids"), rank.to_string());
+                let (file, list, rank) = (dir.arg("state"), dir.arg("ids"), rank.to_string());
                 match &state {
-                    Some(text) => fs::write(place.path("state"), text).unwrap(),
-                    None => drop(fs::remove_file(place.path("state"))),
+                    Some(text) => fs::write(dir.path("state"), text).unwrap(),
+                    None => drop(fs::remove_file(dir.path("state"))),
                 }
                 let fixed = [
                     "read",
@@ -183,8 +184,8 @@ fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_o
                 }
                 let code = if stop_after.is_some() { 4 } else { 0 };
                 run(&arguments).code(code);
-                delivered.extend(ids(&place, "ids"));
-                states.insert(fs::read_to_string(place.path("state")).unwrap());
+                delivered.extend(ids(&dir, "ids"));
+                states.insert(fs::read_to_string(dir.path("state")).unwrap());
             }
             assert_eq!(states.len(), 1, "all ranks stop at one point: {states:?}");
             state = states.pop_first();
@@ -199,8 +200,8 @@ fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_o
 
 #[test]
 fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
-    let place = Place::with_image();
-    let (image, state) = (place.arg("train.dlfs"), place.arg("state"));
+    let dir = TestDir::with_image();
+    let (image, state) = (dir.arg("train.dlfs"), dir.arg("state"));
     let read =
         |more: &[&str]| run(&[&["read", &image, "--state", &state, "--json"], more].concat());
     read(&[]).code(0);
@@ -214,8 +215,8 @@ fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
 
 #[test]
 fn a_run_in_which_a_rank_reads_nothing_of_a_data_set_is_no_success() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let last = ["read", &image, "--json", "--world-size", "301", "--rank", "300"];
     for more in [&[][..], &["--drop-last"], &["--epochs", "9", "--order", "grouped"]] {
         let ran = run(&[&last[..], more].concat()).code(2);
@@ -225,11 +226,11 @@ fn a_run_in_which_a_rank_reads_nothing_of_a_data_set_is_no_success() {
     assert_eq!(run(&[&last[..], &["--pad"]].concat()).code(0).json()["samples"], 1);
 }
 
-/// Every byte of every sample is wrong, and all that describes them is right.
+/// Every byte of every sample is wrong, and all metadata are right.
 #[test]
 fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let opened = Image::open(&[Address::from_path(&image)], &OpenOptions::default()).unwrap();
     let mut bytes = fs::read(&image).unwrap();
     let mut with_bytes = 0;
@@ -249,21 +250,21 @@ fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
     assert_eq!(verified["samples"], 300 - with_bytes, "empty ones are whole");
     assert_eq!(verified["damages"].as_array().unwrap().len() as u64, with_bytes);
     for more in [&[][..], &["--json"]] {
-        let out = place.arg(&format!("out{}", more.len()));
+        let out = dir.arg(&format!("out{}", more.len()));
         run(&[&["export", &image, &out][..], more].concat()).code(3);
     }
 }
 
 #[test]
 fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_that_reads() {
-    let place = Place::with_image();
-    let (image, state) = (place.arg("train.dlfs"), place.arg("state.json"));
+    let dir = TestDir::with_image();
+    let (image, state) = (dir.arg("train.dlfs"), dir.arg("state.json"));
     let options = ["read", &image, "--order", "grouped", "--batch", "10", "--state", &state];
     let ids = |name: &str| -> Vec<u64> {
-        let text = fs::read_to_string(place.arg(name)).unwrap();
+        let text = fs::read_to_string(dir.arg(name)).unwrap();
         text.lines().map(|line| line.parse().unwrap()).collect()
     };
-    let front = place.arg("front");
+    let front = dir.arg("front");
     run(&[&options[..], &["--stop-after", "60", "--ids", &front]].concat()).code(4);
     let saved = fs::read_to_string(&state).unwrap();
     assert!(saved.contains(r#""kind":"grouped2","lanes":8"#), "{saved}");
@@ -271,7 +272,7 @@ fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_tha
         let mut all = ids("front");
         for rank in 0..3 {
             fs::write(&state, &saved).unwrap();
-            let (number, out) = (rank.to_string(), place.arg(&format!("{shard}{rank}")));
+            let (number, out) = (rank.to_string(), dir.arg(&format!("{shard}{rank}")));
             let more =
                 ["--rank", &number, "--world-size", "3", "--shard", shard, "--batching", "chunk"];
             let ran = run(&[&options[..], &more, &["--ids", &out]].concat()).code(0);
@@ -294,8 +295,8 @@ fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_tha
 
 #[test]
 fn usage_errors_have_exit_code_2_and_name_the_option() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let cases: [(&[&str], &str); 10] = [
         (&["--shard", "aligned"], "--order grouped"),
         (&["--shard", "evenly"], "aligned"),
@@ -316,8 +317,8 @@ fn usage_errors_have_exit_code_2_and_name_the_option() {
 #[test]
 fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
     use std::process::Stdio;
-    let place = Place::with_image();
-    let (image, state) = (place.arg("train.dlfs"), place.path("state"));
+    let dir = TestDir::with_image();
+    let (image, state) = (dir.arg("train.dlfs"), dir.path("state"));
     let served = Served::start(&image, &[]);
     let mut command = common::dlfs();
     command.args([
@@ -330,7 +331,7 @@ fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
         "--order",
         "global",
     ]);
-    let list = place.path("ids");
+    let list = dir.path("ids");
     command.arg("--state").arg(&state).arg("--ids").arg(&list).arg("--json").stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     wait_until_it_reads(&list);
@@ -348,8 +349,8 @@ fn a_signal_ends_a_run_in_order_and_it_goes_on_from_there() {
 
 #[test]
 fn shuffle_report_tells_a_global_order_from_none() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let report = |order: &str| {
         run(&["shuffle-report", &image, "--order", order, "--batch", "30", "--json"]).code(0).json()
     };
@@ -368,11 +369,12 @@ fn shuffle_report_tells_a_global_order_from_none() {
     assert!(none.text().contains("no whole batch"), "{}", none.text());
 }
 
-/// Placed as in the source, `local` gives each of three ranks a class of its own; a global batch has all.
+/// In source order, `local` gives each of three ranks a class of its own; a global batch has all
+/// classes.
 #[test]
 fn shuffle_report_finds_ranks_that_each_see_one_class() {
-    let place = Place::with_source();
-    let (source, image) = (place.arg("source"), place.arg("train.dlfs"));
+    let dir = TestDir::with_source();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     run(&["import", &source, &image, "--placement", "source"]).code(0);
     let report = |order: &str| {
         let ranks = ["--world-size", "3", "--batch", "30", "--json"];
@@ -388,12 +390,12 @@ fn shuffle_report_finds_ranks_that_each_see_one_class() {
 
 #[test]
 fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
-    let place = Place::with_image();
-    let state = place.path("state");
-    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let dir = TestDir::with_image();
+    let state = dir.path("state");
+    let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let mut command = common::dlfs();
     command.args(["read", &served.address, "--epochs", "1000000", "--batch", "10", "--quiet"]);
-    let list = place.path("ids");
+    let list = dir.path("ids");
     command.arg("--state").arg(&state).arg("--ids").arg(&list).stdout(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
     let consumed = || {
@@ -414,20 +416,20 @@ fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
 
 #[test]
 fn a_state_that_cannot_be_kept_is_known_before_the_work() {
-    let place = Place::with_image();
-    let ran = run(&["read", &place.arg("train.dlfs"), "--state", &place.arg("no/such/folder")]);
+    let dir = TestDir::with_image();
+    let ran = run(&["read", &dir.arg("train.dlfs"), "--state", &dir.arg("no/such/folder")]);
     ran.code(1).complains_of(&["cannot write the file", "no/such/folder"]);
 }
 
 #[test]
 fn a_plain_folder_is_described_and_read_without_an_import() {
-    let place = Place::with_image();
-    let folder = place.arg("source");
+    let dir = TestDir::with_image();
+    let folder = dir.arg("source");
     let stat = run(&["stat", &folder, "--json"]).code(0).json();
     assert_eq!((&stat["samples"], &stat["checksums_learned"]), (&300.into(), &0.into()));
     let stat = run(&["stat", &folder]).code(0);
     assert!(stat.text().contains("0 of 300 known"), "{}", stat.text());
-    let (image, batch) = (place.arg("train.dlfs"), ["--seed", "7", "--order", "global", "--json"]);
+    let (image, batch) = (dir.arg("train.dlfs"), ["--seed", "7", "--order", "global", "--json"]);
     let read = |what: &String| {
         let json = run(&[&["read", what, "--epochs", "2"], &batch[..]].concat()).code(0).json();
         (json["samples"].clone(), json["bytes"].clone(), json["order_crc32c"].clone())
@@ -437,8 +439,8 @@ fn a_plain_folder_is_described_and_read_without_an_import() {
 
 #[test]
 fn tiers_change_where_samples_come_from_and_nothing_else() {
-    let place = Place::with_image();
-    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    let dir = TestDir::with_image();
+    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
     fs::create_dir(&cache).unwrap();
     let read = |more: &[&str]| {
         let fixed = ["read", &image, "--epochs", "3", "--order", "global", "--json"];
@@ -454,7 +456,7 @@ fn tiers_change_where_samples_come_from_and_nothing_else() {
         let tiers = json["tiers"]["tiers"].as_array();
         assert_eq!(tiers.map(Vec::len), (policy != "none").then_some(2), "{json}");
     }
-    let toml = place.arg("tiers.toml");
+    let toml = dir.arg("tiers.toml");
     let tiers = ["--tier", "ram:1M", "--tier", &file, "--threads", "1", "-o", &toml];
     run(&[&["probe", &image], &tiers[..]].concat()).code(0);
     let json = read(&["--tiers", &toml]);
@@ -463,6 +465,6 @@ fn tiers_change_where_samples_come_from_and_nothing_else() {
     assert_eq!(json["tiers"]["tiers"][0]["name"], format!("ram:{}", 8 << 20), "{json}");
     run(&["read", &image, "--tier", "ram:4X"]).code(2).complains_of(&["ram:4X"]);
     run(&["read", &image, "--tier", "file:/nonexistent:4M"]).code(1).complains_of(&["nonexistent"]);
-    fs::write(place.path("bad.toml"), "[[tier]]\nbackend = \"tape\"").unwrap();
-    run(&["read", &image, "--tiers", &place.arg("bad.toml")]).code(1).complains_of(&["bad.toml"]);
+    fs::write(dir.path("bad.toml"), "[[tier]]\nbackend = \"tape\"").unwrap();
+    run(&["read", &image, "--tiers", &dir.arg("bad.toml")]).code(1).complains_of(&["bad.toml"]);
 }

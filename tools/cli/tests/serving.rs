@@ -7,12 +7,12 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Place, Served, run};
+use common::{Served, TestDir, run};
 
 #[test]
 fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let served = Served::start(&image, &[]);
     let remote = served.address.as_str();
     assert!(remote.starts_with("nvme-tcp://127.0.0.1:"), "{remote}");
@@ -29,8 +29,8 @@ fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
     assert!(stat["namespaces"][0]["engine"].as_str().unwrap().starts_with("tcp"));
     assert_eq!(stat["namespaces"][0]["read_only"], true);
     assert_eq!(run(&["verify", remote, "--json"]).code(0).json()["verified"], true);
-    run(&["export", remote, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", remote, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
     let crc = |image: &str| {
         let options =
             ["--order", "grouped", "--epochs", "2", "--json", "--hdr-digest", "--data-digest"];
@@ -43,9 +43,9 @@ fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
 fn serve_prints_the_address_and_a_line_for_linux() {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let mut command = common::dlfs();
-    command.args(["serve", &place.arg("train.dlfs"), "--listen", "127.0.0.1:0"]);
+    command.args(["serve", &dir.arg("train.dlfs"), "--listen", "127.0.0.1:0"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let stdout = BufReader::new(child.stdout.take().unwrap());
     let lines: Vec<String> = stdout.lines().take(4).map(Result::unwrap).collect();
@@ -60,8 +60,8 @@ fn serve_prints_the_address_and_a_line_for_linux() {
 
 #[test]
 fn pollers_run_on_the_processors_that_were_asked_for() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let allowed = |path: &Path| {
         let status = std::fs::read_to_string(path.join("status")).unwrap();
         let line = |name: &str| {
@@ -77,7 +77,7 @@ fn pollers_run_on_the_processors_that_were_asked_for() {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
         tasks.map(|task| allowed(&task.unwrap().path())).collect()
     };
-    // A thread names and binds itself once it runs, which may be after the address was printed.
+    // A thread sets its name and binding once it runs, which may be after the address was printed.
     let late = Instant::now() + Duration::from_secs(20);
     for name in ["dlfs-target-0", "dlfs-target-1"] {
         while !threads().contains(&(name.to_owned(), first.clone())) {
@@ -87,7 +87,7 @@ fn pollers_run_on_the_processors_that_were_asked_for() {
     }
     let bound = ["--cpus", &first, "--numa", "0", "--busy-poll", "--json"];
     let options = [&["read", &served.address], &bound[..]].concat();
-    // On a machine of several nodes the first processor may be of another than 0.
+    // On a machine with several NUMA nodes the first processor may belong to another node than 0.
     let node_0 = Path::new("/sys/devices/system/node/node1").exists();
     let options = if node_0 { &options[..4] } else { &options[..] };
     run(options).code(0);
@@ -95,8 +95,8 @@ fn pollers_run_on_the_processors_that_were_asked_for() {
 
 #[test]
 fn processors_and_nodes_that_are_not_there_are_told_at_once() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     for command in ["serve", "read"] {
         let refused = |options: &[&str], reason: &str| {
             run(&[&[command, &image], options].concat())
@@ -112,18 +112,18 @@ fn processors_and_nodes_that_are_not_there_are_told_at_once() {
 
 #[test]
 fn a_port_in_use_is_said_plainly() {
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
-    run(&["serve", &place.arg("train.dlfs"), "--listen", &listen])
+    run(&["serve", &dir.arg("train.dlfs"), "--listen", &listen])
         .code(1)
         .complains_of(&[&listen, "in use"]);
 }
 
 #[test]
 fn the_rest_of_the_network_gets_nothing_unless_it_is_said_who_may_connect() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     run(&["serve", &image, "--listen", "0.0.0.0:0"]).code(2).complains_of(&["--allow-host"]);
     run(&["serve", &image, "--listen", "nowhere"]).code(2).complains_of(&["HOST:PORT"]);
     run(&["serve", &image, "--nqn", ""]).code(2).complains_of(&["--nqn"]);
@@ -131,42 +131,42 @@ fn the_rest_of_the_network_gets_nothing_unless_it_is_said_who_may_connect() {
 
 #[test]
 fn only_the_hosts_on_the_list_get_in() {
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let (good, bad) = ("nqn.2026-11.io.dlfs:good", "nqn.2026-11.io.dlfs:bad");
-    let served = Served::start(&place.arg("train.dlfs"), &["--allow-host", good]);
+    let served = Served::start(&dir.arg("train.dlfs"), &["--allow-host", good]);
     run(&["ls", &served.address, "--hostnqn", good]).code(0);
     run(&["ls", &served.address, "--hostnqn", bad]).code(1).complains_of(&["host"]);
 }
 
 #[test]
 fn a_striped_image_is_served_and_found_in_any_order_of_its_addresses() {
-    let place = Place::with_source();
-    let image = format!("{},{}", place.arg("a.dlfs"), place.arg("b.dlfs"));
-    run(&["import", &place.arg("source"), &image, "--chunk-size", "64K"]).code(0);
+    let dir = TestDir::with_source();
+    let image = format!("{},{}", dir.arg("a.dlfs"), dir.arg("b.dlfs"));
+    run(&["import", &dir.arg("source"), &image, "--chunk-size", "64K"]).code(0);
     let served = Served::start(&image, &["--nqn", "nqn.2026-11.io.dlfs:striped"]);
     assert_eq!(served.said["namespaces"].as_array().unwrap().len(), 2);
     let (one, two) = served.address.split_once(',').unwrap();
-    run(&["export", &format!("{two},{one}"), &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &format!("{two},{one}"), &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
     run(&["ls", one]).code(1).complains_of(&["namespace"]);
 }
 
 #[test]
 fn an_import_goes_onto_a_writable_namespace_and_is_refused_on_a_read_only_one() {
-    let place = Place::with_source();
-    File::create(place.path("blank.dlfs")).unwrap().set_len(64 << 20).unwrap();
-    let blank = place.arg("blank.dlfs");
+    let dir = TestDir::with_source();
+    File::create(dir.path("blank.dlfs")).unwrap().set_len(64 << 20).unwrap();
+    let blank = dir.arg("blank.dlfs");
     {
         let served = Served::start(&blank, &[]);
-        run(&["import", &place.arg("source"), &served.address]).code(1);
+        run(&["import", &dir.arg("source"), &served.address]).code(1);
     }
     assert!(std::fs::read(&blank).unwrap().iter().all(|&byte| byte == 0));
     let served = Served::start(&blank, &["--writable"]);
-    run(&["import", &place.arg("source"), &served.address]).code(0);
+    run(&["import", &dir.arg("source"), &served.address]).code(0);
     run(&["verify", &served.address]).code(0);
     drop(served);
-    run(&["export", &blank, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &blank, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
 #[test]
@@ -178,8 +178,8 @@ fn a_target_that_is_not_there_is_named_with_its_address() {
 
 #[test]
 fn discover_names_what_a_target_serves() {
-    let place = Place::with_image();
-    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let dir = TestDir::with_image();
+    let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let listen = served.said["listen"].as_str().unwrap();
     let text = run(&["discover", listen]).code(0);
     assert!(text.text().lines().any(|line| line == served.address), "{}", text.text());
@@ -190,8 +190,8 @@ fn discover_names_what_a_target_serves() {
 
 #[test]
 fn the_second_path_is_taken_when_nothing_answers_on_the_first() {
-    let place = Place::with_image();
-    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let dir = TestDir::with_image();
+    let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let dead = format!("nvme-tcp://{dead}/nqn.2026-11.io.dlfs:train");
     let ran = run(&["read", &dead, "--path", &served.address, "--json"]).code(0);
@@ -203,8 +203,8 @@ fn the_second_path_is_taken_when_nothing_answers_on_the_first() {
 
 #[test]
 fn an_address_may_be_written_as_spdk_writes_it() {
-    let place = Place::with_image();
-    let served = Served::start(&place.arg("train.dlfs"), &[]);
+    let dir = TestDir::with_image();
+    let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let port = served.said["listen"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
     let address = format!(
         "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:nqn.2026-11.io.dlfs:train ns:1"
@@ -216,10 +216,10 @@ fn an_address_may_be_written_as_spdk_writes_it() {
 
 #[test]
 fn limits_are_options_and_a_host_beyond_them_is_told_to_try_again() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let served = Served::start(&image, &["--max-controllers", "1", "--max-keep-alive", "3600"]);
-    let busy = Served::start(&served.address, &[]); // a relay holds the one place
+    let busy = Served::start(&served.address, &[]); // a relay uses the only connection
     let refused = run(&["ls", &served.address, "--ctrl-loss-tmo", "1"]).code(1);
     refused.complains_of(&["controller busy", "--max-controllers"]);
     run(&["ls", &busy.address]).code(0);
@@ -228,8 +228,8 @@ fn limits_are_options_and_a_host_beyond_them_is_told_to_try_again() {
 
 #[test]
 fn every_limit_of_a_target_is_an_option() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let options = "--max-controllers 9 --max-controllers-per-address 8 --max-discovery-controllers 7 \
                    --max-discovery-controllers-per-address 6 --max-connections 50 \
                    --max-connections-per-address 40 --max-io-queues 2 --max-queue-entries 64 \

@@ -1,7 +1,7 @@
-//! The main job against SPDK's own target: import onto it, and everything that reads, through SPDK's host
-//! over TCP and over vfio-user and through our own.
+//! The main workflow against SPDK's own target: import onto it, and all commands that read, through
+//! SPDK's host over TCP and over vfio-user, and through our own.
 //!
-//! Runs with `--features spdk` where SPDK is installed, below `SPDK_DIR` or on the path.
+//! Runs with `--features spdk` if SPDK is installed, below `SPDK_DIR` or on the path.
 #![cfg(feature = "spdk")]
 
 mod common;
@@ -11,27 +11,27 @@ mod nvmf_tgt;
 
 use std::sync::Mutex;
 
-use common::{Place, run};
+use common::{TestDir, run};
 use nvmf_tgt::NvmfTgt;
 
-/// Targets and hosts poll: one test at a time.
+/// Targets and hosts spin: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn the_main_job_works_end_to_end_with_spdks_target() {
     let _alone = ONE_AT_A_TIME.lock();
     let Some(target) = NvmfTgt::start(32, 4096) else { return };
-    let place = Place::with_image();
+    let dir = TestDir::with_image();
     let [ours, tcp, vfio_user] =
         [target.tcp(), target.spdk_tcp(), target.vfio_user()].map(|address| address.to_string());
     let on_file = |arguments: &[&str]| {
-        let image = place.arg("train.dlfs");
+        let image = dir.arg("train.dlfs");
         run(&[&[arguments[0], &image], &arguments[1..]].concat()).code(0)
     };
     let shuffled = ["read", "--order", "grouped", "--epochs", "2", "--json"];
     let in_global_order = ["read", "--order", "global", "--json"];
     for onto in [&tcp, &vfio_user, &ours] {
-        let import = ["import", &place.arg("source"), onto, "--force"];
+        let import = ["import", &dir.arg("source"), onto, "--force"];
         run(&import).code(0);
         for (from, engine) in [(&ours, "tcp"), (&tcp, "spdk (tcp"), (&vfio_user, "spdk (vfiouser")]
         {
@@ -49,8 +49,8 @@ fn the_main_job_works_end_to_end_with_spdks_target() {
             }
         }
     }
-    run(&["export", &vfio_user, &place.arg("out")]).code(0);
-    assert_eq!(place.files("out"), place.files("source"));
+    run(&["export", &vfio_user, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a user sees while a command works: the screen of a terminal, read through an emulator.
+//! The screen of a terminal while a command works, read through an emulator.
 
 mod common;
 
@@ -7,13 +7,13 @@ use std::io::Read;
 use std::num::NonZero;
 use std::process::Stdio;
 
-use common::{Place, dlfs, wait};
+use common::{TestDir, dlfs, wait};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 const ROWS: u16 = 40;
 
-/// Screens that differ, one after the other, of `dlfs ARGUMENTS` on a terminal of `columns`.
+/// The successive different screens of `dlfs ARGUMENTS` on a terminal of `columns`.
 fn screens(columns: u16, arguments: &[&str]) -> Vec<Vec<String>> {
     let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
     grantpt(&main).expect("ours");
@@ -32,7 +32,7 @@ fn screens(columns: u16, arguments: &[&str]) -> Vec<Vec<String>> {
     let mut screen = vt100::Parser::new(size(ROWS), size(columns), 0);
     let mut found: Vec<Vec<String>> = Vec::new();
     let (mut main, mut bytes) = (File::from(main), [0; 4096]);
-    // The read fails with EIO once no process has the other end.
+    // The read fails with EIO once no process has the other end open.
     while let Ok(len @ 1..) = main.read(&mut bytes) {
         screen.process(&bytes[..len]);
         let rows = screen.screen().rows(0, columns).map(|row| row.trim_end().to_owned());
@@ -52,7 +52,7 @@ fn is_progress(row: &str) -> bool {
     LABELS.iter().any(|label| row.starts_with(&format!("{label:>10} ")))
 }
 
-/// Progress stands in one line, which is whole, and is gone at the end.
+/// Progress is one complete line, which is gone at the end.
 fn check(columns: u16, screens: &[Vec<String>], last: &str) {
     let mut bars = 0;
     for rows in screens {
@@ -71,41 +71,41 @@ fn check(columns: u16, screens: &[Vec<String>], last: &str) {
 
 #[test]
 fn the_progress_of_an_import_is_one_line_and_leaves_none() {
-    let place = place_with_many_files();
+    let dir = folder_with_many_files();
     for columns in [80, 100, 120] {
-        let image = place.arg(&format!("{columns}.dlfs"));
-        let found = screens(columns, &["import", &place.arg("source"), &image]);
+        let image = dir.arg(&format!("{columns}.dlfs"));
+        let found = screens(columns, &["import", &dir.arg("source"), &image]);
         check(columns, &found, "imported 2,000 samples");
     }
 }
 
 #[test]
 fn the_demo_fits_terminals_of_80_100_and_120_columns() {
-    let place = place_with_many_files();
+    let dir = folder_with_many_files();
     for columns in [80, 100, 120] {
-        let folder = place.arg("source");
+        let folder = dir.arg("source");
         let own = ["demo"];
         let arguments = if columns == 80 { &own[..] } else { &["demo", &folder] };
         let found = screens(columns, arguments);
         check(columns, &found, "What next");
         let end = found.last().expect("something was shown");
-        // A line that wrapped goes on without an indent, or in the middle of a word.
+        // A wrapped line continues without an indent, or in the middle of a word.
         let wide = usize::from(columns);
         let full: Vec<_> = end.iter().filter(|row| row.chars().count() >= wide).collect();
         assert!(full.is_empty(), "{columns} columns: {full:?}");
     }
 }
 
-/// Enough that a bar is drawn, ten times a second.
-fn place_with_many_files() -> Place {
-    let place = Place::new();
+/// Enough files for a bar to be drawn, ten times per second.
+fn folder_with_many_files() -> TestDir {
+    let dir = TestDir::new();
     for class in 0..10 {
-        let folder = place.path("source").join(format!("class-{class}"));
+        let folder = dir.path("source").join(format!("class-{class}"));
         std::fs::create_dir_all(&folder).expect("a new folder");
         for index in 0..200 {
             let path = folder.join(format!("{index:04}.bin"));
             std::fs::write(path, [class; 20_000]).expect("a new file");
         }
     }
-    place
+    dir
 }

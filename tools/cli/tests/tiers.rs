@@ -1,4 +1,5 @@
-//! Tiers between processes: two in one place, one that is killed while it copies, what probe writes.
+//! Tiers shared by processes: two in one folder, one that is killed while it copies, and the output
+//! of probe.
 
 mod common;
 
@@ -7,10 +8,10 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{Place, dlfs, run, wait};
+use common::{TestDir, dlfs, run, wait};
 use serde_json::Value;
 
-/// A `dlfs read` that goes on until it is killed.
+/// A `dlfs read` that runs until it is killed.
 struct Endless(Child);
 
 impl Endless {
@@ -24,7 +25,7 @@ impl Endless {
 
 impl Drop for Endless {
     fn drop(&mut self) {
-        // SIGKILL: nothing of it runs any more. It may have ended by itself, with an error.
+        // SIGKILL: none of its code runs any more. It may have ended by itself, with an error.
         let _ = self.0.kill();
         wait(&mut self.0);
     }
@@ -45,8 +46,8 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn the_second_process_on_a_tier_attaches_to_the_first() {
-    let place = Place::with_image();
-    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    let dir = TestDir::with_image();
+    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:64M");
     let mut first = Endless::start(&image, &tier);
@@ -64,11 +65,11 @@ fn the_second_process_on_a_tier_attaches_to_the_first() {
     assert_eq!(alone["tiers"]["owner"], Value::Null);
 }
 
-/// Five moments, or as many as the variable says.
+/// Five random moments, or as many as the variable says.
 #[test]
 fn a_kill_of_the_owner_at_any_moment_harms_no_reader() {
-    let place = Place::with_image();
-    let (image, cache) = (place.arg("train.dlfs"), place.arg("cache"));
+    let dir = TestDir::with_image();
+    let (image, cache) = (dir.arg("train.dlfs"), dir.arg("cache"));
     fs::create_dir(&cache).unwrap();
     let tier = format!("file:{cache}:64M");
     let epochs = ["--epochs", "300"];
@@ -108,12 +109,12 @@ fn a_kill_of_the_owner_at_any_moment_harms_no_reader() {
 
 #[test]
 fn copies_of_a_killed_process_are_whole_or_not_there() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let plain = read(&image, &[]);
     let mut restored = 0;
     for (round, delay_ms) in [0, 5, 20, 60, 200].into_iter().enumerate() {
-        let cache = place.arg(&format!("cache{round}"));
+        let cache = dir.arg(&format!("cache{round}"));
         fs::create_dir(&cache).unwrap();
         let tier = format!("file:{cache}:64M");
         let process = Endless::start(&image, &tier);
@@ -132,8 +133,8 @@ fn copies_of_a_killed_process_are_whole_or_not_there() {
 
 #[test]
 fn what_probe_writes_is_read_as_it_is_and_as_edited() {
-    let place = Place::with_image();
-    let (image, cache, toml) = (place.arg("train.dlfs"), place.arg("cache"), place.arg("t.toml"));
+    let dir = TestDir::with_image();
+    let (image, cache, toml) = (dir.arg("train.dlfs"), dir.arg("cache"), dir.arg("t.toml"));
     fs::create_dir(&cache).unwrap();
     let file = format!("file:{cache}:8M");
     run(&["probe", &image, "--tier", "ram:1M", "--tier", &file, "--threads", "1,2", "-o", &toml])
@@ -157,8 +158,8 @@ fn what_probe_writes_is_read_as_it_is_and_as_edited() {
 
 #[test]
 fn a_run_says_what_each_tier_brought_and_how_long_it_was_waited_for() {
-    let place = Place::with_image();
-    let image = place.arg("train.dlfs");
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
     let json = read(&image, &["--tier", "ram:64M"]);
     let tier = &json["tiers"]["tiers"][0];
     for key in ["hits", "hit_bytes", "hit_s", "fills", "fill_bytes", "fill_s"] {

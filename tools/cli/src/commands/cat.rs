@@ -1,4 +1,4 @@
-//! `dlfs cat`: the bytes of samples, verified, on standard output.
+//! `dlfs cat`: writes samples to standard output.
 
 use clap::Args;
 
@@ -21,7 +21,7 @@ pub(crate) struct CatArgs {
     /// The samples' names, or their ids with --id
     #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
     names: Vec<Name>,
-    /// Which field, of samples that have several
+    /// The field to write, if samples have several
     #[arg(long, value_name = "FIELD")]
     field: Option<String>,
     /// The names are ids, counted from 0
@@ -52,7 +52,7 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// The number of the field that is meant.
+/// The number of the selected field.
 fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Failure> {
     let fields: Vec<String> = directory.fields().iter().map(|name| safe_name(name)).collect();
     match field {
@@ -72,7 +72,7 @@ fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Fai
     }
 }
 
-/// The live sample of a name, or of an id written as a number.
+/// The live sample with a name, or with an id written as a number.
 ///
 /// # Errors
 /// `NotFound`: there is none.

@@ -1,4 +1,4 @@
-//! `dlfs completions`: what a shell needs to complete commands and options.
+//! `dlfs completions`: generates shell completions.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -7,11 +7,11 @@ use super::Cli;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// Print the completions of commands and options for a shell
+/// Print shell completions of commands and options
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CompletionsArgs {
-    /// The shell that reads them
+    /// The shell to generate them for
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }

@@ -1,4 +1,4 @@
-//! `dlfs delete`: a new generation without some samples.
+//! `dlfs delete`: commits a new generation without some samples.
 
 use clap::Args;
 use serde::Serialize;
@@ -12,8 +12,8 @@ use crate::text;
 
 /// Delete samples, as a new generation
 ///
-/// Their bytes stay until `dlfs purge`; readers of the generation before go on undisturbed. When a name
-/// is not in the image, nothing is deleted.
+/// Their bytes stay until `dlfs purge`, so readers of the previous generation are not disturbed. If
+/// a name is not in the image, nothing is deleted.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DeleteArgs {
@@ -23,7 +23,7 @@ pub(crate) struct DeleteArgs {
     /// The samples' names
     #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
     names: Vec<Name>,
-    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
+    /// Overwrite a bad superblock copy even if that may lose a newer generation
     #[arg(long)]
     accept_older_generation: bool,
     /// Print the report as one line of JSON
@@ -54,7 +54,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// What `delete` and `purge` print as JSON.
+/// The JSON report of `delete` and `purge`.
 #[derive(Serialize)]
 pub(super) struct JsonReport {
     uuid: String,

@@ -1,4 +1,5 @@
-//! `dlfs demo`: import, serve, read twice, compare with the source; the first minute of a new user.
+//! `dlfs demo`: imports, serves, reads twice and compares with the source, in a new user's first
+//! minute.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,15 +32,15 @@ use crate::scratch::scratch_folder;
 use crate::signals::{GRACE, Stop};
 use crate::text;
 
-/// See all of it work in a few seconds: import, serve, read, check
+/// Try everything in a few seconds: import, serve, read, check
 ///
 /// Imports a folder, serves it over NVMe/TCP, reads two shuffled epochs and compares every sample.
-/// Without DIR a small data set is made: 4,000 files, about 140 MB. It and the image are kept in memory
-/// (/dev/shm) where there is plenty, else in a temporary folder; TMPDIR says otherwise. An embedded
-/// target serves the image on a loopback socket, and the user-level host reads it. Every sample that
-/// arrives is compared with its source file, byte for byte. At the end the same files are opened, read and
-/// closed one by one, from the page cache and, those of DIR, from their disk, to show what that means.
-/// Everything that was made is removed at the end, also after Ctrl-C.
+/// Without DIR it generates a small data set: 4,000 files, about 140 MB. The data set and the image
+/// are stored in memory (/dev/shm) if there is plenty, else in a temporary folder; TMPDIR overrides
+/// this. An embedded target serves the image on a loopback socket, and the user-level host reads
+/// it. Every sample is compared with its source file, byte for byte. At the end the demo opens,
+/// reads and closes the same files one by one for comparison: from the page cache and, for DIR,
+/// also from disk. All generated files are removed at the end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A folder of files to use instead; it is only read
@@ -47,10 +48,10 @@ pub(crate) struct DemoArgs {
     folder: Option<PathBuf>,
     #[command(flatten)]
     order: OrderArgs,
-    /// Samples of a batch
+    /// Samples per batch
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Print the figures as one line of JSON
+    /// Print the results as one line of JSON
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +61,7 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
     let scratch = scratch_folder(made)?;
     let path = scratch.path().to_path_buf();
     let stop = Stop::on_signals(GRACE, move || {
-        let _ = std::fs::remove_dir_all(path); // nobody is left to be told why it could not be removed
+        let _ = std::fs::remove_dir_all(path); // nobody is left to report an error to
         Outcome::Incomplete
     })?;
     let mut demo = Demo {
@@ -92,7 +93,7 @@ fn say_where_there_is_room(failure: Failure) -> Failure {
     }
 }
 
-/// A running demo. Its steps end early, with an error, when the user wants to stop.
+/// A running demo. Its steps end early with an error when the user stops it.
 struct Demo<'a> {
     args: &'a DemoArgs,
     scratch: &'a Path,
@@ -176,7 +177,7 @@ impl Demo<'_> {
         Ok(target)
     }
 
-    /// The source in memory, where it fits, so that comparing costs the epochs next to nothing.
+    /// The source files, in memory if they fit, so that comparing does not slow the epochs down.
     fn load_source<'i>(&self, folder: &Path, image: &'i Image) -> Result<Source<'i>, Failure> {
         let mut meter = Meter::new("loading", image.directory().num_samples(), self.quiet);
         let (mut samples, mut bytes) = (0, 0);
@@ -190,8 +191,8 @@ impl Demo<'_> {
         Ok(source)
     }
 
-    /// Reads the epochs and compares every sample. Where the source is not in memory, comparing goes
-    /// over the same epochs once more, so that reading files does not count as reading samples.
+    /// Reads the epochs and compares every sample. If the source is not in memory, the comparison
+    /// repeats the same epochs, so that reading files does not count as reading samples.
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let compare_now = source.is_loaded();
         let epochs = self.read_epochs(image, "reading", EPOCHS, compare_now.then_some(source))?;
@@ -242,7 +243,8 @@ impl Demo<'_> {
         }
     }
 
-    /// What the same files cost without dlfs: one thread opens, reads and closes them, as a trainer does.
+    /// Measures the same files without dlfs: one thread opens, reads and closes them, as a trainer
+    /// does.
     fn beside(
         &self,
         path: &Path,
@@ -253,10 +255,10 @@ impl Demo<'_> {
         let files =
             |source: &Source<'_>| source.samples_per_s(|| !self.stop.is_set())?.ok_or_else(stopped);
         let dlfs = |epochs: &[Epoch]| epochs.last().map_or(0.0, |e| e.report.samples_per_s);
-        files(source)?; // so that the page cache holds them, as it does the image by now
+        files(source)?; // warms the page cache, which holds the image by now
         let warm = Rates { files: files(source)?, dlfs: dlfs(epochs) };
         let mut cold = None;
-        // What the demo has just made is not on a disk yet, so it cannot be read from one.
+        // A generated data set may not be on the disk yet, so a cold read cannot be measured.
         if self.args.folder.is_some() && source.drop_pages()? && drop_pages_of(path)? {
             let files = files(source)?;
             cold = Some(Rates { files, dlfs: dlfs(&self.read_epochs(image, "reading", 1, None)?) });
@@ -273,7 +275,7 @@ fn stopped() -> Failure {
     Error::new(ErrorKind::Interrupted, "the demo was stopped").into()
 }
 
-/// Whether an epoch delivered every sample; forgets them for the next.
+/// Whether the epoch delivered every sample; clears the list for the next epoch.
 fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
     let missing = seen.iter().filter(|seen| !**seen).count();
     if missing > 0 {
@@ -284,12 +286,12 @@ fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What one epoch was like.
+/// Measurements of one epoch.
 #[derive(Serialize)]
 struct Epoch {
     #[serde(flatten)]
     report: RunReport,
-    /// Read commands sent meanwhile; none where all chunks are in memory still.
+    /// Read commands sent in the epoch; 0 if all chunks are still in memory.
     commands: u64,
 }
 
@@ -300,12 +302,12 @@ struct JsonReport<'a> {
     beside: Beside,
 }
 
-/// Samples a second of dlfs, and of one thread that opens, reads and closes the same files.
+/// Samples per second of dlfs, and of one thread that opens, reads and closes the same files.
 #[derive(Serialize)]
 struct Beside {
     /// From the page cache.
     warm: Rates,
-    /// From the disk; none where the files lie in memory, or were made by the demo.
+    /// From the disk; `None` if the files are in memory or were generated by the demo.
     cold: Option<Rates>,
 }
 
@@ -315,7 +317,7 @@ struct Rates {
     dlfs: f64,
 }
 
-/// What the demo prints, step by step, unless only JSON is wanted.
+/// Prints the demo step by step, unless only JSON is requested.
 struct Show {
     out: Out,
     silent: bool,
@@ -424,10 +426,10 @@ impl Show {
     }
 }
 
-/// Sources up to this size are compared in memory.
+/// Sources up to this size are loaded into memory for the comparison.
 const COMPARE_IN_MEMORY_BYTES: u64 = 512 << 20;
 const EPOCHS: u64 = 2;
-/// Entries that are named when they were left out.
+/// The number of skipped entries to name.
 const SHOWN_BAD: usize = 3;
 const WHAT_NEXT: &str = "
   dlfs demo ~/pictures                  the same with files of yours

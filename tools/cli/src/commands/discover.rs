@@ -1,4 +1,4 @@
-//! `dlfs discover`: which subsystems a target offers.
+//! `dlfs discover`: lists the subsystems of a target.
 
 use clap::Args;
 use serde::Serialize;
@@ -12,16 +12,16 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::text::safe_name;
 
-/// Ask a discovery service which subsystems there are
+/// List the subsystems that a discovery service offers
 ///
-/// Every target of `dlfs serve` answers on its own port; other targets usually have a discovery service
-/// on port 8009.
+/// Every target of `dlfs serve` answers on its own port; other targets usually have a discovery
+/// service on port 8009.
 #[derive(Debug, Args)]
 pub(crate) struct DiscoverArgs {
-    /// Where to ask
+    /// The discovery service
     #[arg(value_name = "HOST[:PORT]", value_parser = parse_place)]
     place: (String, u16),
-    /// One line of JSON for each record
+    /// Print one line of JSON for each record
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
         if args.json {
             out.json(&record)?;
         } else {
-            // What no host of ours can connect to is shown as the target wrote it.
+            // Records that our host cannot connect to are printed as the target wrote them.
             let elsewhere = || format!("{} at {}", record.subnqn, record.traddr);
             out.line(record.address.clone().unwrap_or_else(elsewhere))?;
         }
@@ -57,7 +57,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// The record's texts are the target's: nothing of them reaches a terminal unescaped.
+/// The texts come from the target, so they are escaped before they reach a terminal.
 fn describe(record: &DiscoveryRecord) -> JsonRecord {
     let subnqn = record.subnqn().ok();
     let (traddr, trsvcid) = (record.traddr(), record.port());
@@ -79,7 +79,7 @@ fn describe(record: &DiscoveryRecord) -> JsonRecord {
     }
 }
 
-/// `host`, `host:port`, `[v6]:port`, `v6`; the port of discovery is 8009.
+/// Parses `host`, `host:port`, `[v6]:port` or `v6`; the default port is 8009.
 fn parse_place(text: &str) -> Result<(String, u16), String> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
@@ -96,7 +96,7 @@ fn parse_place(text: &str) -> Result<(String, u16), String> {
     }
 }
 
-/// IANA's port of NVMe discovery over TCP.
+/// The port that IANA assigned to NVMe discovery over TCP.
 const DISCOVERY_PORT: u16 = 8009;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `dlfs doctor`: what this machine has for user-level NVMe, and how to have what is not there.
+//! `dlfs doctor`: shows what this machine provides for user-level NVMe, and how to enable the rest.
 //!
-//! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root that
-//! tests choose.
+//! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root
+//! that tests can set.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use serde::Serialize;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// Check huge pages, locked memory, VFIO, permissions and the IOMMU, and say how to mend each
+/// Check huge pages, locked memory, VFIO, permissions and the IOMMU, and say how to enable each
 ///
-/// Image files, folders and nvme-tcp:// need none of it: all of it is optional, and for spdk: addresses alone:
-/// huge pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. Ends with 0 whatever is there.
+/// Image files, folders and nvme-tcp:// need none of these. Only spdk: addresses use them: huge
+/// pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. The exit code is always 0.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// One line of JSON for each check
+    /// Print one line of JSON for each check
     #[arg(long)]
     json: bool,
 }
@@ -29,7 +29,7 @@ struct Finding {
     check: &'static str,
     good: bool,
     found: String,
-    /// What it would bring and how to have it, where it is not there.
+    /// What it would enable, and how to get it, if it is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<&'static str>,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// What people read: first whether anything is wrong, which nothing is, then what there could be.
+/// The report as text: first whether anything is wrong, then what is optional.
 fn report(findings: &[Finding]) -> Vec<String> {
     let absent = findings.iter().filter(|finding| !finding.good).count();
     let mut lines = vec![
@@ -65,28 +65,28 @@ fn report(findings: &[Finding]) -> Vec<String> {
     lines
 }
 
-/// What there is to know.
+/// The facts that the checks use.
 #[derive(Debug, Default)]
 struct Machine {
-    /// Huge pages of 2 MiB: all, and free ones.
+    /// Huge pages of 2 MiB: total and free.
     huge_pages: (u64, u64),
     hugetlbfs: Option<String>,
-    /// Soft limit of locked memory in bytes; `None`: none.
+    /// Soft limit of locked memory in bytes; `None`: unlimited.
     memlock_bytes: Option<u64>,
     has_vfio: bool,
     vfio_groups: usize,
-    /// Groups that this user may open.
+    /// The number of VFIO groups that this user can open.
     vfio_usable: usize,
     has_uio: bool,
     has_noiommu: bool,
     iommu_groups: usize,
-    /// NVMe drives by PCI address, and the driver that has each.
+    /// NVMe drives by PCI address, with the driver bound to each.
     drives: Vec<(String, Option<String>)>,
     is_root: bool,
 }
 
 impl Machine {
-    /// Reads what the kernel tells below `root`.
+    /// Reads the facts below `root`.
     fn at(root: &Path) -> Machine {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let number = |path: &str| read(path).trim().parse().unwrap_or(0);
@@ -120,7 +120,7 @@ impl Machine {
     }
 }
 
-/// Where a hugetlbfs is mounted.
+/// The mount point of a hugetlbfs.
 fn hugetlbfs(mounts: &str) -> Option<String> {
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mut found = fields.filter(|fields| fields.get(2) == Some(&"hugetlbfs"));

@@ -1,4 +1,4 @@
-//! `dlfs export`: samples back into files or a tar archive.
+//! `dlfs export`: writes samples to files or to a tar archive.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -26,11 +26,12 @@ use crate::text::{self, safe_name};
 
 /// Write all samples into a folder or a tar archive
 ///
-/// DEST is a folder that is empty or not there yet, or an archive: FILE.tar, or - for standard output.
-/// A sample is a file of its name; one of several fields is a file NAME.FIELD for each of them. Nothing
-/// is written outside DEST or over something else, and no link is followed. Names that cannot be files
-/// below DEST (absolute, with . or .. or empty parts, NUL bytes, parts above 255 bytes), and names that
-/// need a folder where a sample lies, are refused and listed, and the exit code is then 1.
+/// DEST is an empty or new folder, or an archive: FILE.tar, or - for standard output. Each sample
+/// becomes a file with its name; a sample with several fields becomes a file NAME.FIELD for each of
+/// them. Nothing is written outside DEST, nothing is overwritten, and no link is followed. Names
+/// that cannot be files below DEST are refused and listed, and the exit code is then 1: absolute
+/// names, names with . or .. or empty components, NUL bytes, components longer than 255 bytes, and
+/// names that need a folder where a sample is.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct ExportArgs {
@@ -90,7 +91,7 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
     }
 }
 
-/// An export on its way.
+/// A running export.
 struct Export<'a> {
     directory: &'a Directory,
     sink: &'a mut dyn Sink,
@@ -98,13 +99,13 @@ struct Export<'a> {
     done: Done,
 }
 
-/// What an export did.
+/// The result of an export.
 #[derive(Default)]
 struct Done {
     samples: u64,
     files: u64,
     bytes: u64,
-    /// Samples that could not be read; warnings have named them.
+    /// Samples that could not be read; each was reported as a warning.
     damaged: u64,
     refused: Vec<Refused>,
 }
@@ -120,7 +121,7 @@ struct Refused {
 }
 
 impl Export<'_> {
-    /// Writes all live samples in the order of the media; whether it was stopped on the way.
+    /// Writes all live samples in the order of the media; returns whether it was stopped.
     fn all(&mut self, image: &Image, stop: &Stop, quiet: bool) -> Result<bool, Failure> {
         let kind = OrderKind::Sequential { by: SequentialBy::Slot };
         let order = OrderSpec { kind, seed: 0 };
@@ -195,7 +196,7 @@ impl Export<'_> {
         }
     }
 
-    /// The folder of `name` that is a sample itself: whichever came first, the sample stays.
+    /// The folder in `name` that is also a sample: whichever is written first, the sample is kept.
     fn sample_in_the_way<'n>(&self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
         for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             if self.directory.lookup(&name[..at])?.is_some() {
@@ -258,7 +259,7 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     out.flush()
 }
 
-/// Samples taken from the loader at a time.
+/// Samples read from the loader at a time.
 const BATCH: usize = 256;
 const AFTER: &str = "\
 With --escape a refused name is written part by part: % and NUL become %25 and %00, . and .. become

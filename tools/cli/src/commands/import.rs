@@ -1,4 +1,4 @@
-//! `dlfs import`: puts a data set onto an image.
+//! `dlfs import`: writes a data set to an image.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -21,18 +21,18 @@ use crate::signals::{GRACE_FOR_WRITERS, Stop};
 use crate::size::parse_size;
 use crate::text;
 
-/// Put folders, tar or WebDataset shards, TFRecords or a list onto an image
+/// Import folders, tar or WebDataset shards, TFRecords or a list into an image
 ///
-/// What the sources are is judged by their bytes. A folder of shards may hold what describes them as well
-/// (README, *.json, *.md, *.idx, _SUCCESS, hidden files), which is set aside; where shards and other files
-/// lie side by side, or shards in folders of their own, nothing is imported until --from says what is
-/// meant. The report says how many files and bytes of what were taken as what. Shards may be compressed
-/// with gzip or zstd (see --spool). JSON Lines, Parquet and Arrow files are refused unless --from folder
-/// says that each file is one sample.
+/// The kind of each source is detected from its content. Files that describe the shards of a folder
+/// (README, *.json, *.md, *.idx, _SUCCESS, hidden files) are set aside. If a folder mixes shards
+/// with other files, or has shards in subfolders, nothing is imported until --from says what to do.
+/// The report lists the number of files and bytes of each kind. Shards may be compressed with gzip
+/// or zstd (see --spool). JSON Lines, Parquet and Arrow files are refused unless --from folder says
+/// that each file is one sample.
 ///
-/// The image must be a new file or hold nothing but zeroes, unless --append, --resume or --force says
-/// otherwise. Entries that cannot be imported are all named, and nothing is imported; --on-error skip
-/// imports the rest. What is committed is durable when the command ends.
+/// The image must be a new file or contain only zeroes, unless --append, --resume or --force is
+/// given. If some entries cannot be imported, all of them are listed and nothing is imported;
+/// --on-error skip imports the rest. Committed samples are durable when the command ends.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ImportArgs {
@@ -40,35 +40,35 @@ pub(crate) struct ImportArgs {
     /// path<TAB>label on each line; `-` is a pipe with a tar archive
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
     sources: Vec<PathBuf>,
-    /// Where to: ADDRESS[,ADDRESS...], the data striped over all of them
+    /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// What the sources are: of a folder with other files too, tar, webdataset and tfrecord take the
-    /// shards of that kind, in all its folders, and folder takes each file as one sample
+    /// The kind of the sources. In a folder with other files, tar, webdataset and tfrecord select
+    /// the shards of that kind, also in subfolders; folder imports each file as one sample
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
     from: SourceKind,
     #[command(flatten)]
     onto: OntoArgs,
-    /// In which order samples lie on the media
+    /// The order of samples on the media
     #[arg(long, value_enum, default_value_t = PlacementArg::Shuffled)]
     placement: PlacementArg,
     /// Seed of the shuffled placement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Length of a chunk, a power of two from 64K to 256M
+    /// Chunk size, a power of two from 64K to 256M
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_chunk_size)]
     chunk_size: u32,
     /// Whether small samples avoid crossing blocks, at the cost of some padding
     #[arg(long, value_enum, default_value_t = PackArg::Aligned)]
     pack: PackArg,
-    /// What to do about entries that cannot be imported
+    /// What to do with entries that cannot be imported
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
     on_error: OnErrorArg,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
-    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
-    /// (with --append or --resume)
+    /// Overwrite a bad superblock copy even if that may lose a newer generation (with --append or
+    /// --resume)
     #[arg(long)]
     accept_older_generation: bool,
     /// Print the report as one line of JSON
@@ -81,28 +81,28 @@ pub(crate) struct ImportArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 struct OntoArgs {
-    /// Add the samples to those that the image has, as a new generation
+    /// Add the samples to the image, as a new generation
     #[arg(long)]
     append: bool,
-    /// Go on with an import that did not end, with the options that it began with
+    /// Continue an interrupted import, with the options that it began with
     #[arg(long)]
     resume: bool,
-    /// Give up whatever the image holds
+    /// Discard whatever the image contains
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PlacementArg {
-    /// Drawn by the seed, so that each chunk is a fair draw of the data set
+    /// Shuffled by the seed, so that each chunk is a random sample of the data set
     Shuffled,
-    /// As the source has them
+    /// In the order of the source
     Source,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PackArg {
-    /// No sample touches more blocks than its length needs, for at most 1/8 of padding
+    /// No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding
     Aligned,
     /// No padding
     Tight,
@@ -110,9 +110,9 @@ enum PackArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnErrorArg {
-    /// Name them all and import nothing
+    /// List all of them and import nothing
     Stop,
-    /// Import the rest, and name what was left out
+    /// Import the rest, and list what was skipped
     Skip,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// What was written until then is not lost.
+/// Adds how to continue: what was written is kept.
 fn say_how_to_go_on(error: Error) -> Error {
     match error.kind() {
         ErrorKind::NoSpace => {
@@ -180,9 +180,9 @@ impl ImportArgs {
     }
 }
 
-/// Shows an import on stderr, and stops it on Ctrl-C.
+/// Shows the progress of an import on stderr, and stops the import on Ctrl-C.
 pub(crate) struct ImportProgress {
-    /// Of the stage that the work is in; none before the first.
+    /// The bar of the current stage; `None` before the first.
     meter: Option<Meter>,
     stop: Stop,
     samples: u64,
@@ -191,13 +191,13 @@ pub(crate) struct ImportProgress {
 }
 
 impl ImportProgress {
-    /// Progress of a command that writes an image, and that a signal ends so that it can go on later.
+    /// Progress of a command that writes an image and that can be continued after a signal.
     pub(crate) fn start(quiet: bool) -> Result<ImportProgress, Error> {
         let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
         Ok(ImportProgress::new(quiet, stop))
     }
 
-    /// Progress that ends when `stop` says so.
+    /// Progress that ends when `stop` is set.
     pub(crate) fn new(quiet: bool, stop: Stop) -> ImportProgress {
         ImportProgress { meter: None, stop, samples: 0, bytes: 0, quiet }
     }
@@ -211,7 +211,7 @@ impl Progress for ImportProgress {
             _ => "writing",
         };
         (self.samples, self.bytes) = (0, 0);
-        self.meter = None; // its bar is cleared before another is drawn
+        self.meter = None; // clears its bar before another is drawn
         self.meter = Some(Meter::new(label, samples, self.quiet));
     }
 
@@ -270,7 +270,7 @@ struct JsonTaken {
 struct JsonBad {
     name: String,
     reason: String,
-    /// The shard or list that it is of.
+    /// The shard or list that contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     within: Option<String>,
 }
@@ -347,7 +347,7 @@ fn print_report(
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
-/// What the files were taken as, the sorts with the most bytes first where each file is a sample.
+/// Prints the kinds of files, those with the most bytes first if each file is a sample.
 fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     let (shown, others) = match taken.split_at_checked(MOST_SORTS) {
         Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MOST_SORTS..]),
@@ -393,7 +393,7 @@ fn within(entry: &BadEntry) -> Option<String> {
     Some(text::safe_name(path.as_os_str().as_bytes()))
 }
 
-/// Lines for the extensions of files that are samples.
+/// The most lines for extensions of samples.
 const MOST_SORTS: usize = 6;
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\

@@ -1,4 +1,4 @@
-//! `dlfs info`: what this build is of, which engines it has, and what each reaches.
+//! `dlfs info`: the version of this build, its engines, and what each can reach.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,8 @@ use dlfs::qpair;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// What `--version` says after the name: version, commit and its date, SPDK's version where it is built in.
+/// The text of `--version` after the name: version, commit and date, and SPDK's version if it is
+/// built in.
 pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (commit, date) = (dlfs::COMMIT, dlfs::COMMIT_DATE);
     #[cfg(feature = "spdk")]
@@ -23,7 +24,7 @@ pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
 /// Show the engines of this build and what each can reach
 #[derive(Debug, Args)]
 pub(crate) struct InfoArgs {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -10,7 +10,7 @@ use dlfs::keys::{generate_secret, read_hosts, read_secret};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// Make and check the keys by which hosts and targets prove who they are
+/// Generate and check the keys with which hosts and targets authenticate each other
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct KeyArgs {
@@ -20,13 +20,13 @@ pub(crate) struct KeyArgs {
 
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
-    /// Print a new key, in the form of nvme-cli
+    /// Print a new key, in nvme-cli's format
     Gen {
-        /// The hash that makes the key of what is printed, as `nvme gen-dhchap-key --hmac`
+        /// The hash that transforms the key, as in `nvme gen-dhchap-key --hmac`
         #[arg(long, value_enum, default_value_t = HashArg::None)]
         hash: HashArg,
     },
-    /// Check a key file or a hosts file, without showing what is secret in it
+    /// Check a key file or a hosts file, without showing any secret
     Check {
         /// A file with one key, or a hosts file of `dlfs serve`
         #[arg(value_name = "FILE")]
@@ -36,7 +36,7 @@ enum KeyCommand {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum HashArg {
-    /// The text is the key itself
+    /// The key is used as it is printed
     None,
     Sha256,
     Sha384,
@@ -76,7 +76,7 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
                         ))?;
                     }
                 }
-                // Which of the two it was meant to be, its first word says.
+                // The first word tells which of the two it was meant to be.
                 Err(of_hosts) => {
                     let is_hosts =
                         std::fs::read(&file).is_ok_and(|text| text.starts_with(b"[[host]]"));

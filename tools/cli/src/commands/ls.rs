@@ -15,9 +15,9 @@ use crate::text::safe_name;
 
 /// List samples and folders
 ///
-/// One name a line; folders end with a slash. Control characters and bytes that are not UTF-8 are
-/// written as escapes (\n, \u{1b}, \xff) and a backslash is doubled, so that a line is always one name
-/// and harmless; -0 writes names as they are.
+/// Prints one name per line; folders end with a slash. Control characters and bytes that are not
+/// UTF-8 are escaped (\n, \u{1b}, \xff) and backslashes are doubled, so that each line is one name
+/// and safe for a terminal; -0 prints names unescaped.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LsArgs {
@@ -26,18 +26,18 @@ pub(crate) struct LsArgs {
     /// The folder to list, or a sample [default: the top]
     #[arg(value_name = "FOLDER", value_parser = Name::parser())]
     folder: Option<Name>,
-    /// Also id, length in bytes and label
+    /// Also print id, length in bytes and label
     #[arg(short, long)]
     long: bool,
-    /// All samples below the folder, by their whole names
+    /// List all samples below the folder, by their full names
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Names as they are, each followed by a NUL byte
+    /// Print names unescaped, each followed by a NUL byte
     #[arg(short = '0', long, conflicts_with_all = ["long", "json"])]
     null: bool,
-    /// One line of JSON for each entry
+    /// Print one line of JSON for each entry
     ///
-    /// A name that is not UTF-8 is written with escapes, and as it is in name_hex.
+    /// A name that is not UTF-8 is escaped; name_hex then has its bytes.
     #[arg(long, conflicts_with = "long")]
     json: bool,
     #[command(flatten)]
@@ -84,7 +84,7 @@ struct JsonEntry {
 }
 
 impl Listing<'_> {
-    /// Writes a sample's line; `false` when nobody reads any more.
+    /// Prints a sample's line; `false` when the reader has gone.
     fn sample(&mut self, id: SampleId, name: &[u8]) -> bool {
         let (bytes, label) = (self.directory.len_bytes(id), self.directory.label(id));
         let result = if self.args.json {
@@ -138,7 +138,8 @@ impl Listing<'_> {
         self.failed.is_none()
     }
 
-    /// An empty listing is right for an empty image only; else the folder may be a sample, or nothing.
+    /// An empty listing is right only for an empty image; otherwise the folder may be a sample, or
+    /// not exist.
     fn finish(mut self, folder: &[u8]) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -158,7 +159,7 @@ impl Listing<'_> {
     }
 }
 
-/// A name for JSON: as it is when it is UTF-8; else escaped, and in hexadecimal beside it.
+/// A name for JSON: as it is if it is UTF-8; otherwise escaped, with its bytes in hexadecimal.
 pub(crate) fn json_name(name: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(name) {
         Ok(text) => (text.to_owned(), None),

@@ -1,4 +1,4 @@
-//! `dlfs man`: the manual pages, made from what `--help` says.
+//! `dlfs man`: generates the manual pages from the `--help` texts.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::out::Out;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ManArgs {
-    /// A folder for dlfs.1, dlfs-import.1 and so on; it is made where it is missing
+    /// The folder for dlfs.1, dlfs-import.1 and so on; created if it does not exist
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
 }
@@ -22,7 +22,7 @@ pub(crate) fn run(args: ManArgs) -> Result<Outcome, Failure> {
     match args.folder {
         None => {
             let mut page = Vec::new();
-            // It is written to memory, which does not fail.
+            // Writing to memory does not fail.
             clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(dlfs::Error::from)?;
             out.bytes(&page)?;
         }

@@ -1,4 +1,4 @@
-//! The commands of `dlfs`, a file each: its arguments, what it does, what it prints.
+//! The commands of `dlfs`, one file each: arguments, work, output.
 
 mod cat;
 mod completions;
@@ -33,10 +33,10 @@ use crate::exit::{Failure, Outcome};
 #[derive(Debug, Parser)]
 #[command(name = "dlfs", version = info::VERSION.as_str(), after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Say more on stderr; twice for details
+    /// Print more on stderr; twice for details
     #[arg(short, long, global = true, display_order = 900, action = ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Neither progress nor warnings on stderr
+    /// Print neither progress nor warnings on stderr
     #[arg(long, global = true, display_order = 901)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
@@ -69,12 +69,12 @@ enum Command {
 }
 
 impl Cli {
-    /// Whether the command runs until it is told to end, and keeps a log.
+    /// Whether the command runs until it is stopped, and writes a log.
     pub(crate) fn serves(&self) -> bool {
         matches!(self.command, Command::Serve(_))
     }
 
-    /// Runs the command that was asked for.
+    /// Runs the selected command.
     pub(crate) fn run(self) -> Result<Outcome, Failure> {
         let quiet = self.quiet;
         match self.command {

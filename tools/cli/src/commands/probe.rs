@@ -1,4 +1,5 @@
-//! `dlfs probe`: measures tiers and, if one is named, an image, and writes the table that plans use.
+//! `dlfs probe`: measures tiers and, if one is named, an image, and writes the table that plans
+//! use.
 
 use std::path::PathBuf;
 
@@ -12,9 +13,9 @@ use crate::exit::{Failure, Outcome, about_file};
 use crate::out::Out;
 use crate::tier_args::free_memory_bytes;
 
-/// Measure tiers and an image for a few seconds, and write what was found as TOML
+/// Measure tiers and an image for a few seconds, and write the results as TOML
 ///
-/// The file is what `dlfs read --tiers FILE` takes; it may be edited.
+/// `dlfs read --tiers FILE` reads this file; you may edit it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProbeArgs {
@@ -25,7 +26,7 @@ pub(crate) struct ProbeArgs {
     /// memory]
     #[arg(long = "tier", value_name = "TIER")]
     tier: Vec<TierSpec>,
-    /// Numbers of threads to measure with, rising
+    /// Numbers of threads to measure with, ascending
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4],
           value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: Vec<u32>,

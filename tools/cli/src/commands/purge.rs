@@ -1,4 +1,4 @@
-//! `dlfs purge`: the space of deleted samples back.
+//! `dlfs purge`: frees the space of deleted samples.
 
 use clap::Args;
 
@@ -11,18 +11,18 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::text;
 
-/// Give back the space of deleted samples, as a new generation
+/// Free the space of deleted samples, as a new generation
 ///
-/// Chunks that have deleted samples are written anew, without them.
+/// Chunks with deleted samples are rewritten without them.
 ///
-/// There must be room for the new chunks beside the old ones, whose space is written again two
-/// generations later at the earliest: readers of the generation before go on undisturbed.
+/// The new chunks need room beside the old ones. The space of the old ones is reused two
+/// generations later at the earliest, so readers of the previous generation are not disturbed.
 #[derive(Debug, Args)]
 pub(crate) struct PurgeArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// Where a newer generation may be lost with a bad superblock copy, write over it all the same
+    /// Overwrite a bad superblock copy even if that may lose a newer generation
     #[arg(long)]
     accept_older_generation: bool,
     /// Print the report as one line of JSON

@@ -1,4 +1,4 @@
-//! `dlfs read`: goes through epochs as a training job would, checks every sample, and reports.
+//! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -33,10 +33,10 @@ use crate::tier_args::TierArgs;
 
 /// Read epochs as a training job would, and report
 ///
-/// Samples come shuffled, in batches, read ahead; every one is checked.
+/// Samples are shuffled, batched, read ahead and verified.
 ///
-/// With --state FILE the run goes on where FILE says, and FILE says afterwards where it ended: also
-/// with another --batch or --world-size, every sample of an epoch is delivered once.
+/// With --state FILE the run resumes from FILE, and stores its state there at the end. Every sample
+/// of an epoch is delivered once, also with another --batch or --world-size.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReadArgs {
@@ -68,7 +68,7 @@ struct ShareArgs {
     #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
     #[arg(help = loading("shard", "; its samples and how many each rank gets are the same"))]
     shard: ShardArg,
-    /// Leave out the end of an epoch that does not give each rank the same number of samples
+    /// Drop the end of an epoch that does not give each rank the same number of samples
     #[arg(long)]
     drop_last: bool,
     /// Repeat the first samples of an epoch so that each rank has the same number
@@ -101,13 +101,13 @@ struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=256))]
     #[arg(help = loading("one_piece", ", copied by N threads (0: by the one that polls)"))]
     copy_threads: Option<u16>,
-    /// Go on from the state in FILE if it exists, and leave the state there at the end
+    /// Resume from the state in FILE if it exists, and store the state there at the end
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Stop with exit code 4 after the batch that reaches so many samples of this rank
+    /// Stop with exit code 4 after the batch that reaches this many samples of this rank
     #[arg(long, value_name = "SAMPLES", requires = "state", value_parser = clap::value_parser!(u64).range(1..))]
     stop_after: Option<u64>,
-    /// Write the ids to FILE, one a line, in the order of delivery
+    /// Write the ids to FILE, one per line, in the order of delivery
     #[arg(long, value_name = "FILE")]
     ids: Option<PathBuf>,
     /// Print the report as one line of JSON
@@ -120,11 +120,11 @@ struct RunArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BatchingArg {
-    /// One sample after the other, as a plain reader does
+    /// One sample at a time, as a plain reader does
     None,
     /// The samples of many batches at once, neighbours merged
     Sample,
-    /// Whole chunks, samples handed out of them
+    /// Whole chunks, with samples handed out of them
     Chunk,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
-    // A run that is over has nothing left; one that begins has.
+    // A completed run has nothing left to read, but a new one must have something.
     if total == 0 && options.resume.is_none() && dataset.directory().num_live() > 0 {
         let (rank, world_size) = (options.rank, options.world_size);
         let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
@@ -150,7 +150,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut stats = RunStats::start();
     let loader = dataset.loader(options)?;
     keeper.keep(loader.state());
-    keeper.save()?; // where it cannot be saved is known before the work
+    keeper.save()?; // an unwritable file is reported before the work starts
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {
@@ -161,7 +161,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     });
     drop(meter);
     let report = stats.finish();
-    keeper.save()?; // also when reading failed: the run goes on from there
+    keeper.save()?; // also after an error, so that the run can resume there
     let end = end?;
     if end == End::Complete {
         check_complete(report.samples, total)?;
@@ -173,7 +173,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
 }
 
-/// Where the run stands, and the file that says so. Clones share both.
+/// The state of the run, and its file. Clones share both.
 #[derive(Clone)]
 struct Keeper {
     file: Option<PathBuf>,
@@ -196,7 +196,7 @@ impl Keeper {
         }
     }
 
-    /// Saves the state of a run that ends before its end, and says what that means for the user.
+    /// Saves the state of a run that was stopped, and tells the user how to continue.
     fn stopped(&self) -> Outcome {
         if self.file.is_none() {
             eprintln!("dlfs: stopped; with --state FILE the run could be taken up again");
@@ -255,13 +255,13 @@ impl ReadArgs {
 }
 
 impl RunArgs {
-    /// The state that `--state` names, if there is one yet.
+    /// The state in the file of `--state`, if it exists.
     fn resume_state(&self) -> Result<Option<State>, Error> {
         self.state.as_deref().map_or(Ok(None), load_state)
     }
 }
 
-/// Samples that the run will deliver to this rank.
+/// The number of samples that the run will deliver to this rank.
 fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> Result<u64, Error> {
     let share = Share::new(dataset, options)?;
     let (epoch, consumed) = match &options.resume {
@@ -273,7 +273,7 @@ fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> Result<u64, Er
     Ok(share.samples_after(consumed).saturating_add(whole))
 }
 
-/// The ids of a run, one a line.
+/// The ids of a run, one per line.
 struct IdsFile {
     path: PathBuf,
     file: BufWriter<File>,
@@ -294,7 +294,7 @@ impl IdsFile {
     }
 }
 
-/// The report with what is worth knowing beside it.
+/// The report, and additional facts.
 #[derive(Serialize)]
 struct JsonReport<'a> {
     #[serde(flatten)]
@@ -302,7 +302,7 @@ struct JsonReport<'a> {
     commands: u64,
     read_bytes: u64,
     engine: &'a str,
-    /// Samples in the window at the end, and in what pages that lies.
+    /// Samples in the window at the end, and the pages that back it.
     resident: u64,
     pages: Option<Pages>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -352,7 +352,7 @@ fn print_report(
     out.flush()
 }
 
-/// What each tier and the origin brought.
+/// The contribution of each tier and of the origin.
 fn tier_lines(stats: &CacheStats) -> Vec<String> {
     let mut lines = Vec::new();
     for tier in &stats.tiers {

@@ -1,4 +1,4 @@
-//! `dlfs rebuild`: the directory anew, from chunk headers alone.
+//! `dlfs rebuild`: rebuilds the directory from chunk headers alone.
 
 use clap::Args;
 use serde::Serialize;
@@ -11,18 +11,19 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::text;
 
-/// Make the directory anew from the chunks' own headers
+/// Rebuild the directory from the headers of the chunks
 ///
-/// For an image whose superblock or directory is damaged. Where a bad superblock copy may have committed
-/// a newer generation, that one is looked for; bad copies are mended. With exit code 3 something is
-/// lost: samples whose chunks were not found; or, where neither record nor snapshot of the generation is
-/// whole, which samples were deleted (they are back) and what classes are called.
+/// For an image whose superblock or directory is damaged. If a bad superblock copy may have
+/// committed a newer generation, rebuild searches for that generation; bad copies are repaired.
+/// Exit code 3 means that something is lost: samples whose chunks were not found; or, if neither
+/// record nor snapshot of the generation is intact, the list of deleted samples (they reappear) and
+/// the names of classes.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// Look only for chunks later than GENERATION, whose directory must still be readable
+    /// Search only for chunks newer than GENERATION, whose directory must still be readable
     #[arg(long, value_name = "GENERATION")]
     since: Option<u64>,
     /// Print the report as one line of JSON

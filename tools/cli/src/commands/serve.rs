@@ -1,4 +1,4 @@
-//! `dlfs serve`: an image as the namespaces of an NVMe/TCP subsystem.
+//! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -27,38 +27,38 @@ use crate::{log, text};
 
 /// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
-/// Each address of IMAGE becomes a namespace of one subsystem, read-only unless --writable says
-/// otherwise. On loopback any host may connect; elsewhere hosts are named by --hosts or --allow-host, or
-/// let in by --allow-any-host. Hosts of --hosts prove who they are with a key. Of others the NQN is a name
-/// and no proof: that keeps out mistakes, not attackers.
+/// Each address of IMAGE becomes a namespace of one subsystem, read-only unless --writable is
+/// given. On loopback any host may connect; elsewhere, --hosts or --allow-host lists the hosts, or
+/// --allow-any-host admits all. Hosts in --hosts authenticate with a key. The NQN of any other host
+/// is a name without proof: it prevents mistakes, not attacks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
     /// The image: ADDRESS[,ADDRESS...], each of which becomes a namespace
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// Where to listen; port 0 takes a free one
+    /// The address to listen on; port 0 selects a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4420")]
     listen: String,
-    /// Name of the subsystem [default: nqn.2026-11.io.dlfs:FILESTEM]
+    /// NQN of the subsystem [default: nqn.2026-11.io.dlfs:FILESTEM]
     #[arg(long, value_name = "NQN")]
     nqn: Option<Nqn>,
-    /// Let this host connect; may be repeated
+    /// Allow this host to connect; may be repeated
     #[arg(long, value_name = "NQN")]
     allow_host: Vec<Nqn>,
-    /// Hosts that must prove who they are by DH-HMAC-CHAP, with their keys; SIGHUP reads the file again
+    /// Hosts that must authenticate with DH-HMAC-CHAP, with their keys; SIGHUP reloads the file
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Let any host connect; those of --hosts must prove who they are all the same
+    /// Allow any host to connect; those in --hosts must still authenticate
     #[arg(long, conflicts_with = "allow_host")]
     allow_any_host: bool,
-    /// Let hosts write
+    /// Allow hosts to write
     #[arg(long)]
     writable: bool,
-    /// Threads that move data [default: one a processor of --cpus, else 1]
+    /// Threads that move data [default: one per processor of --cpus, else 1]
     #[arg(long, value_name = "N", alias = "threads", value_parser = clap::value_parser!(u16).range(1..=256))]
     pollers: Option<u16>,
-    /// Print where it listens as one line of JSON
+    /// Print the listening address as one line of JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -69,47 +69,46 @@ pub(crate) struct ServeArgs {
     connection: ConnectionArgs,
 }
 
-/// How much hosts may take. The defaults do for a thousand nodes of 8 ranks, wherever they are.
+/// Limits on what hosts may use. The defaults suffice for a thousand nodes of 8 ranks.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
-    /// The most controllers: one for each image that a process has open [default: 16384]
+    /// The most controllers; a process needs one for each image that it has open [default: 16384]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=65_000))]
     max_controllers: Option<u16>,
-    /// Of those, the most of one address; hosts behind a router that translates addresses are one
-    /// [default: 4096]
+    /// The most controllers per address; hosts behind a NAT router count as one address [default:
+    /// 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_controllers_per_address: Option<u16>,
     /// The most controllers of the discovery service [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_discovery_controllers: Option<u16>,
-    /// Of those, the most of one address [default: 64]
+    /// The most of those per address [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_discovery_controllers_per_address: Option<u16>,
-    /// The most connections of each poller; fewer where a process may not have the files
-    /// [default: 32768]
+    /// The most connections per poller; fewer if the limit of open files is lower [default: 32768]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: Option<u16>,
-    /// Of those, the most of one address [default: 8192]
+    /// The most of those per address [default: 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections_per_address: Option<u16>,
-    /// The most I/O queues of a controller [default: 64]
+    /// The most I/O queues per controller [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_io_queues: Option<u16>,
-    /// The most entries of a queue; hosts find out, and ask for no more [default: 1024]
+    /// The most entries per queue; hosts read this limit and stay within it [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(32..))]
     max_queue_entries: Option<u16>,
-    /// Memory of each poller for data on their way; a connection holds a quarter at most [default: 64M]
+    /// Memory per poller for data in flight; one connection gets at most a quarter [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     buffer_memory: Option<u64>,
-    /// Seconds: a controller that is silent for twice this gives way when its place is wanted
-    /// [default: 300]
+    /// In seconds: a controller that is silent for twice this time is replaced if its place is
+    /// needed [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_keep_alive: Option<u32>,
-    /// Seconds that a connection may take until it is a queue [default: 10]
+    /// Seconds that a connection may take to become a queue [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     connect_timeout: Option<u32>,
-    /// Seconds that a host may take for 64 KiB of its answers, or of data that it was asked for; one
+    /// Seconds that a host may take to receive 64 KiB of responses, or to send requested data; 1
     /// while others wait for memory [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     send_timeout: Option<u32>,
@@ -197,7 +196,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// Reads the hosts file again, and says what came of it. A file that cannot be read changes nothing.
+/// Reloads the hosts file, and returns a message about it. If the file cannot be read, nothing
+/// changes.
 fn read_again(target: &mut Target, hosts: Option<&Path>) -> String {
     let Some(path) = hosts else {
         return "SIGHUP: there is no hosts file to read again; serving goes on".to_owned();
@@ -213,7 +213,8 @@ fn read_again(target: &mut Target, hosts: Option<&Path>) -> String {
     }
 }
 
-/// The namespaces at `addresses`: of a subsystem without `?ns=` all, but the only one to be written to.
+/// The namespaces at `addresses`. An address without `?ns=` names all namespaces of the subsystem;
+/// if writable, its only one.
 fn open(addresses: &[Address], connect: &ConnectOptions) -> dlfs::Result<Vec<Arc<dyn Device>>> {
     let opened = qpair::open_all(addresses, connect)?;
     for (address, found) in addresses.iter().zip(&opened) {
@@ -225,11 +226,11 @@ fn open(addresses: &[Address], connect: &ConnectOptions) -> dlfs::Result<Vec<Arc
     Ok(opened.into_iter().flatten().collect())
 }
 
-/// Each connection is a file. The limit that a process begins with is low for the sake of programs that
-/// would not survive more.
+/// Raises the limit of open files to its maximum, since each connection is a file. The default is
+/// low for programs that use select().
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Without the permission fewer hosts are served; the target finds out how many.
+    // If this fails, fewer hosts are served; the target detects the limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -270,7 +271,7 @@ fn announce(
     out.flush()
 }
 
-/// The addresses of the namespaces, to be handed to other commands.
+/// The addresses of the namespaces, to pass to other commands.
 fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
     let address = |nsid| {
         Address::Tcp(TcpAddress {
@@ -286,7 +287,7 @@ fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
     }
 }
 
-/// An address that others can use for one that listens everywhere: this machine's own loopback.
+/// An address on which a target that listens on all interfaces can be reached: loopback.
 fn reachable(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
@@ -312,7 +313,7 @@ fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{listen:?} has no address")).into())
 }
 
-/// `nqn.2026-11.io.dlfs:FILESTEM`, after the first address's file, or its own NQN for a remote one.
+/// `nqn.2026-11.io.dlfs:FILESTEM`, from the first address's file, or the NQN of a remote address.
 fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
     let stem = match addresses.first() {
         Some(Address::Path(path)) => path.file_stem(),
@@ -320,7 +321,7 @@ fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
         _ => None,
     };
     let stem = stem.map(Path::new).map_or_else(|| "image".into(), |stem| stem.to_string_lossy());
-    // Blanks and the like would have to be quoted in every shell and escaped in every URL.
+    // Spaces and the like would need quotes in every shell and escapes in every URL.
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let text = format!("nqn.2026-11.io.dlfs:{}", stem.chars().map(plain).collect::<String>());
     Nqn::new(text).map_err(|error| {
@@ -328,7 +329,7 @@ fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
     })
 }
 
-/// Quotes what a shell would take apart.
+/// Quotes a word for a shell if necessary.
 fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/,@%+=[]".contains(c);
     if text.chars().all(plain) {
@@ -338,14 +339,14 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// A size that a machine may have as memory.
+/// Parses a size of memory.
 fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     let is_memory = (1 << 20..=1 << 40).contains(&bytes);
     if is_memory { Ok(bytes) } else { Err("1M to 1T".to_owned()) }
 }
 
-/// One line of what the target has done.
+/// One line of the target's counters.
 fn statistics(stats: &TargetStats) -> String {
     let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } = stats;
     let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = stats;
@@ -356,7 +357,7 @@ fn statistics(stats: &TargetStats) -> String {
     )
 }
 
-/// How often to look whether the target still serves, and for signals.
+/// How often to check the target and signals.
 const WATCH: Duration = Duration::from_millis(200);
 /// A target stops within 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! `dlfs shuffle-report`: how random an order is, beside what chance would give.
+//! `dlfs shuffle-report`: how random an order is, compared with chance.
 
 use clap::Args;
 use serde::Serialize;
@@ -14,14 +14,14 @@ use crate::open::ImageArgs;
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
 
-/// Say how random an order is, beside what chance would give
+/// Report how random an order is, compared with chance
 ///
-/// Displacement, batch composition and class runs of one epoch, each with its distance from chance, and
-/// a verdict.
+/// Prints displacement, batch composition and class runs of one epoch, each with its deviation from
+/// chance, and a verdict.
 ///
-/// Nothing but the directory is read. A batch here is the global batch, that of all ranks together;
-/// with --world-size, what each rank sees by itself has rows of its own. Deviations within 3 are as
-/// random as chance.
+/// Only the directory is read. A batch here is a global batch, of all ranks together; with
+/// --world-size, separate rows describe what each rank reads. Deviations within 3 are as random as
+/// chance.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShuffleReportArgs {
@@ -29,13 +29,13 @@ pub(crate) struct ShuffleReportArgs {
     image: ImageArgs,
     #[command(flatten)]
     order: OrderArgs,
-    /// Samples of a global batch
+    /// Samples per global batch
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Which epoch, from 0
+    /// The epoch, from 0
     #[arg(long, value_name = "E", default_value_t = 0)]
     epoch: u64,
-    /// How many ranks share the epoch
+    /// The number of ranks that share the epoch
     #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     world_size: u32,
     /// How the ranks share each global batch
@@ -53,7 +53,7 @@ struct JsonReport<'a> {
     order: &'a OrderSpec,
     epoch: u64,
     verdict: String,
-    /// How often all ranks together read a chunk.
+    /// How many times all ranks together read each chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_reads: Option<f64>,
     #[serde(flatten)]
@@ -105,7 +105,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// The shares of the ranks, one after the other.
+/// Observes the shares of the ranks, one after the other.
 fn ranks(
     args: &ShuffleReportArgs,
     a_rank: u64,
@@ -117,7 +117,7 @@ fn ranks(
     }
     let mut observer = RankObserver::new(args.world_size, args.batch);
     let (mut ids, mut picks, mut aligner) = (Vec::new(), Vec::new(), Aligner::default());
-    // A rank's part of a global batch.
+    // A rank's share of a global batch.
     let step = match args.shard {
         ShardArg::Strided => STEP,
         ShardArg::Aligned => a_rank,

@@ -1,4 +1,5 @@
-//! `dlfs snapshot`: the directory in a file, so that jobs open an image without reading it there.
+//! `dlfs snapshot`: saves the directory to a file, so that jobs open an image without reading it
+//! there.
 
 use std::path::PathBuf;
 
@@ -12,8 +13,8 @@ use crate::text;
 
 /// Save the directory to a file, or check a saved one
 ///
-/// Commands that read take such a file with --snapshot and do not read the directory from the image. A
-/// file of another generation is refused.
+/// Commands that read an image accept such a file with --snapshot, and then do not read the
+/// directory from the image. A file of another generation is refused.
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotArgs {
     #[command(subcommand)]
@@ -22,9 +23,9 @@ pub(crate) struct SnapshotArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write the directory to FILE, whole or not at all
+    /// Write the directory to FILE, atomically
     Save(FileArgs),
-    /// Look whether FILE is the directory of what the image is now
+    /// Check that FILE is the directory of the image's current generation
     Check(FileArgs),
 }
 

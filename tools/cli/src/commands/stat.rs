@@ -1,4 +1,4 @@
-//! `dlfs stat`: what an image is, where it lies, what its directory costs; or all about one sample.
+//! `dlfs stat`: describes an image and its directory, or one sample.
 
 use clap::Args;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::text::{self, safe_name};
 
-/// Show what an image is and what its directory costs, or one sample
+/// Show facts about an image and its directory, or about one sample
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
@@ -69,7 +69,7 @@ struct ImageFacts {
     labels: bool,
     /// Of a folder without import: checksums learned so far; null where all are on the image.
     checksums_learned: Option<u64>,
-    /// Superblock copies that could not be used.
+    /// Superblock copies that could not be read or used.
     bad_superblock_copies: Vec<CopyFacts>,
     namespaces: Vec<NamespaceFacts>,
     directory: DirectoryFacts,
@@ -80,7 +80,7 @@ struct CopyFacts {
     namespace: u16,
     offset_bytes: u64,
     what: String,
-    /// A generation after this one may have been committed by it.
+    /// It may have committed a newer generation.
     may_be_newer: bool,
 }
 
@@ -104,7 +104,7 @@ struct DirectoryFacts {
     parts: Vec<PartFacts>,
 }
 
-/// Memory of one part of the directory.
+/// Memory used by one component of the directory.
 #[derive(Serialize)]
 struct PartFacts {
     part: &'static str,
@@ -333,7 +333,8 @@ impl SampleFacts {
 /// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1970 to a date, by Howard Hinnant's algorithm: years begin in March, eras of 400 years.
+    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March,
+    // eras have 400 years.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era =

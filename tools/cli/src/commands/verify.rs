@@ -1,4 +1,4 @@
-//! `dlfs verify`: reads everything, checks everything, names what is damaged.
+//! `dlfs verify`: reads and verifies everything, and lists damage.
 
 use std::time::Instant;
 
@@ -15,9 +15,9 @@ use crate::out::Out;
 use crate::progress::Meter;
 use crate::text;
 
-/// Read everything, check everything, and list what is damaged
+/// Read and verify everything, and list what is damaged
 ///
-/// Ends with exit code 3 when something is damaged: superblock copies, chunk headers, samples.
+/// The exit code is 3 if anything is damaged: superblock copies, chunk headers, samples.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]

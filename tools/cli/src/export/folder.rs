@@ -1,4 +1,5 @@
-//! Files below one folder, opened part by part so that no link and no race leads out of it.
+//! Writes files below one folder, opened one component at a time so that no link and no race leads
+//! out of it.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -15,22 +16,23 @@ use super::{Sink, SinkError};
 use crate::exit::{Failure, about_file};
 use crate::text;
 
-/// Writes files below a folder that was empty or absent before.
+/// Writes files below a folder that was empty or absent.
 ///
-/// Each part of a name is opened relative to the folder above it, never through a link; files are
-/// created, never opened. So another process that swaps a folder for a link meanwhile gains nothing.
+/// Each component of a name is opened relative to the folder above it, never through a link; files
+/// are created, never opened. So another process cannot redirect writes by replacing a folder with
+/// a link.
 pub(crate) struct FolderSink {
     path: PathBuf,
     root: OwnedFd,
-    /// The folders of the last name, outermost first: neighbours in a listing share them.
+    /// The open folders of the last name, outermost first: consecutive names often share them.
     open: Vec<(Vec<u8>, OwnedFd)>,
 }
 
 impl FolderSink {
-    /// Takes the folder at `path`, and makes it when it is not there.
+    /// Opens the folder at `path`, creating it if it does not exist.
     ///
     /// # Errors
-    /// `Refused`: it has something in it. Others: the operating system's.
+    /// `Refused`: it is not empty. Otherwise errors of the operating system.
     pub(crate) fn create(path: &Path) -> Result<FolderSink, Error> {
         std::fs::create_dir_all(path).map_err(|e| about_file("cannot make the folder", path, e))?;
         let mut entries =
@@ -45,13 +47,13 @@ impl FolderSink {
         Ok(FolderSink { path: path.to_path_buf(), root, open: Vec::new() })
     }
 
-    /// The open folder of `parts`, made where it is missing.
+    /// The open folder of `parts`, created if it does not exist.
     fn folder(&mut self, parts: &[&[u8]]) -> Result<BorrowedFd<'_>, Errno> {
         let shared = self.open.iter().zip(parts).take_while(|((name, _), part)| name == *part);
         let mut depth = shared.count();
         self.open.truncate(depth);
-        // A name may have 2,048 parts, more than a process may have files open: beyond some depth
-        // only the innermost folder stays open.
+        // A name may have 2,048 components, more than a process may have files open: beyond some
+        // depth only the innermost folder stays open.
         while depth < parts.len() && depth < KEPT_OPEN {
             let next = enter(self.innermost(), parts[depth])?;
             self.open.push((parts[depth].to_vec(), next));
@@ -62,7 +64,8 @@ impl FolderSink {
             for part in &parts[depth + 1..] {
                 folder = enter(folder.as_fd(), part)?;
             }
-            // Kept under a name that no part has, so that the next name walks down again.
+            // Stored under a name that no component has, so that the next name is walked from the
+            // top again.
             self.open.push((b"/".to_vec(), folder));
         }
         Ok(self.innermost())
@@ -104,7 +107,7 @@ impl Sink for FolderSink {
     }
 }
 
-/// The folder `part` of `parent`, made if it is missing; never through a link.
+/// Opens the folder `part` of `parent`, creating it if it does not exist; never through a link.
 fn enter(parent: BorrowedFd<'_>, part: &[u8]) -> Result<OwnedFd, Errno> {
     let part = c_string(part)?;
     match openat(parent, &*part, DIRECTORY, Mode::empty()) {
@@ -121,7 +124,7 @@ fn write_file(folder: BorrowedFd<'_>, name: &[u8], bytes: &[u8]) -> Result<(), E
     let name = c_string(name)?;
     let fd = openat(folder, &*name, NEW_FILE, Mode::from_raw_mode(0o666))?;
     File::from(fd).write_all(bytes).map_err(|error| {
-        // Half a file would look like a sample; that it could not be removed either adds nothing.
+        // A truncated file would look like a sample. An error of the removal adds nothing.
         let _ = unlinkat(folder, &*name, AtFlags::empty());
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     })
@@ -138,7 +141,7 @@ const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::EXCL)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Folders of one name that stay open at most.
+/// The most folders that stay open.
 const KEPT_OPEN: usize = 64;
 
 #[cfg(test)]
@@ -174,7 +177,7 @@ mod tests {
             sink.write(&[&name[..], b"2"].concat(), b"beside").unwrap();
         }
         assert_eq!(std::fs::read(root.join("d/".repeat(66)).join("f2")).unwrap(), b"beside");
-        // The path as a whole is too long for one call; walking down the folders is the only way.
+        // The path as a whole is too long for one call, so walk down the folders.
         let mut folder = rustix::fs::open(&root, DIRECTORY, Mode::empty()).unwrap();
         for _ in 0..2047 {
             folder = openat(&folder, "d", DIRECTORY, Mode::empty()).unwrap();
@@ -227,7 +230,8 @@ mod tests {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let (folder, aside) = (root.join("swap"), root.join("aside"));
-                    // Each of these fails whenever the sink is at the same folder: that is the race.
+                    // Each of these fails whenever the sink is in the same folder: that is the
+                    // race.
                     let _ = std::fs::rename(&folder, &aside);
                     let _ = symlink(&secret, &folder);
                     let _ = std::fs::remove_file(&folder);
@@ -236,7 +240,7 @@ mod tests {
             });
             for index in 0..2_000 {
                 let name = format!("swap/{index}");
-                // A conflict is a fine answer here; an escape is not.
+                // A conflict is acceptable here; an escape is not.
                 let _ = sink.write(name.as_bytes(), b"x");
                 let _ = sink.write(format!("other/{index}").as_bytes(), b"x");
             }

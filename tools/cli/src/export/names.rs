@@ -1,30 +1,30 @@
 //! Which names may become files, and how the others are escaped.
 //!
-//! A name is taken as it is when every part between slashes is an ordinary file name: not empty, not
-//! `.` or `..`, at most 255 bytes, without NUL. Other bytes are the file system's business: newlines
-//! and non-UTF-8 are exported as they are.
+//! A name is used as it is if every component between slashes is an ordinary file name: not empty,
+//! not `.` or `..`, at most 255 bytes, without NUL. Other bytes are left to the file system:
+//! newlines and non-UTF-8 are exported as they are.
 //!
-//! An escaped name is built part by part, so that it always passes the rule:
+//! An escaped name is built one component at a time, so that it always passes the rule:
 //! - `%` and NUL become `%25` and `%00`;
 //! - `.` and `..` become `%2E` and `%2E%2E`;
-//! - an empty part becomes `%-`;
-//! - a part that is then longer than 255 bytes keeps its first 200, followed by `%~` and the CRC32C
-//!   of the whole part in hexadecimal.
+//! - an empty component becomes `%-`;
+//! - a component that is then longer than 255 bytes keeps its first 200, followed by `%~` and the
+//!   CRC32C of the whole component in hexadecimal.
 
 use std::fmt;
 
-/// What keeps a name from being a path below a folder.
+/// Why a name cannot be a path below a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameFault {
     /// It begins with a slash.
     Absolute,
-    /// One of its parts is empty, or it is empty as a whole.
+    /// A component is empty, or the whole name is.
     EmptyPart,
-    /// One of its parts is `.` or `..`.
+    /// A component is `.` or `..`.
     Dots,
     /// It holds a NUL byte.
     Nul,
-    /// One of its parts has this many bytes.
+    /// A component has this many bytes.
     LongPart(usize),
 }
 
@@ -46,7 +46,7 @@ fn check_part(part: &[u8]) -> Result<(), NameFault> {
     }
 }
 
-/// `name` by the rule at the top of this file; the result passes [`check`].
+/// Escapes `name` by the rule at the top of this file; the result passes [`check`].
 pub(crate) fn escape(name: &[u8]) -> Vec<u8> {
     let mut escaped = Vec::with_capacity(name.len() + 8);
     for (index, part) in name.split(|&byte| byte == b'/').enumerate() {
@@ -95,9 +95,9 @@ impl fmt::Display for NameFault {
     }
 }
 
-/// The longest file name of Linux's file systems, in bytes.
+/// The longest file name on Linux's file systems, in bytes.
 const MAX_PART_BYTES: usize = 255;
-/// What an escaped part keeps of itself, in bytes.
+/// The length of the prefix that an escaped component keeps, in bytes.
 const KEPT_BYTES: usize = 200;
 
 #[cfg(test)]
@@ -144,7 +144,7 @@ mod tests {
         assert_ne!(long, escape(&[b'x'; 301]));
     }
 
-    /// Every name of up to six of the bytes that matter.
+    /// Every name of up to six of the significant bytes.
     #[test]
     fn every_short_hostile_name_is_safe_once_escaped() {
         let alphabet = b"./\0%a";

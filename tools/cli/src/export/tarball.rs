@@ -1,4 +1,4 @@
-//! Samples as the entries of a tar archive, to a file or to standard output.
+//! Writes samples as entries of a tar archive, to a file or to standard output.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,7 +9,7 @@ use dlfs::Error;
 use super::{Sink, SinkError};
 use crate::exit::{Failure, about_file};
 
-/// Writes a tar archive; a file that is not finished is removed.
+/// Writes a tar archive; an unfinished file is removed.
 pub(crate) struct TarSink {
     path: PathBuf,
     archive: tar::Builder<BufWriter<Box<dyn Write>>>,
@@ -18,17 +18,17 @@ pub(crate) struct TarSink {
 }
 
 impl TarSink {
-    /// An archive in a new file at `path`.
+    /// Creates an archive in a new file at `path`.
     ///
     /// # Errors
-    /// The operating system's; also when the file exists.
+    /// Errors of the operating system; also if the file exists.
     pub(crate) fn create(path: &Path) -> Result<TarSink, Error> {
         let file = File::create_new(path)
             .map_err(|error| about_file("cannot make the archive", path, error))?;
         Ok(TarSink::new(path.to_path_buf(), Box::new(file), false))
     }
 
-    /// An archive on standard output.
+    /// Writes an archive to standard output.
     pub(crate) fn stdout() -> TarSink {
         TarSink::new(PathBuf::from("standard output"), Box::new(io::stdout()), true)
     }
@@ -71,8 +71,7 @@ impl Sink for TarSink {
 impl Drop for TarSink {
     fn drop(&mut self) {
         if !self.finished && !self.to_stdout {
-            // The export has already failed with the reason; a leftover that cannot be removed
-            // either is plain to see.
+            // The export has failed with its own error; a leftover file is visible to the user.
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -27,31 +27,31 @@ pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
     finish(command)
 }
 
-/// A temporary folder with a data set and room for images.
-pub struct Place(tempfile::TempDir);
+/// A temporary folder with a data set and images.
+pub struct TestDir(tempfile::TempDir);
 
-impl Place {
-    pub fn new() -> Place {
-        Place(tempfile::tempdir().expect("a temporary folder"))
+impl TestDir {
+    pub fn new() -> TestDir {
+        TestDir(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// A place with the small data set of [`Place::make_source`].
-    pub fn with_source() -> Place {
-        let place = Place::new();
-        place.make_source("source");
-        place
+    /// A folder with the small data set of [`TestDir::make_source`].
+    pub fn with_source() -> TestDir {
+        let dir = TestDir::new();
+        dir.make_source("source");
+        dir
     }
 
-    /// A place with the data set imported into `train.dlfs`.
-    pub fn with_image() -> Place {
-        let place = Place::with_source();
+    /// A folder with the data set imported into `train.dlfs`.
+    pub fn with_image() -> TestDir {
+        let dir = TestDir::with_source();
         run(&[
             OsStr::new("import"),
-            place.path("source").as_os_str(),
-            place.path("train.dlfs").as_os_str(),
+            dir.path("source").as_os_str(),
+            dir.path("train.dlfs").as_os_str(),
         ])
         .code(0);
-        place
+        dir
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -85,7 +85,7 @@ impl Place {
     }
 }
 
-/// Made-up bytes that differ from those of every other sample.
+/// Pseudo-random bytes that differ from those of every other sample.
 fn sample(class: usize, index: usize) -> Vec<u8> {
     let len = match index {
         0 => 0,
@@ -106,7 +106,7 @@ fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>
     }
 }
 
-/// A running `dlfs serve` on a free port; it is told to end when this is dropped.
+/// A running `dlfs serve` on a free port; it is stopped when this is dropped.
 pub struct Served {
     pub child: Child,
     pub address: String,
