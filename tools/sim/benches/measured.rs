@@ -1,13 +1,14 @@
-//! What the simulator says beside what is measured: the bound that it prints, and its prediction of `dlfs read`.
+//! Compares the simulator with measurements: its lower bound, and its prediction of `dlfs read`.
 //!
 //! `cargo build --release -p dlfs-cli && cargo bench -p dlfs-sim --bench measured [-- bound|read]`.
-//! The command `dlfs` is taken from beside the bench's own folder, or from `$DLFS`.
+//! The command `dlfs` is the one beside the bench's own folder, or `$DLFS`.
 //!
-//! - *bound*: the library, an origin throttled to 100 MB/s, a tier in memory for half of the data, five
-//!   epochs, compute emulated by sleeping; beside the bound and the times that the simulator prints for
-//!   these very numbers.
-//! - *read*: `dlfs probe` and `dlfs read` as processes against a target of this process whose namespace is
-//!   throttled. What was probed is what the simulator is given; the sizes come from the image's directory.
+//! - *bound*: the library with an origin throttled to 100 MB/s, a tier in memory for half of the
+//!   data, five epochs, and compute emulated by sleeping; compared with the bound and the times
+//!   that the simulator predicts for the same numbers.
+//! - *read*: `dlfs probe` and `dlfs read` as processes against a target in this process whose
+//!   namespace is throttled. The simulator gets the probed rates; the sizes come from the image's
+//!   directory.
 
 #[path = "../../../benches/support/origin.rs"]
 mod origin;
@@ -54,7 +55,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// One node whose samples need no decoding, as the simulator takes it.
+/// One node whose samples need no decoding, as a configuration of the simulator.
 fn config(origin_mb_s: f64, samples: u64, tier_bytes: u64, training: Training) -> Config {
     Config {
         environment: Environment {
@@ -78,7 +79,7 @@ fn training(epochs: u32, batch: u64) -> Training {
     Training { epochs, batch, scheme: Scheme::Uniform, drop_last: false, seed: SEED }
 }
 
-/// Data of twice the tier at 100 MB/s, five epochs, three speeds of compute.
+/// Data of twice the tier at 100 MB/s, five epochs, three compute speeds.
 fn bound(place: &Path) -> Result<(), Failure> {
     const FILES: u64 = 1_000;
     let folder = place.join("few");
@@ -119,7 +120,7 @@ fn train(
     compute_mb_s: f64,
 ) -> dlfs::Result<f64> {
     let image = Image::open(&[Address::from_path(folder)], &OpenOptions::default())?;
-    // The same bytes in memory: the throttle alone says how fast they come.
+    // The same bytes in memory, so that only the throttle limits the rate.
     let device = in_memory_copy(&image.devices()[0])?;
     let throttled: Arc<dyn Device> = Arc::new(Throttled::new(device, 100_000_000));
     let tiers = vec![format!("ram:{quota_bytes}").parse()?];
@@ -138,7 +139,7 @@ fn train(
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// `dlfs read` at three rates of the origin, without tiers and with both policies, in either order.
+/// `dlfs read` at three rates of the origin, without tiers and with both policies, in both orders.
 fn read(place: &Path) -> Result<(), Failure> {
     let Some(command) = command() else {
         println!("SKIPPED: no command dlfs; build it with cargo build --release -p dlfs-cli");
@@ -197,13 +198,13 @@ fn read(place: &Path) -> Result<(), Failure> {
 /// The command `dlfs`.
 struct Dlfs(PathBuf);
 
-/// What a `dlfs read` reported.
+/// The report of a `dlfs read`.
 struct Reads {
     seconds: f64,
     mb_s: f64,
 }
 
-/// The command that lies beside the folder of this program, or that the environment names.
+/// The command beside the folder of this program, or the one in the environment.
 fn command() -> Option<Dlfs> {
     let named = std::env::var_os("DLFS").map(PathBuf::from);
     let own = std::env::current_exe().ok();
@@ -246,7 +247,7 @@ impl Dlfs {
     }
 }
 
-/// A target of this process with one namespace at `bytes_per_s`.
+/// A target in this process with one namespace at `bytes_per_s`.
 fn target(device: Arc<dyn Device>, bytes_per_s: u64) -> Result<Target, Failure> {
     let throttled: Arc<dyn Device> = Arc::new(Throttled::new(device, bytes_per_s));
     let options = TargetOptions::new("nqn.2026-11.io.dlfs:measured".parse()?);
@@ -276,5 +277,5 @@ const BATCH: u64 = 64;
 const SEED: u64 = 5;
 const WINDOW_BYTES: usize = 32 << 20;
 
-/// What needs no decoding and comes from memory is as fast as memory.
+/// Data in memory that need no decoding are read at the speed of memory.
 const IN_MEMORY_MB_S: f64 = 5_000.0;

@@ -1,4 +1,4 @@
-//! Times of policies as a picture that a person can read.
+//! Bar charts of the policies' times.
 
 use plotters::coord::Shift;
 use plotters::prelude::{
@@ -9,23 +9,23 @@ use plotters::style::ShapeStyle;
 
 use crate::policy::Policy;
 
-/// A panel of bars, one a policy.
+/// A panel with one bar per policy.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// What is above it.
+    /// The title above it.
     pub title: String,
-    /// Name, simulated seconds, and printed seconds where there are some.
+    /// Name, simulated seconds, and the published seconds if there are any.
     pub bars: Vec<(String, f64, Option<f64>)>,
 }
 
 /// An SVG of `panels`, two in a row.
 ///
-/// A bar is the simulated time, a black line across it the printed one; the first bar of a panel, the
-/// lower bound where it was simulated, goes on as a thin line through the others. Below each panel stands
-/// what its colours and lines mean.
+/// A bar is the simulated time, a black line across it the published one. The first bar of a panel,
+/// the lower bound if it was simulated, continues as a thin line through the others. A legend is
+/// below each panel.
 ///
 /// # Errors
-/// What the drawing library says.
+/// Errors of the drawing library.
 pub fn svg(panels: &[Panel]) -> Result<String, String> {
     let columns = panels.len().clamp(1, 2);
     let rows = panels.len().div_ceil(columns).max(1);
@@ -83,7 +83,7 @@ fn draw_panel(
         let end = value.max(printed.unwrap_or(0.0)) + longest / divisor * 0.01;
         let label = format!("{value:.*}", if divisor > 1.0 || *seconds < 100.0 { 2 } else { 0 });
         area.draw(&Text::new(label, (end, top + 0.35), text.clone()))?;
-        // Names stand left of the axis, outside the plotted area.
+        // Names are left of the axis, outside the plotted area.
         let (x, y) = area.map_coordinate(&(0.0, top + 0.35));
         let (left, above) = panel_area.get_base_pixel();
         let at = (x - left - LABEL_WIDTH as i32, y - above);
@@ -96,7 +96,7 @@ fn draw_panel(
     draw_legend(panel, panel_area)
 }
 
-/// What is in the panel, on its last line: a patch of each colour and a piece of each line.
+/// The legend, on the last line of the panel: a patch of each colour and a piece of each line.
 fn draw_legend(
     panel: &Panel,
     panel_area: &DrawingArea<SVGBackend<'_>, Shift>,
@@ -113,7 +113,7 @@ fn draw_legend(
     let (mut left, top) = (10, panel_area.dim_in_pixel().1 as i32 - 22);
     let font = ("sans-serif", 12).into_font().color(&BLACK);
     for (_, name, style) in entries.into_iter().filter(|(is_there, ..)| *is_there) {
-        // Lines are as wide as in the panel, patches are wide enough to see their colour.
+        // Lines are as wide as in the panel; patches are wide enough to show their colour.
         let width = if style.filled { 12 } else { style.stroke_width as i32 };
         let style = ShapeStyle { filled: true, ..style };
         panel_area.draw(&Rectangle::new([(left, top), (left + width, top + 12)], style))?;

@@ -1,4 +1,4 @@
-//! Where copies of samples are, by policy, while the simulation runs.
+//! Where copies of samples are during the simulation, by policy.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,20 @@ use crate::engine::Job;
 /// The copies that nodes hold.
 #[derive(Debug)]
 pub enum Copies {
-    /// None: everything comes from the origin; in whole chunks or not.
+    /// None: everything comes from the origin.
     None {
         /// Whether whole chunks are read.
         chunks: bool,
     },
-    /// One of each sample, known to all nodes.
+    /// One copy of each sample, known to all nodes.
     Shared(Shared),
-    /// First come, first kept, by each node for itself.
+    /// First come, first kept, in each node independently.
     FirstTouch(FirstTouch),
-    /// By the planner, and filled while the training runs.
+    /// As planned, and filled during the training.
     Planned(Box<Planned>),
 }
 
-/// At most one copy of each sample, and who has it.
+/// At most one copy of each sample, and its holder.
 #[derive(Debug)]
 pub struct Shared {
     /// `node << 8 | tier`, or nobody.
@@ -32,29 +32,31 @@ pub struct Shared {
     fill: bool,
 }
 
-/// Tiers that each node fills top down with what it reads first.
+/// Tiers that each node fills from the top with what it reads first.
 #[derive(Debug)]
 pub struct FirstTouch {
     nodes: Vec<HashMap<u32, u8>>,
-    /// Bytes that are left in each tier of each node.
+    /// Free bytes in each tier of each node.
     room: Vec<Vec<u64>>,
 }
 
-/// The tiers of all nodes as planned, and how far they are filled.
+/// The planned tiers of all nodes, and how far they are filled.
 #[derive(Debug)]
 pub struct Planned {
-    /// Where other nodes have what; `None` where each reads its own tiers alone.
+    /// Which other nodes hold which samples; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
-    /// A staging thread keeps what is planned and not there. The fill threads leave it what it needs
-    /// within this many accesses, and it waits for a sample that one of them is at.
+    /// Staging threads keep planned samples that are missing. Fill threads leave them the samples
+    /// of this many coming accesses, and staging threads wait for a sample that a fill thread is
+    /// copying.
     keep_staged: Option<u64>,
 }
 
-/// What nodes do with a plan.
+/// How nodes use a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Use {
-    /// Staging threads keep what is planned and not there, as NoPFS's and dlfs's do and HDMLP's do not.
+    /// Staging threads keep planned samples that are missing, as in NoPFS and dlfs but not in
+    /// HDMLP.
     pub keep_staged: bool,
     /// Nodes read from each other.
     pub peers: bool,
@@ -62,7 +64,7 @@ pub struct Use {
 
 #[derive(Debug)]
 struct NodePlan {
-    /// Accesses that the staging threads have claimed.
+    /// The number of accesses that the staging threads have claimed.
     claimed: u64,
     /// Planned samples by id, each with tier and block address.
     by_id: Vec<(u32, u64)>,
@@ -71,10 +73,10 @@ struct NodePlan {
 
 #[derive(Debug)]
 struct TierPlan {
-    /// Samples in the order of filling, which is that of their addresses.
+    /// Samples in the order of filling, which is the order of their addresses.
     fills: Vec<Fill>,
     next: usize,
-    /// What each fill thread is at.
+    /// What each fill thread is copying.
     at: Vec<Option<usize>>,
 }
 
@@ -92,7 +94,7 @@ impl Copies {
         matches!(self, Copies::None { chunks: true })
     }
 
-    /// Where `node` reads `sample` from now.
+    /// The source from which `node` reads `sample` now.
     pub fn source(&self, model: &Model, node: u32, sample: u32) -> Source {
         let (local, remote) = match self {
             Copies::None { .. } => (None, None),
@@ -105,7 +107,8 @@ impl Copies {
         model.choose(local, remote)
     }
 
-    /// Whether a fill thread of `node` is at `sample`, and its staging threads wait for that.
+    /// Whether a fill thread of `node` is copying `sample`, so that its staging threads wait for
+    /// it.
     pub fn is_coming(&self, node: u32, sample: u32) -> bool {
         let Copies::Planned(planned) = self else { return false };
         let tiers = planned.nodes[node as usize].tiers.iter();
@@ -113,7 +116,7 @@ impl Copies {
         planned.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
     }
 
-    /// `node` stages `sample`: some policies keep it.
+    /// `node` stages `sample`; some policies keep it.
     pub fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) {
         match self {
             Copies::Shared(shared) if shared.fill => {
@@ -128,7 +131,7 @@ impl Copies {
         }
     }
 
-    /// The sample that thread `thread` of `tier` copies next.
+    /// The next sample that thread `thread` of `tier` copies.
     pub fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let Copies::Planned(planned) = self else { return None };
         let node = &mut planned.nodes[node as usize];
@@ -143,7 +146,7 @@ impl Copies {
         Some(fill.sample)
     }
 
-    /// Thread `thread` of `tier` has copied what it was at.
+    /// Thread `thread` of `tier` has finished its copy.
     pub fn filled(&mut self, node: u32, tier: usize, thread: usize) {
         if let Copies::Planned(planned) = self {
             let tier = &mut planned.nodes[node as usize].tiers[tier];
@@ -155,13 +158,13 @@ impl Copies {
 }
 
 impl Shared {
-    /// No copy yet; each node keeps what it reads first.
+    /// Without copies; each node keeps what it reads first.
     pub fn first_reader(samples: usize) -> Shared {
         Shared { places: vec![NOBODY; samples], fill: true }
     }
 
-    /// Each node has its slice of the samples, as far as tiers of `room` in the order `tiers` hold it.
-    /// Returns the bytes that go to each tier of each node too.
+    /// Each node holds its slice of the samples, as far as it fits the tiers in the order `tiers`.
+    /// Also returns the bytes in each tier of each node.
     pub fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
         let (nodes, samples) = (job.schedule.nodes(), job.sizes.len());
         let mut places = vec![NOBODY; samples];
@@ -179,7 +182,7 @@ impl Shared {
         (Shared { places, fill: false }, used)
     }
 
-    /// The node that has `sample`.
+    /// The node that holds `sample`.
     pub fn node_of(&self, sample: u32) -> Option<u32> {
         let place = self.places[sample as usize];
         (place != NOBODY).then_some(place >> 8)
@@ -219,9 +222,9 @@ impl Planned {
     /// Plans all nodes of `job`.
     ///
     /// # Errors
-    /// Tiers that an address cannot name.
+    /// More tiers, or larger ones, than an address can encode.
     pub fn new(job: &Job, usage: Use) -> Result<Planned, PlanError> {
-        // In the time of a few transfers a staging thread claims about as many samples.
+        // In the time of a few transfers, staging threads claim about this many samples.
         let margin = 4 * u64::from(job.model.staging.threads);
         let keep_staged = usage.keep_staged.then_some(margin);
         let block_len_bytes = block_len_bytes(job);
@@ -269,7 +272,7 @@ impl Planned {
         (local, remote.map(|holder| holder.tier))
     }
 
-    /// Whether the copy that `node` plans at `lba` of `tier` is there.
+    /// Whether the copy that `node` plans at `lba` of `tier` exists.
     fn has(&self, node: &NodePlan, tier: usize, lba: u64) -> bool {
         let fills = &node.tiers[tier].fills;
         let fill = fills.binary_search_by_key(&lba, |fill| fill.lba).map(|index| fills[index]);
@@ -278,8 +281,7 @@ impl Planned {
     }
 }
 
-/// The smallest block length with which the largest tier can be addressed, so that small samples waste
-/// little.
+/// The smallest block length that can address the largest tier, so that small samples waste little.
 fn block_len_bytes(job: &Job) -> u32 {
     let largest = job.tier_bytes.iter().copied().max().unwrap_or(0);
     let fits = |&len: &u32| largest / u64::from(len) <= 1 << 36;

@@ -1,20 +1,20 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
 //! A node has `threads` staging threads. Each claims the next access of the node's string while the
-//! staging buffer has room, fetches it from where [`Copies`] says that it is, decodes and writes it.
-//! The node consumes the buffer strictly in order; when it has consumed its part of a step it waits for
-//! all other nodes. Fill threads copy from the origin to tiers beside that. There is no network
-//! congestion. The origin is shared in one of two ways ([`Sharing`]):
+//! staging buffer has room, fetches the sample from the source that [`Copies`] gives, decodes it
+//! and writes it. The node consumes the buffer strictly in order; when it has consumed its share of
+//! a step it waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. There
+//! is no network congestion. The origin is shared in one of two ways ([`Sharing`]):
 //!
-//! - by the *nodes* that read from it, as the thesis has it: all threads of a node get the whole of the
-//!   node's share each, and a transfer keeps the rate that it begins with (those that begin at the same
-//!   instant see each other);
-//! - by *transfers*, as a link or a throttled device does it: all advance at one rate, which changes with
-//!   every transfer that begins or ends. So one number, the bytes that a transfer would have had that
-//!   went on since the start, tells when each of them ends.
+//! - by the *nodes* that read from it, as in the thesis: each thread of a node gets the node's
+//!   whole share, and a transfer keeps its initial rate (transfers that begin at the same instant
+//!   are counted together);
+//! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes
+//!   whenever a transfer begins or ends. So one number, the bytes that a transfer since the start
+//!   would have received, determines when each of them ends.
 //!
-//! Time is in nanoseconds. Memory is what is staged, the sequences of the epochs that nodes are in, and
-//! what [`Copies`] keeps.
+//! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current
+//! epochs, and what [`Copies`] keeps.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -31,24 +31,24 @@ use crate::schedule::Schedule;
 pub struct Job {
     /// Rates.
     pub model: Model,
-    /// The origin's rates where whole chunks are read.
+    /// The origin's rates if whole chunks are read.
     pub origin_chunks: Curve,
     /// How the origin is shared.
     pub sharing: Sharing,
-    /// The staging buffer.
+    /// Length of the staging buffer.
     pub staging_bytes: u64,
-    /// The tiers.
+    /// Length of each tier.
     pub tier_bytes: Vec<u64>,
-    /// Bytes of each sample.
+    /// Length of each sample.
     pub sizes: Vec<u32>,
-    /// Who reads what when.
+    /// Which node reads which sample in which step.
     pub schedule: Schedule,
 }
 
-/// How a policy behaves while it trains.
+/// How a policy behaves during the training.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// A sample that only the origin has is not fetched before it is wanted.
+    /// A sample that only the origin has is not fetched ahead.
     pub origin_on_demand: bool,
     /// Which threads fetch the next sample while the last one is decoded and written.
     pub hides_writes: Hides,
@@ -56,15 +56,15 @@ pub struct Rules {
     pub readers: Readers,
 }
 
-/// Which threads fetch the next sample while the last one is decoded and written; the others do one after
-/// the other.
+/// Which threads fetch the next sample while the last one is decoded and written; the others do
+/// these in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hides {
     /// None.
     None,
     /// Those that fill the staging buffer.
     Staging,
-    /// Those that fill tiers too.
+    /// Those that fill tiers, too.
     All,
 }
 
@@ -73,27 +73,27 @@ pub enum Hides {
 pub enum Readers {
     /// Those that read from it at the moment.
     Now,
-    /// All, always: the worst case, with which loading before training is reckoned.
+    /// Always all: the worst case, assumed for loading before training.
     All,
 }
 
 /// The sequence of each epoch, position after position.
 pub type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
 
-/// What a simulation found.
+/// The result of a simulation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// From the start of loading to the end of the last step.
     pub seconds: f64,
-    /// Of these, before training.
+    /// Seconds before training.
     pub load_seconds: f64,
-    /// Staged from own tiers.
+    /// Bytes staged from own tiers.
     pub local_bytes: u64,
-    /// Staged from other nodes.
+    /// Bytes staged from other nodes.
     pub remote_bytes: u64,
-    /// Staged from the origin.
+    /// Bytes staged from the origin.
     pub origin_bytes: u64,
-    /// Copied from the origin to tiers beside the training.
+    /// Bytes copied from the origin to tiers during the training.
     pub filled_bytes: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct Engine<'a> {
     now: u64,
     events: BinaryHeap<Reverse<(u64, u32)>>,
     reading_nodes: u32,
-    /// Transfers from the origin that begin now: who, and how many bytes.
+    /// Transfers from the origin that begin now: thread, and bytes.
     beginning: Vec<(u32, u64)>,
     transfers: Transfers,
     steps_done: u64,
@@ -121,13 +121,13 @@ pub struct Engine<'a> {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Accesses of the whole run, of an epoch, and up to the end of the step.
+    /// Accesses of the whole run, of an epoch, and until the end of the step.
     total: u64,
     of_epoch: u64,
     step_end: u64,
     claimed: u64,
     consumed: u64,
-    /// What is claimed and not consumed, in order.
+    /// Claimed samples that are not consumed yet, in order.
     staged: VecDeque<Staged>,
     staged_bytes: u64,
     idle: Vec<usize>,
@@ -141,25 +141,25 @@ struct Staged {
     ready: bool,
 }
 
-/// What a thread is at.
+/// The work of a thread.
 #[derive(Debug, Clone, Copy, Default)]
 struct Task {
     /// The access that it stages.
     index: u64,
     /// Whether it reads from the origin now.
     reads_origin: bool,
-    /// What it does behind that: decoding and writing.
+    /// The time to decode and write it afterwards.
     then_ns: u64,
-    /// When it is done with writing what came before.
+    /// When the thread has finished writing its previous sample.
     not_before: u64,
 }
 
-/// Transfers that share the origin by transfers.
+/// The transfers that share the origin in the second way.
 #[derive(Debug, Default)]
 struct Transfers {
-    /// Bytes a second that each of them gets.
+    /// Bytes per second of each.
     rate: u64,
-    /// What one has had that went on since the start, in 10^-9 bytes.
+    /// What a transfer since the start would have received, in 10^-9 bytes.
     had: u128,
     /// When they end, in the same unit.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
@@ -202,7 +202,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Runs until the last step is done; training starts `load_ns` after the start.
+    /// Runs until the last step is finished; training starts `load_ns` after the start.
     pub fn run(mut self, load_ns: u64) -> Outcome {
         self.now = load_ns;
         for node in 0..self.nodes.len() {
@@ -226,7 +226,7 @@ impl<'a> Engine<'a> {
         Outcome { load_seconds, seconds, ..self.outcome }
     }
 
-    /// Goes on to the next thing that happens.
+    /// Advances to the next event.
     fn next_event(&mut self) -> Option<usize> {
         self.begin_transfers();
         let other = self.events.peek().map(|&Reverse((time, _))| time);
@@ -262,7 +262,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What a node gets from the origin with those that read from it now.
+    /// What a node gets from the origin, given the nodes that read from it now.
     fn origin_rate(&self) -> Rate {
         let readers = match self.rules.readers {
             Readers::All => self.nodes.len() as u32,
@@ -275,7 +275,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// All nodes are at the barrier: the next step with anything to read begins.
+    /// All nodes are at the barrier: begins the next step that reads anything.
     fn begin_step(&mut self) {
         self.at_barrier = 0;
         let step = self.steps_done % self.job.schedule.steps();
@@ -295,7 +295,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets the idle threads of `node` claim what comes next.
+    /// Lets the idle threads of `node` claim the next accesses.
     fn stage(&mut self, node: usize) {
         while let Some(&worker) = self.nodes[node].idle.last() {
             let state = &self.nodes[node];
@@ -327,7 +327,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets a thread bring a sample to the staging buffer. One that comes from a tier is decoded already.
+    /// Lets a thread stage a sample. Samples in tiers are decoded already.
     fn read(&mut self, node: usize, worker: usize, index: u64, source: Source) {
         let staged = self.nodes[node].staged.back().expect("it was just claimed");
         let len = u64::from(staged.len_bytes);
@@ -346,8 +346,8 @@ impl<'a> Engine<'a> {
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
-    /// Lets a thread fetch from the origin, and then write: for so long, hidden behind the next fetch
-    /// or not.
+    /// Lets a thread fetch from the origin and then write for this time, which the next fetch may
+    /// hide.
     fn read_origin(
         &mut self,
         node: usize,
@@ -371,7 +371,7 @@ impl<'a> Engine<'a> {
         self.events.push(Reverse((end, event as u32)));
     }
 
-    /// A thread is done with a fetch: it writes, or else the task has ended and is returned.
+    /// A thread has finished a fetch: it writes, or its task ends and is returned.
     fn end(&mut self, node: usize, worker: usize) -> Option<Task> {
         let task = self.workers[node * self.workers_of_node + worker];
         if !task.reads_origin {
@@ -397,7 +397,7 @@ impl<'a> Engine<'a> {
         self.compute(node);
     }
 
-    /// Begins to consume the next sample, if it is there and belongs to the step.
+    /// Begins to consume the next sample, if it is staged and belongs to the step.
     fn compute(&mut self, node: usize) {
         let state = &mut self.nodes[node];
         if state.computing || state.consumed == state.step_end {
@@ -432,7 +432,7 @@ impl<'a> Engine<'a> {
         self.compute(node);
     }
 
-    /// Lets a fill thread copy what its tier lacks next.
+    /// Lets a fill thread copy the next missing sample of its tier.
     fn fill(&mut self, node: usize, worker: usize) {
         let (tier, thread) = self.tier_of(worker);
         let Some(sample) = self.copies.next_fill(node as u32, tier, thread) else {
@@ -452,11 +452,11 @@ impl<'a> Engine<'a> {
         let (tier, thread) = self.tier_of(worker);
         self.copies.filled(node as u32, tier, thread);
         self.fill(node, worker);
-        // A thread that had stopped before a sample of the origin may find it in the tier now.
+        // A thread that waited for a sample of the origin may find it in the tier now.
         self.stage(node);
     }
 
-    /// Time of one thread to decode a sample and write it to `tier`.
+    /// The time that one thread needs to decode a sample and write it to `tier`.
     fn write_to_tier_ns(&self, tier: usize, len_bytes: u64) -> u64 {
         let model = &self.job.model;
         model.preprocess.min(model.tiers[tier].write_of_thread()).time_ns(len_bytes)
@@ -466,7 +466,7 @@ impl<'a> Engine<'a> {
         self.job.model.staging.threads as usize..self.workers_of_node - 1
     }
 
-    /// The tier that a fill thread belongs to, and which of its threads it is.
+    /// The tier of a fill thread, and its number in that tier.
     fn tier_of(&self, worker: usize) -> (usize, usize) {
         let mut thread = worker - self.job.model.staging.threads as usize;
         for (tier, stage) in self.job.model.tiers.iter().enumerate() {
@@ -478,7 +478,7 @@ impl<'a> Engine<'a> {
         unreachable!("fill threads are counted from the tiers")
     }
 
-    /// What `node` reads at `index` of its string.
+    /// The sample at `index` of the string of `node`.
     fn sample(&mut self, node: usize, index: u64) -> u32 {
         let of_epoch = self.nodes[node].of_epoch;
         let (epoch, nth) = ((index / of_epoch) as u32, index % of_epoch);
@@ -496,7 +496,7 @@ impl<'a> Engine<'a> {
 }
 
 impl Transfers {
-    /// How long the one that ends next still takes.
+    /// The time until the next transfer ends.
     fn next_end_ns(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let ns = end.saturating_sub(self.had).div_ceil(u128::from(self.rate));

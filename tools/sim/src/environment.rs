@@ -1,17 +1,17 @@
-//! The simulated machines and job, as a user writes them: MB, MB/s and tables, as HDMLP's files have.
+//! The simulated machines and job, as users write them: MB, MB/s and tables, as in HDMLP's files.
 
 use dlfs::plan::{Curve, Model, PlanError, Rate, Stage};
 use serde::{Deserialize, Serialize};
 
-/// Machines, data set and training: all that a simulation depends on. A TOML file is one of these.
+/// Machines, data set and training: everything that a simulation depends on. A TOML file has one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// The machines.
     pub environment: Environment,
-    /// What is read.
+    /// The data set.
     pub dataset: Dataset,
-    /// How it is read.
+    /// The training.
     pub training: Training,
 }
 
@@ -19,25 +19,25 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Environment {
-    /// Nodes that train.
+    /// The number of nodes.
     pub nodes: u32,
-    /// What a node's training consumes.
+    /// The rate at which a node's training consumes data.
     pub compute_mb_s: f64,
-    /// What a thread decodes.
+    /// The rate at which a thread decodes.
     pub preprocess_mb_s: f64,
-    /// Between two nodes.
+    /// The rate between two nodes.
     pub network_mb_s: f64,
-    /// Between a node and the origin.
+    /// The rate between a node and the origin.
     pub origin_link_mb_s: f64,
-    /// Aggregate random reads of the origin by the number of nodes that read.
+    /// Aggregate random-read rates of the origin by the number of reading nodes.
     pub origin_mb_s: Vec<(u32, f64)>,
-    /// What shares those rates.
+    /// How those rates are shared.
     #[serde(default)]
     pub origin_shared_by: Sharing,
-    /// The same when whole chunks are read; as `origin_mb_s` where it is not given.
+    /// The same for reads of whole chunks; `origin_mb_s` if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_chunks_mb_s: Option<Vec<(u32, f64)>>,
-    /// The buffer that samples are consumed from.
+    /// The buffer from which samples are consumed.
     pub staging: Class,
     /// Tiers of each node, fastest first.
     #[serde(default)]
@@ -48,25 +48,25 @@ pub struct Environment {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
-    /// What it holds.
+    /// Its capacity.
     pub capacity_mb: f64,
-    /// Threads that fill it.
+    /// The number of threads that fill it.
     pub threads: u32,
-    /// Aggregate reads by the number of threads.
+    /// Aggregate read rates by the number of threads.
     pub read_mb_s: Vec<(u32, f64)>,
-    /// Aggregate writes by the number of threads; as `read_mb_s` where it is not given.
+    /// Aggregate write rates by the number of threads; `read_mb_s` if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_mb_s: Option<Vec<(u32, f64)>>,
-    /// What 1,000 MB of it cost, for those who look for the cheapest environment.
+    /// The cost of 1,000 MB, to search for the cheapest environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_per_gb: Option<f64>,
 }
 
-/// Samples whose sizes are normally distributed, none below 0.
+/// Samples with normally distributed sizes, none less than 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dataset {
-    /// How many.
+    /// The number of samples.
     pub samples: u64,
     /// Mean size.
     pub mean_mb: f64,
@@ -79,17 +79,17 @@ pub struct Dataset {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Training {
-    /// Passes over it.
+    /// The number of passes over it.
     pub epochs: u32,
-    /// Samples of a global batch, before the scheme changes it.
+    /// Samples of a global batch, before the scheme changes the number.
     pub batch: u64,
     /// How a batch is divided.
     #[serde(default)]
     pub scheme: Scheme,
-    /// Whether the last batch of an epoch is left out when it is smaller than the others.
+    /// Whether the last batch of an epoch is dropped if it is smaller than the others.
     #[serde(default)]
     pub drop_last: bool,
-    /// What the order and the sizes are drawn by.
+    /// The seed of order and sizes.
     #[serde(default)]
     pub seed: u64,
 }
@@ -98,43 +98,43 @@ pub struct Training {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// Equal parts of ceil(B / N); the last node has what remains.
+    /// Equal shares of ceil(B / N); the last node gets the rest.
     #[default]
     Uniform,
-    /// Each node has B samples of its own in each step.
+    /// Each node has its own B samples in each step.
     Whole,
-    /// The first half of the nodes has 2 * ceil(B / N), the others ceil(B / N) / 2.
+    /// The first half of the nodes gets 2 * ceil(B / N), the others ceil(B / N) / 2.
     Imbalanced,
 }
 
-/// What shares the origin's rate.
+/// How the origin's rate is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
-    /// Nodes, and each thread of a node gets the node's whole share: the thesis's model.
+    /// By nodes, and each thread of a node gets the node's whole share: the thesis's model.
     Nodes,
-    /// Transfers, whoever makes them: a link, or a throttled device.
+    /// By transfers, of any node: a link, or a throttled device.
     #[default]
     Transfers,
 }
 
-/// Why nothing can be simulated.
+/// Why a configuration cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// A quantity that is negative, not finite, or beyond what is counted in bytes.
+    /// A quantity that is negative, not finite, or too large to count in bytes.
     #[error("{what} is {value}; it has to be {range}")]
     Number {
-        /// Which.
+        /// The quantity.
         what: String,
-        /// What it is.
+        /// Its value.
         value: f64,
-        /// What it may be.
+        /// The allowed range.
         range: &'static str,
     },
-    /// Rates that are no model.
+    /// Rates that are not a valid model.
     #[error(transparent)]
     Model(#[from] PlanError),
-    /// Nothing to read, or in no batch.
+    /// No samples, or empty batches.
     #[error("{0}")]
     Empty(&'static str),
     /// The tables of `dlfs probe` cannot be used.
@@ -165,10 +165,10 @@ impl Environment {
         Ok(model)
     }
 
-    /// What 1,000 MB of each tier cost, where it is said.
+    /// The cost of 1,000 MB of each tier, if given.
     ///
     /// # Errors
-    /// A cost that is negative, not finite or beyond counting.
+    /// A cost that is negative, not finite or too large.
     pub fn costs_per_gb(&self) -> Result<Vec<Option<f64>>, ConfigError> {
         let costs = self.tiers.iter().enumerate().map(|(index, tier)| match tier.cost_per_gb {
             Some(cost) if !(0.0..MAX_COST).contains(&cost) => {
@@ -179,27 +179,27 @@ impl Environment {
         costs.collect()
     }
 
-    /// The origin's rates where whole chunks are read.
+    /// The origin's rates if whole chunks are read.
     ///
     /// # Errors
-    /// It is no table.
+    /// It is not a valid table.
     pub fn origin_chunks(&self) -> Result<Curve, ConfigError> {
         let table = self.origin_chunks_mb_s.as_ref().unwrap_or(&self.origin_mb_s);
         curve("origin_chunks_mb_s", table)
     }
 
-    /// Bytes of the staging buffer.
+    /// Length of the staging buffer in bytes.
     ///
     /// # Errors
-    /// No such capacity.
+    /// The capacity is invalid.
     pub fn staging_bytes(&self) -> Result<u64, ConfigError> {
         bytes("staging.capacity_mb", self.staging.capacity_mb)
     }
 
-    /// Bytes of each tier.
+    /// Length of each tier in bytes.
     ///
     /// # Errors
-    /// No such capacity.
+    /// A capacity is invalid.
     pub fn tier_bytes(&self) -> Result<Vec<u64>, ConfigError> {
         let tiers = self.tiers.iter().enumerate();
         tiers.map(|(i, tier)| bytes(&format!("tiers[{i}].capacity_mb"), tier.capacity_mb)).collect()
@@ -224,7 +224,7 @@ impl Class {
 }
 
 impl Dataset {
-    /// As many samples as `sizes`, of the same mean and deviation.
+    /// As many samples as `sizes`, with the same mean and deviation.
     pub fn like(sizes: &[u32]) -> Dataset {
         let count = sizes.len().max(1) as f64;
         let mean = sizes.iter().map(|&size| f64::from(size)).sum::<f64>() / count;
@@ -238,11 +238,11 @@ impl Dataset {
 
     /// The sizes of all samples, in bytes.
     ///
-    /// Draws below 0 are taken as 0 and then all are scaled, so that the mean stays `mean_mb` where
-    /// the deviation is not small against it.
+    /// Draws less than 0 become 0, and then all are scaled, so that the mean remains `mean_mb` even
+    /// if the deviation is large.
     ///
     /// # Errors
-    /// No sample, more than 2^32 - 1, or sizes beyond 4 GiB.
+    /// No sample, more than 2^32 - 1, or sizes of more than 4 GiB.
     pub fn sizes(&self, seed: u64) -> Result<Vec<u32>, ConfigError> {
         let mean = bytes("dataset.mean_mb", self.mean_mb)? as f64;
         let deviation = bytes("dataset.deviation_mb", self.deviation_mb)? as f64;
@@ -266,7 +266,8 @@ impl Dataset {
     }
 }
 
-/// The standard normal deviate of `index`: Box and Muller's, of two words drawn by a key.
+/// The standard normal deviate of `index`, by the Box-Muller method from two words drawn with a
+/// key.
 fn normal(seed: u64, index: u64) -> f64 {
     let word = |nth: u64| {
         let mut word = seed.wrapping_add((2 * index + nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -297,10 +298,10 @@ fn out_of(what: &str, value: f64, range: &'static str) -> ConfigError {
     ConfigError::Number { what: what.to_owned(), value, range }
 }
 
-/// Costs of 1,000 MB are below this.
+/// The cost of 1,000 MB must be less than this.
 const MAX_COST: f64 = 1e9;
 
-/// A petabyte, or a petabyte a second.
+/// A petabyte, or a petabyte per second.
 const MAX_MB: f64 = 1e9;
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! What a simulation is given on the command line: the machines' file, tiers that were measured, and the
-//! sizes of real samples.
+//! Input on the command line: the machines' file, measured tiers, and the sizes of real samples.
 
 use std::path::{Path, PathBuf};
 
@@ -10,22 +9,22 @@ use dlfs_sim::environment::Config;
 
 use crate::Failure;
 
-/// Where machines and sizes come from, beside the configuration.
+/// The source of machines and sizes, beside the configuration.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct InputArgs {
-    /// Take the tiers, and the origin if it was measured, from FILE, as `dlfs probe` writes it
+    /// Take the tiers, and the origin if it was measured, from FILE, as written by `dlfs probe`
     #[arg(long, value_name = "FILE")]
     tiers: Option<PathBuf>,
-    /// Take the sizes of the files below this folder instead of drawn ones
+    /// Take the sizes of the files below this folder instead of random ones
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Take the sizes of the samples of this data set, from its directory: ADDRESS[,ADDRESS...]
+    /// Take the sizes of the samples of this data set from its directory: ADDRESS[,ADDRESS...]
     #[arg(long, value_name = "IMAGE", conflicts_with = "folder")]
     dataset: Option<String>,
 }
 
 impl InputArgs {
-    /// `config` with the tiers that were measured.
+    /// `config` with the measured tiers.
     pub(crate) fn machines(&self, config: Config) -> Result<Config, Failure> {
         let Some(file) = &self.tiers else { return Ok(config) };
         let probed = dlfs::cache::Environment::parse(&read(file)?)
@@ -37,17 +36,17 @@ impl InputArgs {
         Ok(Config { environment, ..config })
     }
 
-    /// Whether anything was named.
+    /// Whether any input was given.
     pub(crate) fn is_given(&self) -> bool {
         self.tiers.is_some() || self.has_sizes()
     }
 
-    /// Whether real samples were named.
+    /// Whether real samples were given.
     pub(crate) fn has_sizes(&self) -> bool {
         self.folder.is_some() || self.dataset.is_some()
     }
 
-    /// The sizes of all samples in bytes, real ones or those that `config` draws.
+    /// The sizes of all samples in bytes: real ones, or those that `config` draws.
     pub(crate) fn sizes(&self, config: &Config) -> Result<Vec<u32>, Failure> {
         let (sizes, place) = match (&self.folder, &self.dataset) {
             (Some(folder), _) => (sizes_below(folder)?, folder.display().to_string()),
@@ -61,7 +60,7 @@ impl InputArgs {
     }
 }
 
-/// The configuration in a file.
+/// Reads a configuration file.
 pub(crate) fn read_config(path: &Path) -> Result<Config, Failure> {
     let text = read(path)?;
     Ok(toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)

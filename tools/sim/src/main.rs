@@ -1,4 +1,4 @@
-//! The command `dlfs-sim`: what would a training take on machines that are not there?
+//! The command `dlfs-sim`: predicts how long a training takes on hypothetical machines.
 
 mod input;
 
@@ -16,7 +16,7 @@ use dlfs_sim::thesis;
 
 use input::{InputArgs, read_config};
 
-/// Simulates how policies of prefetching and caching feed a training.
+/// Simulates how prefetching and caching policies feed a training.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -29,7 +29,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The tables of the HDMLP thesis beside ours.
+    /// Compare with the tables of the HDMLP thesis.
     Thesis {
         /// Only this scenario, 1 to 4.
         #[arg(long)]
@@ -37,39 +37,40 @@ enum Command {
         /// Only the thesis's policies, not dlfs's.
         #[arg(long)]
         thesis_only: bool,
-        /// Write a chart too.
+        /// Also write a chart.
         #[arg(long)]
         svg: Option<PathBuf>,
     },
-    /// The set-ups of SC'21.
+    /// The configurations of the SC'21 paper.
     Sc21 {
-        /// Only this data set: mnist, imagenet-1k, openimages, imagenet-22k, cosmoflow, cosmoflow-512.
+        /// Only this data set: mnist, imagenet-1k, openimages, imagenet-22k, cosmoflow,
+        /// cosmoflow-512.
         #[arg(long)]
         dataset: Option<String>,
-        /// Epochs; the paper prints none.
+        /// The number of epochs, which the paper does not state.
         #[arg(long, default_value_t = 5)]
         epochs: u32,
         /// Only these policies.
         #[arg(long, value_enum, value_delimiter = ',')]
         policy: Vec<Policy>,
-        /// Write a chart too.
+        /// Also write a chart.
         #[arg(long)]
         svg: Option<PathBuf>,
     },
-    /// Policies on machines, data set and training of a TOML file.
+    /// Simulate policies with machines, data set and training of a TOML file.
     Run {
-        /// The file; `dlfs-sim config` prints one to begin with.
+        /// The file; `dlfs-sim config` prints an example.
         config: PathBuf,
         /// Only these policies.
         #[arg(long, value_enum, value_delimiter = ',')]
         policy: Vec<Policy>,
         #[command(flatten)]
         input: InputArgs,
-        /// Write a chart too.
+        /// Also write a chart.
         #[arg(long)]
         svg: Option<PathBuf>,
     },
-    /// One policy with many tier sizes; without a file, the sweep of the thesis.
+    /// Simulate one policy with many tier sizes; without a file, the sweep of the thesis.
     Sweep {
         /// The file, with rates for two tiers.
         config: Option<PathBuf>,
@@ -78,14 +79,14 @@ enum Command {
         /// The policy.
         #[arg(long, value_enum, default_value = "hdmlp")]
         policy: Policy,
-        /// Memory sizes of a node, in GB.
+        /// Memory sizes per node, in GB.
         #[arg(long, value_delimiter = ',')]
         memory_gb: Vec<f64>,
-        /// Disk sizes of a node, in GB.
+        /// Disk sizes per node, in GB.
         #[arg(long, value_delimiter = ',')]
         disk_gb: Vec<f64>,
     },
-    /// The cheapest tiers that reach a fraction of the lower bound's speed.
+    /// Find the cheapest tiers that reach a fraction of the lower bound's speed.
     Advise(AdviseArgs),
     /// Print the configuration of a scenario of the thesis as TOML.
     Config {
@@ -102,26 +103,26 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct AdviseArgs {
-    /// The file, with rates for two tiers and, as cost_per_gb, what 1,000 MB of each cost.
+    /// The file, with rates for two tiers and their cost_per_gb, the cost of 1,000 MB of each.
     config: PathBuf,
     #[command(flatten)]
     input: InputArgs,
-    /// Wanted speed, as a fraction of the lower bound's.
+    /// The required speed, as a fraction of the lower bound's.
     #[arg(long, default_value_t = 0.95)]
     fraction: f64,
     /// The policy.
     #[arg(long, value_enum, default_value = "clairvoyant")]
     policy: Policy,
-    /// Memory sizes of a node, in GB.
+    /// Memory sizes per node, in GB.
     #[arg(long, value_delimiter = ',', default_value = "0,8,16,32,64,128,256,512")]
     memory_gb: Vec<f64>,
-    /// Disk sizes of a node, in GB.
+    /// Disk sizes per node, in GB.
     #[arg(long, value_delimiter = ',', default_value = "0,64,128,256,512,1024,2048")]
     disk_gb: Vec<f64>,
-    /// What a GB of memory costs, whatever the file says [default: 4, where it says nothing].
+    /// The cost of a GB of memory, overriding the file [default: 4, if the file has none].
     #[arg(long)]
     memory_price: Option<f64>,
-    /// What a GB of disk costs, whatever the file says [default: 0.1, where it says nothing].
+    /// The cost of a GB of disk, overriding the file [default: 0.1, if the file has none].
     #[arg(long)]
     disk_price: Option<f64>,
 }
@@ -282,7 +283,7 @@ fn print_sweep_of_thesis(policy: Policy, json: bool) -> Result<(), Failure> {
     print_sweep(&points, Some(&PRINTED), json)
 }
 
-/// A sweep, beside what the thesis prints of it.
+/// Prints a sweep, with the values published in the thesis.
 fn print_sweep(
     points: &[search::Point],
     printed: Option<&[f64]>,

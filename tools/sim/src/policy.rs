@@ -1,6 +1,8 @@
-//! The compared policies: what each loads before training, keeps, reads from where, and reorders.
+//! The compared policies: what each loads before training, keeps, reads from which source, and
+//! reorders.
 //!
-//! The first ten are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this project's.
+//! The first ten are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this
+//! project's.
 
 use clap::ValueEnum;
 use dlfs::dataset::options::DEFAULT_GROUP;
@@ -13,34 +15,35 @@ use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
 
-/// A way to bring samples to nodes.
+/// A policy for bringing samples to nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// Every sample is there when it is wanted.
+    /// Every sample is available when it is needed.
     LowerBound,
     /// No prefetching, no caching, nothing overlaps.
     Naive,
-    /// Clairvoyant placement by frequency, fill threads in the order of first access; own tiers alone.
+    /// Clairvoyant placement by frequency, fill threads in the order of first access; own tiers
+    /// only.
     Hdmlp,
-    /// Prefetching into the staging buffer alone (double buffering, tf.data).
+    /// Prefetching into the staging buffer only (double buffering, tf.data).
     StagingPool,
-    /// Memories of all nodes loaded before training; the order is kept.
+    /// The memories of all nodes are loaded before training; the order is unchanged.
     DeepioOrdered,
-    /// The same, but nodes train on what is in memory only.
+    /// The same, but nodes train only on what is in memory.
     DeepioOpportunistic,
-    /// Each node trains on its own piece, which it loads before training.
+    /// Each node trains on its own slice, which it loads before training.
     ParallelStaging,
     /// A distributed memory store, filled in the first epoch.
     LbannDynamic,
     /// A distributed memory store, loaded before training.
     LbannPreloading,
-    /// Tiers loaded before training; each node takes the samples of a batch that it has.
+    /// Tiers are loaded before training; each node takes the samples of a batch that it holds.
     LocalityAware,
-    /// dlfs's tiers, filled by each node for itself with what it reads first (Monarch).
+    /// dlfs's tiers, filled by each node independently with what it reads first (Monarch).
     FirstTouch,
-    /// dlfs's clairvoyant tiers: as HDMLP, and staging threads keep what they fetch (NoPFS), and nodes read
-    /// from each other.
+    /// dlfs's clairvoyant tiers: like HDMLP, but staging threads keep what they fetch (NoPFS), and
+    /// nodes read from each other.
     Clairvoyant,
     /// dlfs's grouped order: whole chunks, no tiers.
     Grouped,
@@ -49,7 +52,7 @@ pub enum Policy {
 /// Why a policy has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PolicyError {
-    /// The policy cannot run on this data set, and says so; a "N/A" of the tables.
+    /// The policy cannot run on this data set: "N/A" in the tables.
     #[error("not applicable: {0}")]
     NotApplicable(&'static str),
     /// The configuration has an impossible number.
@@ -91,7 +94,7 @@ impl Policy {
     }
 }
 
-/// A configuration with its sizes drawn, ready to simulate policies on.
+/// A configuration with its sizes drawn, ready to simulate policies.
 #[derive(Debug, Clone)]
 pub struct Simulation {
     config: Config,
@@ -109,7 +112,7 @@ impl Simulation {
         Simulation::with_sizes(config, sizes)
     }
 
-    /// The same with given sizes: those of a real data set.
+    /// The same with given sizes, those of a real data set.
     ///
     /// # Errors
     /// The first number that is out of its range.
@@ -128,13 +131,13 @@ impl Simulation {
         Ok(Simulation { config: config.clone(), job, total_bytes })
     }
 
-    /// Bytes of the data set.
+    /// Total length of the data set.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// What no policy with tiers of this size can beat, in seconds: in each epoch the nodes compute, and
-    /// what no tier of any node holds comes from the origin, in the first epoch everything.
+    /// The lower bound of all policies with tiers of this size, in seconds: in each epoch the nodes
+    /// compute, and samples that fit in no tier come from the origin; in the first epoch, all do.
     pub fn cache_bound(&self) -> f64 {
         let (job, nodes) = (&self.job, u64::from(self.job.schedule.nodes()));
         let held = job.tier_bytes.iter().sum::<u64>().saturating_mul(nodes);
@@ -172,7 +175,7 @@ impl Simulation {
         }
     }
 
-    /// Batch after batch, the node with the most bytes to compute on decides.
+    /// In each batch, the node with the most bytes to compute determines the time.
     fn lower_bound(&self) -> Outcome {
         let (job, schedule) = (&self.job, &self.job.schedule);
         let mut total_ns = 0_u64;
@@ -192,7 +195,7 @@ impl Simulation {
         Outcome { seconds: total_ns as f64 * 1e-9, ..Outcome::default() }
     }
 
-    /// Training on the order's own sequence; with `threads` staging threads, or as configured for 0.
+    /// Trains in the order's own sequence, with `threads` staging threads, or as configured if 0.
     fn plain(&self, copies: Copies, rules: Rules, threads: u32) -> Outcome {
         let mut job = self.job.clone();
         if threads > 0 {
@@ -220,7 +223,7 @@ impl Simulation {
         Ok(self.loaded(Copies::Shared(shared), &used, rules, &|e| self.job.schedule.sequence(e)))
     }
 
-    /// Every node draws from what all memories hold, again and again until the epoch is full.
+    /// Every node draws from the contents of all memories, repeatedly until the epoch is complete.
     fn deepio_opportunistic(&self) -> Result<Outcome, PolicyError> {
         let (shared, used) = Shared::slices(&self.job, self.memory()?);
         let ids = 0..self.job.sizes.len() as u32;
@@ -237,7 +240,7 @@ impl Simulation {
         Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
     }
 
-    /// Every node draws from its own piece; the disk is filled first, as the printed times have it.
+    /// Every node draws from its own slice; the disk is filled first, as the published times imply.
     fn parallel_staging(&self) -> Result<Outcome, PolicyError> {
         let slowest_first: Vec<usize> = (0..self.job.tier_bytes.len()).rev().collect();
         let (shared, used) = Shared::slices(&self.job, &slowest_first);
@@ -278,8 +281,8 @@ impl Simulation {
             .loaded(Copies::Shared(shared), &used, PIPELINED, &|e| self.job.schedule.sequence(e)))
     }
 
-    /// A slice that fits the memory is there; a larger one fills the disk first, which is what the
-    /// printed load times say of both cases.
+    /// A slice that fits in memory is there; a larger one fills the disk first. The published load
+    /// times imply both.
     fn locality_aware(&self) -> Result<Outcome, PolicyError> {
         let each = self.total_bytes / u64::from(self.job.schedule.nodes());
         let mut tiers: Vec<usize> = (0..self.job.tier_bytes.len()).collect();
@@ -299,7 +302,7 @@ impl Simulation {
         Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
     }
 
-    /// Training after each node has loaded `used` bytes into its tiers, all tiers side by side.
+    /// Trains after each node has loaded `used` bytes into its tiers, all tiers at the same time.
     fn loaded(
         &self,
         copies: Copies,
@@ -354,7 +357,7 @@ fn schedule(config: &Config, sizes: &[u32], policy: Policy) -> Result<Schedule, 
     Schedule::new(samples, order, config.environment.nodes, &config.training)
 }
 
-/// Draws from a list in a random order, and again in another when all were drawn.
+/// Draws from a list in a random order, and then in another one when the list is exhausted.
 struct Draws<'a> {
     from: &'a [u32],
     key: Key,
@@ -380,8 +383,8 @@ impl<'a> Draws<'a> {
     }
 }
 
-/// Divides the samples of a step anew: each node first takes those that it holds, as far as its part
-/// goes; the others then go to the nodes that lack some.
+/// Redistributes the samples of a step: each node first takes those that it holds, up to its share;
+/// the others go to nodes that need more.
 fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequence: &mut [u32]) {
     let parts: Vec<(u64, u64)> =
         (0..schedule.nodes()).map(|node| schedule.part(step, node)).collect();
@@ -401,7 +404,7 @@ fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequ
     }
     let mut node = 0;
     for id in surplus {
-        // One after the other, so that no node gets all that nobody holds.
+        // Round robin, so that no single node gets all samples that nobody holds.
         while taken[node] == parts[node].1 {
             node = (node + 1) % parts.len();
         }
@@ -411,17 +414,17 @@ fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequ
     }
 }
 
-/// The thesis's model: what a thread reads is fetched and then written.
+/// The thesis's model: a thread fetches a sample and then writes it.
 const PIPELINED: Rules =
     Rules { origin_on_demand: false, hides_writes: Hides::None, readers: Readers::Now };
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
 const OVERLAPPED: Rules = Rules { hides_writes: Hides::All, ..PIPELINED };
-/// HDMLP: its staging threads are double buffering's, its fill threads those that load tiers before a
-/// training. That is how its printed times come out.
+/// HDMLP: staging threads work as in double buffering, fill threads like those that load tiers
+/// before training. This reproduces its published times.
 const STAGED: Rules = Rules { hides_writes: Hides::Staging, ..PIPELINED };
 const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 
-/// The printed times are those of nodes that read their own tiers, and not from each other.
+/// The published times assume that nodes read only their own tiers.
 const HDMLP: Use = Use { keep_staged: false, peers: false };
 const CLAIRVOYANT: Use = Use { keep_staged: true, peers: true };
 

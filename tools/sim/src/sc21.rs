@@ -1,4 +1,5 @@
-//! The set-ups that SC'21 simulates (Dryden and others, section 6, figure 8): bars without numbers there.
+//! The configurations that SC'21 simulates (Dryden and others, section 6, figure 8), which shows
+//! bars without numbers.
 
 use crate::environment::{Class, Config, Dataset, Environment, Scheme, Sharing, Training};
 
@@ -32,7 +33,8 @@ const fn setup(
 }
 
 impl Setup {
-    /// Its machines, data set and training, for `epochs` epochs: a number that the paper does not print.
+    /// Its machines, data set and training, for `epochs` epochs: the paper does not state the
+    /// number.
     pub fn config(&self, epochs: u32) -> Config {
         Config {
             environment: Environment {
@@ -40,7 +42,7 @@ impl Setup {
                 compute_mb_s: 64.0,
                 preprocess_mb_s: 200.0,
                 network_mb_s: 24_000.0,
-                // The paper leaves the link out of its model.
+                // The paper's model has no such link.
                 origin_link_mb_s: 24_000.0,
                 origin_mb_s: vec![(1, 330.0), (2, 730.0), (4, 1_540.0), (8, 2_870.0)],
                 origin_shared_by: Sharing::Nodes,

@@ -1,4 +1,4 @@
-//! Which node reads which sample in which step: batches of the one global order, divided.
+//! Which node reads which sample in which step: divides the batches of the one global order.
 
 use dlfs::order::{EpochOrder, OrderSpec, Population, Positions};
 use dlfs::plan::Accesses;
@@ -6,23 +6,23 @@ use dlfs::units::{Epoch, SampleId};
 
 use crate::environment::{ConfigError, Scheme, Training};
 
-/// The steps of a run. In each, every node reads its part of a stretch of the epoch's sequence.
+/// The steps of a run. In each step, every node reads its share of a range of the epoch's sequence.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     samples: Samples,
     order: OrderSpec,
     epochs: u32,
-    /// Where the part of each node begins in a step's stretch, and one past the last where it ends.
+    /// The start of each node's share in a step's range, and the end of the last one.
     starts: Vec<u64>,
     positions: u64,
 }
 
-/// The samples of a data set, in chunks of equally many.
+/// The samples of a data set, in chunks of equal size.
 #[derive(Debug, Clone, Copy)]
 pub struct Samples {
-    /// How many samples.
+    /// The number of samples.
     pub count: u64,
-    /// How many a chunk.
+    /// The number per chunk.
     pub per_chunk: u64,
 }
 
@@ -30,7 +30,7 @@ impl Schedule {
     /// The steps of `training` on `nodes` nodes.
     ///
     /// # Errors
-    /// No epoch, no batch, or no full batch where a smaller one is left out.
+    /// No epoch, no batch, or no full batch if smaller ones are dropped.
     pub fn new(
         samples: Samples,
         order: OrderSpec,
@@ -54,22 +54,22 @@ impl Schedule {
         Ok(Schedule { samples, order, epochs: training.epochs, starts, positions })
     }
 
-    /// Passes over the data set.
+    /// The number of passes over the data set.
     pub fn epochs(&self) -> u32 {
         self.epochs
     }
 
-    /// Nodes that read.
+    /// The number of nodes.
     pub fn nodes(&self) -> u32 {
         self.starts.len() as u32 - 1
     }
 
-    /// Steps of an epoch.
+    /// The number of steps in an epoch.
     pub fn steps(&self) -> u64 {
         self.positions.div_ceil(self.step_len())
     }
 
-    /// Positions of an epoch that are read.
+    /// The number of positions of an epoch that are read.
     pub fn positions(&self) -> u64 {
         self.positions
     }
@@ -83,7 +83,7 @@ impl Schedule {
         (first + start, end - start)
     }
 
-    /// How many samples `node` reads in an epoch.
+    /// The number of samples that `node` reads in an epoch.
     pub fn of_node(&self, node: u32) -> u64 {
         let full = self.positions / self.step_len();
         let each = self.starts[node as usize + 1] - self.starts[node as usize];
@@ -116,7 +116,7 @@ impl Schedule {
         sequence
     }
 
-    /// Samples of a step, those of all nodes.
+    /// The number of samples of a step, over all nodes.
     pub fn step_len(&self) -> u64 {
         *self.starts.last().expect("one past the last node")
     }

@@ -1,4 +1,4 @@
-//! Many environments: a sweep over tier sizes, and the cheapest one that is fast enough.
+//! Searches many environments: a sweep over tier sizes, and the cheapest one that is fast enough.
 
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ pub struct Point {
     pub seconds: f64,
 }
 
-/// What a node's storage costs.
+/// The prices of a node's storage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prices {
     /// 1,000 MB of memory.
@@ -26,10 +26,10 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The costs that the first two tiers of `config` state; 4 and 0.1 where they state none.
+    /// The prices of the first two tiers of `config`; 4 and 0.1 if it has none.
     ///
     /// # Errors
-    /// A cost that is none.
+    /// An invalid price.
     pub fn of(config: &Config) -> Result<Prices, ConfigError> {
         let costs = config.environment.costs_per_gb()?;
         let cost = |tier: usize, default| costs.get(tier).copied().flatten().unwrap_or(default);
@@ -37,16 +37,16 @@ impl Prices {
     }
 }
 
-/// What [`advise`] found.
+/// The result of [`advise`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
     /// The lower bound, in seconds.
     pub bound_seconds: f64,
-    /// Environments that were simulated.
+    /// The number of simulated environments.
     pub simulated: usize,
-    /// The cheapest that reaches the wanted fraction, where one does, and what it costs for all nodes.
+    /// The cheapest that reaches the required fraction, if any, and its price for all nodes.
     pub cheapest: Option<(Point, f64)>,
-    /// The fastest that was simulated.
+    /// The fastest simulated environment.
     pub fastest: Option<Point>,
 }
 
@@ -67,11 +67,11 @@ pub fn sweep(
     sizes_of_tiers.map(|(memory, disk)| point(config, sizes, policy, memory, disk)).collect()
 }
 
-/// The cheapest sizes of memory and disk with which `policy` reaches `fraction` of the lower bound's
-/// speed on samples of `sizes`.
+/// The cheapest sizes of memory and disk with which `policy` reaches `fraction` of the lower
+/// bound's speed on samples of `sizes`.
 ///
-/// Environments are simulated from the cheapest up. One whose memory and disk are both no larger than
-/// those of one that was too slow is left out: no policy here gets slower by having more.
+/// Simulates environments in ascending order of price. Skips those whose memory and disk are both
+/// no larger than those of one that was too slow: no policy here gets slower with more.
 ///
 /// # Errors
 /// The policy cannot run, or a number is out of its range.
@@ -136,7 +136,7 @@ pub mod thesis {
     /// Sizes of the other class, in MB.
     pub const DISK_MB: [f64; 4] = [0.0, 20_480.0, 40_960.0, 81_920.0];
 
-    /// What is printed, row by row.
+    /// The published times, row by row.
     pub const PRINTED: [f64; 16] = [
         9947.0, 9554.5, 9239.7, 8613.1, //
         9579.5, 9212.1, 8889.2, 8249.8, //

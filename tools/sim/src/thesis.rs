@@ -1,4 +1,4 @@
-//! The four scenarios of the HDMLP thesis (section 5.2) and what its tables print.
+//! The four scenarios of the HDMLP thesis (section 5.2) and the times in its tables.
 
 use serde::Serialize;
 
@@ -7,25 +7,25 @@ use crate::environment::{
 };
 use crate::policy::{Policy, PolicyError, Simulation};
 
-/// A scenario's results beside the printed ones.
+/// A scenario's results and the published ones.
 #[derive(Debug, Clone, Serialize)]
 pub struct Table {
     /// 1 to 4.
     pub scenario: u32,
-    /// One row a policy, in the order of the thesis.
+    /// One row per policy, in the order of the thesis.
     pub rows: Vec<Row>,
 }
 
-/// A policy's simulated time beside the printed one.
+/// A policy's simulated time and the published one.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// The policy.
     pub policy: &'static str,
-    /// What was simulated; `None` where the policy is not applicable.
+    /// The simulated time; `None` if the policy is not applicable.
     pub seconds: Option<f64>,
-    /// What the thesis prints; `None` for "N/A" and for policies that it does not have.
+    /// The time in the thesis; `None` for "N/A" and for policies that it does not have.
     pub thesis: Option<f64>,
-    /// Simulated / printed.
+    /// Simulated / published.
     pub ratio: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub fn table(scenario: u32, policies: &[Policy]) -> Result<Table, ConfigError> {
 
 /// The configuration of `scenario`.
 ///
-/// Epochs are not printed; these are the ones with which the lower bound is the printed one.
+/// The thesis does not state the epochs; these reproduce its lower bound.
 ///
 /// # Errors
 /// There is no such scenario.
@@ -90,14 +90,14 @@ pub fn environment() -> Environment {
         staging: Class::new(1_024.0, 2, &memory),
         tiers: vec![
             Class::new(51_200.0, 2, &memory),
-            // Loading it takes the same 0.0162 s a MB as memory in the printed times: writes are not
-            // limited by the disk there.
+            // According to the published times, loading it takes the same 0.0162 s per MB as
+            // memory: the disk does not limit writes there.
             Class { write_mb_s: Some(memory.to_vec()), ..Class::new(102_400.0, 2, &[(2, 86.0)]) },
         ],
     }
 }
 
-/// What tables 5.1 to 5.4 print, in seconds.
+/// The times in tables 5.1 to 5.4, in seconds.
 pub fn printed(scenario: u32, policy: Policy) -> Option<f64> {
     let rows: [Option<f64>; 4] = match policy {
         Policy::LowerBound => [Some(7.30), Some(3_825.66), Some(7_655.25), Some(15_204.78)],
