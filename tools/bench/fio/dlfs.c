@@ -1,8 +1,8 @@
-// fio's external engine over libdlfs: fio itself drives a dlfs queue pair.
+// An external engine of fio over libdlfs: fio itself drives a dlfs queue pair.
 //
-// fio's buffers are the queue pair's own, so that no byte is copied between the two; a buffer's number
-// is its place in them. fio stages I/Os one by one (queue) and hands them over together (commit).
-// The struct at the end is what fio looks for; its version must be that of the fio that loads it.
+// fio's buffers are the queue pair's own, so that no byte is copied between the two; a buffer's
+// number is its index among them. fio stages I/Os one by one (queue) and submits them together
+// (commit). fio looks for the struct at the end; its version must be that of the fio that loads it.
 
 #include "fio.h"
 #include "optgroup.h"
@@ -13,7 +13,7 @@
 #error "fio 3.33 or newer is needed"
 #endif
 
-// Another one lets a test see that fio refuses it.
+// Another version lets a test check that fio refuses it.
 #ifndef DLFS_FIO_ABI
 #define DLFS_FIO_ABI FIO_IOOPS_VERSION
 #endif
@@ -21,7 +21,7 @@
 struct ioengine_ops ioengine;
 
 struct options {
-    void *pad; // fio takes offset 0 for an option that is none
+    void *pad; // fio reserves offset 0 for options without a value
     char *hostnqn;
     unsigned int hdr_digest, data_digest, queue_size, ctrl_loss_tmo, io_timeout, busy_poll;
 };
@@ -30,7 +30,7 @@ struct state {
     dlfs_ns *ns;
     char *memory;
     unsigned long long buffer_len;
-    // Of each buffer, who it belongs to while it is on its way.
+    // The owner of each buffer while its I/O is outstanding.
     struct io_u **owners;
     dlfs_ns_io *staged;
     unsigned int num_staged;
@@ -43,7 +43,7 @@ static int failed(struct thread_data *td, const char *doing) {
     return 1;
 }
 
-// The address as dlfs writes it; SPDK's plug-in has `=` where SPDK itself and dlfs have `:`.
+// The address in dlfs's form; SPDK's plug-in has `=` where SPDK itself and dlfs have `:`.
 static void address_of(struct thread_data *td, char *text, size_t len) {
     snprintf(text, len, "%s", td->files[0]->file_name);
     if (!strncmp(text, "trtype=", 7))
@@ -53,7 +53,7 @@ static void address_of(struct thread_data *td, char *text, size_t len) {
 static int open_ns(struct thread_data *td, unsigned int num_buffers, dlfs_ns **ns) {
     const struct options *given = td->eo;
     unsigned int queue_size = given->queue_size;
-    // One entry more than I/Os on their way, and no fewer than dlfs asks for by itself.
+    // One entry more than outstanding I/Os, and at least dlfs's default.
     if (!queue_size && td->o.iodepth > 127) queue_size = td->o.iodepth + 1;
     dlfs_mount_options options = {
         .size = sizeof options,
@@ -72,7 +72,8 @@ static int open_ns(struct thread_data *td, unsigned int num_buffers, dlfs_ns **n
     return dlfs_ns_open(address, &options, td_write(td) ? 1 : 0, num_buffers, td_max_bs(td), ns);
 }
 
-// Before the jobs are forked: how large the namespace is. Each job then opens its own.
+// The length of the namespace, determined before the jobs are forked. Each job then opens its own
+// handle.
 static int setup(struct thread_data *td) {
     if (td->io_ops != &ioengine) {
         log_err("dlfs: this engine was built for a fio of another configuration\n");
@@ -126,10 +127,10 @@ static void cleanup(struct thread_data *td) {
     td->io_ops_data = NULL;
 }
 
-// fio takes its buffers from here, in their order: I/O unit n has the nth.
+// fio takes its buffers from here, in order: I/O unit n has the nth.
 static int iomem_alloc(struct thread_data *td, size_t total) {
     struct state *state = td->io_ops_data;
-    (void)total; // with room for aligning, which these need not
+    (void)total; // includes room for alignment, which these do not need
     td->orig_buffer = state->memory;
     return 0;
 }
@@ -148,7 +149,7 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u) {
     fio_ro_check(td, io_u);
     dlfs_ns_io io = {.op = DLFS_NS_FLUSH};
     if (io_u->ddir == DDIR_READ || io_u->ddir == DDIR_WRITE) {
-        if (io_u->xfer_buf != io_u->buf) return refuse(io_u, EINVAL); // no I/O is ever cut short
+        if (io_u->xfer_buf != io_u->buf) return refuse(io_u, EINVAL); // an I/O is never partial
         io.op = io_u->ddir == DDIR_READ ? DLFS_NS_READ : DLFS_NS_WRITE;
         io.offset = io_u->offset;
         io.len = io_u->xfer_buflen;
@@ -162,7 +163,7 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u) {
     return FIO_Q_QUEUED;
 }
 
-// Hands over as much of what is staged as there is room for.
+// Submits as many of the staged I/Os as there is room for.
 static int submit(struct thread_data *td) {
     struct state *state = td->io_ops_data;
     int64_t took = dlfs_ns_submit(state->ns, state->staged, state->num_staged);
@@ -197,11 +198,11 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
     unsigned int count = 0;
     uint32_t wait_ms = timeout ? timeout->tv_sec * 1000 + timeout->tv_nsec / 1000000 : 1000;
     do {
-        if (state->num_staged && submit(td)) return -EINVAL; // what there was no room for
+        if (state->num_staged && submit(td)) return -EINVAL; // I/Os without room
         int64_t came = dlfs_ns_poll(state->ns, state->done + count, max - count, min ? wait_ms : 0);
         if (came < 0) return failed(td, "poll"), -EIO;
         count += came;
-    } while (count < min && !timeout); // every I/O is done one day, if only with an error
+    } while (count < min && !timeout); // every I/O completes eventually, if only with an error
     return count;
 }
 

@@ -1,9 +1,9 @@
-//! dlfs-bench: measures namespaces and data sets, and speaks fio's job files, options and output.
+//! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `options` says what is asked for, `run` lets the jobs run, each a thread in `worker`'s loop (or in
-//! `samples`) over a queue pair of `engine`; `workload` says which block comes next, `stats` counts,
-//! `output` tells. The result is alone on its stream; messages go to standard error, and there are
-//! none when all went well.
+//! `options` parses the request. `run` runs the jobs, each in a thread that executes the loop of
+//! `worker` (or of `samples`) over a queue pair of `engine`. `workload` generates the blocks,
+//! `stats` counts, `output` prints. Only the result goes to its stream; messages go to standard
+//! error, and there are none on success.
 
 mod engine;
 mod options;
@@ -20,10 +20,10 @@ use options::help;
 use output::Writer;
 use signals::Signals;
 
-/// Does what the arguments ask for, without the program's name; returns the exit code.
+/// Runs the command with its arguments, without the program's name; returns the exit code.
 ///
 /// # Errors
-/// A sentence for the user; exit code 1, as fio's.
+/// A sentence for the user; exit code 1, like fio's.
 pub fn command(arguments: &[String]) -> Result<u8, String> {
     let text = match parse(arguments)? {
         Command::Run(request) => return run_jobs(*request),
@@ -64,8 +64,8 @@ fn run_jobs(request: Request) -> Result<u8, String> {
     })
 }
 
-/// What `--showcmd` prints of a job file with this text, which is checked as far as a job can be without
-/// its target. `${NAME}` of the environment is looked up with `env`.
+/// The output of `--showcmd` for the text of a job file, which is checked as far as possible
+/// without its target. `env` looks up `${NAME}`.
 ///
 /// # Errors
 /// A sentence that names the line.

@@ -1,7 +1,7 @@
-//! `rw=samples`: reads a data set as a training job does, which blocks cannot show.
+//! `rw=samples`: reads a data set like a training job, which block jobs cannot represent.
 //!
-//! Each batch is asked for, waited for, and then computed on for a time that is given (slept, as an
-//! accelerator would leave the processor alone). The library verifies every sample.
+//! Each batch is requested, awaited, and then computed on for a given time (by sleeping, as an
+//! accelerator would leave the processor idle). The library verifies every sample.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::stats::cpu::CpuClock;
 use crate::stats::{Stats, Wanted};
 use crate::worker::{Outcome, Shared};
 
-/// What a sample job measured, beside what a block job has.
+/// The measurements of a sample job beside those of a block job.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct SampleFigures {
     pub(crate) samples: u64,
@@ -27,24 +27,24 @@ pub(crate) struct SampleFigures {
     pub(crate) seconds: f64,
     /// From opening the loader to the first batch.
     pub(crate) first_batch_s: f64,
-    /// Waiting for batches.
+    /// Time waiting for batches.
     pub(crate) stall_s: f64,
-    /// Computing that was emulated.
+    /// Emulated compute time.
     pub(crate) compute_s: f64,
-    /// Accelerators that computed side by side.
+    /// Accelerators that computed in parallel.
     pub(crate) accelerators: u64,
-    /// CPU time of the whole process, the threads that read ahead included.
+    /// CPU time of the whole process, including readahead threads.
     pub(crate) cpu_s: f64,
-    /// Commands and bytes that were read for the samples.
+    /// Commands and bytes read for the samples.
     pub(crate) commands: u64,
     pub(crate) read_bytes: u64,
-    /// Samples whose CRC32C was found right: all that were delivered.
+    /// Samples whose CRC32C was verified: all that were delivered.
     pub(crate) verified: u64,
 }
 
 impl SampleFigures {
-    /// Accelerator utilisation in percent, as MLPerf Storage defines it: the time that computing takes,
-    /// of the time that the run took.
+    /// Accelerator utilisation in percent, as MLPerf Storage defines it: compute time over run
+    /// time.
     pub(crate) fn utilisation(&self) -> f64 {
         let available = self.seconds * self.accelerators as f64;
         if available > 0.0 { 100.0 * self.compute_s / available } else { 0.0 }
@@ -58,17 +58,17 @@ impl SampleFigures {
         if self.seconds > 0.0 { self.batches as f64 / self.seconds } else { 0.0 }
     }
 
-    /// CPU seconds for 10^9 bytes of samples.
+    /// CPU seconds per 10^9 bytes of samples.
     pub(crate) fn cpu_s_per_gb(&self) -> f64 {
         if self.bytes > 0 { self.cpu_s / (self.bytes as f64 / 1e9) } else { 0.0 }
     }
 
-    /// CPU seconds for a million samples.
+    /// CPU seconds per million samples.
     pub(crate) fn cpu_s_per_million(&self) -> f64 {
         if self.samples > 0 { self.cpu_s / (self.samples as f64 / 1e6) } else { 0.0 }
     }
 
-    /// Adds a job that ran beside this one in the same process, whose CPU time is the same.
+    /// Adds a concurrent job of the same process, whose CPU time is the same.
     pub(crate) fn add(&mut self, other: &SampleFigures) {
         self.samples += other.samples;
         self.bytes += other.bytes;
@@ -86,10 +86,10 @@ impl SampleFigures {
     }
 }
 
-/// Opens the data set that a job names.
+/// Opens the data set of a job.
 ///
 /// # Errors
-/// What the library says.
+/// Those of the library.
 pub(crate) fn open(job: &Job) -> Result<Image, String> {
     let text = job.filename.as_deref().ok_or("no data set: filename= is missing")?;
     let names: Vec<String> = split_names(text)
@@ -102,10 +102,10 @@ pub(crate) fn open(job: &Job) -> Result<Image, String> {
     Image::open(&addresses, &options).map_err(|error| error.report())
 }
 
-/// The options of the library that a job's mean, for its `number`th clone.
+/// The library's options for the `number`th clone of a job.
 ///
 /// # Errors
-/// An option that is out of range or does not fit the others.
+/// An option that is out of range or contradicts another.
 pub(crate) fn loader_options(job: &Job, number: u64) -> Result<LoaderOptions, String> {
     let samples = &job.samples;
     let world_size = samples.world_size.max(u32::try_from(job.numjobs).unwrap_or(1));
@@ -257,7 +257,7 @@ impl Run<'_> {
         });
     }
 
-    /// Brings the figures up to this moment.
+    /// Updates the figures.
     fn count(&mut self) {
         let time = self.begin.elapsed();
         self.figures.seconds = time.as_secs_f64();

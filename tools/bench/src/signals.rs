@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM end the run with the figures so far, a second one ends it at once; SIGUSR1 asks
-//! for the figures so far.
+//! SIGINT and SIGTERM end the run with the figures so far, a second one ends it at once; SIGUSR1
+//! requests the figures so far.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
-/// What signals have asked for.
+/// The requests of signals.
 pub(crate) struct Signals {
     stop: Arc<AtomicBool>,
     interim: Arc<AtomicBool>,
@@ -15,12 +15,12 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// # Errors
-    /// The operating system's, when it refuses a handler.
+    /// Errors of the operating system when it refuses a handler.
     pub(crate) fn catch() -> Result<Signals, String> {
         let (stop, interim) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let register = || {
             for signal in [SIGINT, SIGTERM] {
-                // The order matters: the first signal must find the flag still unset.
+                // The order matters: at the first signal, the flag must still be unset.
                 flag::register_conditional_shutdown(signal, 128, stop.clone())?;
                 flag::register(signal, stop.clone())?;
             }
@@ -30,12 +30,12 @@ impl Signals {
         Ok(Signals { stop, interim })
     }
 
-    /// Whether the run shall end.
+    /// Whether to end the run.
     pub(crate) fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the figures so far were asked for since the last time.
+    /// Whether the figures so far were requested since the last call.
     pub(crate) fn take_interim(&self) -> bool {
         self.interim.swap(false, Ordering::Relaxed)
     }

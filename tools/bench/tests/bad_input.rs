@@ -5,11 +5,11 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Place, bench, finish, run};
+use common::{TestDir, bench, finish, run};
 
 fn refused(text: &str, words: &[&str]) {
-    let place = Place::new();
-    let file = place.write("bad.fio", text);
+    let dir = TestDir::new();
+    let file = dir.write("bad.fio", text);
     run(&[file.to_str().unwrap()]).code(1).complains_of(words);
 }
 
@@ -42,8 +42,8 @@ fn a_missing_target_and_a_missing_size_are_named() {
 #[test]
 fn a_write_job_is_refused_where_only_reading_is_allowed() {
     refused("[a]\nioengine=null\nsize=1m\nrw=write\nreadonly\n", &["rw=write", "readonly"]);
-    let place = Place::new();
-    let file = place.path("x");
+    let dir = TestDir::new();
+    let file = dir.path("x");
     fs::write(&file, [0; 8192]).unwrap();
     let name = format!("--filename={}", file.display());
     run(&["--readonly", "--name=a", "--rw=randwrite", &name]).code(1).complains_of(&["randwrite"]);
@@ -51,8 +51,8 @@ fn a_write_job_is_refused_where_only_reading_is_allowed() {
 
 #[test]
 fn a_size_beyond_the_namespace_is_refused_with_both_sizes() {
-    let place = Place::new();
-    let file = place.path("x");
+    let dir = TestDir::new();
+    let file = dir.path("x");
     fs::write(&file, [0; 8192]).unwrap();
     let name = format!("--filename={}", file.display());
     let base = ["--name=a", "--rw=read", "--ioengine=file", &name];
@@ -65,8 +65,8 @@ fn a_size_beyond_the_namespace_is_refused_with_both_sizes() {
 
 #[test]
 fn a_depth_beyond_the_queue_is_refused() {
-    let place = Place::new();
-    let file = place.path("x");
+    let dir = TestDir::new();
+    let file = dir.path("x");
     fs::write(&file, [0; 8192]).unwrap();
     let name = format!("--filename={}", file.display());
     let out = run(&["--name=a", "--rw=read", "--ioengine=file", &name, "--iodepth=60000"]);
@@ -160,8 +160,8 @@ fn a_job_file_that_is_not_there_is_named() {
 }
 
 /// A named pipe that nobody writes to.
-fn pipe(place: &Place) -> std::path::PathBuf {
-    let path = place.path("pipe");
+fn pipe(dir: &TestDir) -> std::path::PathBuf {
+    let path = dir.path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status();
     assert!(made.expect("mkfifo runs").success());
     path
@@ -169,19 +169,19 @@ fn pipe(place: &Place) -> std::path::PathBuf {
 
 #[test]
 fn a_job_file_that_never_ends_or_never_comes_is_refused() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let refused = |path: &Path, words: &[&str]| run(&[path]).code(1).complains_of(words);
     refused(Path::new("/dev/zero"), &["/dev/zero", "neither a regular file nor a pipe"]);
-    refused(place.folder(), &["neither a regular file nor a pipe"]);
-    refused(&pipe(&place), &["nobody wrote to this pipe"]);
-    let long = place.path("long.fio");
+    refused(dir.folder(), &["neither a regular file nor a pipe"]);
+    refused(&pipe(&dir), &["nobody wrote to this pipe"]);
+    let long = dir.path("long.fio");
     fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
     refused(&long, &["long.fio", "more than 1048576 bytes"]);
     let twice = "include deep.fio\ninclude deep.fio\n".repeat(100);
-    refused(&place.write("deep.fio", &twice), &["deep.fio:1", "include each other"]);
-    place.write("wide.inc", &"# \n".repeat(1 << 15));
-    refused(&place.write("wide.fio", &"include wide.inc\n".repeat(99)), &["1048576 bytes"]);
-    refused(&place.write("jobs.fio", &"[a]\n".repeat(1 << 15)), &["--max-jobs"]);
+    refused(&dir.write("deep.fio", &twice), &["deep.fio:1", "include each other"]);
+    dir.write("wide.inc", &"# \n".repeat(1 << 15));
+    refused(&dir.write("wide.fio", &"include wide.inc\n".repeat(99)), &["1048576 bytes"]);
+    refused(&dir.write("jobs.fio", &"[a]\n".repeat(1 << 15)), &["--max-jobs"]);
     let mut command = bench();
     command.arg("-").stdin(fs::File::open("/dev/zero").unwrap());
     finish(command).code(1).complains_of(&["1048576 bytes"]);
@@ -189,8 +189,8 @@ fn a_job_file_that_never_ends_or_never_comes_is_refused() {
 
 #[test]
 fn a_job_file_may_come_through_a_pipe() {
-    let place = Place::new();
-    let path = pipe(&place);
+    let dir = TestDir::new();
+    let path = pipe(&dir);
     let mut command = bench();
     command.arg(&path).arg("--showcmd");
     let writer = std::thread::spawn(move || {
@@ -203,9 +203,9 @@ fn a_job_file_may_come_through_a_pipe() {
 
 #[test]
 fn a_target_that_has_no_blocks_is_refused_before_it_is_opened() {
-    let place = Place::new();
-    let path = pipe(&place);
-    let names = [path.to_str().unwrap(), "/dev/zero", place.folder().to_str().unwrap()];
+    let dir = TestDir::new();
+    let path = pipe(&dir);
+    let names = [path.to_str().unwrap(), "/dev/zero", dir.folder().to_str().unwrap()];
     for name in names {
         for engine in ["psync", "io_uring", "file"] {
             let (file, engine) = (format!("--filename={name}"), format!("--ioengine={engine}"));
@@ -219,8 +219,8 @@ fn a_target_that_has_no_blocks_is_refused_before_it_is_opened() {
 
 #[test]
 fn a_file_that_the_disk_has_no_room_for_is_not_begun() {
-    let place = Place::new();
-    let path = place.path("large");
+    let dir = TestDir::new();
+    let path = dir.path("large");
     let file = format!("--filename={}", path.display());
     let out = run(&["--name=a", &file, "--ioengine=psync", "--rw=read", "--size=1e"]);
     out.code(1).complains_of(&["large", "no storage space"]);
@@ -253,10 +253,10 @@ fn numbers_beyond_all_bounds_are_refused_or_do_no_harm() {
     let most = "[a]\nioengine=null\nnumber_ios=8\nruntime=36525d\nramp_time=0\nsize=1e\noffset=1e\n\
                 offset_increment=1e\nnumjobs=4\nloops=18446744073709551615\nbwavgtime=3155760000000\n\
                 rw=randrw\nio_size=1e\nrate=1e\nfsync=18446744073709551615\n";
-    let place = Place::new();
-    run(&[place.write("most.fio", most)]).quiet();
+    let dir = TestDir::new();
+    run(&[dir.write("most.fio", most)]).quiet();
     let more = "[a]\nioengine=null\nsize=1e\noffset_increment=1e\nnumjobs=64\n";
-    run(&[place.write("more.fio", more)]).code(1).complains_of(&["beyond"]);
+    run(&[dir.write("more.fio", more)]).code(1).complains_of(&["beyond"]);
     refused("[a]\nioengine=mem\nsize=1e\n", &["a (", "slots"]);
     refused("[a]\nioengine=null\nsize=1e\nbs=1g\niodepth=65535\n", &["no memory"]);
 }

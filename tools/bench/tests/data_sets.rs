@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{Place, Reporting, bench, end_of, finish, run, wait_until};
+use common::{Reporting, TestDir, bench, end_of, finish, run, wait_until};
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::mem::MemNamespace;
@@ -16,14 +16,14 @@ use dlfs::target::{Target, TargetOptions};
 const SAMPLES: u64 = 600;
 
 /// An image of `SAMPLES` files of 1 to 3 KB.
-fn image(place: &Place) -> PathBuf {
-    let source = place.path("source");
+fn image(dir: &TestDir) -> PathBuf {
+    let source = dir.path("source");
     std::fs::create_dir(&source).unwrap();
     for number in 0..SAMPLES {
         let bytes = vec![number as u8; 1000 + (number as usize * 37) % 2000];
         std::fs::write(source.join(format!("{number:04}.bin")), bytes).unwrap();
     }
-    let image = place.path("train.dlfs");
+    let image = dir.path("train.dlfs");
     let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
     let address = [Address::from_path(&image)];
     import(&[source], &address, &options, &ConnectOptions::default(), &mut ()).unwrap();
@@ -32,8 +32,8 @@ fn image(place: &Place) -> PathBuf {
 
 #[test]
 fn a_data_set_is_overwritten_made_longer_or_removed_only_where_the_job_names_it() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let name = image.to_str().unwrap();
     let before = std::fs::read(&image).unwrap();
     let refused = [
@@ -60,8 +60,8 @@ fn a_data_set_is_overwritten_made_longer_or_removed_only_where_the_job_names_it(
 
 #[test]
 fn a_data_set_behind_a_target_is_not_overwritten_either() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let before = std::fs::read(&image).unwrap();
     let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let device = qpair::open(&Address::from_path(&image), &connect).unwrap();
@@ -78,8 +78,8 @@ fn a_data_set_behind_a_target_is_not_overwritten_either() {
 
 #[test]
 fn every_sample_of_every_epoch_is_read_and_verified_in_every_order() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let name = format!("--filename={}", image.display());
     for order in ["sequential", "slot", "global", "grouped", "local", "partial"] {
         let out = run(&[
@@ -105,8 +105,8 @@ fn every_sample_of_every_epoch_is_read_and_verified_in_every_order() {
 
 #[test]
 fn ranks_share_an_epoch_and_computing_counts_as_utilisation() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let out = run(&[
         "--name=s",
         "--rw=samples",
@@ -134,8 +134,8 @@ fn ranks_share_an_epoch_and_computing_counts_as_utilisation() {
 
 #[test]
 fn figures_of_samples_so_far_are_printed_on_request_and_the_run_goes_on() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let mut command = bench();
     command.args(["--name=s", "--rw=samples", "--batch_size=10", "--thinktime=2ms"]);
     command.args(["--time_based", "--runtime=60", "--cpus=0", "--output-format=json"]);
@@ -151,8 +151,8 @@ fn figures_of_samples_so_far_are_printed_on_request_and_the_run_goes_on() {
 
 #[test]
 fn a_file_that_is_no_image_is_refused() {
-    let place = Place::new();
-    let file = place.path("x");
+    let dir = TestDir::new();
+    let file = dir.path("x");
     std::fs::write(&file, vec![1; 1 << 20]).unwrap();
     let out = run(&["--name=s", "--rw=samples", &format!("--filename={}", file.display())]);
     out.code(1).complains_of(&["s (command line)"]);
@@ -253,8 +253,8 @@ fn a_target_lost_in_mid_run_ends_the_job_or_is_counted() {
 
 #[test]
 fn the_report_is_one_page_that_a_browser_shows_without_a_network() {
-    let place = Place::new();
-    let page = place.path("report.html");
+    let dir = TestDir::new();
+    let page = dir.path("report.html");
     run(&[
         "--name=read <me>",
         "--ioengine=null",
@@ -284,17 +284,17 @@ fn the_report_is_one_page_that_a_browser_shows_without_a_network() {
         println!("SKIPPED: no chromium is installed");
         return;
     };
-    let image = place.path("page.png");
+    let image = dir.path("page.png");
     let mut command = Command::new(&browser);
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,2400"]);
-    command.arg(format!("--user-data-dir={}", place.path("profile").display()));
+    command.arg(format!("--user-data-dir={}", dir.path("profile").display()));
     command.arg(format!("--screenshot={}", image.display()));
     command.arg(format!("file://{}", page.display()));
     finish(command).code(0);
     assert!(std::fs::metadata(&image).unwrap().len() > 20_000);
     let mut command = Command::new(&browser);
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
-    command.arg(format!("--user-data-dir={}", place.path("profile2").display()));
+    command.arg(format!("--user-data-dir={}", dir.path("profile2").display()));
     command.arg(format!("file://{}", page.display()));
     let shown = finish(command).code(0);
     let lines = shown.text().split("<polyline").filter(|line| line.contains("stroke-width=\"2\""));
@@ -306,15 +306,15 @@ fn the_report_is_one_page_that_a_browser_shows_without_a_network() {
 
 #[test]
 fn the_twelve_job_files_run_and_fio_moves_as_much_where_it_can() {
-    let place = Place::new();
-    let image = image(&place);
+    let dir = TestDir::new();
+    let image = image(&dir);
     let jobs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/jobs");
     let mut names: Vec<_> = std::fs::read_dir(jobs).unwrap().map(|e| e.unwrap().path()).collect();
     names.sort();
     assert_eq!(names.len(), 12);
     let environment = |command: &mut Command, file: &str| {
-        command.env("BENCH_FILE", place.path(file)).env("BENCH_IMAGE", &image);
-        command.env("BENCH_LOGS", place.folder()).env("BENCH_SIZE", "16m");
+        command.env("BENCH_FILE", dir.path(file)).env("BENCH_IMAGE", &image);
+        command.env("BENCH_LOGS", dir.folder()).env("BENCH_SIZE", "16m");
         command.env("BENCH_RUNTIME", "1").env("BENCH_DIRECT", "0");
     };
     let fio = Command::new("fio").arg("--version").output().is_ok();
@@ -334,7 +334,7 @@ fn the_twelve_job_files_run_and_fio_moves_as_much_where_it_can() {
         let for_fio = !std::fs::read_to_string(&job).unwrap().contains("Not for fio");
         if fio && for_fio {
             let mut command = Command::new("fio");
-            command.arg(&job).arg("--output-format=json").current_dir(place.folder());
+            command.arg(&job).arg("--output-format=json").current_dir(dir.folder());
             environment(&mut command, "theirs");
             let theirs = finish(command).code(0).json();
             let names = |document: &serde_json::Value| -> Vec<String> {

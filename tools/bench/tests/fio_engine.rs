@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use common::{Place, Ran, end_of, finish};
+use common::{Ran, TestDir, end_of, finish};
 use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
@@ -105,8 +105,8 @@ impl Built {
 }
 
 /// 8 MiB that may be written, as a file and served from another.
-fn namespaces(place: &Place) -> (PathBuf, Target, String) {
-    let (file, served) = (place.path("file"), place.path("served"));
+fn namespaces(dir: &TestDir) -> (PathBuf, Target, String) {
+    let (file, served) = (dir.path("file"), dir.path("served"));
     for path in [&file, &served] {
         std::fs::write(path, vec![0; 8 << 20]).unwrap();
     }
@@ -127,8 +127,8 @@ fn job(ran: &Ran) -> Value {
 #[test]
 fn fio_writes_verifies_and_reads_files_and_remote_namespaces() {
     let Some(built) = built() else { return };
-    let place = Place::new();
-    let (file, target, remote) = namespaces(&place);
+    let dir = TestDir::new();
+    let (file, target, remote) = namespaces(&dir);
     let port = target.local_addr().port();
     let spdk = format!(
         r"trtype=TCP adrfam=IPv4 traddr=127.0.0.1 trsvcid={port} subnqn=nqn.2026-11.io.dlfs\:bench ns=1"
@@ -155,8 +155,8 @@ fn fio_writes_verifies_and_reads_files_and_remote_namespaces() {
 #[test]
 fn what_fio_wrote_is_what_dlfs_bench_reads() {
     let Some(built) = built() else { return };
-    let place = Place::new();
-    let (file, _target, remote) = namespaces(&place);
+    let dir = TestDir::new();
+    let (file, _target, remote) = namespaces(&dir);
     let pattern = ["--verify=pattern", "--verify_pattern=0x5a17", "--bs=8k", "--iodepth=4"];
     for name in [file.to_str().unwrap(), &remote] {
         built.run(name, &[&pattern[..], &["--rw=write", "--do_verify=0"]].concat()).code(0);
@@ -169,8 +169,8 @@ fn what_fio_wrote_is_what_dlfs_bench_reads() {
 #[test]
 fn mistakes_and_lost_targets_end_fio_with_the_reason() {
     let Some(built) = built() else { return };
-    let place = Place::new();
-    let (file, target, remote) = namespaces(&place);
+    let dir = TestDir::new();
+    let (file, target, remote) = namespaces(&dir);
     let file = file.to_str().unwrap();
     let wrong = |name: &str, more: &[&str], words: &[&str]| {
         built.run(name, more).code(1).complains_of(words);

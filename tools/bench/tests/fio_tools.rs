@@ -6,7 +6,7 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Place, bench, finish, run};
+use common::{TestDir, bench, finish, run};
 use serde_json::Value;
 
 /// A program of the path, or of the folder that `DLFS_FIO_TOOLS` names.
@@ -138,8 +138,8 @@ fn terse_lines_have_as_many_fields_as_fio_s() {
 
 #[test]
 fn logs_have_fio_s_names_and_lines() {
-    let place = Place::new();
-    let prefix = place.path("logs/l").display().to_string();
+    let dir = TestDir::new();
+    let prefix = dir.path("logs/l").display().to_string();
     run(&[
         "--name=l",
         "--ioengine=null",
@@ -169,8 +169,8 @@ fn logs_have_fio_s_names_and_lines() {
 #[test]
 fn fio_jsonplus_clat2csv_reads_the_histograms() {
     let Some(program) = tool("fio_jsonplus_clat2csv") else { return };
-    let place = Place::new();
-    let json = place.path("out.json");
+    let dir = TestDir::new();
+    let json = dir.path("out.json");
     run(&[
         "--name=h",
         "--ioengine=null",
@@ -186,9 +186,9 @@ fn fio_jsonplus_clat2csv_reads_the_histograms() {
     ])
     .quiet();
     let mut command = Command::new(program);
-    command.arg(&json).arg(place.path("out.csv"));
+    command.arg(&json).arg(dir.path("out.csv"));
     finish(command).code(0);
-    let csv = std::fs::read_to_string(place.path("out_job0.csv")).unwrap();
+    let csv = std::fs::read_to_string(dir.path("out_job0.csv")).unwrap();
     assert!(csv.starts_with("nsec, read_slat_ns_count"), "{csv}");
     assert!(csv.lines().count() > 5, "{csv}");
 }
@@ -196,18 +196,18 @@ fn fio_jsonplus_clat2csv_reads_the_histograms() {
 #[test]
 fn fio_plot_draws_bars_a_histogram_and_a_log_graph() {
     let Some(program) = tool("fio-plot") else { return };
-    let place = Place::new();
+    let dir = TestDir::new();
     for depth in ["1", "2", "4"] {
-        let file = place.write(
+        let file = dir.write(
             "job.fio",
             &format!(
                 "[FIOJOB]\nrw=randread\nioengine=null\nbs=4k\nsize=64m\niodepth={depth}\nnumjobs=1\n\
                  direct=1\nruntime=1\ntime_based=1\ninvalidate=1\nrwmixread=75\nlog_avg_msec=100\n\
                  rate_iops=20000\nwrite_bw_log={0}\nwrite_lat_log={0}\nwrite_iops_log={0}\n",
-                place.path(&format!("randread-iodepth-{depth}-numjobs-1")).display()
+                dir.path(&format!("randread-iodepth-{depth}-numjobs-1")).display()
             ),
         );
-        let json = place.path(&format!("randread-{depth}-1.json"));
+        let json = dir.path(&format!("randread-{depth}-1.json"));
         let mut command = bench();
         command.arg("--output-format=json").arg("--output").arg(&json).arg(&file);
         finish(command).quiet();
@@ -215,9 +215,9 @@ fn fio_plot_draws_bars_a_histogram_and_a_log_graph() {
     let keep = std::env::var("DLFS_KEEP_PLOTS").ok();
     for (kind, more) in [("-l", vec![]), ("-H", vec!["-d", "4"]), ("-g", vec!["-t", "iops", "lat"])]
     {
-        let image = place.path(&format!("plot{kind}.png"));
+        let image = dir.path(&format!("plot{kind}.png"));
         let mut command = Command::new(&program);
-        command.current_dir(place.folder()).args(["-i", ".", "-T", "null", "-r", "randread", kind]);
+        command.current_dir(dir.folder()).args(["-i", ".", "-T", "null", "-r", "randread", kind]);
         command.args(more).arg("-o").arg(&image).env("MPLBACKEND", "Agg");
         finish(command).code(0);
         assert!(std::fs::metadata(&image).unwrap().len() > 10_000, "{kind}");

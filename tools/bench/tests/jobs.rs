@@ -4,13 +4,13 @@ mod common;
 
 use std::fs;
 
-use common::{Place, bench, finish, run};
+use common::{TestDir, bench, finish, run};
 
 #[test]
 fn a_random_read_of_a_plain_file_by_every_engine_moves_what_was_asked() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for engine in ["psync", "io_uring", "mem", "null", "file"] {
-        let file = place.path(&format!("{engine}.img"));
+        let file = dir.path(&format!("{engine}.img"));
         if engine == "file" {
             fs::write(&file, vec![1; 1 << 20]).unwrap();
         }
@@ -36,11 +36,11 @@ fn a_random_read_of_a_plain_file_by_every_engine_moves_what_was_asked() {
 
 #[test]
 fn what_was_written_is_verified_and_a_changed_byte_is_found() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for (engine, verify) in
         [("psync", "crc32c"), ("io_uring", "pattern"), ("file", "crc32c"), ("io_uring", "crc32c")]
     {
-        let file = place.path(&format!("{engine}-{verify}"));
+        let file = dir.path(&format!("{engine}-{verify}"));
         fs::write(&file, vec![0; 256 << 10]).unwrap();
         let name = format!("--filename={}", file.display());
         let engine = format!("--ioengine={engine}");
@@ -74,8 +74,8 @@ fn what_was_written_is_verified_and_a_changed_byte_is_found() {
 
 #[test]
 fn stages_follow_each_other_and_equal_jobs_are_reported_together() {
-    let place = Place::new();
-    let file = place.write(
+    let dir = TestDir::new();
+    let file = dir.write(
         "stages.fio",
         "[global]\nioengine=null\nsize=4m\nbs=64k\n[first]\nrw=read\nnumjobs=3\ngroup_reporting\n\
          [second]\nstonewall\nrw=write\n[third]\nstonewall\nrw=read\n",
@@ -92,9 +92,9 @@ fn stages_follow_each_other_and_equal_jobs_are_reported_together() {
 
 #[test]
 fn includes_and_variables_are_read() {
-    let place = Place::new();
-    place.write("common.inc", "[global]\nioengine=null\nsize=${BENCH_SIZE}\n");
-    let file = place.write("job.fio", "include common.inc\n[a]\nrw=randread\n");
+    let dir = TestDir::new();
+    dir.write("common.inc", "[global]\nioengine=null\nsize=${BENCH_SIZE}\n");
+    let file = dir.write("job.fio", "include common.inc\n[a]\nrw=randread\n");
     let mut command = bench();
     command.arg(&file).arg("--output-format=json").env("BENCH_SIZE", "2m");
     let out = finish(command).quiet();
@@ -106,12 +106,12 @@ fn includes_and_variables_are_read() {
 
 #[test]
 fn a_flush_follows_every_nth_write_at_any_depth() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for (engine, depth) in
         [("psync", 1), ("io_uring", 1), ("io_uring", 8), ("file", 1), ("file", 4)]
     {
         for (every, flushes) in [(1, 300), (7, 42), (300, 1)] {
-            let file = place.path("flushed");
+            let file = dir.path("flushed");
             fs::write(&file, vec![0; 2 << 20]).unwrap();
             let out = run(&[
                 "--name=f",
@@ -135,7 +135,7 @@ fn a_flush_follows_every_nth_write_at_any_depth() {
 /// 5,000 reads and 500 writes a second for a second; a mix of half and half would hold reads to 500.
 #[test]
 fn each_side_of_a_mixed_job_keeps_its_own_rate_and_what_was_written_is_verified() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let out = run(&[
         "--name=m",
         "--rw=randrw",
@@ -145,7 +145,7 @@ fn each_side_of_a_mixed_job_keeps_its_own_rate_and_what_was_written_is_verified(
         "--rate_iops=5000,500",
         "--verify=crc32c",
         "--ioengine=psync",
-        &format!("--filename={}", place.path("mixed").display()),
+        &format!("--filename={}", dir.path("mixed").display()),
         "--output-format=json",
     ])
     .quiet();
@@ -176,8 +176,8 @@ fn limits_of_rate_count_and_size_are_kept() {
 
 #[test]
 fn flushes_and_blocks_of_many_sizes_share_the_buffers() {
-    let place = Place::new();
-    let file = format!("--filename={}", place.path("x").display());
+    let dir = TestDir::new();
+    let file = format!("--filename={}", dir.path("x").display());
     for engine in ["psync", "io_uring"] {
         let out = run(&[
             "--name=f",
@@ -224,8 +224,8 @@ fn what_holds_anyway_may_be_said_and_help_explains_all() {
 
 #[test]
 fn only_reading_and_showing_the_jobs_does_no_io() {
-    let place = Place::new();
-    let file = place.write("p.fio", "[a]\nfilename=/nonexistent/x\nrw=write\nsize=1m\nbs=8k\n");
+    let dir = TestDir::new();
+    let file = dir.write("p.fio", "[a]\nfilename=/nonexistent/x\nrw=write\nsize=1m\nbs=8k\n");
     let name = file.to_str().unwrap();
     run(&[name, "--parse-only"]).quiet();
     let shown = run(&[name, "--showcmd"]).quiet();
@@ -245,11 +245,11 @@ fn jobs_run_on_the_processors_that_are_named_and_may_poll_without_a_pause() {
         "--busy-poll",
         "--output-format=json",
     ]);
-    let place = Place::new();
+    let dir = TestDir::new();
     assert_eq!(out.quiet().json()["jobs"][0]["read"]["io_bytes"], 1 << 20);
     // The thread that runs the job is asked where it may run, by way of what the kernel says of it.
     let mut command = bench();
-    command.current_dir(place.folder()).args([
+    command.current_dir(dir.folder()).args([
         "--name=bound",
         "--ioengine=null",
         "--size=1g",

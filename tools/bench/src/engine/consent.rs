@@ -1,4 +1,5 @@
-//! What a job may write to or remove: no data set, and no block device in use, unless the user names it.
+//! What a job may overwrite or remove: no data set, and no block device in use, unless the user
+//! names it.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
@@ -13,12 +14,12 @@ use dlfs::qpair::blocking::Blocking;
 use super::target::split_names;
 use crate::options::Job;
 
-/// Judges a file or block device before it is opened for writing, made longer or removed.
+/// Checks a file or block device before it is opened for writing, extended or removed.
 ///
 /// # Errors
 /// A sentence that names the target and the option that consents.
 pub(super) fn check_file(job: &Job, name: &str, path: &Path) -> Result<(), String> {
-    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // yet to be made
+    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // not created yet
     if metadata.file_type().is_block_device() && !job.allow_mounted_write {
         // The kernel refuses O_EXCL while a device is mounted or part of a volume: open(2).
         let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
@@ -29,13 +30,13 @@ pub(super) fn check_file(job: &Job, name: &str, path: &Path) -> Result<(), Strin
         }
     }
     if !(metadata.is_file() || metadata.file_type().is_block_device()) {
-        return Ok(()); // what it is will be refused for that
+        return Ok(()); // other kinds are refused elsewhere
     }
     let file = std::fs::File::open(path).map_err(|error| format!("cannot open {name}: {error}"))?;
     check_blocks(job, name, |offset, block| file.read_exact_at(block, offset).is_ok())
 }
 
-/// Judges a namespace that is open, before anything is written to it.
+/// Checks an open namespace before anything is written to it.
 ///
 /// # Errors
 /// As [`check_file`]; those of reading.
@@ -49,7 +50,7 @@ pub(super) fn check_device(job: &Job, name: &str, device: &Arc<dyn Device>) -> R
             && blocking.read_at(offset, block).map_err(|error| failed = Some(error)).is_ok()
     });
     match failed {
-        // What cannot be read may be a data set as well.
+        // An unreadable namespace may hold a data set, too.
         Some(error) if !consents(job, name) => Err(error.report()),
         _ => checked,
     }

@@ -4,27 +4,27 @@ use std::path::{Path, PathBuf};
 
 use super::text::Budget;
 
-/// A section of a job file, or what a `--name=` on the command line stands for.
+/// A section of a job file, or of a `--name=` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) name: String,
     pub(crate) entries: Vec<Entry>,
-    /// Where it begins, for messages.
+    /// Its position, for messages.
     pub(crate) origin: String,
-    /// The first of a file: a file waits for the one before it.
+    /// Whether it is the first of a file: a file waits for the previous one.
     pub(crate) begins_file: bool,
 }
 
-/// A key and its value, and where they stand.
+/// A key, its value, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    /// `None`: the key stands alone.
+    /// `None`: the key has no value.
     pub(crate) value: Option<String>,
     pub(crate) origin: String,
 }
 
-/// Reads the job file at `path`, with what it includes; `-` is standard input.
+/// Reads the job file at `path` and its includes; `-` is standard input.
 ///
 /// # Errors
 /// A sentence that names the file and the line.
@@ -42,7 +42,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-/// The sections of a job file with this text; what it includes is looked for where the program runs.
+/// The sections of a job file with this text; includes are searched in the current directory.
 ///
 /// # Errors
 /// A sentence that names the line.
@@ -56,10 +56,10 @@ pub(crate) fn sections_of(
     Ok(sections)
 }
 
-/// Where a text comes from, and what holds for it.
+/// The origin of a text, and its context.
 struct From<'a> {
     path: &'a Path,
-    /// How many files include it.
+    /// The depth of includes.
     depth: u32,
     env: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -104,7 +104,7 @@ fn parse(
     Ok(())
 }
 
-/// The file is looked for beside the one that includes it, then where the program runs.
+/// The file is searched beside the one that includes it, then in the current directory.
 fn include(
     file: &str,
     from: &From<'_>,
@@ -121,8 +121,8 @@ fn include(
     parse(&text, &From { path: &path, depth: from.depth + 1, env: from.env }, sections, budget)
 }
 
-/// A comment begins with `;` or `#`, at the start of a line or after a blank, so that an address may
-/// contain them.
+/// A comment begins with `;` or `#`, at the start of a line or after a space, so that an address
+/// may contain them.
 fn without_comment(line: &str) -> &str {
     let mut blank_before = true;
     for (at, c) in line.char_indices() {

@@ -1,6 +1,8 @@
-//! What fio has and dlfs-bench has not: fio drives dlfs by itself, so it is refused by name.
+//! fio's options that dlfs-bench does not have: they are refused by name, since fio itself can
+//! drive dlfs.
 
-/// Options whose one meaning here is that of these values; a bare key means 1.
+/// Options that are accepted only with these values, which describe what dlfs-bench does anyway; a
+/// bare key means 1.
 const HOLDS: &[(&str, &str)] = &[
     ("thread", "1"),
     ("allow_file_create", "1"),
@@ -43,7 +45,7 @@ const HOLDS: &[(&str, &str)] = &[
     ("zonemode", "none"),
 ];
 
-/// The others of fio's options, of a job and of a run.
+/// fio's other options, of a job and of a run.
 const REFUSED: &str = "
     alloc-size append-terse apptag apptag_mask aux-path ba bandwidth-log block_error_percentiles blockalign
     blocksize_unaligned bs_is_seq_rand buffer_compress_chunk cgroup cgroup_nodelete cgroup_weight client clocksource
@@ -71,11 +73,11 @@ const REFUSED: &str = "
     verifysort_nr wait_for warnings-fatal write_barrier write_hint write_hist_log write_iolog write_mode
     write_zone_remainder writefua zone_reset_frequency zone_reset_threshold zonecapacity zonerange zonesize zoneskip";
 
-/// Where fio's whole language is.
+/// Where to get all of fio's options.
 pub(crate) const POINTER: &str = "fio itself drives dlfs by ioengine=external:dlfs-fio.so; \
                                   see 'fio on dlfs' in tools/bench/README.md";
 
-/// Whether fio's option `name` asks with `text` for what is so in any case.
+/// Whether fio's option `name` with `text` describes what dlfs-bench does anyway.
 pub(crate) fn holds(name: &str, text: &str) -> bool {
     let text = match text {
         "" | "yes" | "true" | "on" => "1",
@@ -85,7 +87,8 @@ pub(crate) fn holds(name: &str, text: &str) -> bool {
     HOLDS.contains(&(name, text))
 }
 
-/// Why fio's option `name` is not taken, or not with another value; `None`: fio has none of that name.
+/// Why fio's option `name` is refused, or accepted only with another value; `None`: fio has no such
+/// option.
 pub(crate) fn refusal(name: &str) -> Option<String> {
     if let Some((_, value)) = HOLDS.iter().find(|(known, _)| *known == name) {
         return Some(format!(
@@ -96,7 +99,7 @@ pub(crate) fn refusal(name: &str) -> Option<String> {
     known.then(|| format!("'{name}' is an option of fio that dlfs-bench does not offer; {POINTER}"))
 }
 
-/// All names of [`refusal`], for the help.
+/// All names known to [`refusal`], for the help.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     HOLDS.iter().map(|(name, _)| *name).chain(REFUSED.split_ascii_whitespace())
 }

@@ -1,4 +1,4 @@
-//! The text of job files: no more of it than a job can have, and none that never comes.
+//! Reads the text of job files, with limits on length and time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How much more may be read of one job file, all that it includes, and values of the environment.
+/// How much more may be read: one job file, its includes, and values of the environment.
 pub(super) struct Budget(u64);
 
 impl Default for Budget {
@@ -21,7 +21,7 @@ impl Budget {
     /// Reads the file or the pipe at `path`; `-` is standard input.
     ///
     /// # Errors
-    /// It is something else, too long, no text, or a pipe that nobody writes to.
+    /// It is neither, too long, not text, or a pipe that nobody writes to.
     pub(super) fn read(&mut self, path: &Path) -> Result<String, String> {
         if path == Path::new("-") {
             return self.text(std::io::stdin().lock());
@@ -30,7 +30,7 @@ impl Budget {
         if !kind.is_file() && !kind.is_fifo() {
             return Err("it is neither a regular file nor a pipe".to_owned());
         }
-        // Without O_NONBLOCK, opening a pipe waits for somebody who writes to it.
+        // Without O_NONBLOCK, opening a pipe waits for a writer.
         let flags = libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.map_err(|error| error.to_string())?;
@@ -47,10 +47,10 @@ impl Budget {
         Ok(text)
     }
 
-    /// Takes note of `len` more bytes.
+    /// Counts `len` more bytes.
     ///
     /// # Errors
-    /// They are too many.
+    /// The limit is exceeded.
     pub(super) fn spend(&mut self, len: usize) -> Result<(), String> {
         self.0 = self.0.checked_sub(len as u64).ok_or_else(|| {
             format!("a job file with what it includes has more than {MAX_BYTES} bytes")
@@ -59,21 +59,21 @@ impl Budget {
     }
 }
 
-/// A pipe that does not block, whose bytes are waited for.
+/// A non-blocking pipe, read with a time-out.
 struct Pipe(File);
 
 impl Read for Pipe {
     fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + READ_TIMEOUT;
         loop {
-            // Before anybody has opened it for writing, a read would find the end.
+            // A read before the writer has opened the pipe would return the end of file.
             let left = until.saturating_duration_since(Instant::now());
             let limit =
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
             match poll(&mut fds, Some(&limit)) {
                 Ok(0) if left.is_zero() => {
-                    let what = format!("nobody wrote to this pipe for {PATIENCE:?}");
+                    let what = format!("nobody wrote to this pipe for {READ_TIMEOUT:?}");
                     return Err(std::io::Error::new(ErrorKind::TimedOut, what));
                 }
                 Ok(0) | Err(rustix::io::Errno::INTR) => continue,
@@ -88,7 +88,7 @@ impl Read for Pipe {
     }
 }
 
-/// More than anybody writes by hand; sections are kept many times larger than their text.
+/// More than anybody writes by hand. Parsed sections take much more memory than their text.
 const MAX_BYTES: u64 = 1 << 20;
-/// For a program that makes the job file while it is read.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a program that generates the job file.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);

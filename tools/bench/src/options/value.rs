@@ -1,6 +1,6 @@
-//! Values as fio writes them: sizes, times, ranges, triples.
+//! Parses values in fio's form: sizes, times, ranges, triples.
 
-/// A number of bytes, or a percentage of what the target has.
+/// A number of bytes, or a percentage of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Size {
     Bytes(u64),
@@ -8,7 +8,7 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// Bytes of it where the whole is `of`.
+    /// The number of bytes if the whole is `of`.
     pub(crate) fn of(self, of: u64) -> u64 {
         match self {
             Size::Bytes(bytes) => bytes,
@@ -17,8 +17,8 @@ impl Size {
     }
 }
 
-/// A whole number, also hexadecimal, with a unit: `4k`, `0x1000`, `1MiB`. As in fio, `k` is 1,024 and
-/// `Ki` 1,000.
+/// A whole number, also hexadecimal, with a unit: `4k`, `0x1000`, `1MiB`. As in fio, `k` is 1,024
+/// and `Ki` 1,000.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a size"))?;
@@ -66,7 +66,7 @@ pub(crate) fn within(text: &str, min: u64, max: u64) -> Result<u64, String> {
     Err(format!("{value} is not within {min} to {max}"))
 }
 
-/// A number with a point.
+/// A decimal number.
 pub(crate) fn float(text: &str) -> Result<f64, String> {
     let value: Option<f64> = text.trim().parse().ok();
     value.filter(|v| v.is_finite()).ok_or_else(|| format!("'{text}' is not a number"))
@@ -81,7 +81,8 @@ pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A time in microseconds, 100 years at most; without a unit the number counts `default_us` each.
+/// A time in microseconds, at most 100 years; a number without a unit is multiplied by
+/// `default_us`.
 pub(crate) fn time_us(text: &str, default_us: u64) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = split_number(text).ok_or_else(|| format!("'{text}' is not a time"))?;
@@ -106,7 +107,7 @@ pub(crate) fn ms(text: &str, min: u64) -> Result<u64, String> {
     Ok(within(text, 0, MAX_TIME_US / 1000)?.max(min))
 }
 
-/// `1k-4k`, or one size for both ends.
+/// `1k-4k`, or one size for both limits.
 pub(crate) fn range(text: &str) -> Result<(u64, u64), String> {
     let (low, high) = text.split_once(['-', ':']).unwrap_or((text, text));
     let (low, high) = (bytes(low)?, bytes(high)?);
@@ -116,7 +117,7 @@ pub(crate) fn range(text: &str) -> Result<(u64, u64), String> {
     Ok((low, high))
 }
 
-/// `read,write,trim`: one value stands for all; a missing write is the read's; trim is not used here.
+/// `read,write,trim`: one value applies to all; a missing write equals the read; trim is ignored.
 pub(crate) fn pair<T: Clone>(
     text: &str,
     defaults: &[T; 2],
@@ -134,7 +135,8 @@ pub(crate) fn pair<T: Clone>(
     Ok([read, write])
 }
 
-/// `4k/50:8k/50`: pieces with their shares in percent; pieces without a share split what is left.
+/// `4k/50:8k/50`: sizes with their shares in percent; sizes without a share divide the rest
+/// equally.
 pub(crate) fn split(text: &str) -> Result<Vec<(u64, u32)>, String> {
     let mut pieces = Vec::new();
     for piece in text.split(':') {
@@ -155,7 +157,7 @@ pub(crate) fn split(text: &str) -> Result<Vec<(u64, u32)>, String> {
         pieces.into_iter().map(|(size, share)| (size, share.unwrap_or(each) as u32)).collect();
     let sum: u32 = pieces.iter().map(|piece| piece.1).sum();
     if let Some(last) = pieces.last_mut() {
-        last.1 += 100 - sum; // what division left over
+        last.1 += 100 - sum; // the remainder of the division
     }
     Ok(pieces)
 }
@@ -183,11 +185,11 @@ fn size_factor(unit: &str) -> Option<u64> {
     }
 }
 
-/// 2^60: sums and products with the few numbers that a job has beside it stay below 2^64.
+/// 2^60: sums and products with a job's other numbers stay less than 2^64.
 const MAX_BYTES: u64 = 1 << 60;
-/// A hundred years: as nanoseconds, a few of them added still are below 2^64.
+/// A hundred years: the sum of a few of them in nanoseconds is less than 2^64.
 pub(crate) const MAX_TIME_US: u64 = 100 * 31_557_600 * 1_000_000;
-/// Whole numbers below it are exact as floating point.
+/// Whole numbers less than this are exact in floating point.
 const EXACT: f64 = 9e15;
 
 #[cfg(test)]

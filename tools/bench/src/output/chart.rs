@@ -12,7 +12,7 @@ pub(super) struct Chart<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
     pub(super) y: &'a str,
-    /// Of the horizontal axis; the vertical one is linear from 0.
+    /// Of the horizontal axis; the vertical one is linear and begins at 0.
     pub(super) scale: Scale,
     pub(super) series: Vec<Series>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Series {
 }
 
 impl Chart<'_> {
-    /// The chart; a sentence instead where there is nothing to draw.
+    /// The chart; a sentence instead if there is nothing to draw.
     pub(super) fn svg(&self) -> String {
         let title = escaped(self.title);
         let points = || self.series.iter().flat_map(|series| &series.points);
@@ -48,7 +48,7 @@ impl Chart<'_> {
             }
         };
         match drawn {
-            // Inside a page it needs no name space, whose name would look like a link.
+            // Embedded in a page it needs no XML namespace, whose name would look like a link.
             Ok(svg) => svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", " role=\"img\"", 1),
             Err(error) => format!("<p>{title}: {}</p>\n", escaped(&error.to_string())),
         }
@@ -93,7 +93,7 @@ impl Chart<'_> {
     }
 }
 
-/// Of an axis from 0.
+/// The end of an axis that begins at 0.
 fn end(values: impl Iterator<Item = f64>) -> f64 {
     match values.fold(0.0, f64::max) {
         0.0 => 1.0,

@@ -1,4 +1,4 @@
-//! What is told of a job, or of several that are reported together.
+//! The reported figures of a job, or of several that are reported together.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Entry {
     pub(crate) job: Arc<Job>,
     pub(crate) thread: usize,
     pub(crate) group: usize,
-    /// How many jobs are in it.
+    /// The number of jobs in it.
     pub(crate) jobs: usize,
     pub(crate) stats: Stats,
     pub(crate) error: i32,
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Of a job that has ended.
+    /// The entry of a job that has ended.
     pub(crate) fn of(finished: &Finished) -> Entry {
         let outcome = &finished.outcome;
         Entry {
@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    /// Of a job that still runs.
+    /// The entry of a running job.
     pub(crate) fn of_running(task: &Task, (stats, samples): Snapshot) -> Entry {
         Entry {
             job: Arc::clone(&task.job),
@@ -70,7 +70,7 @@ impl Entry {
     }
 }
 
-/// Joins the jobs of a group that are reported together.
+/// Merges the jobs of a group that are reported together.
 pub(crate) fn together(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for entry in entries {

@@ -1,4 +1,4 @@
-//! The line about what is going on, on standard error.
+//! The status line on standard error.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::numbers::{binary, count};
 use crate::run::Running;
 
-/// When the line was made, and from what.
+/// When the line was printed, and from what.
 pub(super) struct EtaLine {
     every: Duration,
     newline_every: Duration,
@@ -74,18 +74,18 @@ impl EtaLine {
             self.last_newline = Instant::now();
         }
         self.width = line.len();
-        let _ = write!(out, "{line:width$}{end}"); // nothing depends on this line
+        let _ = write!(out, "{line:width$}{end}"); // the line is optional
     }
 
     pub(super) fn end(&mut self) {
         let mut out = std::io::stderr().lock();
         if self.width > 0 && out.is_terminal() {
-            let _ = write!(out, "{:width$}\r", "", width = self.width); // nothing depends on it
+            let _ = write!(out, "{:width$}\r", "", width = self.width); // the line is optional
         }
     }
 }
 
-/// How much of the work is done, in percent.
+/// The completed percentage of the work.
 fn progress(running: &[Running], epoch: Instant) -> String {
     let shares = running.iter().filter_map(|running| part_done(running, epoch));
     let (sum, number) = shares.fold((0.0, 0), |all, share| (all.0 + share, all.1 + 1));
@@ -95,7 +95,7 @@ fn progress(running: &[Running], epoch: Instant) -> String {
     }
 }
 
-/// Of one job: by its time or by its bytes, whichever ends it first.
+/// Of one job: by its time or its bytes, whichever ends it first.
 fn part_done(running: &Running, epoch: Instant) -> Option<f64> {
     let (shared, job) = (&running.shared, &running.task.job);
     let began_ns = shared.began_ns.load(Ordering::Relaxed).checked_sub(1)?;

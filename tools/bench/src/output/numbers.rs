@@ -1,6 +1,6 @@
-//! Numbers for people, in fio's way: four figures and a unit.
+//! Formats numbers in fio's way: four digits and a unit.
 
-/// `value` with four figures: `1607k`, `12.3G`.
+/// `value` with four digits: `1607k`, `12.3G`.
 pub(crate) fn short(value: f64, base: f64, units: &[&str]) -> String {
     let (mut value, mut unit) = (value.max(0.0), 0);
     while value >= 9999.5 && unit + 1 < units.len() {
@@ -31,12 +31,12 @@ pub(crate) fn decimal(bytes: f64) -> String {
     short(bytes.round(), 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// Bytes a second in both.
+/// Bytes per second in both.
 pub(crate) fn rate(bytes_per_s: f64) -> String {
     format!("{}/s ({}/s)", binary(bytes_per_s), decimal(bytes_per_s))
 }
 
-/// The unit in which latencies from `min` to `max` nanoseconds are told: its name and its length.
+/// The unit for latencies from `min` to `max` nanoseconds: its name and its length.
 pub(crate) fn latency_unit(min: u64, max: u64) -> (&'static str, f64) {
     match (min, max) {
         (2_000_001.., 100_000_000..) => ("msec", 1e6),

@@ -1,4 +1,4 @@
-//! `--report FILE.html`: one page that needs nothing else, neither a network nor scripts.
+//! `--report FILE.html`: one self-contained page, without network or scripts.
 
 use std::fmt::Write as _;
 
@@ -193,7 +193,7 @@ fn table(caption: &str, rows: &[(&str, String)], text: &mut String) {
     text.push_str("</table>\n");
 }
 
-/// Text as HTML shows it.
+/// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What a thread has used.
+/// The CPU usage of a thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct CpuUse {
     pub(crate) user_s: f64,
@@ -10,7 +10,7 @@ pub(crate) struct CpuUse {
     pub(crate) switches: u64,
     pub(crate) major_faults: u64,
     pub(crate) minor_faults: u64,
-    /// Time that passed, added up over threads: what the shares are of.
+    /// Elapsed time, added up over threads: the base of the shares.
     pub(crate) wall_s: f64,
 }
 
@@ -43,7 +43,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 /// Counters of a thread, or of the process, at one moment.
 ///
-/// The CPU clock is exact; its split into user mode and kernel follows the ticks of `/proc`.
+/// The CPU clock is exact; its split into user and kernel mode follows the ticks of `/proc`.
 #[derive(Clone)]
 pub(crate) struct CpuClock {
     total_s: f64,
@@ -53,7 +53,7 @@ pub(crate) struct CpuClock {
 }
 
 impl CpuClock {
-    /// Those of the thread that calls.
+    /// Those of the calling thread.
     pub(crate) fn of_thread() -> CpuClock {
         CpuClock::read(false)
     }
@@ -78,7 +78,7 @@ impl CpuClock {
         }
     }
 
-    /// What was used since, while `wall_s` seconds passed.
+    /// The usage since then, while `wall_s` seconds passed.
     pub(crate) fn used(&self, wall_s: f64) -> CpuUse {
         let now = CpuClock::read(self.whole_process);
         let total = (now.total_s - self.total_s).max(0.0);
@@ -99,7 +99,7 @@ impl CpuClock {
 
 /// Minor faults, major faults, ticks in user mode and in the kernel of `/proc/.../stat`.
 fn fields_of(stat: &str) -> Option<[u64; 4]> {
-    let (_, rest) = stat.rsplit_once(')')?; // the name before it may hold anything
+    let (_, rest) = stat.rsplit_once(')')?; // the name before it may contain anything
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some([number(7)?, number(9)?, number(11)?, number(12)?])

@@ -1,17 +1,17 @@
-//! How deep the queue was at each submission, and how many went and came together.
+//! The queue depth at each submission, and the sizes of bursts.
 
 /// Counts by powers of two, as fio shows them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Depths {
-    /// I/Os by the depth when they were submitted: 1, 2, 4, 8, 16, 32, 64 and above.
+    /// I/Os by the depth at their submission: 1, 2, 4, 8, 16, 32, 64 and more.
     level: [u64; 7],
-    /// Calls by the number of I/Os: 0, up to 4, 8, 16, 32, 64, above.
+    /// Calls by the number of I/Os: 0, up to 4, 8, 16, 32, 64, more.
     submit: [u64; 7],
     complete: [u64; 7],
 }
 
 impl Depths {
-    /// `count` I/Os were submitted together, and then `depth` were on their way.
+    /// `count` I/Os were submitted together, and `depth` are outstanding now.
     #[inline]
     pub(crate) fn submitted(&mut self, count: usize, depth: usize) {
         for deep in depth.saturating_sub(count) + 1..=depth {
@@ -56,7 +56,7 @@ fn group(count: usize) -> usize {
     }
 }
 
-/// What the groups are called.
+/// The names of the groups.
 pub(crate) const LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 pub(crate) const CALLS: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 

@@ -1,4 +1,4 @@
-//! A latency: exact minimum, maximum, mean and deviation, and a histogram where one is wanted.
+//! A latency: exact minimum, maximum, mean and deviation, and a histogram if requested.
 
 use hdrhistogram::Histogram;
 
@@ -66,7 +66,7 @@ impl Latency {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Deviation of the sample, as fio has it.
+    /// The deviation of the sample, as in fio.
     pub(crate) fn deviation(&self) -> f64 {
         if self.count < 2 {
             return 0.0;
@@ -75,13 +75,13 @@ impl Latency {
         ((self.sum_of_squares - count * mean * mean).max(0.0) / (count - 1.0)).sqrt()
     }
 
-    /// What `percent` of the I/Os took at most; 0 without a histogram.
+    /// The latency that `percent` of the I/Os did not exceed; 0 without a histogram.
     pub(crate) fn percentile(&self, percent: f64) -> u64 {
         let found = self.histogram.as_ref().map_or(0, |h| h.value_at_percentile(percent));
         found.clamp(self.min(), self.max())
     }
 
-    /// The bins of fio's histogram that are not empty: the value in the middle, and how many.
+    /// The non-empty bins of fio's histogram: the value in the middle, and the count.
     pub(crate) fn bins(&self) -> Vec<(u64, u64)> {
         let mut bins: Vec<(u64, u64)> = Vec::new();
         for (value, count) in self.recorded() {
@@ -94,8 +94,8 @@ impl Latency {
         bins
     }
 
-    /// How many took less than each of `limits` nanoseconds and not less than the one before, and how
-    /// many took longer than all.
+    /// How many took less than each of `limits` nanoseconds and at least the previous limit, and
+    /// how many took longer than all.
     pub(crate) fn below(&self, limits: &[u64]) -> Vec<u64> {
         let mut counts = vec![0; limits.len() + 1];
         for (value, count) in self.recorded() {
@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn bins_have_the_values_that_fio_prints() {
-        // From json+ of fio 3.33: every other number from 128, every fourth in the middle from 256.
+        // From json+ of fio 3.33: every second number from 128, every fourth in the middle from
+        // 256.
         for (value, printed) in
             [(127, 127), (154, 155), (155, 155), (314, 314), (2928, 2928), (9000, 9024)]
         {

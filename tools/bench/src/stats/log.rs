@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Which of the logs.
+/// The kind of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Bandwidth,
@@ -61,7 +61,7 @@ impl Log {
         Log { kind, interval_ms, with_offset, lines, interval, interval_start_ms: 0 }
     }
 
-    /// An I/O of `block` bytes at `offset` ended at `now_ns` after `ns`.
+    /// Records an I/O of `block` bytes at `offset` that ended at `now_ns` after `ns`.
     pub(crate) fn record(
         &mut self,
         now_ns: u64,
@@ -97,7 +97,7 @@ impl Log {
         }
     }
 
-    /// Forgets everything: the ramp is over.
+    /// Discards everything: the ramp is over.
     pub(crate) fn reset(&mut self) {
         self.lines.clear();
         (self.interval, self.interval_start_ms) = ([Interval::default(); 2], 0);

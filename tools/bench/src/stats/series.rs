@@ -1,4 +1,4 @@
-//! A rate over time: one value for each interval, and what is told of them.
+//! A rate over time: one value per interval, and a summary.
 
 /// Values of equal intervals.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ impl Series {
         &self.values
     }
 
-    /// Adds what a job did in the same intervals.
+    /// Adds the values of a concurrent job in the same intervals.
     pub(crate) fn add_beside(&mut self, other: &Series) {
         let both = self.values.len().min(other.values.len());
         for (value, more) in self.values.iter_mut().zip(&other.values) {

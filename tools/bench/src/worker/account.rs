@@ -1,4 +1,4 @@
-//! Completions: figures, logs, samples over time, and errors.
+//! Processes completions: figures, logs, samples over time, and errors.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use super::{FLUSH, Worker};
 use crate::options::Job;
 use crate::stats::log::Kind;
 
-/// When bandwidth and I/Os a second are sampled next, and from what totals.
+/// When bandwidth and IOPS are sampled next, and the totals at the last sample.
 pub(super) struct Samples {
     pub(super) last_completion_ns: u64,
     bandwidth: Sampler,
@@ -34,7 +34,7 @@ impl Samples {
 }
 
 impl Worker {
-    /// From now on it counts.
+    /// Counting starts now.
     pub(super) fn start_counting(&mut self) {
         self.begin = self.now;
         self.shared.began_ns.store(self.now + 1, Ordering::Relaxed);
@@ -43,7 +43,7 @@ impl Worker {
         }
     }
 
-    /// Takes in what `poll` found.
+    /// Processes the completions of `poll`.
     pub(super) fn account(&mut self) {
         self.read_clock();
         self.samples.last_completion_ns = self.now;
@@ -59,7 +59,7 @@ impl Worker {
 
     #[inline]
     fn complete(&mut self, completion: Completion) {
-        let number = completion.tag as usize; // a tag is a slot's number
+        let number = completion.tag as usize; // a tag is the index of a slot
         let slot = &mut self.slots[number];
         slot.buf = completion.buf;
         if !slot.rest.is_empty() {
@@ -77,7 +77,7 @@ impl Worker {
         let direction = usize::from(slot.direction);
         let stats = &mut self.stats.directions[direction];
         stats.ios += 1;
-        stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 in an hour
+        stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 bytes in an hour
         if !self.job.disable_slat {
             stats.slat.record(slot.issued - slot.began);
         }
@@ -155,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// Ends the job with this error, unless it has one.
+    /// Ends the job with this error, unless it has one already.
     pub(super) fn fail(&mut self, errno: i32, lane: usize, offset: u64, what: &str) {
         self.tell(lane, offset, what);
         if self.error == 0 {
@@ -167,13 +167,13 @@ impl Worker {
         self.goes.stopped = true;
     }
 
-    /// Keeps the first thing that went wrong, for people.
+    /// Keeps the first error as text.
     fn tell(&mut self, lane: usize, offset: u64, what: &str) {
         let name = &self.lanes[lane].name;
         self.message.get_or_insert_with(|| format!("{name} at offset {offset}: {what}"));
     }
 
-    /// After a turn: samples, and what the manager wants.
+    /// At the end of a turn: samples, and requests of the manager.
     pub(super) fn at_rest(&mut self) {
         let bytes = [0, 1].map(|d| self.stats.directions[d].bytes);
         let ios = [0, 1].map(|d| self.stats.directions[d].ios);
@@ -194,12 +194,12 @@ impl Worker {
         self.publish();
     }
 
-    /// How long it has counted; at least a millisecond, as fio has it.
+    /// How long it has counted; at least a millisecond, as in fio.
     pub(super) fn elapsed_ms(&self) -> u64 {
         self.now.saturating_sub(self.begin).div_ceil(1_000_000).max(1)
     }
 
-    /// The end of what is counted.
+    /// Ends counting.
     pub(super) fn finish_counting(&mut self) {
         self.read_clock();
         let since = self.now.saturating_sub(self.begin);
@@ -210,7 +210,7 @@ impl Worker {
 }
 
 impl Sampler {
-    /// Rates a second since the last sample, once it is time for one.
+    /// Rates per second since the last sample, if another sample is due.
     #[inline]
     fn turn(&mut self, now_ns: u64, totals: [u64; 2]) -> Option<[f64; 2]> {
         let passed = now_ns.saturating_sub(self.since_ns);
@@ -223,7 +223,7 @@ impl Sampler {
     }
 }
 
-/// The operating system's number that fio would show for this failure.
+/// The errno that fio would show for this failure.
 fn errno_of(error: &IoError) -> i32 {
     match error {
         IoError::Os(errno) => *errno,

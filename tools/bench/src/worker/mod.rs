@@ -1,10 +1,11 @@
 //! The loop of one job's thread: fill the queue, submit, poll, account.
 //!
-//! It reads the clock twice a turn, not twice an I/O: once after submitting a burst, once after
-//! completions have come. An I/O's submission latency is that of its burst; its completion counts
-//! from then to the poll that saw it, which is when a caller could use it. Nothing is allocated.
+//! It reads the clock twice per turn, not twice per I/O: once after submitting a burst, once after
+//! completions have arrived. An I/O's submission latency is that of its burst; its completion
+//! latency ends with the poll that returned it, which is when a caller could use it. Nothing is
+//! allocated.
 //!
-//! `setup` makes what the loop works on, `account` takes completions in.
+//! `setup` creates what the loop uses, `account` processes completions.
 
 mod account;
 pub(crate) mod setup;
@@ -28,29 +29,29 @@ use crate::workload::content::Content;
 use crate::workload::positions::Positions;
 use crate::workload::rate::Rates;
 
-/// What the manager and a job's thread say to each other.
+/// Shared by the manager and a job's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// The job shall end.
+    /// The job must end.
     pub(crate) stop: AtomicBool,
-    /// The figures so far are wanted.
+    /// The figures so far are requested.
     pub(crate) want_snapshot: AtomicBool,
     pub(crate) snapshot: Mutex<Option<Box<Snapshot>>>,
-    /// Totals of both directions, brought up to date every turn.
+    /// Totals of both directions, updated every turn.
     pub(crate) ios: [AtomicU64; 2],
     pub(crate) bytes: [AtomicU64; 2],
-    /// When counting began, in nanoseconds of the run plus one; 0 before.
+    /// When counting began, in nanoseconds of the run plus one; 0 before that.
     pub(crate) began_ns: AtomicU64,
-    /// Bytes that the job will move, if that is known.
+    /// The bytes that the job will move, if known.
     pub(crate) goal_bytes: AtomicU64,
     pub(crate) ended: AtomicBool,
 }
 
-/// The figures so far, and those of samples where there are any.
+/// The figures so far, and those of samples if there are any.
 pub(crate) type Snapshot = (Stats, Option<crate::samples::SampleFigures>);
 
 impl Shared {
-    /// Hands over the figures so far when they are wanted.
+    /// Publishes the figures so far if they are requested.
     pub(crate) fn tell(&self, figures: impl FnOnce() -> Snapshot) {
         if self.want_snapshot.load(Ordering::Relaxed) {
             let told = Some(Box::new(figures()));
@@ -60,12 +61,12 @@ impl Shared {
     }
 }
 
-/// What a job's thread leaves behind.
+/// The result of a job's thread.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) stats: Stats,
     pub(crate) logs: Vec<Log>,
-    /// An error number of the operating system; 0 when all went well.
+    /// An errno of the operating system; 0 on success.
     pub(crate) error: i32,
     pub(crate) message: Option<String>,
     pub(crate) began_ms: u64,
@@ -78,23 +79,23 @@ pub(crate) struct Lane {
     pair: Box<dyn QueuePair>,
     block: u64,
     positions: Positions,
-    /// The positions as they were at the start, to read again what was written.
+    /// The initial positions, for reading back what was written.
     replay: Positions,
     content: Content,
     pending: VecDeque<Io>,
     /// Slots of `pending`, in order.
     burst: Vec<u32>,
     in_flight: usize,
-    /// A direction that is drawn and must wait for its rate.
+    /// A chosen direction that must wait for its rate.
     chosen: Option<usize>,
-    /// The direction of each I/O so far, where rates may change what is drawn and what was written is
-    /// to be read again.
+    /// The direction of each I/O so far, if rates may change the chosen one and written blocks are
+    /// read back.
     directions: Option<Vec<u8>>,
     issued: u64,
     needs_poll: bool,
 }
 
-/// An I/O on its way, or a buffer that is free.
+/// An outstanding I/O, or a free buffer.
 #[derive(Default)]
 pub(crate) struct Slot {
     began: u64,
@@ -103,10 +104,10 @@ pub(crate) struct Slot {
     len: u64,
     lane: u32,
     direction: u8,
-    /// Whether its bytes are to be checked.
+    /// Whether to verify its bytes.
     check: bool,
     buf: IoBuf,
-    /// The end of the buffer that this I/O has no use for.
+    /// The rest of the buffer, which this I/O does not use.
     rest: IoBuf,
 }
 
@@ -130,7 +131,7 @@ pub(crate) struct Worker {
     think: Think,
     rates: Rates,
     writes_since_flush: u64,
-    /// The lane that is to be flushed before anything else is issued.
+    /// The lane to flush before anything else is issued.
     flush_due: Option<usize>,
     stats: Stats,
     samples: account::Samples,
@@ -140,7 +141,7 @@ pub(crate) struct Worker {
     message: Option<String>,
 }
 
-/// How far the job goes.
+/// The progress of the job.
 struct Goes {
     bytes_left: u64,
     ios_left: u64,
@@ -159,7 +160,7 @@ struct Think {
 
 impl Worker {
     /// # Errors
-    /// What [`setup`] finds.
+    /// Those of [`setup`].
     pub(crate) fn new(
         job: Arc<Job>,
         shared: Arc<Shared>,
@@ -286,7 +287,8 @@ impl Worker {
         true
     }
 
-    /// Makes I/Os for the room there is; when the next one may go, if time holds it back.
+    /// Prepares I/Os while there is room; returns when the next one may be issued, if a rate delays
+    /// it.
     fn fill(&mut self) -> u64 {
         let room = self.depth.saturating_sub(self.in_flight);
         if self.think.after > 0 && !self.may_think_on() {
@@ -348,7 +350,7 @@ impl Worker {
         u64::MAX
     }
 
-    /// Whether no pause is due or under way; a pause begins when all I/Os have come back.
+    /// Whether no pause is due or under way; a pause begins when no I/O is outstanding.
     fn may_think_on(&mut self) -> bool {
         if self.think.due {
             if self.in_flight > 0 {
@@ -376,7 +378,7 @@ impl Worker {
         self.next_lane
     }
 
-    /// Puts one I/O into its lane; there is a free slot.
+    /// Adds one I/O to its lane; there must be a free slot.
     #[inline]
     fn push(&mut self, index: usize, direction: u8, offset: u64, len: u64, check: bool) {
         let number = self.free.pop().expect("a slot for each place in the queue");
@@ -430,8 +432,9 @@ impl Worker {
 
     fn poll(&mut self) {
         let max = match (self.job.batch_complete_max, self.job.engine) {
-            // As fio, which replaces each completion at once: taken together, they leave the disk with
-            // fewer to do meanwhile. The library's engines gain more from sending a burst.
+            // As in fio, which replaces each completion at once: completing several together would
+            // leave the disk with fewer to do. The library's engines gain more from sending a
+            // burst.
             (0, Engine::IoUring) => self.job.batch_complete_min.max(1) as usize,
             (0, _) => usize::MAX,
             (max, _) => max.max(self.job.batch_complete_min) as usize,
@@ -444,14 +447,14 @@ impl Worker {
         }
     }
 
-    /// Whether so many have come back as are wanted together, or as are on their way.
+    /// Whether as many have completed as must be taken together, or as are outstanding.
     #[inline]
     fn has_enough(&self) -> bool {
         let came = self.done.len();
         came > 0 && came >= (self.job.batch_complete_min as usize).min(self.in_flight)
     }
 
-    /// Looks again for a moment, then sleeps until something has come or time asks for something.
+    /// Spins for a moment, then sleeps until a completion arrives or something is due.
     fn wait_for_completions(&mut self, wait_until: u64) {
         let at_work = self.lanes.iter().filter(|lane| lane.in_flight > 0);
         let notice = at_work.map(|lane| lane.pair.notice()).max();
@@ -475,7 +478,7 @@ impl Worker {
         self.now.saturating_sub(self.samples.last_completion_ns.max(self.begin))
     }
 
-    /// Nothing is on its way, and time holds the next I/O back.
+    /// Sleeps while nothing is outstanding and a rate delays the next I/O.
     fn sleep_until(&mut self, until: u64) {
         let until = until.min(self.goes.end_ns);
         let left = Duration::from_nanos(until.saturating_sub(self.now)).min(LONGEST_SLEEP);
@@ -493,7 +496,7 @@ impl Worker {
         self.now = self.at.duration_since(self.epoch).as_nanos() as u64;
     }
 
-    /// Flushes every target and waits for it.
+    /// Flushes every target and waits.
     fn flush_all(&mut self) {
         for index in 0..self.lanes.len() {
             self.push(index, FLUSH, 0, 0, false);
@@ -501,8 +504,8 @@ impl Worker {
         }
     }
 
-    /// Reads what was written, and checks it. The figures of these reads are those of the direction
-    /// unless the job had reads of its own.
+    /// Reads back what was written, and verifies it. These reads count as the job's reads only if
+    /// it had no others.
     fn read_again(&mut self) {
         let begin = self.now;
         let reads = self.stats.directions[0].clone();
@@ -523,11 +526,12 @@ impl Worker {
             let once = lane.positions.len() / self.job.block_range().0;
             let ordered =
                 !self.job.pattern.random || self.job.block_range().0 == self.job.block_range().1;
-            // A whole pass covers everything; later passes wrote over it what is checked alike.
+            // A whole pass covers everything; later passes overwrote it with data that are verified
+            // in the same way.
             let count = if ordered { lane.issued.min(once.max(1)) } else { lane.issued };
             let directions = lane.directions.take();
             for number in 0..count {
-                // Drawn in any case: the blocks that follow depend on it.
+                // Drawn in any case: the following blocks depend on it.
                 let drawn = replay.direction();
                 let taken = directions.as_ref().and_then(|taken| taken.get(number as usize));
                 let direction = taken.map_or(drawn, |&taken| taken.into());
@@ -550,7 +554,7 @@ impl Worker {
         }
     }
 
-    /// Waits for everything that is on its way.
+    /// Waits for all outstanding I/Os.
     fn drain(&mut self) {
         while self.in_flight > 0 || self.lanes.iter().any(|lane| !lane.pending.is_empty()) {
             self.step();
@@ -567,7 +571,7 @@ impl Worker {
         }
     }
 
-    /// What the manager may look at.
+    /// Publishes what the manager may read.
     fn publish(&mut self) {
         for direction in 0..2 {
             let stats = &self.stats.directions[direction];
@@ -596,9 +600,9 @@ fn logs_of(job: &Job) -> Vec<Log> {
 
 /// The direction of a flush.
 const FLUSH: u8 = 2;
-/// How long a thread looks for completions before it sleeps.
+/// How long a thread spins before it sleeps.
 const SPIN_NS: u64 = 20_000;
-/// So that signals and the end are seen.
+/// So that signals and the end are noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// What a sleep is late by, at the least.
+/// The least delay of a sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);

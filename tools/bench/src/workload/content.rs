@@ -1,7 +1,7 @@
-//! What is written, and whether what is read is it.
+//! The data to write, and the verification of data that were read.
 //!
-//! With `verify=crc32c` each interval of a block begins with a header, so that it can be checked by
-//! itself, whatever blocks were written over each other:
+//! With `verify=crc32c` each interval of a block begins with a header, so that it can be verified
+//! independently, whatever blocks overwrote each other:
 //!
 //! | bytes  | field    | meaning                                                        |
 //! |--------|----------|----------------------------------------------------------------|
@@ -17,12 +17,12 @@ use super::random::{Random, derive};
 use crate::options::Job;
 use crate::options::job::Verify;
 
-/// Makes and checks the bytes of blocks.
+/// Generates and verifies the bytes of blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
     verify: Verify,
     pattern: Vec<u8>,
-    /// How much of a block one header covers: what the smallest block has.
+    /// The length that one header covers: that of the smallest block.
     interval: u64,
     seed: u64,
     refill: bool,
@@ -41,13 +41,13 @@ enum Fill {
 /// What is wrong with a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wrong {
-    /// Of the first wrong byte, or of the interval.
+    /// Offset of the first wrong byte, or of the interval.
     pub(crate) offset: u64,
     pub(crate) what: String,
 }
 
 impl Content {
-    /// `seed` is the same for the job that writes and the one that checks.
+    /// `seed` must be the same for the job that writes and the one that verifies.
     pub(crate) fn new(job: &Job, seed: u64) -> Content {
         let (min, _) = job.block_range();
         let fill = if job.zero_buffers {
@@ -74,7 +74,7 @@ impl Content {
         }
     }
 
-    /// Fills a buffer that will be written again and again.
+    /// Fills a buffer that will be written repeatedly.
     pub(crate) fn prepare(&mut self, bytes: &mut [u8]) {
         match &self.fill {
             Fill::Zeroes => bytes.fill(0),
@@ -83,7 +83,7 @@ impl Content {
         }
     }
 
-    /// Makes the bytes of one block that is about to be written at `offset`.
+    /// Generates the bytes of a block to be written at `offset`.
     pub(crate) fn stamp(&mut self, offset: u64, bytes: &mut [u8]) {
         match self.verify {
             Verify::Pattern => return repeat(&self.pattern, offset, bytes),
@@ -105,7 +105,7 @@ impl Content {
         }
     }
 
-    /// Whether a block that was read at `offset` is what this job writes.
+    /// Verifies a block that was read at `offset`.
     pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Wrong> {
         match self.verify {
             Verify::None => Ok(()),
@@ -127,13 +127,13 @@ impl Content {
         }
     }
 
-    /// Whether blocks are checked at all.
+    /// Whether blocks are verified at all.
     pub(crate) fn verifies(&self) -> bool {
         self.verify != Verify::None
     }
 }
 
-/// The intervals of a block; one that is too short for a header is a part of the one before it.
+/// The intervals of a block; one too short for a header belongs to the previous one.
 fn pieces(offset: u64, interval: u64, bytes: &mut [u8]) -> impl Iterator<Item = (u64, &mut [u8])> {
     let len = bytes.len();
     let interval = (interval as usize).min(len).max(1);

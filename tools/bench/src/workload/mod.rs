@@ -1,7 +1,7 @@
-//! Which block comes next, what is in it, and when it may go.
+//! Which block comes next, its contents, and when it may be issued.
 //!
-//! Pure: seeds and times are arguments. [`positions::Positions`] says where, [`content::Content`] what,
-//! and [`rate::Rates`] when.
+//! Pure: seeds and times are arguments. [`positions::Positions`] gives the blocks,
+//! [`content::Content`] the contents, and [`rate::Rates`] the times.
 
 pub(crate) mod content;
 pub(crate) mod positions;

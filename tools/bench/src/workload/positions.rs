@@ -15,7 +15,7 @@ pub(crate) struct Block {
     pub(crate) len: u64,
 }
 
-/// The blocks of a job on one target, pass after pass. A clone goes on in the same way.
+/// The blocks of a job on one target, pass after pass. A clone continues identically.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     begin: u64,
@@ -26,15 +26,15 @@ pub(crate) struct Positions {
     random: Random,
 }
 
-/// Which direction comes next.
+/// The mix of directions.
 #[derive(Debug, Clone, Copy)]
 enum Mix {
     Only(usize),
-    /// Percent of reads.
+    /// Percentage of reads.
     Reads(u64),
 }
 
-/// How long a block is.
+/// The lengths of blocks.
 #[derive(Debug, Clone)]
 enum Sizes {
     Fixed(u64),
@@ -43,23 +43,24 @@ enum Sizes {
         low: u64,
         high: u64,
     },
-    /// Upper end of the share in percent, and the size.
+    /// Cumulative share in percent, and the size.
     Split(Vec<(u32, u64)>),
 }
 
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // there is one for each target, not one for each block
+#[allow(clippy::large_enum_variant)] // one per target, not per block
 enum Walk {
     /// The next offset of each direction.
     Sequential([u64; 2]),
-    /// Every block once a pass, in the order of a keyed permutation.
+    /// Every block once per pass, in the order of a keyed permutation.
     Covering { permutation: Permutation, block: u64, at: u64, pass: u64, seed: u64 },
-    /// Each block drawn anew: how many places there are for each direction, and bytes between them.
+    /// Each block drawn at random: the number of positions for each direction, and the bytes
+    /// between them.
     Drawn([(u64, u64); 2]),
 }
 
 impl Positions {
-    /// The blocks of `job` on `len` bytes that begin at `begin`; `len` is at least one block.
+    /// The blocks of `job` on `len` bytes from `begin`; `len` is at least one block.
     pub(crate) fn new(job: &Job, begin: u64, len: u64, seed: u64) -> Positions {
         let sizes = [Sizes::new(job, 0), Sizes::new(job, 1)];
         let mix = match (job.pattern.reads, job.pattern.writes) {
@@ -70,7 +71,7 @@ impl Positions {
         Positions { begin, len, mix, sizes, walk, random: Random::new(derive(seed, 1)) }
     }
 
-    /// The next block of one direction, also past the end of a pass.
+    /// The next block of one direction, also after the end of a pass.
     #[inline]
     pub(crate) fn next_of(&mut self, direction: usize) -> Block {
         let len = self.sizes[direction].next(&mut self.random);
@@ -78,7 +79,7 @@ impl Positions {
         Block { direction, offset: self.begin + offset, len }
     }
 
-    /// Which direction comes next; the block is asked for apart, since a rate may hold it back.
+    /// The next direction; the block is requested separately, since a rate may delay it.
     #[inline]
     pub(crate) fn direction(&mut self) -> usize {
         match self.mix {
@@ -87,7 +88,7 @@ impl Positions {
         }
     }
 
-    /// Bytes of the range.
+    /// Length of the range in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }

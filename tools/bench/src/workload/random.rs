@@ -1,6 +1,6 @@
-//! A small generator of random numbers (xoshiro256++), seeded by what a job says.
+//! A small random number generator (xoshiro256++), seeded by the job.
 
-/// Random numbers that follow from a seed.
+/// Random numbers determined by a seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Random([u64; 4]);
 
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// One step of splitmix64: also how seeds are derived from others.
+/// One step of SplitMix64; also derives seeds from others.
 pub(crate) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,7 +49,7 @@ pub(crate) fn split_mix(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed of a part of a job.
+/// The seed of a component of a job.
 pub(crate) fn derive(seed: u64, part: u64) -> u64 {
     let mut state = seed ^ part.wrapping_mul(0xd134_2543_de82_ef95);
     split_mix(&mut state)

@@ -1,4 +1,4 @@
-//! When the next I/O may go: rates.
+//! When the next I/O may be issued: rates.
 
 use crate::options::Job;
 
@@ -6,7 +6,8 @@ use crate::options::Job;
 #[derive(Debug, Clone)]
 pub(crate) struct Rates {
     paces: [Option<Pace>; 2],
-    /// Whether the job both reads and writes, so that one may go while the other is held back.
+    /// Whether the job both reads and writes, so that one direction may proceed while the other is
+    /// delayed.
     is_mixed: bool,
 }
 
@@ -16,13 +17,13 @@ impl Rates {
         Rates { paces: [0, 1].map(|direction| Pace::new(job, direction)), is_mixed }
     }
 
-    /// The job begins now.
+    /// The job starts now.
     pub(crate) fn start(&mut self, now_ns: u64) {
         self.paces.iter_mut().flatten().for_each(|pace| pace.start(now_ns));
     }
 
-    /// Which direction goes in place of the one drawn, and when: as in fio, a direction that its rate
-    /// holds back makes way for the other, so that each keeps its own rate whatever the mix says.
+    /// The direction to issue instead of the drawn one, and when. As in fio, a direction delayed by
+    /// its rate gives way to the other, so that each keeps its own rate whatever the mix.
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
         let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
@@ -34,7 +35,7 @@ impl Rates {
         }
     }
 
-    /// An I/O of `len` bytes goes at `now_ns`.
+    /// An I/O of `len` bytes was issued at `now_ns`.
     #[inline]
     pub(crate) fn went(&mut self, direction: usize, now_ns: u64, len: u64) {
         if let Some(pace) = &mut self.paces[direction] {
@@ -46,10 +47,10 @@ impl Rates {
 /// The limits of one direction.
 #[derive(Debug, Clone)]
 struct Pace {
-    /// Nanoseconds that an I/O and that a byte costs.
+    /// Nanoseconds per I/O and per byte.
     ns_per_io: f64,
     ns_per_byte: f64,
-    /// When the next I/O may go.
+    /// When the next I/O may be issued.
     due_ns: f64,
 }
 
@@ -61,21 +62,21 @@ impl Pace {
         (ns_per_io + ns_per_byte > 0.0).then_some(Pace { ns_per_io, ns_per_byte, due_ns: 0.0 })
     }
 
-    /// When the next I/O may go.
+    /// When the next I/O may be issued.
     #[inline]
     fn due_ns(&self) -> u64 {
         self.due_ns as u64
     }
 
-    /// The job begins now: what came before is not caught up with.
+    /// The job starts now: earlier time is not made up for.
     fn start(&mut self, now_ns: u64) {
         self.due_ns = now_ns as f64;
     }
 
-    /// An I/O of `len` bytes goes at `now_ns`.
+    /// An I/O of `len` bytes was issued at `now_ns`.
     fn went(&mut self, now_ns: u64, len: u64) {
         let cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
-        // Time that was lost is caught up with, but for what is longer ago than a second.
+        // Lost time is made up for, except if it is more than a second ago.
         self.due_ns = self.due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
     }
 }

@@ -31,11 +31,11 @@ pub fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
 }
 
 /// A temporary folder.
-pub struct Place(tempfile::TempDir);
+pub struct TestDir(tempfile::TempDir);
 
-impl Place {
-    pub fn new() -> Place {
-        Place(tempfile::tempdir().expect("a temporary folder"))
+impl TestDir {
+    pub fn new() -> TestDir {
+        TestDir(tempfile::tempdir().expect("a temporary folder"))
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
