@@ -1,5 +1,5 @@
-//! What C and Python say of the options that they share with the command is what the table of the library
-//! says. (The command takes its help from there.)
+//! The documentation of C and Python agrees with the library's table of shared options. (The command takes
+//! its help from that table.)
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use dlfs::dataset::options::{LOADING, OPENING, SharedOption, Value};
 
-/// What a front end says of an option: its sentences, and its default where the code has one.
+/// A front end's documentation of each option: its sentences, and its default if the code has one.
 type Told = BTreeMap<String, (String, Option<String>)>;
 
 #[test]

@@ -1,5 +1,5 @@
-//! The options that the command, C and Python share: the name of each in all three, its default, and the
-//! sentence that its documentation begins with.
+//! The options that the command, C and Python share: their names in all three, their defaults, and the
+//! sentences that their documentation begins with.
 //!
 //! Each front end parses them in its own way, and may document more but nothing that differs. The command
 //! takes its help from here; `tests/options.rs` compares the documentation of C and Python.
@@ -17,7 +17,7 @@ pub struct SharedOption {
     pub python: &'static str,
     /// The default.
     pub default: Value,
-    /// What it does, without units of time: those are seconds or milliseconds, by front end.
+    /// Its help text, without units of time: those are seconds or milliseconds, depending on the front end.
     pub help: &'static str,
 }
 
@@ -65,13 +65,13 @@ pub const OPENING: &[SharedOption] = &[
         "dhchap_ctrl_secret",
         ["dhchap-ctrl-secret", "dhchap_ctrl_secret", "dhchap_ctrl_secret"],
         Open,
-        "The subsystem's key, by which the target must prove itself, too; a file or the key",
+        "The subsystem's key, with which the target must authenticate itself, too; a file or the key",
     ),
     row(
         "nr_io_queues",
         ["nr-io-queues", "nr_io_queues", "nr_io_queues"],
         Number(16),
-        "I/O queues to ask for",
+        "I/O queues to request",
     ),
     row(
         "queue_size",
@@ -89,31 +89,31 @@ pub const OPENING: &[SharedOption] = &[
         "ctrl_loss_tmo",
         ["ctrl-loss-tmo", "ctrl_loss_tmo_ms", "ctrl_loss_tmo"],
         Seconds(600),
-        "How long reconnecting goes on",
+        "How long to keep reconnecting",
     ),
     row(
         "io_timeout",
         ["", "io_timeout_ms", "io_timeout"],
         Seconds(5),
-        "How long a queue may go without progress",
+        "How long a queue may make no progress",
     ),
     row(
         "connect_timeout",
         ["", "connect_timeout_ms", "connect_timeout"],
         Seconds(10),
-        "How long connecting may take in all",
+        "How long connecting may take",
     ),
     row(
         "paths",
         ["path", "paths", "paths"],
         Open,
-        "Further addresses of the same namespaces, used while the first is down",
+        "More addresses of the same namespaces, used while the first is down",
     ),
     row(
         "direct",
         ["direct", "direct", "direct"],
         Open,
-        "Whether image files and block devices are read past the page cache",
+        "Whether to bypass the page cache for image files and block devices",
     ),
     row(
         "snapshot",
@@ -127,7 +127,7 @@ pub const OPENING: &[SharedOption] = &[
         Bytes(64 << 20),
         "Memory for reads by id or name",
     ),
-    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs a namespace"),
+    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs per namespace"),
     row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
     row(
         "deadline",
@@ -139,39 +139,39 @@ pub const OPENING: &[SharedOption] = &[
         "tiers",
         ["tier", "tiers", "tiers"],
         Open,
-        "Where samples are kept after the first read, fastest first",
+        "Where to keep copies of samples after the first read, fastest first",
     ),
     row(
         "tiers_file",
         ["tiers", "tiers_file", ""], // Python takes either as `tiers`
         Open,
-        "A file that names the tiers, as `dlfs probe` writes it",
+        "A file that describes the tiers, as written by `dlfs probe`",
     ),
-    row("policy", ["policy", "tier_policy", "policy"], Open, "What tiers keep"),
+    row("policy", ["policy", "tier_policy", "policy"], Open, "Which samples tiers keep"),
     row(
         "copy_bandwidth",
         ["copy-bandwidth", "tier_bandwidth", "copy_bandwidth"],
         Open,
-        "The most that copying into tiers takes from the data set for itself",
+        "The most that the copier may read from the origin by itself",
     ),
     row(
         "stop_at_first_failure",
         ["stop-at-first-failure", "tier_stop", "stop_at_first_failure"],
         Off,
-        "Stop keeping for good when a sample first fits nowhere",
+        "Stop adding copies for good once a sample fits in no tier",
     ),
     row(
         "field",
         ["", "field", "fields"],
         Open,
-        "Name of the field that stands for the sample, where samples have several",
+        "Name of the field that represents the sample, if samples have several",
     ),
 ];
 
 /// The options of reading along an order: `dlfs_sequence_options`, `dlfs.Loader`.
 pub const LOADING: &[SharedOption] = &[
-    row("order", ["order", "order", "order"], Open, "How samples are mixed"),
-    row("lanes", ["lanes", "lanes", "lanes"], Open, "Grouped: lanes that take turns"),
+    row("order", ["order", "order", "order"], Open, "How to shuffle samples"),
+    row("lanes", ["lanes", "lanes", "lanes"], Open, "Grouped: number of lanes, which take turns"),
     row(
         "group",
         ["group", "group", ""], // Python explains it with `lanes`
@@ -182,62 +182,62 @@ pub const LOADING: &[SharedOption] = &[
         "exchange",
         ["exchange", "exchange", "exchange"],
         Fraction(DEFAULT_EXCHANGE),
-        "Partial: part of each share that moves to other ranks in an epoch",
+        "Partial: fraction of each share that moves to other ranks in an epoch",
     ),
     row("seed", ["seed", "seed", "seed"], Open, "The same seed gives the same epochs"),
-    row("batch_size", ["batch", "batch_size", "batch_size"], Open, "Samples a batch on this rank"),
-    row("epochs", ["epochs", "epochs", "epochs"], Open, "How many epochs"),
-    row("rank", ["rank", "rank", "rank"], Open, "Which of the ranks this is, from 0"),
+    row(
+        "batch_size",
+        ["batch", "batch_size", "batch_size"],
+        Open,
+        "Samples per batch on this rank",
+    ),
+    row("epochs", ["epochs", "epochs", "epochs"], Open, "The number of epochs"),
+    row("rank", ["rank", "rank", "rank"], Open, "The rank of this process, from 0"),
     row(
         "world_size",
         ["world-size", "world_size", "world_size"],
         Number(1),
-        "How many ranks share each epoch",
+        "The number of ranks that share each epoch",
     ),
     row("shard", ["shard", "shard", "shard"], Open, "How the ranks share each global batch"),
     row(
         "window",
         ["window", "window_bytes", "prefetch_bytes"],
         Open,
-        "The most memory for what is read ahead",
+        "The most memory for samples that are read ahead",
     ),
-    row("batching", ["batching", "batching", "batching"], Open, "How samples are fetched"),
+    row("batching", ["batching", "batching", "batching"], Open, "How samples are read"),
     row(
         "one_piece",
         ["copy-threads", "one_piece", "contiguous"],
         Off,
-        "Gather each batch in one piece",
+        "Gather each batch into one buffer",
     ),
-    row(
-        "on_error",
-        ["", "on_error", "on_error"],
-        Open,
-        "What becomes of a sample that cannot be read",
-    ),
+    row("on_error", ["", "on_error", "on_error"], Open, "What to do if a sample cannot be read"),
     row(
         "deadline",
         ["", "call_timeout_ms", "deadline"],
         Seconds(60),
         "The longest that the next batch may take",
     ),
-    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs a namespace"),
+    row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs per namespace"),
     row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
 ];
 
 /// Chunks of one lane that a grouped order shuffles together by default.
 pub const DEFAULT_GROUP: u32 = 4;
 
-/// Part of each share that a partial order moves where nobody says how much.
+/// The fraction of each share that a partial order moves by default.
 pub const DEFAULT_EXCHANGE: f64 = 0.1;
 
-/// More queue pairs a namespace than any target grants a host, and few enough to be opened in a moment: a
-/// front end refuses more, since each is opened before the first read.
+/// The most queue pairs per namespace that a front end accepts. No target grants a host more, and this many
+/// are still opened quickly; all are opened before the first read.
 pub const MAX_QUEUE_PAIRS: usize = 1024;
 
 /// The help of `name`, one of `options`.
 ///
 /// # Panics
-/// There is no such option: the program, not the user, chooses the name.
+/// There is no such option. The program, not the user, chooses the name.
 pub fn help(options: &[SharedOption], name: &str) -> &'static str {
     let found = options.iter().find(|option| option.name == name);
     found.unwrap_or_else(|| panic!("no shared option is called {name}")).help
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn no_option_stands_there_twice() {
+    fn no_option_is_listed_twice() {
         for options in [OPENING, LOADING] {
             let names: std::collections::BTreeSet<&str> = options.iter().map(|o| o.name).collect();
             assert_eq!(names.len(), options.len());

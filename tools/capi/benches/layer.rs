@@ -1,10 +1,11 @@
-//! What the C layer costs: batches of 256 through dlfs_bread and dlfs_release beside the same ones through
-//! the loader in Rust, by turns, each asked for when it is ready.
+//! The cost of the C layer: batches of 256 through dlfs_bread and dlfs_release, compared with the
+//! same batches through the loader in Rust. The two alternate, and each batch is requested only
+//! when it is ready.
 //!
-//! `cargo bench -p dlfs-capi --bench layer [-- --batches N]`. The difference of the medians is the cost of
-//! one batch: its handle, and the table of 256 items and fields that C looks at it through.
+//! `cargo bench -p dlfs-capi --bench layer [-- --batches N]`. The difference of the medians is the
+//! cost of one batch: its handle, and the table of 256 items and fields.
 
-#![allow(unsafe_code)] // the functions of dlfs.h are called as C calls them
+#![allow(unsafe_code)] // calls the functions of dlfs.h as C does
 
 #[path = "../../../benches/support/results.rs"]
 mod results;
@@ -48,7 +49,7 @@ fn main() {
             options.epochs = 0..1 << 20;
             options
         };
-        // Each with a data set of its own: what the processor's caches have is the same for all.
+        // Each has its own data set, so that the processor's caches hold the same for all.
         let [plain, looked] = [(); 2].map(|()| {
             let addresses = std::slice::from_ref(&image);
             let dataset = Dataset::open(addresses, &Options::default(), &mut ()).expect("opened");
@@ -76,10 +77,10 @@ fn main() {
     }
 }
 
-/// Batches that only bring memory and caches to where they stay.
+/// Warm-up batches.
 const WARM: usize = 200;
 
-/// One batch, taken and given back; reading ahead gets the time to have the next ready.
+/// Takes and releases one batch; readahead gets time to prepare the next one.
 fn time_rust(loader: &Loader, look: bool) -> f64 {
     std::thread::sleep(Duration::from_micros(400));
     let begun = Instant::now();

@@ -1,10 +1,10 @@
-// Goes through epochs of a data set as a training job would: shuffled batches, read ahead.
+// Reads epochs of a data set as a training job would: shuffled batches, read ahead.
 //
 //   cc epoch.c $(pkg-config --cflags --libs dlfs) -o epoch
 //   ./epoch train.dlfs 256 2 run.json
 //
-// With a state file a run that was stopped goes on where it was: stop it with Ctrl-C and see. EPOCHS 0 is
-// without end.
+// With a state file, a stopped run resumes where it was: stop it with Ctrl-C and start it again.
+// EPOCHS 0 is endless.
 
 #include <dlfs.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
     }
     const char *state = argc > 4 ? argv[4] : NULL;
     signal(SIGINT, on_signal);
-    setvbuf(stdout, NULL, _IOLBF, 0); // each line is seen when it is printed
+    setvbuf(stdout, NULL, _IOLBF, 0); // print each line at once
 
     dlfs_mount_options mount = {.size = sizeof mount, .should_stop = should_stop};
     dlfs_fs *fs;
@@ -51,22 +51,22 @@ int main(int argc, char **argv) {
     };
     dlfs_seq *seq;
     if (dlfs_sequence(fs, &options, &seq)) return fail("sequence");
-    // A run that is new has no state yet; any other error, say a state of another data set, is one.
+    // A new run has no state yet; any other error, such as a state of another data set, is one.
     int loaded = state ? dlfs_state_load(seq, state) : DLFS_OK;
     if (loaded != DLFS_OK && loaded != DLFS_E_NOT_FOUND) return fail("state");
 
-    // The memory for what is read ahead is made from here on, while a trainer builds its model.
+    // Allocate the readahead memory in the background while a trainer builds its model.
     if (dlfs_sequence_prepare(seq)) return fail("prepare");
 
     uint64_t samples = 0, bytes = 0;
     int64_t labels = 0;
     int result = DLFS_OK;
     dlfs_batch batch = {.size = sizeof batch};
-    // should_stop is asked by a call that waits; one that need not wait is followed by this look.
+    // A waiting call calls should_stop; a call that does not wait is followed by this check.
     while (!stopped && (result = dlfs_bread(seq, &batch)) == DLFS_OK) {
         for (size_t i = 0; i < batch.count; i++) {
             const dlfs_item *item = &batch.items[i];
-            bytes += item->len; // item->data has as many bytes, each verified
+            bytes += item->len; // item->data has item->len bytes, all verified
             if (item->label != DLFS_NO_LABEL) labels += item->label;
         }
         samples += batch.count;

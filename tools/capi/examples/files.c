@@ -1,5 +1,5 @@
-// Uses a data set as one uses files: lists a folder, opens, reads and closes one sample, and then reads
-// many by name in one call, each seen as it arrives.
+// Uses a data set like files: lists a folder, opens, reads and closes one sample, and then reads
+// many by name in one call, which passes on each as it arrives.
 //
 //   cc files.c $(pkg-config --cflags --libs dlfs) -o files
 //   ./files train.dlfs class0

@@ -1,4 +1,4 @@
-//! Batches as C sees them: an array of items that point into memory which the batch keeps.
+//! Batches for C: an array of items that point into memory held by the batch.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -10,17 +10,17 @@ use crate::fields::FieldTable;
 use crate::handles;
 use crate::structs::{Struct, check_out, give, take};
 
-/// The label of a sample that has none, in every function and struct. Python has None for it, and
-/// dlfs.NO_LABEL, the same number, in an array of labels.
+/// The label of a sample without a label, in every function and struct. Python uses None, and
+/// dlfs.NO_LABEL, the same number, in arrays of labels.
 pub const DLFS_NO_LABEL: i64 = i64::MIN;
 
 /// One field of a sample.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Field {
-    /// Its bytes; NULL when this sample does not have the field.
+    /// Its bytes; NULL if this sample does not have the field.
     pub data: *const u8,
-    /// How many they are.
+    /// Its length in bytes.
     pub len: usize,
 }
 
@@ -28,31 +28,33 @@ pub struct Field {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Item {
-    /// Which sample of the data set it is; UINT64_MAX when there is none of the name asked for.
+    /// The id of the sample; UINT64_MAX if no sample has the requested name.
     pub id: u64,
-    /// Its bytes, verified; NULL when `status` is not DLFS_OK. Where samples have several fields: the one
-    /// that dlfs_mount_options named, NULL when none was named or this sample does not have it.
+    /// Its verified bytes; NULL if `status` is not DLFS_OK. If samples have several fields: those
+    /// of the field named in dlfs_mount_options, NULL if none was named or this sample does not
+    /// have it.
     pub data: *const u8,
-    /// Their number.
+    /// Their length in bytes.
     pub len: usize,
     /// Its label, or DLFS_NO_LABEL.
     pub label: i64,
-    /// Its fields, `num_fields` of them, as dlfs_field_name names them; one, `data`, where samples are not
-    /// divided.
+    /// Its fields, `num_fields` of them, with the names given by dlfs_field_name; a single one,
+    /// equal to `data`, if samples are not divided into fields.
     pub fields: *const Field,
-    /// How many fields there are.
+    /// The number of fields.
     pub num_fields: usize,
-    /// Its position in what was asked for; in a sequence, in the batch.
+    /// Its position in the request, or in the batch of a sequence.
     pub index: usize,
-    /// DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, but for a record
-    /// that arrived as it was written and whose division into fields makes no sense: DLFS_E_CORRUPT.
+    /// DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, except for a
+    /// record with an invalid table of fields: DLFS_E_CORRUPT.
     pub status: c_int,
 }
 
-/// A batch, in memory of the caller's: set `size` to `sizeof(dlfs_batch)` before it is filled.
+/// A batch, in memory of the caller: set `size` to `sizeof(dlfs_batch)` before it is filled.
 ///
-/// What it points to stays until dlfs_release, whatever else is closed before. A batch that is filled
-/// again without that is lost: its memory comes back to nobody. A copy of the struct is the same batch.
+/// The memory that it points to stays valid until dlfs_release, whatever else is closed before.
+/// Filling a batch again without releasing it leaks its memory. A copy of the struct is the same
+/// batch.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct BatchOut {
@@ -60,17 +62,17 @@ pub struct BatchOut {
     pub size: usize,
     /// The samples, `count` of them.
     pub items: *const Item,
-    /// How many there are.
+    /// The number of samples.
     pub count: usize,
-    /// Bytes of all samples, with all their fields.
+    /// The total length of all samples with all their fields, in bytes.
     pub len_bytes: u64,
-    /// The epoch it belongs to; 0 for dlfs_read_batch.
+    /// Its epoch; 0 for dlfs_read_batch.
     pub epoch: u64,
-    /// 1 when it is the last of its epoch on this rank, else 0.
+    /// 1 if it is the last of its epoch on this rank, else 0.
     pub ends_epoch: u32,
     /// Zero.
     pub reserved: u32,
-    /// What dlfs_release closes.
+    /// The handle that dlfs_release closes.
     pub handle: *mut c_void,
 }
 // SAFETY: numbers and pointers, the size first.
@@ -78,21 +80,22 @@ unsafe impl Struct for BatchOut {
     const NAME: &str = "dlfs_batch";
 }
 
-/// A batch that C looks at, and the array that it looks at it through.
+/// A batch that C can see, and the array that it sees.
 pub(crate) struct Held {
-    /// Where the items' bytes are, unless the caller's memory has them.
+    /// The owner of the items' bytes, unless they are in the caller's memory.
     _batch: Option<Batch>,
     _items: Vec<Item>,
     _fields: Vec<Field>,
 }
 
-// SAFETY: the pointers lead into this value, which nobody changes, or into memory that the caller has
-// lent and looks after; both may be read by any thread.
+// SAFETY: the pointers lead into this value, which nobody changes, or into memory that the caller
+// has lent and keeps valid; any thread may read both.
 unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// Has each item with one field show itself as that. To be called where the items stay.
+/// Points the field table of each item with a single field to that item. Call it when the items no
+/// longer move.
 pub(crate) fn show_whole(items: &mut [Item]) {
     const { assert!(offset_of!(Item, len) - offset_of!(Item, data) == offset_of!(Field, len)) };
     const { assert!(offset_of!(Field, data) == 0) };
@@ -102,7 +105,7 @@ pub(crate) fn show_whole(items: &mut [Item]) {
     }
 }
 
-/// The item of the sample at `index` of `batch`; its bytes and fields are still to come.
+/// The item of the sample at `index` of `batch`, without its bytes and fields.
 pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
     Item {
         id: batch.id(index).0,
@@ -116,10 +119,10 @@ pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
     }
 }
 
-/// Gives a batch of `items` to the caller, who releases it.
+/// Passes a batch of `items` to the caller, who releases it.
 ///
 /// # Safety
-/// `out` is as [`give`] wants it; the items' memory is that of `batch` or the caller's.
+/// `out` satisfies the contract of [`give`]; the items' memory belongs to `batch` or to the caller.
 pub(crate) unsafe fn hand_out(
     out: *mut BatchOut,
     batch: Option<Batch>,
@@ -140,27 +143,28 @@ pub(crate) unsafe fn hand_out(
     };
     value.handle =
         handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
-    // SAFETY: `out` is as `give` wants it by this function's own contract, and the memory that `value`
-    // points into is held by the handle in it.
+    // SAFETY: `out` satisfies the contract of `give` by this function's own contract, and the
+    // handle in `value` keeps the memory that it points to.
     unsafe { give(out, value) }
 }
 
-/// Bytes of all fields.
+/// The total length of all fields.
 fn len_bytes(item: &Item) -> u64 {
-    // SAFETY: an item that is handed out has its fields, in memory that lives as long.
+    // SAFETY: an item that was passed out has its fields, in memory that lives as long.
     let fields = unsafe { std::slice::from_raw_parts(item.fields, item.num_fields) };
     fields.iter().map(|field| field.len as u64).sum()
 }
 
-/// Gives the memory of `batch` back, and empties the struct. Any thread.
+/// Releases the memory of `batch`, and clears the struct. Any thread.
 ///
-/// Items and everything that they point to are gone with it. DLFS_E_HANDLE: it was released before, or
-/// never filled.
+/// Its items, and everything that they point to, become invalid. DLFS_E_HANDLE: it was released
+/// already, or never filled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
     guard(|| {
-        // SAFETY: by the header `batch` is NULL or points to a struct of the size that its first field
-        // says, which nobody else looks at meanwhile; only its handle is believed, and that is checked.
+        // SAFETY: by the header `batch` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile; only its handle is used, and that is
+        // checked.
         unsafe {
             check_out(batch)?;
             let held = handles::remove::<Held>(take(batch.cast_const())?.handle)?;

@@ -1,4 +1,4 @@
-//! Numbers of errors, the text of the last one in each thread, and the wall that no panic passes.
+//! Error numbers, the text of the last error in each thread, and the guard that catches panics.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -7,46 +7,46 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dlfs::{Error, ErrorKind};
 
-/// All went well.
+/// Success.
 pub const DLFS_OK: c_int = 0;
-/// There is nothing more: the last batch has been handed out before. No error.
+/// The end: the last batch was returned before. Not an error.
 pub const DLFS_END: c_int = 1;
-/// An argument makes no sense, or arguments contradict each other; also a state of another data set.
+/// An invalid argument, or arguments that contradict each other; also a state of another data set.
 pub const DLFS_E_INVALID: c_int = -1;
 /// The sample, file, image or target does not exist.
 pub const DLFS_E_NOT_FOUND: c_int = -2;
-/// Bytes on media or wire are damaged, also after reading them again.
+/// Bytes on media or on the wire are damaged, even after reading them again.
 pub const DLFS_E_CORRUPT: c_int = -3;
 /// A newer format, or a feature that this build does not know.
 pub const DLFS_E_UNSUPPORTED: c_int = -4;
-/// The connection is gone and did not come back within its time.
+/// The connection was lost and could not be restored in time.
 pub const DLFS_E_DISCONNECTED: c_int = -5;
-/// The call's deadline passed.
+/// The deadline of the call has passed.
 pub const DLFS_E_TIMED_OUT: c_int = -6;
-/// The target or the operating system said no.
+/// The target or the operating system refused.
 pub const DLFS_E_REFUSED: c_int = -7;
-/// Somebody else is at work here.
+/// Another process or thread is using it.
 pub const DLFS_E_BUSY: c_int = -8;
-/// The image has moved on to another generation: mount it again.
+/// The image has a newer generation: mount it again.
 pub const DLFS_E_STALE: c_int = -9;
 /// The medium is full.
 pub const DLFS_E_NO_SPACE: c_int = -10;
-/// Memory does not suffice.
+/// Out of memory.
 pub const DLFS_E_NO_MEMORY: c_int = -11;
 /// The call was ended by its `should_stop`, or because its handle was closed.
 pub const DLFS_E_INTERRUPTED: c_int = -12;
 /// An operating system error of no other kind.
 pub const DLFS_E_IO: c_int = -13;
-/// The handle is NULL, closed, or none at all.
+/// The handle is NULL, closed, or invalid.
 pub const DLFS_E_HANDLE: c_int = -14;
-/// The `size` of a struct is none that this version knows.
+/// This version does not know a struct of this `size`.
 pub const DLFS_E_SIZE: c_int = -15;
-/// The memory given is too small; nothing was done.
+/// The caller's buffer is too small; nothing was done.
 pub const DLFS_E_TOO_SMALL: c_int = -16;
-/// A mistake of the library itself.
+/// A bug in the library.
 pub const DLFS_E_INTERNAL: c_int = -17;
 
-/// Why a call fails: its number and its text.
+/// Why a call failed: its number and its text.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: c_int,
@@ -92,15 +92,15 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of a function of the library: its number, and the text kept when it fails.
+/// Runs the body of a function of the library; returns its number, and stores the text of an error.
 pub(crate) fn guard(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     guard_long(|| body().map(i64::from)) as c_int
 }
 
 /// As [`guard`], for functions that return a length.
 pub(crate) fn guard_long(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
-    // Unwind safe: what a panic leaves half done is behind locks that do not poison, and is only
-    // ever replaced as a whole.
+    // Unwind safe: partly changed state is behind locks that do not poison, and is only ever
+    // replaced as a whole.
     let result =
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(of_panic(&*panic)));
     result.unwrap_or_else(|failure| {
@@ -118,20 +118,20 @@ fn of_panic(panic: &(dyn Any + Send)) -> Failure {
 pub(crate) fn remember(text: &str) {
     let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
     let text = CString::new(bytes).expect("zero bytes were taken out");
-    // A thread that is ending may have no text any more; then nobody can ask for it either.
+    // A thread that is ending may have lost its storage; then nobody can ask for the text either.
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
-/// What went wrong in the last call of this thread that failed: what, where, why, and what to try.
+/// The text of the last error in the calling thread: what failed, where, why, and what to do.
 ///
-/// Never NULL; empty when no call has failed, and in a thread that runs its destructors. Valid until the
-/// next call of this thread that fails, and for this thread only.
+/// Never NULL; empty if no call has failed, and in a thread that runs its destructors. Valid until
+/// the next failing call of this thread, and only in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dlfs_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// What the number `code` means in general. Never NULL; valid for ever. Any thread.
+/// The general meaning of the number `code`. Never NULL; valid for ever. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
     let text: &'static CStr = match code {

@@ -1,7 +1,7 @@
-//! Samples of several fields: a record on media begins with a table of lengths, which is never shown.
+//! Samples of several fields: a record on media begins with a table of lengths, which C never sees.
 //!
-//! A sample is the field that was named as the data set was mounted, or else its fields alone: no bytes of
-//! its own stand for it.
+//! Such a sample is represented by the field named when the data set was mounted, or by its fields
+//! alone.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use dlfs::format::fields::{find, split, table_len};
 use crate::batch::{Field, Item};
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure};
 
-/// How samples are divided, and which field stands for the sample.
+/// How samples are divided, and which field represents the sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
     each: usize,
@@ -18,23 +18,24 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// Of samples with fields of these `names`; the one called `chosen` stands for the sample.
+    /// The division of samples with fields of these `names`; the field called `chosen` represents
+    /// the sample.
     pub(crate) fn of(names: &[Vec<u8>], chosen: Option<&[u8]>) -> Result<Division, Failure> {
         let chosen = chosen.map(|name| number_of(names, name)).transpose()?;
         Ok(Division { each: names.len().max(1), chosen })
     }
 
-    /// Bytes in front of the fields.
+    /// The length of the table before the fields.
     pub(crate) fn table_len(self) -> usize {
         if self.each > 1 { table_len(self.each) as usize } else { 0 }
     }
 
-    /// Bytes of all fields of a sample whose record has `record_len`.
+    /// The total length of the fields of a sample whose record has `record_len` bytes.
     pub(crate) fn len_of(self, record_len: u32) -> usize {
         (record_len as usize).saturating_sub(self.table_len())
     }
 
-    /// Whether there is a buffer that stands for a sample.
+    /// Whether one buffer can represent a sample.
     ///
     /// # Errors
     /// Samples have several fields, and none was chosen.
@@ -50,7 +51,7 @@ impl Division {
         Err(Failure::invalid(text))
     }
 
-    /// The bytes that stand for the sample of `record`, once [`Division::check_one`] has passed.
+    /// The bytes that represent the sample of `record`, once [`Division::check_one`] has passed.
     pub(crate) fn shown(self, record: &[u8]) -> Result<&[u8], Failure> {
         let Some(chosen) = self.chosen else { return Ok(record) };
         let range = find(record, self.each, chosen).map_err(dlfs::Error::from)?;
@@ -77,8 +78,8 @@ fn listed(names: &[Vec<u8>]) -> String {
     }
 }
 
-/// Where the fields of divided records lie, in one table for a whole batch. A record that is not divided
-/// has one field, itself, which the item shows already: see `show_whole`.
+/// The positions of the fields of divided records, in one table for a whole batch. A record that is
+/// not divided has one field, equal to the item: see `show_whole`.
 pub(crate) struct FieldTable {
     division: Division,
     fields: Vec<Field>,
@@ -95,8 +96,8 @@ impl FieldTable {
         self.fields
     }
 
-    /// Shows `item` its bytes, all fields of `record`, which lie at `body` without the table; damaged ones
-    /// make it an error.
+    /// Sets the bytes and fields of `item`: those of `record`, which are at `body`, without the
+    /// table. A damaged record makes the item an error.
     pub(crate) fn add(&mut self, item: &mut Item, record: &[u8], body: *const u8) {
         item.num_fields = self.division.each;
         if self.division.each > 1 {

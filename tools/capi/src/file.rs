@@ -1,4 +1,4 @@
-//! One sample as a file: open, read, close.
+//! Samples as files: open, read, close.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -14,25 +14,25 @@ use crate::handles;
 use crate::mount::{Fs, Mount, mount_of};
 use crate::structs::{put, text};
 
-/// An open sample. Never looked into: a handle.
+/// An open sample: an opaque handle.
 pub struct FileHandle(());
 
-/// What a file handle stands for. No lock: a fork may come at any time.
+/// The object behind a file handle. It has no lock: a fork may happen at any time.
 pub(crate) struct File {
     /// `None` in tests of the table alone.
     mount: Option<Arc<Mount>>,
     id: SampleId,
-    /// The whole sample in a box of its own, once something has read from it; NULL before, and once set
-    /// the same to the end.
+    /// The whole sample in a box of its own, once it was read; NULL before. Never changed once set.
     batch: AtomicPtr<Batch>,
     position: AtomicU64,
 }
 
-/// Opens the sample called `name` and gives its handle in `*file`. Reads nothing but, once, the names.
-/// Any thread.
+/// Opens the sample called `name`, and stores its handle in `*file`. Reads nothing, except the
+/// names at first use. Any thread.
 ///
-/// Where samples have several fields, the file is the one that dlfs_mount_options named; DLFS_E_INVALID:
-/// none was named. A sample that does not have it fails with DLFS_E_NOT_FOUND when it is read.
+/// If samples have several fields, the file is the field named in dlfs_mount_options;
+/// DLFS_E_INVALID: none was named. If the sample does not have that field, reading fails with
+/// DLFS_E_NOT_FOUND.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_open(
     fs: *const Fs,
@@ -40,8 +40,8 @@ pub unsafe extern "C" fn dlfs_open(
     file: *mut *mut FileHandle,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends with NUL
-        // and stays as it is during the call.
+        // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends
+        // with NUL and does not change during the call.
         unsafe {
             put(file, std::ptr::null_mut(), "file")?;
             let (mount, name) = (mount_of(fs)?, text(name, "name")?);
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn dlfs_open(
     })
 }
 
-/// Opens the sample `id`, as dlfs_open does. No I/O. Any thread.
+/// Opens the sample with this `id`; otherwise like dlfs_open. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
     guard(|| {
@@ -67,12 +67,11 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
     })
 }
 
-/// Reads up to `len` bytes from where the last dlfs_read of this handle ended, as read(2) does: returns
-/// how many, 0 at the end, or an error's number.
+/// Reads up to `len` bytes from the end of the last dlfs_read of this handle, like read(2): returns
+/// their number, 0 at the end, or an error number.
 ///
-/// The first read brings the whole sample, verified, and later ones copy from it. A call that fails
-/// does not move where the next goes on. Any thread; threads that read from one handle get different
-/// parts.
+/// The first read fetches and verifies the whole sample; later ones copy from it. A failed call
+/// does not move the position. Any thread; threads that read from one handle get different ranges.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
@@ -84,14 +83,14 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
         let take = |position: u64| Some(position + part(bytes, position, len).len() as u64);
         let from = file.position.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
         let from = from.unwrap_or_default(); // `take` never refuses
-        // SAFETY: by the header `buf` has `len` bytes, and a part is no longer than the `len` that it was
-        // asked for.
+        // SAFETY: by the header `buf` has `len` bytes, and `part` returns at most the `len` bytes
+        // requested.
         unsafe { copy(part(bytes, from, len), buf) }
     })
 }
 
-/// Reads up to `len` bytes from byte `offset` on, as pread(2) does: returns how many, 0 at and past the
-/// end, or an error's number. Does not move where dlfs_read goes on. Any thread.
+/// Reads up to `len` bytes at `offset`, like pread(2): returns their number, 0 at and after the
+/// end, or an error number. Does not move the position of dlfs_read. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_pread(
     file: *const FileHandle,
@@ -101,13 +100,13 @@ pub unsafe extern "C" fn dlfs_pread(
 ) -> i64 {
     guard_long(|| {
         let file = handles::get::<File>(file.cast())?;
-        // SAFETY: by the header `buf` has `len` bytes, and a part is no longer than the `len` that it was
-        // asked for.
+        // SAFETY: by the header `buf` has `len` bytes, and `part` returns at most the `len` bytes
+        // requested.
         unsafe { copy(part(file.bytes()?, offset, len), buf) }
     })
 }
 
-/// Closes the handle and gives its memory back. Any thread.
+/// Closes the handle and releases its memory. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
     guard(|| handles::remove::<File>(file.cast::<c_void>()).map(|_| DLFS_OK))
@@ -134,14 +133,15 @@ unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
     if buf.is_null() {
         return Err(Failure::invalid("buf is NULL"));
     }
-    // SAFETY: not NULL, and the caller promises as many bytes behind `buf` as `bytes` are; what is copied is
-    // the library's own memory, so the two do not overlap.
+    // SAFETY: not NULL, and the caller promises as many bytes at `buf` as `bytes` has; the source
+    // is the library's own memory, so the two do not overlap.
     unsafe { buf.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(bytes.len() as i64)
 }
 
 impl File {
-    /// The sample's bytes, read by whoever asks first. Two threads may both read them; one copy stays.
+    /// The sample's bytes, read at first use. If two threads read them at the same time, one copy
+    /// is kept.
     fn bytes(&self) -> Result<&[u8], Failure> {
         let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
         if let Some(batch) = self.batch() {
@@ -152,7 +152,8 @@ impl File {
         let mine = Box::into_raw(Box::new(read.batch));
         let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
         if self.batch.compare_exchange(null_mut(), mine, set, seen).is_err() {
-            // SAFETY: it was made above and nobody else has it; another thread's is as good.
+            // SAFETY: it was allocated above and nobody else has it; the other thread's copy is
+            // equal.
             drop(unsafe { Box::from_raw(mine) });
         }
         self.batch().map_or(Ok(&[]), |batch| mount.division.shown(batch.bytes(0)))

@@ -1,7 +1,8 @@
-//! The table of handles: a handle is a place and a generation, and is looked up, never followed.
+//! The table of handles. A handle is an index and a generation; it is looked up, never
+//! dereferenced.
 //!
-//! The lock is held for a few instructions, by spinning threads, and over a fork: then the child finds
-//! it free and the table whole, whatever other threads were doing.
+//! A spin lock is held for a few instructions, and across a fork: the child finds it free and the
+//! table consistent, whatever other threads were doing.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -15,7 +16,7 @@ use crate::mount::Mount;
 use crate::namespace::Queue;
 use crate::sequence::Sequence;
 
-/// What a handle can stand for. A clone is another reference to the same.
+/// The object behind a handle. A clone is another reference to it.
 #[derive(Clone)]
 pub(crate) enum Object {
     Mount(Arc<Mount>),
@@ -25,7 +26,7 @@ pub(crate) enum Object {
     Queue(Arc<Queue>),
 }
 
-/// One kind of object, and what its handle is called.
+/// One kind of object, and the name of its handles.
 pub(crate) trait Kind: Sized {
     const NAME: &str;
     fn of(object: &Object) -> Option<&Arc<Self>>;
@@ -51,21 +52,22 @@ kind!(Sequence, Sequence, "sequence");
 kind!(Held, Batch, "batch");
 kind!(Queue, Queue, "namespace");
 
-/// A new handle for `object`.
+/// Creates a handle for `object`.
 pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
     watch_forks()?;
     TABLE.with(|table| table.insert(T::into(Arc::new(object))))
 }
 
-/// What `handle` stands for; it lives while the result does, whoever closes the handle meanwhile.
+/// The object of `handle`; it lives while the result does, even if another thread closes the
+/// handle.
 pub(crate) fn get<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
     let object = TABLE.with(|table| table.get(handle).cloned());
     object.as_ref().and_then(T::of).cloned().ok_or_else(|| wrong::<T>(handle))
 }
 
-/// Takes `handle` out of the table: from now on it is none.
+/// Removes `handle` from the table, which makes it invalid.
 pub(crate) fn remove<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
-    // Dropped by the caller, without the lock: what it owns may take its time.
+    // Dropped by the caller, without the lock: dropping may take time.
     let object = TABLE.with(|table| {
         let fits = table.get(handle).is_some_and(|object| T::of(object).is_some());
         if fits { table.remove(handle) } else { None }
@@ -89,7 +91,7 @@ struct Table {
 }
 
 struct Slot {
-    /// That of the handle in use, or of the next.
+    /// The generation of the current handle, or of the next one.
     generation: u32,
     object: Option<Object>,
 }
@@ -125,7 +127,7 @@ impl Table {
         let (slot, _) = parse(handle)?;
         let place = &mut self.slots[slot];
         let object = place.object.take();
-        // A place whose generations are used up is never used again.
+        // An entry without further generations is never reused.
         if let Some(next) = place.generation.checked_add(1) {
             place.generation = next;
             self.free.push(slot as u32);
@@ -148,13 +150,13 @@ struct Locked {
 static TABLE: Locked =
     Locked { taken: AtomicBool::new(false), table: UnsafeCell::new(Table::new()) };
 
-// SAFETY: the table is touched by `with` alone, which has the lock; objects may go between threads.
+// SAFETY: only `with` accesses the table, and it holds the lock; objects may move between threads.
 unsafe impl Sync for Locked {}
 
 impl Locked {
     fn with<R>(&self, work: impl FnOnce(&mut Table) -> R) -> R {
         self.lock();
-        // Unlocked also when an allocation panics: the table is then as it was before.
+        // Unlocked also if an allocation panics: the table is then unchanged.
         struct Unlock<'a>(&'a Locked);
         impl Drop for Unlock<'_> {
             fn drop(&mut self) {
@@ -162,7 +164,7 @@ impl Locked {
             }
         }
         let _unlock = Unlock(self);
-        // SAFETY: the lock was taken above and is given back when this function is left, so this is
+        // SAFETY: the lock was taken above and is released when this function returns, so this is
         // the only reference to the table.
         work(unsafe { &mut *self.table.get() })
     }
@@ -178,14 +180,14 @@ impl Locked {
     }
 }
 
-/// Sees to it, once, that no fork happens while a thread changes the table.
+/// Installs fork handlers once, so that no fork happens while a thread changes the table.
 fn watch_forks() -> Result<(), Failure> {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
     // SAFETY: the three functions live as long as the library, which unregisters them when it is
-    // unloaded; they take and free a lock that needs no other, and allocate nothing.
+    // unloaded. They take and release a lock that depends on no other, and allocate nothing.
     match unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) } {
         0 => Ok(()),
         _ => {
@@ -206,10 +208,10 @@ extern "C" fn after_fork() {
 /// In the lowest bits: not NULL, and not aligned as real pointers are.
 const TAG: u64 = 7;
 
-/// Not 0, so that small numbers are no handles.
+/// Not 0, so that small numbers are not valid handles.
 const FIRST_GENERATION: u32 = 0x0d1f_0001;
 
-/// What fits between the tag and the generation.
+/// The bits between the tag and the generation.
 const MAX_HANDLES: usize = 1 << 28;
 
 const _: () = assert!(size_of::<usize>() == 8, "a handle has 64 bits");

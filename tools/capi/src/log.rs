@@ -1,4 +1,4 @@
-//! What the library warns of, told to a function of the caller's.
+//! Passes the library's warnings to a function of the caller.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt::{Debug, Write};
@@ -10,24 +10,24 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use crate::error::{DLFS_E_BUSY, DLFS_OK, Failure, guard};
 
-/// Something went wrong for good.
+/// Something failed for good.
 pub const DLFS_LOG_ERROR: c_int = 1;
-/// Something went wrong and was mended, or costs more than it need.
+/// Something failed and was recovered, or is slower than necessary.
 pub const DLFS_LOG_WARNING: c_int = 2;
-/// Worth knowing.
+/// Information.
 pub const DLFS_LOG_INFO: c_int = 3;
 
-/// Sees one message of the library: its level, DLFS_LOG_..., and its text, which is good until it returns.
-/// It is called by whichever thread has something to say, also by those of the library and by several
-/// at a time. It must not call the library, and should not wait.
+/// Receives one message of the library: its level, DLFS_LOG_..., and its text, which is valid until
+/// the function returns. Any thread may call it, including the library's own, and several at a
+/// time. It must not call the library, and should not wait.
 pub type OnLog = Option<unsafe extern "C" fn(user: *mut c_void, level: c_int, text: *const c_char)>;
 
-/// Has `on_log` told what the library warns of from now on, no more than a few messages a second: a
-/// connection that is made again, a sample that is left out, a window that is too small. NULL ends that.
-/// Without it nothing is written anywhere. Any thread; one function for the process. A thread may be in
-/// the function that was set before until it returns.
+/// Passes the library's warnings to `on_log` from now on, at most a few per second: reconnections,
+/// skipped samples, a window that is too small. NULL stops that. By default nothing is written
+/// anywhere. Any thread; one function per process. Another thread may still be running the previous
+/// function when this returns.
 ///
-/// DLFS_E_BUSY: the program has another place for messages, as one in Rust may have.
+/// DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
     guard(|| {
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
         }
         let next = Box::into_raw(Box::new(Listener { on_log, user, before: null_mut() }));
         let link = |before| {
-            // SAFETY: made above, and nobody else has it before it is stored.
+            // SAFETY: allocated above, and nobody else has it before it is stored.
             unsafe { (*next).before = before };
             Some(next)
         };
@@ -50,14 +50,14 @@ pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
 struct Listener {
     on_log: OnLog,
     user: *mut c_void,
-    /// The one before, which stays: another thread may be about to call it.
+    /// The previous listener, which is kept: another thread may be about to call it.
     before: *mut Listener,
 }
 
-/// NULL or a box that stays for ever, as all before it. No lock: a fork may come at any time.
+/// NULL, or a box that is never freed, like all before it. No lock: a fork may happen at any time.
 static LISTENER: AtomicPtr<Listener> = AtomicPtr::new(null_mut());
 
-/// Whether messages of the library come here; sees to it with the first call.
+/// Whether the library's messages arrive here; the first call installs the subscriber.
 fn is_installed() -> bool {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     if !INSTALLED.load(Ordering::Acquire) && tracing::subscriber::set_global_default(Tell).is_ok() {
@@ -66,7 +66,7 @@ fn is_installed() -> bool {
     INSTALLED.load(Ordering::Acquire)
 }
 
-/// Takes events of the library; there are no spans in it.
+/// Subscribes to the library's events; there are no spans.
 struct Tell;
 
 impl Subscriber for Tell {
@@ -75,7 +75,7 @@ impl Subscriber for Tell {
     }
 
     fn event(&self, event: &Event<'_>) {
-        // SAFETY: NULL or a box that stays for ever.
+        // SAFETY: NULL, or a box that is never freed.
         let listener = unsafe { LISTENER.load(Ordering::Acquire).as_ref() };
         let Some(listener) = listener else { return };
         let Some(on_log) = listener.on_log else { return };
@@ -86,7 +86,8 @@ impl Subscriber for Tell {
         };
         let mut text = Text::default();
         event.record(&mut text);
-        // SAFETY: the caller's function with the caller's argument, and a text that lives.
+        // SAFETY: the caller's function with the caller's argument, and a text that outlives the
+        // call.
         unsafe { on_log(listener.user, level, text.whole().as_ptr()) };
     }
 
@@ -100,7 +101,7 @@ impl Subscriber for Tell {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The sentence of an event, and its fields behind it in brackets.
+/// The message of an event, followed by its fields in brackets.
 #[derive(Default)]
 struct Text {
     message: String,

@@ -1,4 +1,4 @@
-//! Mounting a data set, and what is known of it without reading a sample.
+//! Mounts a data set, and describes it without reading samples.
 
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -14,10 +14,10 @@ use crate::handles;
 use crate::options::{MountOptions, Stop};
 use crate::structs::{Struct, check_out, give, give_text, optional_text, put, take_or, text};
 
-/// A mounted data set. Never looked into: a handle.
+/// A mounted data set: an opaque handle.
 pub struct Fs(());
 
-/// What a mount handle stands for.
+/// The object behind a mount handle.
 pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
     pub(crate) stop: Stop,
@@ -28,25 +28,25 @@ pub(crate) fn mount_of(fs: *const Fs) -> Result<std::sync::Arc<Mount>, Failure> 
     handles::get(fs.cast())
 }
 
-/// What a data set is. Set `size` to `sizeof(dlfs_info)` before it is filled.
+/// Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Info {
     /// sizeof(dlfs_info).
     pub size: usize,
-    /// Samples there are.
+    /// The number of samples.
     pub num_samples: u64,
-    /// Ids are below this; more than there are samples where some were deleted.
+    /// All ids are less than this; greater than the number of samples if some were deleted.
     pub end_of_ids: u64,
     /// The generation that was mounted.
     pub generation: u64,
     /// The image's UUID.
     pub uuid: [u8; 16],
-    /// Names of classes there are; 0 where labels are numbers.
+    /// The number of class names; 0 if labels are plain numbers.
     pub num_classes: u64,
-    /// Fields of a sample; 1 where samples are not divided.
+    /// Fields per sample; 1 if samples are not divided.
     pub num_fields: u64,
-    /// 1 when samples have labels, else 0.
+    /// 1 if samples have labels, else 0.
     pub has_labels: u32,
     /// Zero.
     pub reserved: u32,
@@ -56,15 +56,15 @@ unsafe impl Struct for Info {
     const NAME: &str = "dlfs_info";
 }
 
-/// What a sample is. Set `size` to `sizeof(dlfs_sample)` before it is filled.
+/// Facts about a sample. Set `size` to `sizeof(dlfs_sample)` before it is filled.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct SampleOut {
     /// sizeof(dlfs_sample).
     pub size: usize,
-    /// Which sample it is.
+    /// Its id.
     pub id: u64,
-    /// Its length in bytes; of all its fields together.
+    /// Its length in bytes; the total of all its fields.
     pub len: u64,
     /// Its label, or DLFS_NO_LABEL.
     pub label: i64,
@@ -74,15 +74,17 @@ unsafe impl Struct for SampleOut {
     const NAME: &str = "dlfs_sample";
 }
 
-/// Mounts the data set that lies on `addresses` and gives its handle in `*fs`, to be closed with
-/// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn?ns=1`; several are separated by commas,
-/// in any order. Without `?ns=` it means all namespaces of the subsystem that hold the data set.
+/// Mounts the data set at `addresses`, and stores its handle in `*fs`, to be closed with
+/// dlfs_unmount. An address is a path, or `nvme-tcp://host:port/nqn?ns=1`; several are separated by
+/// commas, in any order. Without `?ns=` it names all namespaces of the subsystem that belong to the
+/// data set.
 ///
-/// Reads the directory, not the names: those come with the first call that needs one. `options` may be
-/// NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
+/// Reads the directory, but not the names: the first call that needs a name reads them. `options`
+/// may be NULL. Any thread; takes at most the connect timeout of the options, and the time to read.
 ///
-/// DLFS_E_NOT_FOUND: there is no such file, host, image or field. DLFS_E_REFUSED: the target, or the system,
-/// lets nobody in. DLFS_E_TIMED_OUT: nothing has answered. DLFS_E_BUSY: another process has a tier.
+/// DLFS_E_NOT_FOUND: there is no such file, host, image or field. DLFS_E_REFUSED: the target or the
+/// system denies access. DLFS_E_TIMED_OUT: nothing answered. DLFS_E_BUSY: another process is using
+/// a tier.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mount(
     addresses: *const c_char,
@@ -90,8 +92,9 @@ pub unsafe extern "C" fn dlfs_mount(
     fs: *mut *mut Fs,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `fs` is NULL or a place for a handle, `addresses` NULL or ends with NUL,
-        // and `options` NULL or a struct of the size that it says with strings that end with NUL.
+        // SAFETY: by the header `fs` is NULL or a place for a handle, `addresses` NULL or ends with
+        // NUL, and `options` NULL or a struct of the size that it states, with strings that end
+        // with NUL.
         unsafe {
             put(fs, std::ptr::null_mut(), "fs")?;
             let given = take_or(options, MountOptions::default())?;
@@ -109,19 +112,19 @@ pub unsafe extern "C" fn dlfs_mount(
 
 /// Closes the handle. Any thread.
 ///
-/// Files, sequences and batches that were made from it stay good, and are closed each by itself; the
-/// connections end with the last of them. A call that another thread is in ends as usual.
+/// Files, sequences and batches created from it stay valid, and are closed separately; the
+/// connections end with the last of them. Calls in other threads end as usual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
     guard(|| handles::remove::<Mount>(fs.cast::<c_void>()).map(|_| DLFS_OK))
 }
 
-/// Says what the data set is. No I/O. Any thread.
+/// Describes the data set. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int {
     guard(|| {
-        // SAFETY: by the header `info` is NULL or points to a struct of the size that its first field says,
-        // which nobody else looks at meanwhile.
+        // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe { check_out(info)? };
         let mount = mount_of(fs)?;
         let directory = mount.dataset.directory();
@@ -136,14 +139,14 @@ pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int 
             has_labels: directory.labels().is_some().into(),
             reserved: 0,
         };
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(info, value)? };
         Ok(DLFS_OK)
     })
 }
 
-/// Says what the sample called `name` is: the newest one where several are. No I/O but for reading the
-/// names once. Any thread.
+/// Describes the sample called `name`, the newest one if there are several. No I/O, except reading
+/// the names at first use. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stat(
     fs: *const Fs,
@@ -151,36 +154,36 @@ pub unsafe extern "C" fn dlfs_stat(
     sample: *mut SampleOut,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `sample` is NULL or points to a struct of the size that its first field
-        // says, and `name` is NULL or ends with NUL and stays as it is during the call.
+        // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
+        // field, and `name` is NULL or ends with NUL and does not change during the call.
         let name = unsafe {
             check_out(sample)?;
             text(name, "name")?
         };
         let mount = mount_of(fs)?;
         let id = mount.dataset.lookup(name, &mut mount.stop.clone())?;
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(sample, mount.stat(id)?)? };
         Ok(DLFS_OK)
     })
 }
 
-/// Says what the sample `id` is. No I/O. Any thread.
+/// Describes the sample with this `id`. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
     guard(|| {
-        // SAFETY: by the header `sample` is NULL or points to a struct of the size that its first field
-        // says, which nobody else looks at meanwhile.
+        // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe { check_out(sample)? };
         let mount = mount_of(fs)?;
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(sample, mount.stat(SampleId(id))?)? };
         Ok(DLFS_OK)
     })
 }
 
-/// Gives the id of the sample with `index` others before it, in the order of ids: with `index` from 0
-/// to one less than `num_samples` this goes through all. No I/O. Any thread.
+/// Stores the id of the sample at `index`, in ascending order of ids, in `*id`. An `index` from 0
+/// to `num_samples` - 1 enumerates all samples. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> c_int {
     guard(|| {
@@ -191,7 +194,7 @@ pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> 
     })
 }
 
-/// Gives the name of class `index`, as dlfs_name gives a sample's. No I/O. Any thread.
+/// Copies the name of class `index`, like dlfs_name. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_class_name(
     fs: *const Fs,
@@ -210,8 +213,8 @@ pub unsafe extern "C" fn dlfs_class_name(
     })
 }
 
-/// Gives the name of field `index`, as dlfs_name gives a sample's; a record that is not divided is
-/// field 0, without a name. No I/O. Any thread.
+/// Copies the name of field `index`, like dlfs_name; a record that is not divided is field 0,
+/// without a name. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_field_name(
     fs: *const Fs,
@@ -232,10 +235,10 @@ pub unsafe extern "C" fn dlfs_field_name(
     })
 }
 
-/// Gives the number of the field called `name`: where it stands in `fields` of a dlfs_item. No I/O. Any
+/// Stores the number of the field called `name`: its index in `fields` of a dlfs_item. No I/O. Any
 /// thread.
 ///
-/// DLFS_E_NOT_FOUND: samples have no such field; the text of the error says which they have.
+/// DLFS_E_NOT_FOUND: samples have no such field; the error text lists the fields.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_field_number(
     fs: *const Fs,
@@ -243,7 +246,8 @@ pub unsafe extern "C" fn dlfs_field_number(
     number: *mut u64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `name` is NULL or ends with NUL, and stays as it is during the call.
+        // SAFETY: by the header `name` is NULL or ends with NUL, and does not change during the
+        // call.
         let name = unsafe { text(name, "name")? };
         let found = number_of(mount_of(fs)?.dataset.fields(), name)? as u64;
         // SAFETY: by the header `number` is NULL or points to a `uint64_t`.

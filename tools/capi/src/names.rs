@@ -1,4 +1,4 @@
-//! Names: of one sample, and of everything in a folder.
+//! Names: of one sample, and of all entries of a folder.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
@@ -9,21 +9,22 @@ use crate::error::{DLFS_E_INTERRUPTED, DLFS_OK, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::structs::{give_text, optional_text};
 
-/// Bytes that the longest name takes with its NUL.
+/// The length of the longest name with its NUL, in bytes.
 pub const DLFS_NAME_MAX: usize = 4097;
 
 /// The id of a folder in dlfs_list.
 pub const DLFS_FOLDER: u64 = u64::MAX;
 
-/// Sees one entry of dlfs_list: its name, which is good until it returns, and its id, or DLFS_FOLDER.
-/// A value other than zero ends the listing with DLFS_E_INTERRUPTED.
+/// Receives one entry of dlfs_list: its name, which is valid until the function returns, and its
+/// id, or DLFS_FOLDER. A value other than zero ends the listing with DLFS_E_INTERRUPTED.
 pub type Visit =
     Option<unsafe extern "C" fn(user: *mut c_void, name: *const c_char, id: u64) -> c_int>;
 
-/// Gives the name of sample `id` and a NUL in `name`, which has `len` bytes; DLFS_NAME_MAX suffice.
+/// Copies the name of sample `id` and a NUL to `name`, which has `len` bytes; DLFS_NAME_MAX is
+/// always enough.
 ///
-/// `needed` may be NULL; otherwise it says how many bytes the name takes, also with
-/// DLFS_E_TOO_SMALL, with which nothing is written to `name`. Reads the names once. Any thread.
+/// `needed` may be NULL; otherwise it receives the length of the name with its NUL, also with
+/// DLFS_E_TOO_SMALL, which leaves `name` unchanged. Reads the names at first use. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_name(
     fs: *const Fs,
@@ -42,10 +43,11 @@ pub unsafe extern "C" fn dlfs_name(
     })
 }
 
-/// Shows `visit` what lies in `folder`, in the order of names; NULL and "" are the folder of all.
+/// Calls `visit` for each entry of `folder`, in the order of names; NULL and "" are the top folder.
 ///
-/// `recursive` 0: what lies directly in it, subfolders as DLFS_FOLDER, by their names within it;
-/// 1: all samples in it and below, by their whole names. Reads the names once. Any thread.
+/// `recursive` 0: the direct entries, with subfolders as DLFS_FOLDER, by their names within the
+/// folder; 1: all samples below the folder, by their full names. Reads the names at first use. Any
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_list(
     fs: *const Fs,
@@ -57,7 +59,8 @@ pub unsafe extern "C" fn dlfs_list(
     guard(|| {
         let mount = mount_of(fs)?;
         let visit = visit.ok_or_else(|| Failure::invalid("visit is NULL"))?;
-        // SAFETY: by the header `folder` is NULL or ends with NUL, and stays as it is during the call.
+        // SAFETY: by the header `folder` is NULL or ends with NUL, and does not change during the
+        // call.
         let folder = unsafe { optional_text(folder) }.unwrap_or_default();
         mount.dataset.load_names(&mut mount.stop.clone())?;
         let directory = mount.dataset.directory();

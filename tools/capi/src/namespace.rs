@@ -1,5 +1,5 @@
-//! Blocks of a namespace, without a data set: one queue pair and its buffers. For tools that measure or
-//! copy whole namespaces; samples are read by the other parts.
+//! Blocks of a namespace, without a data set: one queue pair and its buffers. For tools that
+//! measure or copy whole namespaces.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, c_char, c_int, c_void};
@@ -26,13 +26,13 @@ use crate::structs::{Struct, array, check_out, give, put, take_or, text};
 pub const DLFS_NS_READ: u32 = 0;
 /// Write the buffer to the namespace.
 pub const DLFS_NS_WRITE: u32 = 1;
-/// Make all completed writes durable; `offset` and `len` are 0, `buffer` only names the I/O.
+/// Make all completed writes durable; `offset` and `len` are 0, `buffer` only identifies the I/O.
 pub const DLFS_NS_FLUSH: u32 = 2;
 
-/// An open namespace with its queue pair. Never looked into: a handle.
+/// An open namespace with its queue pair: an opaque handle.
 pub struct Ns(());
 
-/// What a namespace is. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
+/// Facts about a namespace. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NsInfo {
@@ -40,11 +40,11 @@ pub struct NsInfo {
     pub size: usize,
     /// Its length in bytes.
     pub len: u64,
-    /// Bytes of a logical block: offsets and lengths of I/Os are multiples of it.
+    /// Length of a logical block in bytes: offsets and lengths of I/Os are multiples of it.
     pub block_len: u32,
-    /// The most bytes that one I/O may carry.
+    /// The most bytes per I/O.
     pub max_transfer: u32,
-    /// The most I/Os that may be on their way at a time.
+    /// The most outstanding I/Os.
     pub queue_depth: u32,
     /// 1: writes are refused.
     pub read_only: u32,
@@ -60,7 +60,7 @@ unsafe impl Struct for NsInfo {
 pub struct NsIo {
     /// DLFS_NS_READ, _WRITE or _FLUSH.
     pub op: u32,
-    /// The buffer, from 0; the namespace's own until the I/O is done.
+    /// The buffer, from 0; it belongs to the namespace until the I/O is done.
     pub buffer: u32,
     /// First byte in the namespace: a multiple of `block_len`.
     pub offset: u64,
@@ -68,51 +68,52 @@ pub struct NsIo {
     pub len: u64,
 }
 
-/// An I/O that is done.
+/// A completed I/O.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NsDone {
     /// Its buffer.
     pub buffer: u32,
-    /// DLFS_OK: every byte was moved. Otherwise an error, and a buffer that was read into says nothing.
+    /// DLFS_OK: all bytes were transferred. Otherwise an error; the contents of a read buffer are
+    /// then undefined.
     pub status: c_int,
 }
 
-/// What a namespace handle stands for.
+/// The object behind a namespace handle.
 pub(crate) struct Queue {
     namespace: Namespace,
     buffers: Buffers,
     stop: Stop,
-    /// A child of a fork leaves its parent's alone.
+    /// A forked child leaves its parent's alone.
     work: Forked<Mutex<Work>>,
 }
 
-/// Where the buffers lie; they are handed out by address and never move.
+/// The location of the buffers; C gets their addresses, and they never move.
 struct Buffers {
     start: usize,
     count: u32,
     len: usize,
 }
 
-/// What one thread at a time works on. Nothing is allocated once it is made.
+/// The state that one thread at a time uses. Nothing is allocated after it is created.
 struct Work {
     group: PollGroup,
-    /// Buffers that are not on their way.
+    /// Buffers without an outstanding I/O.
     free: Vec<Option<IoBuf>>,
-    /// Of those that are: the end, which the I/O has no use for, and where it goes.
+    /// For the others: the rest of the buffer, which the I/O does not use, and the I/O's address.
     busy: Vec<(IoBuf, Lba)>,
     pending: VecDeque<Io>,
     done: Vec<(usize, Completion)>,
     _pool: Option<Pool>,
 }
 
-/// Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` where the subsystem has several
-/// namespaces, or what else the build knows), makes a
-/// queue pair with `num_buffers` buffers of `buffer_len` bytes, and gives the handle in `*ns`.
+/// Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` if the subsystem has
+/// several namespaces, or any other address that this build supports), creates a queue pair with
+/// `num_buffers` buffers of `buffer_len` bytes, and stores the handle in `*ns`.
 ///
-/// With no buffers, only dlfs_ns_info can be asked. `writable` is 0 or 1. `options` may be NULL; what
-/// is said there of connections, `direct`, `busy_poll` and `should_stop` holds, the rest means nothing
-/// here. Any thread; takes at most the connect timeout.
+/// Without buffers, only dlfs_ns_info is allowed. `writable` is 0 or 1. `options` may be NULL; only
+/// its options for connections, `direct`, `busy_poll` and `should_stop` apply here. Any thread;
+/// takes at most the connect timeout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_open(
     address: *const c_char,
@@ -123,8 +124,8 @@ pub unsafe extern "C" fn dlfs_ns_open(
     ns: *mut *mut Ns,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of the
-        // size that it says with strings that end with NUL, and `address` such a string.
+        // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of
+        // the size that it states, with strings that end with NUL, and `address` such a string.
         unsafe {
             put(ns, std::ptr::null_mut(), "ns")?;
             let given = take_or(options, MountOptions::default())?;
@@ -149,12 +150,12 @@ pub unsafe extern "C" fn dlfs_ns_open(
     })
 }
 
-/// Says what the namespace is. No I/O. Any thread.
+/// Describes the namespace. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
     guard(|| {
-        // SAFETY: by the header `info` is NULL or points to a struct of the size that its first field says,
-        // which nobody else looks at meanwhile.
+        // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe { check_out(info)? };
         let queue = queue_of(ns)?;
         let namespace = &queue.namespace;
@@ -166,16 +167,16 @@ pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int
             queue_depth: namespace.queue_depth.into(),
             read_only: namespace.read_only.into(),
         };
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(info, value)? };
         Ok(DLFS_OK)
     })
 }
 
-/// The memory of buffer `index`, or NULL where there is no such buffer, or no such handle.
+/// The memory of buffer `index`, or NULL if there is no such buffer or handle.
 ///
-/// Buffers lie one behind the other, the first at a multiple of 4,096; they stay where they are until
-/// dlfs_ns_close. While an I/O has one, it is not for the caller. Any thread.
+/// Buffers are contiguous, the first at a multiple of 4,096; they do not move until dlfs_ns_close.
+/// The caller must not access the buffer of an outstanding I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
     let address = guard_long(|| {
@@ -193,17 +194,18 @@ pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_voi
     }
 }
 
-/// Takes I/Os from the front of `ios` while there is room, and returns how many: from 0 to `num`.
+/// Submits I/Os from the front of `ios` while there is room, and returns their number, from 0 to
+/// `num`.
 ///
-/// An I/O that was taken is done once and then told by dlfs_ns_poll, whatever becomes of the target.
-/// One that cannot be, say with a buffer that is on its way, ends the call: it fails with
-/// DLFS_E_INVALID when that is the first, else those before it are taken. One thread at a time:
-/// another gets DLFS_E_BUSY. A child of a fork may only close the handle.
+/// A submitted I/O completes exactly once, whatever happens to the target; dlfs_ns_poll returns its
+/// completion. An invalid I/O, such as one with a busy buffer, ends the call: if it is the first,
+/// the call fails with DLFS_E_INVALID, otherwise those before it are submitted. One thread at a
+/// time: another gets DLFS_E_BUSY. A forked child may only close the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: usize) -> i64 {
     guard_long(|| {
-        // SAFETY: by the header `ios` is NULL or points to `num` requests, which stay as they are during
-        // the call.
+        // SAFETY: by the header `ios` is NULL or points to `num` requests, which do not change
+        // during the call.
         let ios = unsafe { array(ios, num, "ios")? };
         let queue = queue_of(ns)?;
         let mut work = queue.work()?;
@@ -218,11 +220,11 @@ pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: us
     })
 }
 
-/// Moves I/Os forward and tells of up to `max` that are done; returns how many. Where there are none,
-/// waits for one, but not when nothing is on its way, and not longer than `wait_ms`.
+/// Processes I/Os, stores up to `max` completions and returns their number. If there are none,
+/// waits for one, but not if nothing is outstanding, and at most `wait_ms`.
 ///
-/// Of an I/O that has failed dlfs_last_error has the text, of several that of the last. To be called
-/// again and again while I/Os are on their way. Threads and forks as for dlfs_ns_submit.
+/// dlfs_last_error has the text of the last failed I/O among them. Call it repeatedly while I/Os
+/// are outstanding. Threads and forks as for dlfs_ns_submit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_poll(
     ns: *const Ns,
@@ -241,7 +243,7 @@ pub unsafe extern "C" fn dlfs_ns_poll(
         let count = ended.len();
         for (place, (_, completion)) in ended.drain(..).enumerate() {
             let told = work.end(completion, &queue.namespace);
-            // SAFETY: `wait` brings `max` at most, and the caller promises room for as many.
+            // SAFETY: `wait` returns at most `max`, and the caller promises room for as many.
             unsafe { done.add(place).write(told) };
         }
         work.done = ended; // empty, with its memory
@@ -249,8 +251,8 @@ pub unsafe extern "C" fn dlfs_ns_poll(
     })
 }
 
-/// Closes the handle; its buffers are no more. What is on its way is waited for, at most as long as the
-/// connection may be lost. Any thread, while no other is in a call with it.
+/// Closes the handle and frees its buffers. Waits for outstanding I/Os, at most as long as a
+/// connection may be lost. Any thread, while no other thread is in a call with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
     guard(|| handles::remove::<Queue>(ns.cast::<c_void>()).map(|_| DLFS_OK))
@@ -316,7 +318,7 @@ impl Queue {
 }
 
 impl Work {
-    /// The library's I/O for the caller's; takes the buffer.
+    /// Converts the caller's I/O to the library's; takes the buffer.
     fn make(&mut self, queue: &Queue, io: &NsIo) -> Result<Io, Failure> {
         let op = match io.op {
             DLFS_NS_READ => IoOp::Read,
@@ -348,7 +350,7 @@ impl Work {
         Ok(Io { op, slba, buf, tag: index as u64 })
     }
 
-    /// Hands over what was made; what there was no room for gives its buffer back.
+    /// Submits the prepared I/Os; those without room return their buffers.
     fn submit(&mut self) -> usize {
         let taken = self.group.submit(0, &mut self.pending);
         while let Some(io) = self.pending.pop_front() {
@@ -357,7 +359,7 @@ impl Work {
         taken
     }
 
-    /// Polls until there is something to tell, or it is time to go back.
+    /// Polls until there is a completion, or until the time is over.
     fn wait(&mut self, max: usize, wait_ms: u32, stop: &mut Stop) -> Result<(), Failure> {
         let now = Instant::now();
         let until = now + Duration::from_millis(wait_ms.into());
@@ -397,7 +399,7 @@ impl Work {
         NsDone { buffer: tag as u32, status }
     }
 
-    /// The buffer is the caller's again; says where its I/O went.
+    /// Returns the buffer to the caller, and returns the I/O's address.
     fn restore(&mut self, tag: u64, mut buf: IoBuf) -> Lba {
         let index = tag as usize; // a tag is a buffer's number
         let (rest, slba) = std::mem::replace(&mut self.busy[index], (IoBuf::empty(), Lba(0)));
@@ -407,5 +409,5 @@ impl Work {
     }
 }
 
-/// How often a wait asks whether it should go on.
+/// How often a waiting call checks whether to continue.
 const ASK_EVERY: Duration = Duration::from_millis(100);

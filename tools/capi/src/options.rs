@@ -1,4 +1,4 @@
-//! The option structs: zero means the default everywhere.
+//! The option structs: zero always means the default.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -17,51 +17,55 @@ use dlfs::tier::{self, Policy};
 use crate::error::Failure;
 use crate::structs::{Struct, array, path, utf8};
 
-/// A full shuffle of all samples: the default.
+/// A full shuffle of all samples. The default.
 pub const DLFS_ORDER_GLOBAL: u32 = 0;
 /// Whole chunks at a time, shuffled in groups: the fastest shuffle.
 pub const DLFS_ORDER_GROUPED: u32 = 1;
-/// No shuffle: by id.
+/// No shuffle: in the order of ids.
 pub const DLFS_ORDER_SEQUENTIAL: u32 = 2;
-/// No shuffle: as samples lie on the media, the fastest of all.
+/// No shuffle: in the order of the media, the fastest of all.
 pub const DLFS_ORDER_BY_SLOT: u32 = 3;
 /// Each rank shuffles a fixed share of its own.
 pub const DLFS_ORDER_LOCAL: u32 = 4;
-/// As DLFS_ORDER_LOCAL, and the part `exchange` of every share moves to other ranks each epoch.
+/// Like DLFS_ORDER_LOCAL, but the fraction `exchange` of each share moves to other ranks every
+/// epoch.
 pub const DLFS_ORDER_PARTIAL: u32 = 5;
 
-/// Of each global batch a rank takes every W-th sample, for W ranks. The default.
+/// A rank takes every W-th sample of each global batch, for W ranks. The default.
 pub const DLFS_SHARD_STRIDED: u32 = 0;
-/// Grouped order: whole chunks go to one rank, as far as equal shares allow. Each global batch has the same
-/// samples, and each rank as many, as with DLFS_SHARD_STRIDED; a run that goes on from a state with another
-/// world size reads fewer chunks twice.
+/// Grouped order: whole chunks go to one rank, as far as equal shares allow. Each global batch has
+/// the same samples, and each rank as many, as with DLFS_SHARD_STRIDED; a run that resumes with
+/// another world size reads fewer chunks twice.
 pub const DLFS_SHARD_ALIGNED: u32 = 1;
 
-/// Batches are brought in as fits: by chunks in grouped order and by slot, by samples in the others, and
-/// in grouped order too where samples are large and the page cache holds their chunks. The default.
+/// Chosen automatically: by chunks in grouped order and by slot, otherwise by samples; also by
+/// samples in grouped order if samples are large and in the page cache. The default.
 pub const DLFS_BATCHING_AUTO: u32 = 0;
-/// Whole chunks are read, and held until their samples are out; in grouped order and by slot only.
+/// Whole chunks are read, and kept until their samples are delivered; in grouped order and by slot
+/// only.
 pub const DLFS_BATCHING_CHUNK: u32 = 1;
-/// Each sample is read by itself, just before it is wanted, many at a time.
+/// Each sample is read separately, just before it is needed, many at a time.
 pub const DLFS_BATCHING_SAMPLE: u32 = 2;
-/// One sample is read after the other.
+/// One sample is read at a time.
 pub const DLFS_BATCHING_NONE: u32 = 3;
 
 /// Every sample of an epoch is read; some ranks have one more than others. The default.
 pub const DLFS_TAIL_KEEP: u32 = 0;
-/// The end of an epoch that does not give each rank equally many is left out.
+/// The end of an epoch that does not give each rank the same number of samples is dropped.
 pub const DLFS_TAIL_DROP: u32 = 1;
-/// First samples of the epoch are repeated so that each rank has equally many.
+/// The first samples of the epoch are repeated so that each rank has the same number.
 pub const DLFS_TAIL_PAD: u32 = 2;
 
-/// The call fails when one of its samples does. The default.
+/// The call fails if one of its samples does. The default.
 pub const DLFS_ON_ERROR_RAISE: u32 = 0;
-/// Samples that fail are left out.
+/// Samples that fail are skipped.
 pub const DLFS_ON_ERROR_SKIP: u32 = 1;
-/// Samples that fail keep their place, with their status and without bytes; dlfs_read_batch only.
+/// Samples that fail keep their position, with their status and without bytes; dlfs_read_batch
+/// only.
 pub const DLFS_ON_ERROR_KEEP: u32 = 2;
 
-/// A file is read past the page cache when it is a block device or larger than half of the memory.
+/// Bypass the page cache for block devices and for files larger than half of the memory. The
+/// default.
 pub const DLFS_DIRECT_AUTO: u32 = 0;
 /// Always.
 pub const DLFS_DIRECT_ON: u32 = 1;
@@ -70,83 +74,86 @@ pub const DLFS_DIRECT_OFF: u32 = 2;
 
 /// Tiers keep what is read first, while there is room. The default.
 pub const DLFS_POLICY_FIRST_TOUCH: u32 = 0;
-/// Tiers keep what each sequence will read most, by the plan of all its epochs.
+/// Tiers keep what each sequence will read most, according to the plan of all its epochs.
 pub const DLFS_POLICY_CLAIRVOYANT: u32 = 1;
 /// Tiers keep nothing.
 pub const DLFS_POLICY_NONE: u32 = 2;
 
-/// Asked at least every 100 ms by a call that waits, on the thread that made the call; a value other
-/// than zero ends it with DLFS_E_INTERRUPTED. A call that need not wait may not ask.
+/// A waiting call calls this at least every 100 ms, on the thread that made the call; a value other
+/// than zero ends the call with DLFS_E_INTERRUPTED. A call that does not wait may not call it.
 pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
-/// How a data set is mounted. Set `size` to `sizeof(dlfs_mount_options)`, and everything that is not
-/// wanted otherwise to zero. Copied by the call.
+/// Options for mounting a data set. Set `size` to `sizeof(dlfs_mount_options)`, and all fields
+/// without a value to zero. The call copies it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct MountOptions {
     /// sizeof(dlfs_mount_options).
     pub size: usize,
-    /// Further addresses of the same namespaces, used while the first is down; `num_paths` strings.
+    /// More addresses of the same namespaces, used while the first is down; `num_paths` strings.
     pub paths: *const *const c_char,
-    /// How many there are.
+    /// The number of paths.
     pub num_paths: usize,
     /// A directory saved by `dlfs snapshot save`, used instead of the image's own; or NULL.
     pub snapshot: *const c_char,
-    /// The host NQN to present; NULL: that of /etc/nvme/hostnqn, else one of this machine's own.
+    /// The host NQN to present; NULL: the one in /etc/nvme/hostnqn, else one of this machine's own.
     pub hostnqn: *const c_char,
     /// 1: protect PDU headers with CRC32C.
     pub hdr_digest: u32,
     /// 1: protect PDU data with CRC32C.
     pub data_digest: u32,
-    /// Whether image files and block devices are read past the page cache: DLFS_DIRECT_AUTO, _ON or _OFF.
+    /// Whether to bypass the page cache for image files and block devices: DLFS_DIRECT_AUTO, _ON or
+    /// _OFF.
     pub direct: u32,
-    /// I/O queues to ask for; default 16.
+    /// I/O queues to request; default 16.
     pub nr_io_queues: u32,
     /// Entries of an I/O queue; default 128.
     pub queue_size: u32,
-    /// Keep-alive timeout in ms; default 15,000; UINT32_MAX switches it off.
+    /// Keep-alive timeout in ms; default 15,000; UINT32_MAX disables it.
     pub keep_alive_tmo_ms: u32,
-    /// How long reconnecting goes on, in ms; default 600,000. After that the target is given up for good:
-    /// DLFS_E_DISCONNECTED, until the data set is mounted again.
+    /// How long to keep reconnecting, in ms; default 600,000. After that the connection is lost for
+    /// good: DLFS_E_DISCONNECTED, until the data set is mounted again.
     pub ctrl_loss_tmo_ms: u32,
-    /// How long a queue may go without progress, in ms; default 5,000.
+    /// How long a queue may make no progress, in ms; default 5,000.
     pub io_timeout_ms: u32,
-    /// How long connecting may take in all, in ms; default 10,000.
+    /// How long connecting may take, in ms; default 10,000.
     pub connect_timeout_ms: u32,
     /// The longest that one read may take, in ms; default 60,000.
     pub call_timeout_ms: u32,
-    /// Queue pairs a namespace for each reading thread; default 1.
+    /// Queue pairs per namespace for each reading thread; default 1.
     pub queue_pairs: u32,
     /// 1: spin instead of sleeping while a call waits.
     pub busy_poll: u32,
     /// Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
     pub window_bytes: u64,
-    /// Asked while a call on this mount waits; or NULL. Any thread that calls may ask it.
+    /// Called while a call on this mount waits; or NULL. Any thread that makes a call may call it.
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
-    /// Where samples are kept after the first read, fastest first, `num_tiers` strings: "ram:4G", or
-    /// "file:/fast/cache:20G" for a folder, or an empty file or block device (":overwrite" behind it: any).
+    /// Where to keep copies of samples after the first read, fastest first, `num_tiers` strings:
+    /// "ram:4G", or "file:/fast/cache:20G" for a folder, or an empty file or block device (with
+    /// ":overwrite" appended: any).
     pub tiers: *const *const c_char,
-    /// How many there are.
+    /// The number of tiers.
     pub num_tiers: usize,
-    /// What tiers keep: DLFS_POLICY_...
+    /// Which samples tiers keep: DLFS_POLICY_...
     pub tier_policy: u32,
-    /// 1: stop keeping for good when a sample first fits nowhere.
+    /// 1: stop adding copies for good once a sample fits in no tier.
     pub tier_stop: u32,
-    /// A file that names the tiers, as `dlfs probe` writes it, in place of `tiers`; or NULL. Its policy
-    /// counts where `tier_policy` is the default.
+    /// A file that describes the tiers, as written by `dlfs probe`, instead of `tiers`; or NULL.
+    /// Its policy applies if `tier_policy` is the default.
     pub tiers_file: *const c_char,
-    /// The most that copying into tiers takes from the data set for itself, in bytes a second; 0: no limit,
-    /// or the one of `tiers_file`.
+    /// The most that the copier may read from the origin by itself, in bytes per second; 0: no
+    /// limit, or that of `tiers_file`.
     pub tier_bandwidth: u64,
-    /// Name of the field that stands for the sample, where samples have several: what `data` of a dlfs_item
-    /// and a file opened by dlfs_open are; or NULL.
+    /// Name of the field that represents the sample, if samples have several: the `data` of a
+    /// dlfs_item, and the content of a file opened by dlfs_open; or NULL.
     pub field: *const c_char,
-    /// The host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself; NULL: none.
+    /// The host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself;
+    /// NULL: none.
     pub dhchap_secret: *const c_char,
-    /// The subsystem's key, by which the target must prove itself, too; a file or the key; NULL: it need
-    /// not.
+    /// The subsystem's key, with which the target must authenticate itself, too; a file or the key;
+    /// NULL: it need not.
     pub dhchap_ctrl_secret: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
@@ -158,56 +165,56 @@ unsafe impl Struct for MountOptions {
     ];
 }
 
-/// How a sequence goes. Set `size` to `sizeof(dlfs_sequence_options)`, `batch_size`, and everything
-/// that is not wanted otherwise to zero. Copied by the call.
+/// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size`, and set
+/// all fields without a value to zero. The call copies it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct SequenceOptions {
     /// sizeof(dlfs_sequence_options).
     pub size: usize,
-    /// How samples are mixed: DLFS_ORDER_...
+    /// How to shuffle samples: DLFS_ORDER_...
     pub order: u32,
-    /// Grouped: lanes that take turns; default 8 for each rank, or those of the state that is gone on from.
-    /// A multiple of the world size reads no chunk twice.
+    /// Grouped: number of lanes, which take turns; default 8 per rank, or as in the state that the
+    /// run resumes from. With a multiple of the world size no chunk is read twice.
     pub lanes: u32,
     /// Grouped: chunks of one lane that are shuffled together; default 4.
     pub group: u32,
-    /// Samples a batch on this rank; at least 1.
+    /// Samples per batch on this rank; at least 1.
     pub batch_size: u32,
-    /// Partial: part of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
+    /// Partial: fraction of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
     pub exchange: f64,
     /// The same seed gives the same epochs.
     pub seed: u64,
     /// The first epoch.
     pub epoch: u64,
-    /// How many epochs; 0: without end.
+    /// The number of epochs; 0: endless.
     pub epochs: u64,
-    /// Which of the ranks this is, from 0.
+    /// The rank of this process, from 0.
     pub rank: u32,
-    /// How many ranks share each epoch; default 1.
+    /// The number of ranks that share each epoch; default 1.
     pub world_size: u32,
-    /// DLFS_TAIL_...
+    /// What to do at the end of an epoch: DLFS_TAIL_...
     pub tail: u32,
-    /// 1: leave out the last batch of an epoch when it has fewer than `batch_size` samples.
+    /// 1: drop the last batch of an epoch if it has fewer than `batch_size` samples.
     pub drop_short: u32,
-    /// What becomes of a sample that cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
+    /// What to do if a sample cannot be read: DLFS_ON_ERROR_RAISE or _SKIP.
     pub on_error: u32,
-    /// 1: gather each batch in one piece, its samples one behind the other, at the cost of a copy.
+    /// 1: gather each batch into one buffer, its samples contiguous, at the cost of a copy.
     pub one_piece: u32,
     /// The longest that the next batch may take, in ms; default 60,000.
     pub call_timeout_ms: u32,
-    /// Queue pairs a namespace; default 1.
+    /// Queue pairs per namespace; default 1.
     pub queue_pairs: u32,
-    /// The most memory for what is read ahead and not yet released, in bytes; default 256 MiB, and up to 1 GiB
-    /// where a grouped order of large chunks has more open at a time.
+    /// The most memory for samples that are read ahead and not yet released, in bytes; default 256
+    /// MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time.
     pub window_bytes: u64,
-    /// Asked while dlfs_bread waits; or NULL. Any thread that calls may ask it.
+    /// Called while dlfs_bread waits; or NULL. Any thread that makes a call may call it.
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
     /// 1: spin instead of sleeping in the thread that reads ahead.
     pub busy_poll: u32,
-    /// How samples are fetched: DLFS_BATCHING_...
+    /// How samples are read: DLFS_BATCHING_...
     pub batching: u32,
     /// How the ranks share each global batch: DLFS_SHARD_...
     pub shard: u32,
@@ -220,15 +227,15 @@ unsafe impl Struct for SequenceOptions {
     const EARLIER: &[usize] = &[std::mem::offset_of!(SequenceOptions, shard)];
 }
 
-/// Whether a call should go on, as the caller's function says.
+/// Asks the caller's function whether a call should continue.
 #[derive(Clone, Copy)]
 pub(crate) struct Stop {
     should_stop: ShouldStop,
     user: *mut c_void,
 }
 
-// SAFETY: the header says that any thread that calls may ask, so the caller's function and its
-// argument allow that.
+// SAFETY: the header says that any thread that makes a call may call the function, so the caller's
+// function and its argument allow that.
 unsafe impl Send for Stop {}
 // SAFETY: as for `Send`: `&Stop` does no more than call the function.
 unsafe impl Sync for Stop {}
@@ -245,15 +252,15 @@ impl MountOptions {
         Stop { should_stop: self.should_stop, user: self.user }
     }
 
-    /// What the library calls them.
+    /// The library's options for this struct.
     ///
     /// # Safety
-    /// Strings and arrays are as the header says.
+    /// Strings and arrays satisfy the header.
     pub(crate) unsafe fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         let connect = &mut options.open.connect;
-        // SAFETY: the strings end with NUL and the arrays have as many entries as they say, by this
-        // function's own contract; all of it is copied before it returns.
+        // SAFETY: the strings end with NUL and the arrays have as many entries as they state, by
+        // this function's own contract; all of it is copied before it returns.
         unsafe {
             for &address in array(self.paths, self.num_paths, "paths")? {
                 let address = utf8(address, "a path")?;
@@ -366,7 +373,7 @@ impl SequenceOptions {
         Stop { should_stop: self.should_stop, user: self.user }
     }
 
-    /// What the library calls them.
+    /// The library's options for this struct.
     pub(crate) fn options(&self) -> Result<LoaderOptions, Failure> {
         let world_size = self.world_size.max(1);
         let order = OrderSpec { kind: self.kind(world_size)?, seed: self.seed };

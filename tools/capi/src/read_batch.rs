@@ -1,4 +1,4 @@
-//! Many samples in one call: by id or name, into the library's memory or the caller's.
+//! Reads many samples in one call, by id or name, into the library's memory or the caller's.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -13,12 +13,12 @@ use crate::mount::{Fs, Mount, mount_of};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
 use crate::structs::{Struct, array, check_out, give, take, text};
 
-/// Sees one sample as it arrives. The item, its fields and, unless the caller's memory was given, its
-/// bytes are good until it returns.
+/// Receives one sample as it arrives. The item, its fields and, unless the caller's memory is used,
+/// its bytes are valid until the function returns.
 pub type Arrived = Option<unsafe extern "C" fn(user: *mut c_void, item: *const Item)>;
 
-/// Which samples, and where to. Set `size` to `sizeof(dlfs_read_request)`, either `ids` or `names`, and
-/// everything that is not wanted to zero.
+/// The samples to read, and the destination. Set `size` to `sizeof(dlfs_read_request)`, set either
+/// `ids` or `names`, and set all fields without a value to zero.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ReadRequest {
@@ -28,20 +28,20 @@ pub struct ReadRequest {
     pub ids: *const u64,
     /// Names of the samples, `count` strings; or NULL.
     pub names: *const *const c_char,
-    /// How many samples.
+    /// The number of samples.
     pub count: usize,
-    /// Memory of the caller's for their bytes, one sample behind the other in the order of asking, each
-    /// with all its fields one behind the other; it must stay until dlfs_release. NULL: the library's
+    /// Memory of the caller for their bytes: the samples contiguous in the requested order, each
+    /// with all its fields contiguous; it must stay valid until dlfs_release. NULL: the library's
     /// memory, without this copy.
     pub out: *mut c_void,
-    /// Bytes of it.
+    /// Its length in bytes.
     pub out_len: usize,
     /// DLFS_ON_ERROR_...
     pub on_error: u32,
     /// Zero.
     pub reserved: u32,
-    /// Shown each sample as it arrives, while others are still under way; failed ones at the end. NULL:
-    /// nobody is.
+    /// Called for each sample as it arrives, while others are still being read, and at the end for
+    /// samples that failed. NULL: nothing is called.
     pub arrived: Arrived,
     /// Passed to `arrived`.
     pub user: *mut c_void,
@@ -51,11 +51,11 @@ unsafe impl Struct for ReadRequest {
     const NAME: &str = "dlfs_read_request";
 }
 
-/// Reads the samples of `request` and gives them in `batch`, in the order of asking, to be released with
-/// dlfs_release. Any thread; threads read side by side.
+/// Reads the samples of `request` into `batch`, in the requested order, to be released with
+/// dlfs_release. Any thread; several threads may read at the same time.
 ///
-/// DLFS_E_TOO_SMALL: `out` is, and nothing was read. With DLFS_ON_ERROR_RAISE any sample that fails is
-/// the error of the call, otherwise each item has its status and the call succeeds.
+/// DLFS_E_TOO_SMALL: `out` is too small, and nothing was read. With DLFS_ON_ERROR_RAISE the call
+/// fails if any sample does; otherwise each item has its status and the call succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read_batch(
     fs: *const Fs,
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn dlfs_read_batch(
     batch: *mut BatchOut,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `batch` and `request` are NULL or point to structs of the size that their
-        // first fields say, and what `request` points to is as it says.
+        // SAFETY: by the header `batch` and `request` are NULL or point to structs of the size in
+        // their first fields, and everything that `request` points to satisfies the header.
         unsafe {
             check_out(batch)?;
             give(batch, BatchOut::empty())?;
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn dlfs_read_batch(
 }
 
 /// # Safety
-/// `request` and `out` are as the header says.
+/// `request` and `out` satisfy the header.
 unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Result<(), Failure> {
     if request.ids.is_null() == request.names.is_null() && request.count > 0 {
         return Err(Failure::invalid("either ids or names says which samples, and not both"));
@@ -91,8 +91,8 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         other => return Err(unknown("on_error", other)),
     };
     let (mut given, mut names) = (Vec::new(), Vec::new());
-    // SAFETY: `request` is as the header says: `count` ids, or as many names that end with NUL, which stay
-    // as they are during the call.
+    // SAFETY: `request` satisfies the header: `count` ids, or as many names that end with NUL,
+    // which do not change during the call.
     unsafe {
         if request.names.is_null() {
             let ids: &[u64] = array(request.ids, request.count, "ids")?;
@@ -134,10 +134,10 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
     unsafe { hand_out(out, batch, items, table, (0, false)) }
 }
 
-/// Where each sample goes in the caller's memory.
+/// The destination of each sample in the caller's memory.
 struct Placement {
     out: *mut u8,
-    /// Where each begins; empty without memory of the caller's.
+    /// The offset of each sample; empty without memory of the caller.
     offsets: Vec<usize>,
 }
 
@@ -165,7 +165,8 @@ impl Placement {
     }
 }
 
-/// Takes samples as they arrive: copies them where the caller wants them, and shows them.
+/// Receives samples as they arrive: copies them to their destination, and passes them to the
+/// caller's function.
 struct Sink {
     stop: Stop,
     place: Placement,
@@ -181,10 +182,10 @@ impl Watch for Sink {
 
     fn arrived(&mut self, batch: &Batch, index: usize) {
         if !self.place.out.is_null() {
-            // Damaged ones, shorter than the table, have nothing to show.
+            // Damaged samples, shorter than the table, have no bytes.
             let bytes = batch.bytes(index).get(self.division.table_len()..).unwrap_or_default();
-            // SAFETY: `Placement::new` has laid all samples out within the caller's memory, by the
-            // lengths that the directory has and that a verified sample has too.
+            // SAFETY: `Placement::new` has laid out all samples within the caller's memory, by
+            // their lengths in the directory, which verified samples have.
             unsafe {
                 let to = self.place.out.add(self.place.offsets[index]);
                 to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -199,7 +200,7 @@ impl Watch for Sink {
 }
 
 impl Sink {
-    /// The sample at `index` of `batch`, where the caller sees its bytes.
+    /// The item of the sample at `index` of `batch`, with the address that the caller sees.
     fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
         let record = batch.bytes(index);
         let body = match self.place.out.is_null() {
@@ -212,7 +213,7 @@ impl Sink {
         item
     }
 
-    /// The item of a sample that failed, shown as well.
+    /// The item of a failed sample, which is passed to the caller's function, too.
     fn failed(&self, id: SampleId, index: usize, status: c_int, table: &mut FieldTable) -> Item {
         let mut item = Item {
             id: id.0,

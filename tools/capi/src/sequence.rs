@@ -1,4 +1,4 @@
-//! Batches along an order: the next one, and where the run stands.
+//! Batches along an order: the next one, and the state of the run.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop};
 use crate::structs::{check_out, give, give_text, path, put, take, utf8};
 
-/// A sequence of batches. Never looked into: a handle.
+/// A sequence of batches: an opaque handle.
 pub struct Seq(());
 
-/// What a sequence handle stands for.
+/// The object behind a sequence handle.
 pub(crate) struct Sequence {
     pub(crate) loader: Loader,
     stop: Stop,
@@ -25,7 +25,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// The epoch of the next batch, and how many of its batches are left, both of one epoch.
+    /// The epoch of the next batch, and how many of that epoch's batches are left.
     fn place(&self) -> (u64, u64) {
         loop {
             let epoch = self.loader.epoch();
@@ -50,8 +50,8 @@ pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
     handles::get(seq.cast())
 }
 
-/// Makes a sequence of batches along an order and gives its handle in `*seq`, to be closed with
-/// dlfs_sequence_close. Reading ahead begins with the first dlfs_bread. No I/O. Any thread.
+/// Creates a sequence of batches along an order, and stores its handle in `*seq`, to be closed with
+/// dlfs_sequence_close. Readahead begins with the first dlfs_bread. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence(
     fs: *const Fs,
@@ -59,8 +59,8 @@ pub unsafe extern "C" fn dlfs_sequence(
     seq: *mut *mut Seq,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or points to a
-        // struct of the size that its first field says.
+        // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or
+        // points to a struct of the size in its first field.
         unsafe {
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
@@ -74,18 +74,18 @@ pub unsafe extern "C" fn dlfs_sequence(
     })
 }
 
-/// Gives the next batch in `batch`, to be released with dlfs_release, and waits while none is ready;
-/// DLFS_END after the last one of the last epoch. Any thread; threads get different batches.
+/// Stores the next batch in `batch`, to be released with dlfs_release; waits until it is ready.
+/// DLFS_END after the last batch of the last epoch. Any thread; threads get different batches.
 ///
-/// After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error comes
-/// again until dlfs_set_epoch or a state starts anew. After DLFS_E_DISCONNECTED the data set is mounted
-/// again: a new sequence goes on where dlfs_state_get says that the old one stands. In a child of a fork
-/// the sequence goes on behind the batch that the parent was given last.
+/// After DLFS_E_TIMED_OUT and DLFS_E_INTERRUPTED nothing is lost: call again. Any other error
+/// repeats until dlfs_set_epoch or a state restarts the run. After DLFS_E_DISCONNECTED, mount the
+/// data set again: a new sequence resumes from the state that dlfs_state_get of the old one
+/// returns. In a forked child the sequence continues after the batch that the parent got last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_int {
     guard(|| {
-        // SAFETY: by the header `batch` is NULL or points to a struct of the size that its first field
-        // says, which nobody else looks at meanwhile.
+        // SAFETY: by the header `batch` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe {
             check_out(batch)?;
             give(batch, BatchOut::empty())?;
@@ -103,17 +103,17 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
             items.push(item);
         }
         let place = (next.epoch().0, next.ends_epoch());
-        // SAFETY: the items point into the batch that goes with them.
+        // SAFETY: the items point into the batch that is passed with them.
         unsafe { hand_out(batch, Some(next), items, fields, place)? };
         Ok(DLFS_OK)
     })
 }
 
-/// Has the memory for what is read ahead (`window_bytes`) made in the background from now on, which the
-/// first dlfs_bread does otherwise: worth calling before a model is built, in the process that will
-/// read. Returns at once, and does nothing where there is such memory already. No I/O. Any thread.
+/// Allocates the readahead memory (`window_bytes`) in the background; otherwise the first
+/// dlfs_bread does. Call it before a model is built, in the process that will read. Returns at
+/// once; does nothing if the memory exists. No I/O. Any thread.
 ///
-/// DLFS_E_NO_MEMORY: the system does not give it.
+/// DLFS_E_NO_MEMORY: the system does not provide it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
     guard(|| {
@@ -122,9 +122,8 @@ pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
     })
 }
 
-/// Says where the run stands: the epoch of the next batch in `*epoch`, and in `*batches_left` how many
-/// of its batches this rank has still to be given; 0 at the run's end. Either may be NULL. No I/O. Any
-/// thread.
+/// Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
+/// are left for this rank; 0 at the end of the run. Either may be NULL. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_at(
     seq: *const Seq,
@@ -134,7 +133,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
     guard(|| {
         let sequence = sequence_of(seq)?;
         let (at, left) = sequence.place();
-        // SAFETY: by the header each is NULL, which is looked at first, or points to a `uint64_t`.
+        // SAFETY: by the header each is NULL, which is checked first, or points to a `uint64_t`.
         unsafe {
             for (to, value, what) in [(epoch, at, "epoch"), (batches_left, left, "batches_left")] {
                 if !to.is_null() {
@@ -146,7 +145,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
     })
 }
 
-/// Gives the number of batches of a whole epoch on this rank. No I/O. Any thread.
+/// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
     guard(|| {
@@ -157,7 +156,7 @@ pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -
     })
 }
 
-/// Goes to the begin of `epoch`. Any thread, between its batches.
+/// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
     guard(|| {
@@ -166,8 +165,8 @@ pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
     })
 }
 
-/// Closes the handle: reading ahead ends, and a dlfs_bread that another thread is in ends with
-/// DLFS_E_INTERRUPTED. Batches stay good. Any thread.
+/// Closes the handle: readahead ends, and a dlfs_bread in another thread ends with
+/// DLFS_E_INTERRUPTED. Batches stay valid. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
     guard(|| {
@@ -176,30 +175,32 @@ pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
     })
 }
 
-/// Writes where the run stands, after the batches handed out so far, to the file `path`, durably: what
-/// a crash leaves is the old file or the new one. Any thread.
+/// Saves the state of the run, after the batches delivered so far, in the file `path`, atomically
+/// and durably: a crash leaves the old file or the new one. Any thread.
 ///
-/// A sequence of the same data set and order goes on from it, also with another world size and batch
-/// size; then save it at a moment when all ranks have been given equally many batches.
+/// A sequence of the same data set and order resumes from it, also with another world size or batch
+/// size; for that, save it when all ranks have received the same number of batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        // SAFETY: by the header `path` is NULL or ends with NUL, and stays as it is during the call.
+        // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
+        // call.
         save_state(unsafe { self::path(path)? }, &sequence.loader.state())?;
         Ok(DLFS_OK)
     })
 }
 
-/// Goes on where the file `path` says. Any thread, between its batches.
+/// Resumes from the state in the file `path`. Any thread, between its batches.
 ///
-/// DLFS_E_NOT_FOUND: there is no such file. DLFS_E_INVALID, DLFS_E_STALE: it is no state, or one of
-/// another data set or order, and dlfs_last_error says which; the run then stays where it was.
+/// DLFS_E_NOT_FOUND: there is no such file. DLFS_E_INVALID, DLFS_E_STALE: it is not a state, or one
+/// of another data set or order, and dlfs_last_error says which; the run is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = sequence_of(seq)?;
-        // SAFETY: by the header `path` is NULL or ends with NUL, and stays as it is during the call.
+        // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
+        // call.
         let path = unsafe { self::path(path)? };
         let state = load_state(path)?.ok_or_else(|| {
             Failure::new(DLFS_E_NOT_FOUND, format!("there is no state file {}", path.display()))
@@ -209,8 +210,8 @@ pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -
     })
 }
 
-/// Gives where the run stands as a line of JSON and a NUL in `json`, which has `len` bytes; `needed` as
-/// for dlfs_name. Any thread.
+/// Copies the state of the run as one line of JSON and a NUL to `json`, which has `len` bytes;
+/// `needed` as for dlfs_name. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_get(
     seq: *const Seq,
@@ -227,12 +228,13 @@ pub unsafe extern "C" fn dlfs_state_get(
     })
 }
 
-/// Goes on where `json`, of dlfs_state_get, says. Errors as for dlfs_state_load. Any thread, between its
-/// batches.
+/// Resumes from the state in `json`, as returned by dlfs_state_get. Errors as for dlfs_state_load.
+/// Any thread, between its batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
     guard(|| {
-        // SAFETY: by the header `json` is NULL or ends with NUL, and stays as it is during the call.
+        // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the
+        // call.
         let json = unsafe { utf8(json, "json")? };
         sequence_of(seq)?.loader.set_state(&State::from_json(json)?)?;
         Ok(DLFS_OK)

@@ -1,4 +1,4 @@
-//! What was done so far, in numbers.
+//! Counters.
 
 use std::ffi::c_int;
 
@@ -11,58 +11,58 @@ use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
 use crate::structs::{Struct, check_out, give};
 
-/// Nothing was read yet, so there is no memory.
+/// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
 /// Pages of 4 KiB.
 pub const DLFS_PAGES_BASE: u64 = 1;
-/// Huge pages that the kernel makes when it can.
+/// Transparent huge pages, used where the kernel has them.
 pub const DLFS_PAGES_TRANSPARENT: u64 = 2;
-/// Huge pages that the administrator set aside (`vm.nr_hugepages`).
+/// Huge pages that the administrator reserved (`vm.nr_hugepages`).
 pub const DLFS_PAGES_HUGE: u64 = 3;
-/// Memory of SPDK's.
+/// Memory of SPDK.
 pub const DLFS_PAGES_DRIVER: u64 = 4;
 
-/// What was done so far, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
+/// Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Stats {
     /// sizeof(dlfs_stats_t).
     pub size: usize,
-    /// Read commands completed, repeated ones included.
+    /// Read commands completed, including repeated ones.
     pub commands: u64,
-    /// Bytes that those commands asked for.
+    /// Bytes requested by those commands.
     pub read_bytes: u64,
-    /// Reads done a second time, after an error or a wrong checksum.
+    /// Reads repeated after an error or a wrong checksum.
     pub repeated: u64,
-    /// Samples whose checksum was computed and right.
+    /// Samples whose checksum was verified.
     pub verified: u64,
-    /// Batches handed out by a sequence.
+    /// Batches delivered by a sequence.
     pub batches: u64,
     /// Samples of those batches.
     pub samples: u64,
     /// Bytes of those samples.
     pub sample_bytes: u64,
-    /// Samples left out because they could not be read.
+    /// Samples skipped because they could not be read.
     pub skipped: u64,
-    /// Bytes copied to bring batches into one piece.
+    /// Bytes copied to gather batches into one buffer.
     pub copied_bytes: u64,
-    /// Reads that did not fit the window and were done outside it.
+    /// Buffers that did not fit the window and were allocated outside it.
     pub over_window: u64,
-    /// How long dlfs_bread had to wait, in ns.
+    /// The time that dlfs_bread has waited, in ns.
     pub stall_ns: u64,
-    /// Reads that tiers have served, of dlfs_stats alone, as those below.
+    /// Reads served by tiers; only in dlfs_stats, like the following ones.
     pub tier_hits: u64,
-    /// Bytes of those.
+    /// Bytes of those reads.
     pub tier_hit_bytes: u64,
     /// Bytes copied into tiers.
     pub tier_copied_bytes: u64,
-    /// Copies of an earlier run that were checked and are used again.
+    /// Copies of an earlier run that were verified and reused.
     pub tier_restored: u64,
-    /// Bytes that came from behind the tiers, for whoever asked and for copies.
+    /// Bytes read from the origin, for readers and for copies.
     pub origin_bytes: u64,
-    /// Samples of a sequence that are in memory now; 0 where it does not read whole chunks.
+    /// Samples of a sequence that are in memory now; 0 unless it reads whole chunks.
     pub resident: u64,
-    /// In what pages the sequence's memory lies: DLFS_PAGES_...
+    /// The pages that back the sequence's memory: DLFS_PAGES_...
     pub pages: u64,
 }
 // SAFETY: numbers alone, the size first.
@@ -71,12 +71,12 @@ unsafe impl Struct for Stats {
     const EARLIER: &[usize] = &[std::mem::offset_of!(Stats, resident)];
 }
 
-/// Says what reads by id and name on this mount have moved. Any thread.
+/// Stores the counters of reads by id and name on this mount. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     guard(|| {
-        // SAFETY: by the header `stats` is NULL or points to a struct of the size that its first field
-        // says, which nobody else looks at meanwhile.
+        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe { check_out(stats)? };
         let dataset = &mount_of(fs)?.dataset;
         let read = dataset.stats();
@@ -84,21 +84,21 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
         if let Some(tiers) = dataset.tier_stats() {
             add_tiers(&mut found, &tiers);
         }
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(stats, found)? };
         Ok(DLFS_OK)
     })
 }
 
-/// Says what a sequence has done. Any thread.
+/// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
     guard(|| {
-        // SAFETY: by the header `stats` is NULL or points to a struct of the size that its first field
-        // says, which nobody else looks at meanwhile.
+        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
         unsafe { check_out(stats)? };
         let done = sequence_of(seq)?.loader.stats();
-        // SAFETY: as `check_out` was asked above.
+        // SAFETY: `check_out` has passed above.
         unsafe { give(stats, value(done))? };
         Ok(DLFS_OK)
     })

@@ -1,4 +1,4 @@
-//! Structs that carry their size, strings and buffers: what comes from C, checked as far as it can be.
+//! Structs that carry their size, strings and buffers: inputs from C, checked as far as possible.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
@@ -7,49 +7,50 @@ use std::path::Path;
 
 use crate::error::{DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure};
 
-/// A struct of the ABI: `repr(C)`, `size` first, and any bytes make one.
+/// A struct of the ABI: `repr(C)`, `size` first, and any bytes are valid.
 ///
 /// # Safety
-/// As said: its first field is a `usize` at offset 0, and no byte pattern is invalid for it.
+/// Its first field is a `usize` at offset 0, and no byte pattern is invalid for it.
 pub(crate) unsafe trait Struct: Copy {
     const NAME: &str;
-    /// Sizes that it had in earlier versions: what was added since is zero for programs of then.
+    /// Its sizes in earlier versions: fields added later are zero for programs of that time.
     const EARLIER: &[usize] = &[];
 }
 
-/// What is behind `from`, whose size is known; fields that it has not are zero, as are those that this
-/// version does not know.
+/// Reads the struct at `from`, whose size must be known. Missing fields are zero; fields that this
+/// version does not know must be zero.
 ///
 /// # Safety
-/// `from` is NULL or points to a struct of the size that its first field says.
+/// `from` is NULL or points to a struct of the size in its first field.
 pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
     let size = known_size(from)?;
     let known = size.min(size_of::<T>());
-    // SAFETY: `from` is not NULL, and the caller promises that the `size` bytes that its first field tells
-    // of are there; `known` is no more than that.
+    // SAFETY: `from` is not NULL, and the caller promises that the `size` bytes stated in its first
+    // field exist; `known` is at most that.
     let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|byte| *byte != 0) {
         let text = format!("{} has fields that this version does not know", T::NAME);
         return Err(Failure::new(DLFS_E_UNSUPPORTED, text));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` bytes are there and in `value`; whole fields or zeroes, and any bytes make a `T`.
+    // SAFETY: `known` bytes exist and fit in `value`; whole fields or zeroes, and any bytes are a
+    // valid `T`.
     unsafe {
         value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from.cast(), known);
         Ok(value.assume_init())
     }
 }
 
-/// As [`take`], where NULL means `T`'s defaults.
+/// Like [`take`], but NULL means `T`'s defaults.
 ///
 /// # Safety
 /// As [`take`].
 pub(crate) unsafe fn take_or<T: Struct>(from: *const T, default: T) -> Result<T, Failure> {
-    // SAFETY: not NULL, so by this function's own contract a struct of the size that it says.
+    // SAFETY: not NULL, so by this function's own contract a struct of the size that it states.
     if from.is_null() { Ok(default) } else { unsafe { take(from) } }
 }
 
-/// Whether a struct can be given back in `to`; asked before anything is done.
+/// Checks, before anything is done, that a struct can be stored in `to`.
 ///
 /// # Safety
 /// As [`take`].
@@ -57,16 +58,16 @@ pub(crate) unsafe fn check_out<T: Struct>(to: *mut T) -> Result<(), Failure> {
     known_size(to.cast_const()).map(drop)
 }
 
-/// Writes `value` to `to`, which [`check_out`] was asked about; its size stays, its unknown rest
+/// Writes `value` to `to`, for which [`check_out`] has passed; the size stays, and an unknown rest
 /// becomes zero.
 ///
 /// # Safety
-/// As [`take`], and nothing else looks at it meanwhile.
+/// As [`take`], and nobody else accesses it meanwhile.
 pub(crate) unsafe fn give<T: Struct>(to: *mut T, value: T) -> Result<(), Failure> {
     let size = known_size(to.cast_const())?;
     let known = size.min(size_of::<T>());
     let bytes = to.cast::<u8>();
-    // SAFETY: aligned, and `size` bytes of it are there.
+    // SAFETY: aligned, and `size` bytes exist.
     unsafe {
         bytes.copy_from_nonoverlapping((&raw const value).cast(), known);
         bytes.cast::<usize>().write(size);
@@ -99,7 +100,7 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
 /// The bytes of a string, without its NUL.
 ///
 /// # Safety
-/// `text` is NULL or ends with NUL, and stays as it is for `'a`.
+/// `text` is NULL or ends with NUL, and does not change during `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a [u8], Failure> {
     // SAFETY: `text` is NULL or ends with NUL by this function's own contract, which is the other's.
     unsafe { optional_text(text) }.ok_or_else(|| Failure::invalid(format!("{what} is NULL")))
@@ -108,11 +109,12 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a [u8
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn optional_text<'a>(text: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: not NULL, and the caller promises that it ends with NUL and stays as it is for `'a`.
+    // SAFETY: not NULL, and the caller promises that it ends with NUL and does not change during
+    // `'a`.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
-/// A string that is UTF-8: what it names would be another thing otherwise.
+/// A UTF-8 string; any other encoding is an error, since it could name something else.
 ///
 /// # Safety
 /// As [`text`].
@@ -130,10 +132,10 @@ pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path, Failure> 
     Ok(Path::new(OsStr::from_bytes(unsafe { text(path, "path") }?)))
 }
 
-/// The array of `count` values at `at`; empty when there are none.
+/// The array of `count` values at `at`; empty if there are none.
 ///
 /// # Safety
-/// `at` is NULL or points to `count` values, which stay as they are for `'a`.
+/// `at` is NULL or points to `count` values, which do not change during `'a`.
 pub(crate) unsafe fn array<'a, T>(
     at: *const T,
     count: usize,
@@ -148,15 +150,16 @@ pub(crate) unsafe fn array<'a, T>(
     if count > MAX_COUNT {
         return Err(Failure::invalid(format!("{what} has {count} entries, at most {MAX_COUNT}")));
     }
-    // SAFETY: not NULL and aligned, and the caller promises that `count` values are there and stay for
-    // `'a`; `MAX_COUNT` of the largest are fewer bytes than an `isize` counts.
+    // SAFETY: not NULL and aligned, and the caller promises that `count` values exist and stay for
+    // `'a`; `MAX_COUNT` of the largest type are fewer bytes than `isize::MAX`.
     Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
-/// Copies `text` and a NUL into `out`; with no room for both, only says in `needed` how much it takes.
+/// Copies `text` and a NUL to `out`. Without room for both, only stores the needed length in
+/// `needed`.
 ///
 /// # Safety
-/// `out` is NULL or has `len` bytes, `needed` is NULL or a `size_t`, and nobody else looks at them.
+/// `out` is NULL or has `len` bytes, `needed` is NULL or a `size_t`, and nobody else accesses them.
 pub(crate) unsafe fn give_text(
     text: &[u8],
     out: *mut c_char,
@@ -180,7 +183,7 @@ pub(crate) unsafe fn give_text(
     Ok(())
 }
 
-/// Writes `value` where the caller wants it.
+/// Writes `value` to `to`.
 ///
 /// # Safety
 /// `to` is NULL or points to a `T`.
@@ -188,15 +191,15 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T, what: &str) -> Result<(), Fail
     if to.is_null() || !to.is_aligned() {
         return Err(Failure::invalid(format!("{what} is NULL or not aligned")));
     }
-    // SAFETY: not NULL and aligned, and the caller promises that a `T` is there to be written over.
+    // SAFETY: not NULL and aligned, and the caller promises that a `T` there may be overwritten.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// No struct of this library will ever be as large: such a size is a mistake.
+/// No struct of this library will ever be that large: such a size is an error.
 const MAX_SIZE: usize = 4096;
 
-/// Entries of an array at most, so that lengths in bytes cannot overflow.
+/// The most entries of an array, so that lengths in bytes cannot overflow.
 const MAX_COUNT: usize = 1 << 32;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Programs in C, built as a user builds them and run plainly, under AddressSanitizer and in valgrind.
+//! C programs, built as users build them and run plainly, under AddressSanitizer and in valgrind.
 //!
-//! What the machine lacks is skipped, loudly.
+//! Tools that the machine lacks are skipped and reported.
 
 mod common;
 
@@ -61,7 +61,7 @@ fn blocks_of_a_namespace_are_written_and_read_without_a_data_set() {
         let program = Program::build(prefix, &here().join("tests/c/blocks.c"), how);
         for address in [file.to_str().unwrap(), &target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
-            // A child leaves alone, and so leaks, what its parent's queue pair had.
+            // A child leaves the parent's queue pair alone, and so leaks it.
             run(program.command(&[address]).env("VALGRIND_OPTS", "--leak-check=no"));
         }
     }
@@ -91,12 +91,12 @@ fn warnings_are_told_to_who_wants_them() {
     damage(&bad, SampleId(100));
     let copy = source.path("copy.dlfs");
     let mut bytes = fs::read(source.path("train.dlfs")).unwrap();
-    bytes[100] ^= 1; // of the copy that generation 1 is not in
+    bytes[100] ^= 1; // in the copy that generation 1 does not use
     fs::write(&copy, bytes).unwrap();
     for how in How::all() {
         println!("{how:?}");
         let program = Program::build(prefix, &here().join("tests/c/log.c"), how);
-        // A child leaks what its parent had.
+        // A child leaks its parent's state.
         let mut command =
             program.command(&[&source.address(), bad.to_str().unwrap(), copy.to_str().unwrap()]);
         run(command.env("VALGRIND_OPTS", "--leak-check=no"));
@@ -112,7 +112,7 @@ fn damage(path: &Path, id: SampleId) {
     fs::write(path, bytes).unwrap();
 }
 
-/// SPDK's host reads our target: nothing but the library needs to have been built with it.
+/// SPDK's host reads our target; the library itself needs no SPDK.
 #[cfg(feature = "spdk")]
 #[test]
 fn programs_read_by_spdks_host_too() {
@@ -194,7 +194,7 @@ fn the_examples_do_what_they_say() {
     }
 }
 
-/// Ctrl-C in the middle of a run without an end; then one more epoch from the state.
+/// Ctrl-C in the middle of an endless run; then one more epoch from the state.
 fn stop_and_go_on(epoch: &Program, address: &str, state: &Path) {
     let arguments = [address, "7", "0", state.to_str().unwrap()];
     let mut child = epoch.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
@@ -207,7 +207,7 @@ fn stop_and_go_on(epoch: &Program, address: &str, state: &Path) {
     let numbers = last.split(' ').filter_map(|word| word.parse().ok()).collect::<Vec<u64>>();
     let [left, at] = numbers[..] else { panic!("{last}") };
     let out = epoch.run(&[address, "7", &(at + 1).to_string(), state.to_str().unwrap()]);
-    // 25 batches of 7 and one of 5; where it stopped between two epochs, all 26 of the next are left.
+    // 25 batches of 7 and one of 5; if it stopped between two epochs, all 26 of the next are left.
     let samples = if left == 0 { 0 } else { (left - 1) * 7 + 5 };
     let line = format!("epoch {at}: {samples} samples, ");
     assert!(samples > 0 && out.starts_with(&line) && out.lines().count() == 1, "{last}\n{out}");
@@ -243,7 +243,7 @@ fn a_c_program_reads_what_rust_reads_also_stopped_and_gone_on_by_two_ranks() {
         let out = program.run(&[&address, state.to_str().unwrap(), most, rank, world]);
         out.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    // 56 samples alone, up to the epoch's middle; from there by two ranks to the end.
+    // 56 samples by one rank, up to the middle of the epoch; the rest by two ranks.
     let mut found = read("7", "0", "1");
     assert_eq!(found, wanted[..56]);
     let ranks = [read("100", "1", "2"), read("100", "0", "2")]; // rank 0 writes the state: last

@@ -1,5 +1,5 @@
-//! What C programs do wrong, and what is done to them: misuse, threads, forks, signals, a system that has
-//! nothing left, targets that are away. An error comes back, in time, and nothing worse.
+//! Misuse of the C interface, threads, forks, signals, exhausted resources, absent targets: calls
+//! return an error in time, and nothing worse happens.
 
 mod common;
 
@@ -69,13 +69,14 @@ fn a_child_uses_and_closes_what_its_parent_had_in_every_state() {
         let program = Program::build(prefix, &here().join("tests/c/forks.c"), how);
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
-            // A child leaks what its parent's threads had: that is the rule.
+            // A child leaks the state of its parent's threads, as documented.
             run(program.command(&[&address]).env("VALGRIND_OPTS", "--leak-check=no"));
         }
     }
 }
 
-/// As `tests/ends.rs` in Rust; this build's libdlfs has the engine that breaks, see `src/qpair/broken.rs`.
+/// Like `tests/ends.rs` in Rust; this build of libdlfs has the breaking engine, see
+/// `src/qpair/broken.rs`.
 #[test]
 #[cfg(debug_assertions)]
 fn no_epoch_ends_as_if_it_were_complete_when_an_engine_breaks() {
@@ -107,7 +108,7 @@ fn signals_that_interrupt_every_call_change_nothing() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let target = source.serve();
-    // In valgrind a program gets no further between two signals.
+    // In valgrind a program makes no progress between two signals.
     for how in How::all().into_iter().filter(|how| *how != How::Valgrind) {
         let program = Program::build(prefix, &here().join("tests/c/signals.c"), how);
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
@@ -122,7 +123,7 @@ fn what_the_system_does_not_give_is_an_error() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let target = source.serve();
-    // Sanitizer and valgrind take files and addresses of their own.
+    // The sanitizer and valgrind use files and addresses of their own.
     for how in [How::Plain, How::Static] {
         let program = Program::build(prefix, &here().join("tests/c/starved.c"), how);
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
@@ -140,12 +141,12 @@ fn a_target_that_says_nothing_is_given_up() {
     for how in How::all() {
         println!("{how:?}");
         let program = Program::build(prefix, &here().join("tests/c/silent.c"), how);
-        // The thread that connects is left to its own end: what it has then is in use yet.
+        // The connecting thread is not joined: its memory is still in use.
         run(without_leaks(&mut program.command(&[&address])));
     }
 }
 
-/// For a program that ends with threads in the middle of something: what they have looks lost.
+/// For a program that ends while threads are active: their memory looks leaked.
 fn without_leaks(command: &mut Command) -> &mut Command {
     command.env("ASAN_OPTIONS", "detect_leaks=0").env("VALGRIND_OPTS", "--leak-check=no")
 }
@@ -174,16 +175,16 @@ fn threads_share_handles_and_children_of_forks_read_on() {
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/threads.c"), how);
         let forks = match how {
-            // A thousand in all where it is quick, half of them while threads read.
+            // A thousand forks in all if they are quick, half of them while threads read.
             How::Plain => "250",
-            // A child may find the sanitizer's allocator locked by a thread that it does not have
-            // (google/sanitizers issue 774, gcc before 14): threads alone there.
+            // A child may find the sanitizer's allocator locked by a thread that does not exist
+            // there (google/sanitizers issue 774, gcc before 14): only threads there.
             How::Asan => "0",
             How::Static | How::Valgrind => "3",
         };
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             println!("{how:?} {address}");
-            // A child leaves alone, and so leaks, what its parent's threads had: that is the rule.
+            // A child leaves its parent's threads alone, and so leaks their state, as documented.
             run(program.command(&[&address, forks]).env("VALGRIND_OPTS", "--leak-check=no"));
         }
     }

@@ -1,8 +1,8 @@
-//! dlfs.h is what the sources say.
+//! dlfs.h is up to date with the sources.
 
 use std::path::Path;
 
-/// In the order in which the header has them.
+/// In the order of the header.
 const SOURCES: [&str; 11] = [
     "error",
     "options",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Goes through an epoch of pictures that NVIDIA DALI decodes, on the GPU where there is one.
+"""Reads an epoch of pictures that NVIDIA DALI decodes, on the GPU if there is one.
 
     dali.py ADDRESS [BATCH]
 

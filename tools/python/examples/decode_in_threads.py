@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Goes through an epoch of pictures, decoded in threads while the next batches are read.
+"""Reads an epoch of pictures, and decodes them in threads while the next batches are read.
 
     decode_in_threads.py ADDRESS [BATCH [THREADS]]
 
@@ -34,7 +34,7 @@ else:
 
 
 def batches(loader, threads, ahead=2):
-    """(pictures, labels) of each batch, with the decoding of `ahead` more under way."""
+    """(pictures, labels) of each batch, while `ahead` more are being decoded."""
     with ThreadPoolExecutor(threads) as pool:
         under_way = deque()
         for batch in loader:

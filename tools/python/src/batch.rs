@@ -1,4 +1,4 @@
-//! A batch of samples, as Python sees it: views of the bytes where the read brought them.
+//! Batches for Python: views of the bytes in the memory that they were read into.
 
 use std::sync::Arc;
 
@@ -14,15 +14,16 @@ use crate::index::position;
 use crate::numpy;
 use crate::sample::Sample;
 
-/// Samples that were read together, in the order of the order or of the ids asked for.
+/// Samples that were read together, in the order of the epoch or of the requested ids.
 ///
-/// A sequence of read-only memoryviews, one a sample (None where on_error="none" left a gap), of the
-/// verified bytes where the read brought them: nothing is copied. batch[i:j] is a list of them. The memory
-/// lives while any view of it does, also after the data set was closed. The batch itself has the buffer
-/// protocol: all its bytes, one sample behind the other. Pickled, it is a copy.
+/// A sequence with one read-only memoryview per sample (None if it could not be read and on_error
+/// is "none"), of verified bytes in the memory that they were read into: nothing is copied.
+/// batch[i:j] is a list of views. The memory lives as long as any view of it, also after the data
+/// set was closed. The batch itself supports the buffer protocol: all its bytes, samples
+/// contiguous. Pickling copies it.
 ///
-/// Samples of several fields are dlfs.Sample objects, and batch.field("jpg") is that field of each; unless
-/// the data set was opened with fields="jpg", which then is what each sample is.
+/// Samples of several fields are dlfs.Sample objects, and batch.field("jpg") has that field of
+/// each; if the data set was opened with fields="jpg", that field is the sample.
 ///
 /// >>> for image in batch: decode(image)
 /// >>> numpy.frombuffer(batch[0], dtype="<f4")
@@ -56,7 +57,7 @@ impl Batch {
     }
 
     /// # Errors
-    /// A sample has several fields, and none is named: it is no buffer.
+    /// Samples have several fields, and none was chosen: the batch is no buffer.
     fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
         match self.held.fields().are_several() {
             true => Err(raise(py, &self.held.fields().unnamed())),
@@ -68,7 +69,7 @@ impl Batch {
         Views::of(py, Source::Batch(Arc::clone(&self.held)))
     }
 
-    /// The sample at `index`, which is below the length.
+    /// The sample at `index`, which must be less than the length.
     pub(crate) fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         self.show(&self.views(py)?, index)
     }
@@ -114,15 +115,15 @@ impl Batch {
         Ok(self.tolist(py)?.try_iter()?.into_any())
     }
 
-    /// All samples: a list of read-only memoryviews. One call, for loops that want no other.
+    /// All samples as a list of read-only memoryviews, in one call.
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let views = self.views(py)?;
         let views = (0..self.held.len()).map(|index| self.show(&views, index));
         PyList::new(py, views.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// The samples' bytes as bytes objects: copies, which may be kept and pickled. Empty where a sample
-    /// could not be read.
+    /// The samples as bytes objects: copies, which may be kept and pickled. Empty if a sample could
+    /// not be read.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let copies = (0..self.held.len()).map(|index| {
             let shown = self.held.shown(index).map_err(|error| raise(py, &error))?;
@@ -137,8 +138,8 @@ impl Batch {
         numpy::int64(py, (0..self.held.len()).map(|index| self.held.id(index)))
     }
 
-    /// Labels, from memory: int64[B], or None when no sample of the data set has one. dlfs.NO_LABEL
-    /// stands where a sample has none.
+    /// Labels, from memory: int64[B], or None if no sample of the data set has one. dlfs.NO_LABEL
+    /// if a sample has none.
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if !self.held.has_labels() {
@@ -148,13 +149,13 @@ impl Batch {
         numpy::int64(py, labels).map(Some)
     }
 
-    /// Lengths in bytes: int64[B]. Of all fields together where samples have several.
+    /// Lengths in bytes: int64[B]. If samples have several fields, their total.
     #[getter]
     fn lengths<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         numpy::int64(py, self.lens(py)?.into_iter().map(|len| len as i64))
     }
 
-    /// Where each sample begins in `data`, and behind the last one its end: int64[B + 1].
+    /// The start of each sample in `data`, and the end of the last one: int64[B + 1].
     #[getter]
     fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.check_buffers(py)?;
@@ -165,17 +166,17 @@ impl Batch {
         numpy::int64(py, std::iter::once(0).chain(ends))
     }
 
-    /// All bytes, one sample behind the other: read-only uint8[sum of lengths]. Made of the read's own
-    /// memory where the samples lie side by side, else copied together once.
+    /// All bytes, samples contiguous: read-only uint8[sum of lengths]. Without a copy if the
+    /// samples are contiguous in memory, otherwise copied once.
     #[getter]
     fn data<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().check_buffers(slf.py())?;
         numpy::view(slf.as_any(), slf.get().nbytes(slf.py())?, "u1")
     }
 
-    /// The batch as one read-only array uint8[B, L]; `data` says when it is a copy.
+    /// The batch as one read-only array uint8[B, L]; copied in the same cases as `data`.
     ///
-    /// Raises InvalidArgument (a ValueError) when lengths differ.
+    /// Raises InvalidArgument (a ValueError) if the lengths differ.
     #[getter]
     fn array<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
@@ -196,14 +197,14 @@ impl Batch {
         Ok(self.lens(py)?.into_iter().sum())
     }
 
-    /// What could not be read, with on_error="none": a list of (position, exception).
+    /// Samples that could not be read, with on_error="none": a list of (position, exception).
     #[getter]
     fn failures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let failures = self.held.failures().iter();
         PyList::new(py, failures.map(|(at, error)| (*at, raise(py, error).into_value(py))))
     }
 
-    /// The epoch it belongs to; 0 for samples read by ids.
+    /// Its epoch; 0 for samples read by ids.
     #[getter]
     fn epoch(&self) -> u64 {
         self.held.epoch()
@@ -215,15 +216,15 @@ impl Batch {
         self.held.ends_epoch()
     }
 
-    /// One field of every sample, by its name or its number in `Dataset.fields`: a list of read-only
-    /// memoryviews, None where a sample does not have the field.
+    /// One field of every sample, by its name or its number in `Dataset.fields`: a list of
+    /// read-only memoryviews, None if a sample does not have the field.
     ///
-    /// Raises NotFound when samples have no such field.
+    /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let (py, field) = (field.py(), self.held.fields().numbered(field)?);
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
         let found = (0..self.held.len()).map(|index| {
-            // Asked here too: an export has nothing to show of what is absent.
+            // Checked here, too: a missing field has nothing to export.
             match self.held.field(index, field).map_err(|error| raise(py, &error))? {
                 Some(_) => views.view(index),
                 None => Ok(views.none()),
@@ -240,8 +241,8 @@ impl Batch {
         Ok((make, parts(py, &self.held, 0..self.held.len())?))
     }
 
-    /// The bytes for any library that takes DLPack: as `array` where lengths are equal, else as `data`. A
-    /// copy for those that ask in a way older than DLPack 1.0, which cannot say that memory is read-only.
+    /// The bytes through DLPack: `array` if lengths are equal, else `data`. A copy for consumers of
+    /// DLPack before 1.0, which cannot express that memory is read-only.
     #[pyo3(signature = (*, max_version = None, **options))]
     fn __dlpack__<'py>(
         slf: &Bound<'py, Self>,
@@ -257,13 +258,13 @@ impl Batch {
         array.call_method("__dlpack__", (), Some(&options))
     }
 
-    /// Where the bytes are: the memory of the CPU.
+    /// The device of the bytes: CPU.
     fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, [DLPACK_CPU, 0])
     }
 
-    /// A copy as torch tensors in page-locked memory: a dlfs.torch.TensorBatch. For
-    /// DataLoader(pin_memory=True), which calls it.
+    /// A copy as torch tensors in page-locked memory: a dlfs.torch.TensorBatch.
+    /// DataLoader(pin_memory=True) calls it.
     fn pin_memory<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         Batch::tensors(slf)?.call_method0("pin_memory")
     }
@@ -297,7 +298,7 @@ impl Batch {
     }
 }
 
-/// What a pickle has of some samples of a batch: the arguments of [`held_of`].
+/// The pickled form of some samples of a batch: the arguments of [`held_of`].
 pub(crate) fn parts<'py>(
     py: Python<'py>,
     held: &Held,
@@ -323,11 +324,11 @@ pub(crate) fn parts<'py>(
     (records, ends, ids, labels, place, fields, failures).into_pyobject(py)
 }
 
-/// The batch that [`parts`] made a copy of.
+/// The batch that [`parts`] copied.
 ///
 /// # Errors
-/// `InvalidArgument`: they do not fit together.
-#[allow(clippy::type_complexity)] // what a pickle has, in one place
+/// `InvalidArgument`: the arguments do not fit together.
+#[allow(clippy::type_complexity)] // the fields of a pickle, in one place
 pub(crate) fn held_of(
     py: Python<'_>,
     (records, ends, ids, labels, (epoch, ends_epoch), (names, chosen), failures): (
@@ -349,7 +350,7 @@ pub(crate) fn held_of(
     Ok(Arc::new(Held::copied(copied, fields, Absent::of(failures.collect()))))
 }
 
-/// What stands in a column of labels where a sample has none.
+/// The label of samples without one, in a column of labels.
 pub(crate) const NO_LABEL: i64 = i64::MIN;
 
 /// `kDLCPU`.

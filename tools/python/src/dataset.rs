@@ -1,4 +1,4 @@
-//! `Dataset`: an open data set, shared by threads, reopened by what it is pickled to.
+//! `Dataset`: an open data set, shared by threads; unpickling opens it again.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -21,16 +21,17 @@ use crate::options::open_options;
 use crate::watch::{detached, try_detached};
 use crate::{log, names, numpy};
 
-/// An open data set: a sequence of samples. `dlfs.open` makes it.
+/// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
-/// ds[i] and ds[name], a str or bytes, are the verified bytes of a sample as a read-only memoryview (a
-/// dlfs.Sample where samples have several fields and `fields` of dlfs.open did not choose one);
-/// ds[i:j] and read_batch read many in few large reads, as a Batch; a dlfs.Loader goes through all of them.
-/// Threads may share it; a forked child may use it, and opens connections of its own; pickling it carries
-/// the address and options, and opens it again. No Python object is kept per sample.
+/// ds[i] and ds[name], with a str or bytes, return the verified bytes of a sample as a read-only
+/// memoryview (a dlfs.Sample if samples have several fields and `fields` of dlfs.open did not
+/// choose one). ds[i:j] and read_batch read many samples in few large reads, as a Batch; a
+/// dlfs.Loader reads all of them. Threads may share it. A forked child may use it, and opens its
+/// own connections. Pickling stores the address and options; unpickling opens it again. No Python
+/// object is kept per sample.
 ///
-/// An index counts the samples that there are; an id is what an import gave out. They are the same
-/// unless samples were deleted.
+/// An index counts the existing samples; an id is assigned by an import. They are equal unless
+/// samples were deleted.
 #[pyclass(frozen, module = "dlfs", name = "Dataset", sequence, weakref)]
 pub(crate) struct Dataset {
     dataset: RwLock<Option<dataset::Dataset>>,
@@ -60,8 +61,8 @@ impl Dataset {
         Ok(self.dataset(py)?.len() as usize)
     }
 
-    /// ds[i]: sample i, counted from the end where i is negative; ds[name]: the sample of that name, a
-    /// str (as os.fsdecode makes it) or bytes. A read-only memoryview. ds[i:j]: a Batch, read at once.
+    /// ds[i]: sample i, counted from the end if i is negative; ds[name]: the sample of that name, a
+    /// str (as from os.fsdecode) or bytes. A read-only memoryview. ds[i:j]: a Batch, read at once.
     fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = key.py();
         let dataset = self.dataset(py)?;
@@ -95,14 +96,15 @@ impl Dataset {
         }
     }
 
-    /// Reads many samples at once, in the order asked for: `ids` are ids (any iterable of integers or
-    /// integer array; none is negative) or names (of str or bytes).
+    /// Reads many samples at once, in the requested order: `ids` are ids (any iterable of integers
+    /// or integer array, not negative) or names (str or bytes).
     ///
-    /// out: a writable buffer of uint8 that takes the bytes, one sample behind the other; then the
-    /// result is where each begins, int64[B + 1]. Without it the result is a Batch.
-    /// on_error: "raise" the first error, "skip" what cannot be read, or "none": None in its place.
+    /// out: a writable buffer of uint8 for the bytes, samples contiguous; then the result is the
+    /// start of each, int64[B + 1]. Otherwise the result is a Batch. on_error: "raise" the first
+    /// error, "skip" samples that cannot be read, or return "none": None for them.
     ///
-    /// Raises NotFound, Corrupt, Disconnected, TimedOut, Stale; InvalidArgument when `out` is too small.
+    /// Raises NotFound, Corrupt, Disconnected, TimedOut, Stale; InvalidArgument if `out` is too
+    /// small.
     #[pyo3(signature = (ids, out = None, on_error = "raise"))]
     fn read_batch<'py>(
         &self,
@@ -143,9 +145,9 @@ impl Dataset {
         }
     }
 
-    /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of ids],
-    /// or None when no sample has one. Its dtype's least value stands where a sample has none (`label`
-    /// of one sample says None there).
+    /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of
+    /// ids], or None if no sample has one. The least value of its dtype marks samples without a
+    /// label (`label` of one sample returns None).
     #[getter]
     fn labels<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let dataset = self.dataset(py)?;
@@ -156,20 +158,20 @@ impl Dataset {
         numpy::view(memory.as_any(), len, &dtype).map(Some)
     }
 
-    /// Names of the classes: a label is an index into it. Empty where labels are mere numbers.
+    /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
     #[getter]
     fn classes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.classes())
     }
 
-    /// Names of the fields of a sample, in their order; empty where samples are not divided, and field 0
-    /// is the whole sample then.
+    /// Names of the fields of a sample, in their order; empty if samples are not divided, and then
+    /// field 0 is the whole sample.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.fields())
     }
 
-    /// Ids of the samples there are, in rising order: int64[len(ds)].
+    /// Ids of the existing samples, ascending: int64[len(ds)].
     #[getter]
     fn ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let dataset = self.dataset(py)?;
@@ -177,7 +179,7 @@ impl Dataset {
         numpy::int64(py, (0..dataset.len()).map(|at| directory.id_of_live(at).0 as i64))
     }
 
-    /// Names of the samples by index: a sequence that makes a str when it is asked for one.
+    /// Names of the samples by index: a sequence that creates each str on request.
     #[getter]
     fn names(&self, py: Python<'_>) -> PyResult<Names> {
         let dataset = self.dataset(py)?;
@@ -185,7 +187,7 @@ impl Dataset {
         Ok(Names { dataset })
     }
 
-    /// Name of the sample `id`, as os.fsdecode makes it.
+    /// Name of the sample `id`, as from os.fsdecode.
     fn name<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, id) = (id.py(), SampleId(index::id(id)?));
         let dataset = self.dataset(py)?;
@@ -201,10 +203,10 @@ impl Dataset {
         found.map(|id| id.0).map_err(|error| raise_lookup(py, &error))
     }
 
-    /// Length of the sample `id` in bytes, without I/O; of all its fields where it has several.
+    /// Length of the sample `id` in bytes, without I/O; the total of its fields if it has several.
     ///
-    /// Raises Unsupported where one of several fields stands for the sample: nobody knows its length
-    /// before it is read.
+    /// Raises Unsupported if one of several fields represents the sample: its length is unknown
+    /// until it is read.
     fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (py, id) = (id.py(), SampleId(index::id(id)?));
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
@@ -218,15 +220,15 @@ impl Dataset {
         Ok(self.fields.len_of(len as usize))
     }
 
-    /// Label of the sample `id`, without I/O; None where it has none.
+    /// Label of the sample `id`, without I/O; None if it has none.
     fn label(&self, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let (py, id) = (id.py(), SampleId(index::id(id)?));
         let dataset = self.dataset(py)?;
-        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether it is there
+        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
         Ok(dataset.directory().label(id))
     }
 
-    /// What lies directly in a folder: a list of (name, id), id None for a folder. "" is the top.
+    /// The direct entries of a folder: a list of (name, id), id None for a folder. "" is the top.
     #[pyo3(signature = (folder = None))]
     fn listdir<'py>(
         &self,
@@ -250,7 +252,7 @@ impl Dataset {
         Ok(list)
     }
 
-    /// What it was opened by.
+    /// The address that it was opened with.
     #[getter]
     fn address(&self, py: Python<'_>) -> Py<PyAny> {
         self.address.clone_ref(py)
@@ -263,13 +265,13 @@ impl Dataset {
         Ok(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Generation of the image: every import, append or deletion makes a new one.
+    /// Generation of the image: every import, append or deletion creates a new one.
     #[getter]
     fn generation(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.dataset(py)?.directory().generation().0)
     }
 
-    /// What reads by index, id or name have moved: commands, bytes, repeated, verified.
+    /// Counters of reads by index, id or name: commands, bytes, repeated, verified.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.dataset(py)?.stats();
         let dict = PyDict::new(py);
@@ -292,7 +294,7 @@ impl Dataset {
         Ok(dict)
     }
 
-    /// Gives up the connections. Batches and views stay valid; loaders made of it go on until closed.
+    /// Closes the connections. Batches and views stay valid; loaders continue until closed.
     fn close(&self, py: Python<'_>) {
         let dataset = self.dataset.write().unwrap_or_else(|held| held.into_inner()).take();
         py.detach(|| drop(dataset));
@@ -318,7 +320,7 @@ impl Dataset {
         Ok((open, (&self.address, &self.options)).into_pyobject(py)?.into_any())
     }
 
-    /// Tells objects apart too: fsspec keeps file systems by the text of what they were made of.
+    /// Distinguishes objects, too: fsspec caches file systems by the text of their arguments.
     fn __repr__(slf: &Bound<'_, Self>) -> String {
         let (py, this, at) = (slf.py(), slf.get(), slf.as_ptr());
         let address = this.address.bind(py).str().map_or_else(|_| "?".into(), |s| s.to_string());
@@ -330,7 +332,7 @@ impl Dataset {
 }
 
 impl Dataset {
-    /// Reads samples by their ids, of which all are there.
+    /// Reads samples by their ids, all of which exist.
     fn read_ids<'py>(
         &self,
         py: Python<'py>,
@@ -341,7 +343,7 @@ impl Dataset {
         Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
     }
 
-    /// The fields of its samples, and which of them stands for the sample.
+    /// The fields of its samples, and the one that represents the sample.
     pub(crate) fn shown_fields(&self) -> &Arc<Fields> {
         &self.fields
     }
@@ -393,13 +395,13 @@ impl Names {
     }
 }
 
-/// The indices that a slice picks of `len`.
+/// The indices that a slice selects from `len`.
 fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterator<Item = u64>> {
     let slice = slice.indices(len as isize)?;
     Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
 }
 
-/// What `read_batch` was asked for.
+/// The argument of `read_batch`.
 enum Keys {
     Ids(Vec<SampleId>),
     Names(Vec<Vec<u8>>),
@@ -416,7 +418,7 @@ impl Keys {
             true => given.call_method0("tolist")?,
             false => given.clone(),
         };
-        // Once: a generator gives its elements to the first who asks.
+        // Only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
         let named = keys
             .first()
@@ -429,7 +431,7 @@ impl Keys {
     }
 }
 
-/// Copies the samples into the caller's memory; returns where each begins.
+/// Copies the samples into the caller's memory; returns the start of each.
 fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'py, PyAny>> {
     let samples = (0..held.len()).map(|index| Ok(held.shown(index)?.unwrap_or_default()));
     let samples =
@@ -449,7 +451,7 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     numpy::int64(py, std::iter::once(0).chain(ends))
 }
 
-/// The field that `fields` of the options chooses.
+/// The field that the option `fields` chooses.
 fn chosen_field(options: &Bound<'_, PyDict>) -> PyResult<Option<Vec<u8>>> {
     match options.get_item("fields")?.filter(|field| !field.is_none()) {
         None => Ok(None),

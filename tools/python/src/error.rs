@@ -1,4 +1,4 @@
-//! Errors of the library as exceptions of `dlfs._errors`, one class a kind.
+//! Errors of the library as exceptions of `dlfs._errors`, one class per kind.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use dlfs::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-/// The exception that `error` is; its text has causes and what to do.
+/// The exception for `error`; its text has the causes and the hint.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let sample = error.sample_id().map(|id| id.0);
     if !is_missing_file(error) {
@@ -18,8 +18,8 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     raised
 }
 
-/// Whether the operating system found no file; a file without an image, or an image without a sample, is
-/// something else that was not found.
+/// Whether the operating system found no file. A file without an image and an image without a
+/// sample are not this case.
 fn is_missing_file(error: &Error) -> bool {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     error.kind() == ErrorKind::NotFound
@@ -29,12 +29,12 @@ fn is_missing_file(error: &Error) -> bool {
             .any(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
-/// As [`raise`], for an index: what Python's own sequences raise.
+/// As [`raise`], for an index: the exception that Python's own sequences raise.
 pub(crate) fn raise_index(py: Python<'_>, text: String) -> PyErr {
     make(py, "IndexOutOfRange", text, None)
 }
 
-/// As [`raise`], where the error came of looking for a name.
+/// As [`raise`], for an error of a lookup by name.
 pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
     match error.kind() {
         ErrorKind::NotFound => make(py, "NameNotFound", error.report(), None),
@@ -42,7 +42,7 @@ pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// A mistake of the caller.
+/// An error of the caller.
 pub(crate) fn raise_invalid(py: Python<'_>, text: String) -> PyErr {
     make(py, class(ErrorKind::InvalidArgument), text, None)
 }

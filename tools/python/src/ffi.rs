@@ -1,8 +1,9 @@
-//! Bytes that Python may look at: the buffer protocol. The only `unsafe` of this package.
+//! Exports bytes to Python through the buffer protocol. The only `unsafe` of this package.
 //!
-//! A [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or a
-//! tensor made from it keeps the `Memory` alive in turn. So bytes live while any view of them does.
-#![allow(unsafe_code)] // hands raw pointers to the interpreter
+//! A [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or
+//! a tensor created from it keeps the `Memory` alive in turn. So bytes live while any view of them
+//! does.
+#![allow(unsafe_code)] // passes raw pointers to the interpreter
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::held::Held;
 /// Bytes that never change or move while the source lives: what [`Memory`] may export.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// A batch: parts are its samples, [`WHOLE`] all of them gathered.
+    /// A batch: its parts are its samples, and [`WHOLE`] is all of them gathered.
     Batch(Arc<Held>),
     /// One field of the samples of a batch.
     Field(Arc<Held>, usize),
@@ -41,14 +42,15 @@ impl Source {
     }
 }
 
-/// The part that is everything.
+/// The part that means everything.
 pub(crate) const WHOLE: usize = usize::MAX;
 
 /// Read-only bytes, exported through the buffer protocol.
 #[pyclass(frozen, subclass, module = "dlfs")]
 pub(crate) struct Memory {
     source: Source,
-    /// What the next export shows; only [`views`] changes it, of a `Memory` that it made.
+    /// The part that the next export shows; only [`views`] changes it, of a `Memory` that it
+    /// created.
     part: AtomicUsize,
 }
 
@@ -72,10 +74,10 @@ impl Memory {
             .bytes(this.part.load(Ordering::Relaxed))
             .map_err(|error| raise(slf.py(), &error))?;
         let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
-        // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a count
-        // of `slf`, which owns the source, so the bytes outlive the view; a `Held` and a `Directory`
-        // are behind an `Arc` and show their bytes by `&` only, so these stay as they are; the view
-        // is read-only (1), so the pointer is only read through.
+        // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a
+        // reference to `slf`, which owns the source, so the bytes outlive the view. A `Held` and a
+        // `Directory` are behind an `Arc` and show their bytes only through `&`, so the bytes do
+        // not change. The view is read-only (1), so nobody writes through the pointer.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
@@ -83,7 +85,7 @@ impl Memory {
     }
 }
 
-/// Makes one `memoryview` after the other of parts of one source, without an object in between.
+/// Creates `memoryview`s of parts of one source, one after the other, without an object for each.
 pub(crate) struct Views<'py> {
     exporter: Bound<'py, Memory>,
 }
@@ -97,7 +99,7 @@ impl<'py> Views<'py> {
         self.exporter.py()
     }
 
-    /// What stands where there is nothing to view.
+    /// None, for a missing part.
     pub(crate) fn none(&self) -> Bound<'py, PyAny> {
         self.exporter.py().None().into_bound(self.exporter.py())
     }
@@ -114,7 +116,7 @@ impl<'py> Views<'py> {
     }
 }
 
-/// The caller's own memory, to be filled.
+/// The caller's memory, to be filled.
 pub(crate) struct Output {
     buffer: PyBuffer<u8>,
 }
@@ -123,7 +125,8 @@ impl Output {
     /// Takes any object with a writable, contiguous buffer of bytes.
     ///
     /// # Errors
-    /// `TypeError`: it is none, or its items are no bytes. `InvalidArgument`: read-only or with gaps.
+    /// `TypeError`: it is not a buffer, or its items are not bytes. `InvalidArgument`: it is
+    /// read-only or not contiguous.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Output> {
         let buffer = PyBuffer::<u8>::get(object).map_err(|error| {
             let text =
@@ -143,7 +146,7 @@ impl Output {
         self.buffer.len_bytes()
     }
 
-    /// The bytes, while the interpreter is attached and so nobody else runs that could touch them.
+    /// The bytes, while the interpreter is attached, so that no other Python code can access them.
     pub(crate) fn bytes<'a>(&'a mut self, _py: Python<'a>) -> &'a mut [u8] {
         if self.len() == 0 {
             return &mut [];

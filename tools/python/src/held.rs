@@ -1,8 +1,8 @@
-//! What views of a batch hold on to: its samples, as they were read or as a pickle brought them.
+//! What views of a batch keep alive: its samples, as they were read or unpickled.
 //!
-//! A sample of several fields is a record on media, a table of lengths and then the fields. The record is
-//! never shown: a sample is the one field that was chosen as the data set was opened, or else an object
-//! that has fields and is no buffer.
+//! On media, a sample of several fields is a record: a table of lengths, followed by the fields.
+//! Python never sees the record: a sample is the field that was chosen when the data set was
+//! opened, or else an object that has fields and is no buffer.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ use crate::batch::NO_LABEL;
 use crate::error::{raise, raise_invalid};
 use crate::names;
 
-/// The fields of the samples of a data set, and the one that stands for the sample.
+/// The fields of the samples of a data set, and the one that represents the sample.
 #[derive(Default)]
 pub(crate) struct Fields {
     names: Vec<Vec<u8>>,
@@ -24,7 +24,7 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// `names` as the directory has them, and which of them stands for the sample.
+    /// Fields called `names`, as in the directory, and the one that represents the sample.
     pub(crate) fn new(names: &[Vec<u8>], chosen: Option<&[u8]>) -> Result<Fields> {
         let mut fields = Fields { names: names.to_vec(), chosen: None };
         fields.chosen = chosen.map(|name| fields.number_of(name)).transpose()?;
@@ -44,7 +44,7 @@ impl Fields {
         self.names.len() > 1 && self.chosen.is_none()
     }
 
-    /// The number of the field that Python names so, or gives the number of.
+    /// The number of the field with this name or number.
     pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = given.py();
         let number = if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
@@ -75,7 +75,7 @@ impl Fields {
         }
     }
 
-    /// Why a sample of several fields is no single buffer.
+    /// Why a sample of several fields is not a single buffer.
     pub(crate) fn unnamed(&self) -> Error {
         let name = self.names[0].escape_ascii();
         let text = format!("samples have several fields, and none is named: {}", self.listed());
@@ -85,13 +85,13 @@ impl Fields {
         ))
     }
 
-    /// Bytes of all fields of a sample whose record has `record_len`.
+    /// The total length of the fields of a sample whose record has `record_len` bytes.
     pub(crate) fn len_of(&self, record_len: usize) -> usize {
         record_len.saturating_sub(table_len(self.names.len()) as usize)
     }
 }
 
-/// A batch that views may hold on to, and its bytes in one piece once somebody wanted them so.
+/// A batch that views keep alive, and its bytes in one buffer once that was requested.
 pub(crate) struct Held {
     samples: Samples,
     fields: Arc<Fields>,
@@ -104,10 +104,10 @@ enum Samples {
     Copied(Copied),
 }
 
-/// What a pickle brought.
+/// The content of a pickle.
 pub(crate) struct Copied {
     pub(crate) records: PyBackedBytes,
-    /// Where each record ends in `records`.
+    /// The end of each record in `records`.
     pub(crate) ends: Vec<usize>,
     pub(crate) ids: Vec<i64>,
     pub(crate) labels: Option<Vec<i64>>,
@@ -116,7 +116,7 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// Refuses what does not fit together: a pickle may come from anybody.
+    /// Checks that the fields agree: a pickle is untrusted.
     pub(crate) fn check(self, py: Python<'_>) -> PyResult<Copied> {
         let rises =
             self.ends.is_sorted() && self.ends.last().copied().unwrap_or(0) == self.records.len();
@@ -128,7 +128,7 @@ impl Copied {
     }
 }
 
-/// Samples that were asked for and could not be read, by their position, and why.
+/// Requested samples that could not be read, by position, and why.
 pub(crate) struct Absent(Vec<(usize, Error)>);
 
 impl Absent {
@@ -136,7 +136,7 @@ impl Absent {
         Absent(Vec::new())
     }
 
-    /// In rising order of position.
+    /// Ascending by position.
     pub(crate) fn of(failures: Vec<(usize, Error)>) -> Absent {
         Absent(failures)
     }
@@ -216,7 +216,7 @@ impl Held {
         }
     }
 
-    /// The sample as it lies on media: never shown, but copied where it goes to another process.
+    /// The sample's record on media: never shown, but copied when it is sent to another process.
     pub(crate) fn record(&self, index: usize) -> &[u8] {
         match &self.samples {
             Samples::Read(batch) => batch.bytes(index),
@@ -227,7 +227,7 @@ impl Held {
         }
     }
 
-    /// One field of a sample; `None` where the sample does not have it or could not be read.
+    /// One field of a sample; `None` if the sample does not have it or could not be read.
     pub(crate) fn field(&self, index: usize, field: usize) -> Result<Option<&[u8]>> {
         if self.lacks(index) {
             return Ok(None);
@@ -239,7 +239,7 @@ impl Held {
         Ok(found.map(|range| &record[range]))
     }
 
-    /// The sample as one buffer; `None` where it does not have the field that stands for it.
+    /// The sample as one buffer; `None` if it does not have the field that represents it.
     pub(crate) fn shown(&self, index: usize) -> Result<Option<&[u8]>> {
         match self.fields.chosen {
             Some(field) => self.field(index, field),
@@ -248,7 +248,7 @@ impl Held {
         }
     }
 
-    /// Bytes of the sample, of all its fields where it has several.
+    /// Length of the sample; the total of its fields if it has several.
     pub(crate) fn len_bytes(&self, index: usize) -> Result<usize> {
         if self.fields.are_several() {
             return Ok(self.fields.len_of(self.record(index).len()));
@@ -256,7 +256,7 @@ impl Held {
         Ok(self.shown(index)?.map_or(0, <[u8]>::len))
     }
 
-    /// All bytes, one sample behind the other; copied the first time, unless they lie so.
+    /// All bytes, samples contiguous; copied the first time, unless they are contiguous already.
     pub(crate) fn whole(&self) -> Result<&[u8]> {
         if let (Samples::Read(batch), None, false) =
             (&self.samples, self.fields.chosen, self.fields.are_several())

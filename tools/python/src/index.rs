@@ -1,4 +1,4 @@
-//! Indices and ids as Python gives them: any object that counts as an integer, however large.
+//! Converts indices and ids from Python: any object that is an integer, however large.
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -6,10 +6,11 @@ use pyo3::types::PyBool;
 
 use crate::error::raise_index;
 
-/// The position that `given` means among `len` samples of `whole`; a negative one counts from the end.
+/// The position that `given` means among the `len` samples of `whole`; a negative one counts from
+/// the end.
 ///
 /// # Errors
-/// `IndexOutOfRange`: there is none. `TypeError`: it is no integer.
+/// `IndexOutOfRange`: there is none. `TypeError`: it is not an integer.
 pub(crate) fn position(given: &Bound<'_, PyAny>, len: u64, whole: &str) -> PyResult<u64> {
     let number = integer(given)?.map(|number| match number < 0 {
         true => number.saturating_add_unsigned(len),
@@ -20,10 +21,11 @@ pub(crate) fn position(given: &Bound<'_, PyAny>, len: u64, whole: &str) -> PyRes
     position.ok_or_else(|| absent(given, &format!("the {whole} has {len}")))
 }
 
-/// The id that `given` is.
+/// The id that `given` means.
 ///
 /// # Errors
-/// `IndexOutOfRange`: no sample can have it. `TypeError`: it is no integer, or an element of a mask.
+/// `IndexOutOfRange`: no sample can have it. `TypeError`: it is not an integer, or an element of a
+/// mask.
 pub(crate) fn id(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     if given.is_instance_of::<PyBool>() {
         let text = "ids are integers, not bool: numpy.flatnonzero makes ids of a mask";
@@ -33,7 +35,8 @@ pub(crate) fn id(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     id.ok_or_else(|| absent(given, "ids go from 0 to 2^40"))
 }
 
-/// What ends loops over a sequence too: a Ctrl-C that waits until then is found by `str`, and goes first.
+/// The exception that also ends loops over a sequence. `str` detects a pending Ctrl-C, which takes
+/// precedence.
 fn absent(given: &Bound<'_, PyAny>, why: &str) -> PyErr {
     match given.str() {
         Ok(given) => raise_index(given.py(), format!("there is no sample {given}: {why}")),
@@ -41,7 +44,7 @@ fn absent(given: &Bound<'_, PyAny>, why: &str) -> PyErr {
     }
 }
 
-/// An integer; `None` where it is larger than any count.
+/// An integer; `None` if it is greater than any count.
 fn integer(given: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     match given.extract() {
         Ok(number) => Ok(Some(number)),

@@ -1,9 +1,10 @@
-//! The native half of the Python package `dlfs`. Thin: what it does, the library does.
+//! The native half of the Python package `dlfs`: a thin layer over the library.
 //!
-//! `ffi.rs` exports bytes to Python and has the only `unsafe`; `batch.rs`, `sample.rs`, `dataset.rs` and
-//! `loader.rs` are the classes, `held.rs` is what views of a batch keep; `index.rs`, `names.rs` and
-//! `options.rs` read what Python gives; `error.rs` makes exceptions, `log.rs` hands warnings to `logging`.
-//! The Python half lies beside, in `python/dlfs`. Read `dataset.rs` first.
+//! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
+//! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
+//! `index.rs`, `names.rs` and `options.rs` parse arguments from Python; `error.rs` creates
+//! exceptions; `log.rs` passes warnings to `logging`. The Python half is in `python/dlfs`. Read
+//! `dataset.rs` first.
 
 mod batch;
 mod dataset;
@@ -47,20 +48,20 @@ mod _dlfs {
         module.add("NO_LABEL", super::batch::NO_LABEL)
     }
 
-    /// Hands what the library has warned of to `logging`. Every call does that too.
+    /// Passes the library's warnings to `logging`. Every call does that, too.
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
         super::log::hand_over(py)
     }
 
-    /// What a pickled Batch becomes: a copy.
+    /// Unpickles a Batch, as a copy.
     #[pyfunction]
     #[pyo3(signature = (*parts))]
     fn batch_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Batch>> {
         Batch::of(parts.py(), super::batch::held_of(parts.py(), parts.extract()?)?)
     }
 
-    /// What a pickled Sample becomes: a copy.
+    /// Unpickles a Sample, as a copy.
     #[pyfunction]
     #[pyo3(signature = (*parts))]
     fn sample_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Sample>> {

@@ -1,4 +1,4 @@
-//! `Loader`: batches along an order, made by threads of the library; and `Sampler`: ids alone.
+//! `Loader`: batches along an order, read by the library's threads; and `Sampler`: ids only.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,38 +22,39 @@ use crate::watch::detached;
 
 /// Batches along an order, read ahead by native threads without the interpreter.
 ///
-/// Iterating it goes through one epoch: the one where the run stands, from its begin; or, right after
-/// load_state_dict, from where the state says. An epoch that was left in the middle begins again. Iterators
-/// that live at the same time go through the epoch each by themselves, with memory of their own.
-/// set_epoch goes to the begin of another epoch; state_dict and load_state_dict stop and go on exactly
-/// there, also with another world size or batch size.
+/// Iterating it reads one epoch from its start: the current epoch of the run; right after
+/// load_state_dict, it resumes from the state. An epoch that was left before its end starts again.
+/// Iterators that exist at the same time read the epoch independently, each with its own memory.
+/// set_epoch moves to the start of another epoch; state_dict and load_state_dict save and resume
+/// the exact position, also with another world size or batch size.
 ///
-/// It is subclassed by dlfs.Loader, whose constructor says what the options are.
+/// The subclass dlfs.Loader documents the options in its constructor.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
-    /// Locked with the interpreter at hand, as forks happen, so never across one; as `dataset`.
+    /// Locked while attached to the interpreter, like `dataset`: so is every fork, which therefore
+    /// never happens while it is locked.
     runs: Mutex<Runs>,
-    /// Until it is closed.
+    /// `None` once closed.
     dataset: Mutex<Option<Py<Dataset>>>,
     fields: Arc<Fields>,
     options: Py<PyDict>,
 }
 
-/// A run, and those of older iterators that still live.
+/// The current run, and the runs of older iterators that still exist.
 struct Runs {
-    /// Of the newest iterator, and of the next one when that is gone.
+    /// The run of the newest iterator, and of the next one after that is gone.
     newest: Arc<Run>,
     others: Vec<Arc<Run>>,
-    /// What the others did that are gone.
+    /// Counters of other runs that have ended.
     past: LoaderStats,
 }
 
 struct Run {
     loader: dataset::Loader,
-    /// A state was loaded and nothing read since: neither set_epoch of its epoch nor an iterator must
-    /// lose the place.
+    /// A state was loaded and nothing was read since: neither set_epoch of the same epoch nor an
+    /// iterator may lose the position.
     resumed: AtomicBool,
-    /// Whether an iterator lives that has not come to its end.
+    /// Whether an iterator uses it and has not reached its end.
     taken: AtomicBool,
 }
 
@@ -98,23 +99,23 @@ impl Loader {
         };
         let iterator =
             Epoch { loader: slf.unbind(), run, epoch: epoch.0, ended: AtomicBool::new(false) };
-        begun.map(|()| iterator) // else it is dropped, and gives the run back
+        begun.map(|()| iterator) // otherwise dropping the iterator returns the run
     }
 
-    /// Batches still to come in the epoch where the run stands.
+    /// Batches left in the current epoch of the run.
     #[getter]
     fn batches_left(&self) -> u64 {
         self.newest().loader.batches_left()
     }
 
-    /// The epoch where the run stands: that of the next batch.
+    /// The current epoch of the run: that of the next batch.
     #[getter]
     fn epoch(&self) -> u64 {
         self.newest().loader.epoch()
     }
 
-    /// Goes to the begin of `epoch`; what was read ahead of it is kept when the run stands there
-    /// already. Right after load_state_dict, the epoch of the state goes on where the state says.
+    /// Moves to the start of `epoch`; keeps what was read ahead if the run is there already. Right
+    /// after load_state_dict, the epoch of the state resumes from the state.
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let (py, epoch, run) = (epoch.py(), an_epoch(epoch)?, self.newest());
         if run.resumed.load(Ordering::Relaxed) && epoch == run.loader.epoch() {
@@ -124,27 +125,26 @@ impl Loader {
         detached(py, |_| run.loader.set_epoch(epoch))
     }
 
-    /// Has the memory for what is read ahead (prefetch_bytes) made in the background from now on, which
-    /// the first batch asked for does else: call it before a model is built, in the process that will
-    /// read. Nothing is read yet.
+    /// Allocates the readahead memory (prefetch_bytes) in the background; otherwise the first batch
+    /// does. Call it before a model is built, in the process that will read. Reads nothing yet.
     ///
-    /// Raises OutOfMemory when the system does not give it.
+    /// Raises OutOfMemory if the system does not provide it.
     fn prepare(&self, py: Python<'_>) -> PyResult<()> {
         let run = self.newest();
         detached(py, |_| run.loader.prepare())
     }
 
-    /// Where the run stands, between the batches handed out (by the newest iterator) and those to come: a
-    /// dict that JSON takes. It holds image, generation, order, seed, epoch and samples consumed by all
-    /// ranks.
+    /// The state of the run after the batches delivered so far (by the newest iterator): a dict
+    /// that JSON can store. It has image, generation, order, seed, epoch, and the samples consumed
+    /// by all ranks.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         state_to_dict(py, &self.newest().loader.state())
     }
 
-    /// Goes on where `state` says.
+    /// Resumes from `state`.
     ///
-    /// Raises InvalidArgument (a ValueError) when it belongs to another data set, order or seed, Stale
-    /// when samples were added or deleted since; the run then stays where it was.
+    /// Raises InvalidArgument (a ValueError) if it belongs to another data set, order or seed,
+    /// Stale if samples were added or deleted since; the run is then unchanged.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = state.py();
         let (state, run) = (state_of_dict(state)?, self.newest());
@@ -153,11 +153,11 @@ impl Loader {
         Ok(())
     }
 
-    /// What was done so far, in this process: a dict. resident is how many samples are in memory now, pages
-    /// in what kind of it: "huge" (set aside by the administrator), "transparent" (huge pages that the
-    /// kernel makes), "base" (4 KiB), "driver" (SPDK's), or None before anything was read. stall_s is how
-    /// long calls had to wait, in seconds; copied_bytes what was copied to make batches contiguous;
-    /// rewritten how many samples somebody had written to in kept memory, so that they were read again.
+    /// The counters so far, in this process: a dict. resident: samples in memory now. pages: the
+    /// kind of that memory: "huge" (reserved by the administrator), "transparent" (transparent huge
+    /// pages), "base" (4 KiB), "driver" (SPDK's), or None before the first read. stall_s: seconds
+    /// that calls have waited. copied_bytes: bytes copied to make batches contiguous. rewritten:
+    /// samples in kept memory that were overwritten and had to be read again.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runs().stats();
         let dict = PyDict::new(py);
@@ -178,13 +178,14 @@ impl Loader {
         Ok(dict)
     }
 
-    /// Ends waits of other threads, reads no further and gives the data set up, with its connections and
-    /// tiers when nobody else has it. Batches stay valid. Leaving a `with` does it too.
+    /// Ends calls that wait in other threads, stops readahead and releases the data set, with its
+    /// connections and tiers if nobody else uses it. Batches stay valid. Leaving a `with` does the
+    /// same.
     fn close(&self, py: Python<'_>) {
         let dataset = self.held().take();
         let runs = self.runs().all();
         py.detach(|| runs.iter().for_each(|run| run.loader.close()));
-        drop(dataset); // it may be the last who has it
+        drop(dataset); // possibly the last reference
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -203,13 +204,13 @@ impl Loader {
         dataset.ok_or_else(|| raise_invalid(py, "the loader is closed: it has no data set".into()))
     }
 
-    /// The options that it was made with.
+    /// The options that it was created with.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.options.bind(py).copy()
     }
 
-    /// Carries class, data set, options, place, and what the object has beside.
+    /// Stores class, data set, options, position, and the object's other attributes.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let make = py.import("dlfs")?.getattr("_remake")?;
@@ -219,12 +220,12 @@ impl Loader {
         Ok((make, made_of, beside).into_pyobject(py)?.into_any())
     }
 
-    /// A cycle through an iterator that lives is found and collected.
+    /// A cycle through a live iterator is found and collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.options)?;
         match self.dataset.try_lock() {
             Ok(dataset) => dataset.as_ref().map_or(Ok(()), |dataset| visit.call(dataset)),
-            Err(_) => Ok(()), // whoever has it locked is no garbage
+            Err(_) => Ok(()), // whoever holds the lock is alive
         }
     }
 
@@ -246,7 +247,7 @@ impl Loader {
         Arc::clone(&self.runs().newest)
     }
 
-    /// The run for an iterator that begins: the one there is, unless another iterator goes along it.
+    /// The run for a new iterator: the current one, unless another iterator uses it.
     fn run_to_take(&self) -> dlfs::Result<Arc<Run>> {
         let mut runs = self.runs();
         if runs.newest.taken.load(Ordering::Relaxed) {
@@ -260,7 +261,7 @@ impl Loader {
         Ok(Arc::clone(&runs.newest))
     }
 
-    /// An iterator has ended or is gone: so is its run, unless the next iterator takes it.
+    /// An iterator has ended or was dropped: its run ends, too, unless the next iterator takes it.
     fn give_back(&self, run: &Arc<Run>) {
         run.taken.store(false, Ordering::Relaxed);
         let mut runs = self.runs();
@@ -285,7 +286,7 @@ impl Runs {
     }
 }
 
-/// One epoch of a loader, or what was left of it.
+/// An iterator over one epoch of a loader, or over the rest of it.
 #[pyclass(frozen, module = "dlfs._dlfs")]
 pub(crate) struct Epoch {
     loader: Py<Loader>,
@@ -309,7 +310,7 @@ impl Epoch {
         }
         if loader.batches_left() == 0 {
             if self.epoch < loader.options().epochs.end {
-                // This rank has no share of the epoch's rest: nothing will come that ends it.
+                // This rank has no samples in the rest of the epoch, so no batch will end it.
                 detached(py, |_| loader.set_epoch(self.epoch + 1))?;
             }
             self.end();
@@ -414,15 +415,15 @@ impl Sampler {
 
 impl Sampler {
     fn sampler(&self) -> MutexGuard<'_, dataset::Sampler> {
-        // A panic in the middle leaves a place in the order, and no place is wrong.
+        // A panic leaves some position in the order, and every position is valid.
         self.sampler.lock().unwrap_or_else(|held| held.into_inner())
     }
 }
 
-/// The number of an epoch.
+/// Parses the number of an epoch.
 ///
 /// # Errors
-/// `InvalidArgument`: there is no such epoch. `TypeError`: it is no integer.
+/// `InvalidArgument`: there is no such epoch. `TypeError`: it is not an integer.
 fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         match error.is_instance_of::<PyOverflowError>(given.py()) {

@@ -1,8 +1,8 @@
-//! What the library warns of, handed to Python's `logging` by the next call that comes.
+//! The library's warnings, passed to Python's `logging` by the next call.
 //!
-//! A thread of the library must never wait for the interpreter, which may be waiting for that thread. So
-//! it only leaves its text here, and threads of Python fetch it: at the begin of each call, at every tick
-//! of one that waits, and when the interpreter ends.
+//! A thread of the library must never wait for the interpreter, which may be waiting for that
+//! thread. So it only stores the text here, and Python threads fetch it: at the start of each call,
+//! at each tick of a waiting call, and when the interpreter exits.
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write as _};
@@ -13,25 +13,25 @@ use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-/// From now on warnings go to the logger "dlfs", unless the program has another place for them.
+/// From now on warnings go to the logger "dlfs", unless the program has another subscriber.
 pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
     static INSTALLED: Once = Once::new();
     if INSTALLED.is_completed() {
         return Ok(());
     }
-    // In this order: `logging` ends after what was registered behind it.
+    // The order matters: exit handlers run in reverse, so `logging` must register first.
     py.import("logging")?;
     let last = py.import("dlfs._dlfs")?.getattr("flush_log")?;
     py.import("atexit")?.call_method1("register", (last,))?;
-    // An error says that a subscriber is there already.
+    // An error means that a subscriber exists already.
     INSTALLED.call_once(|| drop(tracing::subscriber::set_global_default(Collector)));
     Ok(())
 }
 
-/// Gives what was left to `logging`.
+/// Passes the stored records to `logging`.
 ///
 /// # Errors
-/// Whatever a signal handler raises meanwhile.
+/// Any exception that a signal handler raises meanwhile.
 pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
     if !SOME.load(Ordering::Acquire) {
         return Ok(());
@@ -47,7 +47,7 @@ pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
 }
 
 struct Record {
-    /// Who left it: a forked child does not repeat its parent.
+    /// The process that stored it: a forked child does not repeat its parent's.
     pid: u32,
     level: u8,
     text: String,
@@ -56,13 +56,13 @@ struct Record {
 /// The newest records that nobody has fetched.
 static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
 
-/// Whether there are any.
+/// Whether there are any records.
 static SOME: AtomicBool = AtomicBool::new(false);
 
-/// `None` where the lock does not come free: a fork may have left it locked, and then warnings are lost,
-/// not the process.
+/// `None` if the lock stays locked: a fork may have left it so. Then warnings are lost, but the
+/// process does not hang.
 fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
-    for _ in 0..PATIENCE {
+    for _ in 0..LOCK_TRIES {
         match RECORDS.try_lock() {
             Ok(mut records) => return Some(work(&mut records)),
             Err(TryLockError::Poisoned(records)) => return Some(work(&mut records.into_inner())),
@@ -72,7 +72,7 @@ fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
     None
 }
 
-/// Takes events of the library, of no more than a few a second; there are no spans in it.
+/// Subscribes to the library's events, of which there are a few per second; there are no spans.
 struct Collector;
 
 impl Subscriber for Collector {
@@ -111,12 +111,12 @@ impl Subscriber for Collector {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The sentence of an event, and its fields behind it in brackets.
+/// The message of an event, followed by its fields in brackets.
 #[derive(Default)]
 struct Text {
     message: String,
     fields: String,
-    /// Whether a loader says it, whose window is called prefetch_bytes here.
+    /// Whether a loader logged it, whose window is called prefetch_bytes here.
     of_loader: bool,
 }
 
@@ -145,8 +145,8 @@ impl Visit for Text {
     }
 }
 
-/// More are forgotten, the oldest first.
+/// The most records; older ones are dropped.
 const MAX_RECORDS: usize = 256;
 
-/// How often a lock that is held for a few instructions is tried.
-const PATIENCE: usize = 1000;
+/// How many times to try a lock that is held for a few instructions.
+const LOCK_TRIES: usize = 1000;

@@ -1,4 +1,4 @@
-//! Names: any bytes on media, `str` with surrogate escapes in Python, as file names are.
+//! Names: any bytes on media; `str` with surrogate escapes in Python, like file names.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-/// The bytes of a `str` or `bytes` object, or of anything that is a path.
+/// The bytes of a `str`, `bytes` or path object.
 pub(crate) fn to_bytes(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if let Ok(bytes) = name.cast::<PyBytes>() {
         return Ok(bytes.as_bytes().to_vec());
@@ -14,7 +14,7 @@ pub(crate) fn to_bytes(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(name.extract::<OsString>()?.into_vec())
 }
 
-/// The `str` of a name.
+/// The `str` for a name.
 pub(crate) fn to_str<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     Ok(std::ffi::OsStr::from_bytes(name).into_pyobject(py)?.into_any())
 }

@@ -1,4 +1,4 @@
-//! numpy arrays, made by numpy itself: this package needs no header of it.
+//! Creates numpy arrays through numpy's Python interface: this package needs no C headers of it.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

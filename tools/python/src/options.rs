@@ -1,4 +1,4 @@
-//! Options as Python's keywords give them.
+//! Parses options from Python keywords.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use pyo3::types::PyDict;
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
 
-/// What `dlfs.open` takes beside the address.
+/// The options of `dlfs.open` beside the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let py = given.py();
     let mut options = Options::default();
-    // First: what is said beside the file counts more than what it says.
+    // First, so that explicit options override the file.
     if let Some(file) = given.get_item("tiers_file")?.filter(|file| !file.is_none()) {
         let file: PathBuf = file.extract()?;
         let found = Environment::read(file).and_then(|environment| environment.options());
@@ -40,7 +40,7 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     Ok(options)
 }
 
-/// Whether there is such an option.
+/// Sets one option; `false` if there is no such option.
 fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = value.py();
     let (connect, read) = (&mut options.open.connect, &mut options.read);
@@ -68,7 +68,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(key, value)?),
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
-        "tiers_file" | "fields" => {} // read by those who know what they are about
+        "tiers_file" | "fields" => {} // handled by the callers
         "tiers" => {
             for tier in value.extract::<Vec<String>>()? {
                 let tier = tier.parse().map_err(|error| raise(py, &error))?;
@@ -107,7 +107,7 @@ fn secret(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Secret> {
     })
 }
 
-/// What `dlfs.Loader` and the samplers take beside the data set.
+/// The options of `dlfs.Loader` and the samplers beside the data set.
 pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOptions> {
     let py = given.py();
     let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
@@ -136,7 +136,8 @@ pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOption
     Ok(options)
 }
 
-/// Whether there is such an option. What depends on several of them is read behind them.
+/// Sets one option; `false` if there is no such option. Options that depend on each other are read
+/// by the caller.
 fn set_loader_option(
     options: &mut LoaderOptions,
     key: &str,
@@ -166,7 +167,8 @@ fn set_loader_option(
     Ok(true)
 }
 
-/// What was read of `value`, or an error that names its option: the interpreter names only the type.
+/// The result of parsing `value`, or an error that names the option: the interpreter's own names
+/// only the type.
 fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
     read.map_err(|error| {
         let py = value.py();
@@ -180,7 +182,7 @@ fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<
     })
 }
 
-/// The option `key`, or `default` where it is absent or None.
+/// The option `key`, or `default` if it is absent or None.
 fn given_or<'py, T>(given: &Bound<'py, PyDict>, key: &str, default: T) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py, Error = PyErr>,
@@ -232,7 +234,7 @@ fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind>
     }
 }
 
-/// 0, which no caller may say, where nobody says how many: the library has as many as fit the run.
+/// The number of lanes; 0 if absent: the library then uses as many as suit the run.
 fn lanes(given: &Bound<'_, PyDict>) -> PyResult<u32> {
     match given.get_item("lanes")? {
         Some(lanes) if !lanes.is_none() => about("lanes", &lanes, at_least_one("lanes", &lanes)),
@@ -294,7 +296,7 @@ fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     Ok(time.min(A_LIFE))
 }
 
-/// A number that must not be zero: said here, where its name is known.
+/// Parses a number that must not be zero; the error names the option.
 fn at_least_one<T: TryFrom<i64>>(key: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
     at_least(1, key, value)
 }
@@ -309,7 +311,7 @@ fn at_least<T: TryFrom<i64>>(least: i64, key: &str, value: &Bound<'_, PyAny>) ->
     Err(raise_invalid(value.py(), text))
 }
 
-/// A number of queue pairs that somebody may mean: each is opened before the first read.
+/// Parses a number of queue pairs, with a limit: each is opened before the first read.
 fn queue_pairs(key: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let number = at_least_one(key, value)?;
     if number > MAX_QUEUE_PAIRS {
@@ -319,8 +321,8 @@ fn queue_pairs(key: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     Ok(number)
 }
 
-/// As many as a loader can count.
+/// The most epochs that a loader can count.
 const EPOCHS: u64 = (1 << 24) - 1;
 
-/// Longer than any wait, and short enough to be added to any clock.
+/// Longer than any wait, and short enough to add to any clock.
 const A_LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -1,4 +1,4 @@
-//! One sample of several fields: what stands in a batch where no field was chosen.
+//! A sample of several fields: the element of a batch if no field was chosen.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::ffi::{Memory, Source, Views};
 use crate::held::Held;
 use crate::names;
 
-/// One sample of several fields, all of them read.
+/// A sample of several fields, all of them read.
 ///
-/// sample.field("jpg") is one of them, as a read-only memoryview. A sample is no buffer itself: asked for
-/// one it raises InvalidArgument, since it could not say which field is meant.
+/// sample.field("jpg") is one of them, as a read-only memoryview. A sample is not a buffer itself:
+/// using it as one raises InvalidArgument, since the field is ambiguous.
 ///
 /// >>> label = int(bytes(sample.field("cls")))
 #[pyclass(frozen, extends = Memory, module = "dlfs", name = "Sample")]
@@ -24,13 +24,13 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// The sample at `index`, which is below the length.
+    /// The sample at `index`, which must be less than the length.
     pub(crate) fn of<'py>(
         py: Python<'py>,
         held: &Arc<Held>,
         index: usize,
     ) -> PyResult<Bound<'py, Sample>> {
-        // Its export is the error that it is no buffer.
+        // Exporting it raises the error that it is not a buffer.
         let memory = Memory::whole(Source::Batch(Arc::clone(held)));
         let sample = Sample { held: Arc::clone(held), index };
         Bound::new(py, PyClassInitializer::from(memory).add_subclass(sample))
@@ -47,10 +47,10 @@ impl Sample {
 
 #[pymethods]
 impl Sample {
-    /// The field of this name, or of this number in `fields`: a read-only memoryview, or None where the
-    /// sample does not have it.
+    /// The field of this name, or of this number in `fields`: a read-only memoryview, or None if
+    /// the sample does not have it.
     ///
-    /// Raises NotFound when samples have no such field.
+    /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.shown(field.py(), self.held.fields().numbered(field)?)
     }
@@ -82,7 +82,7 @@ impl Sample {
         self.held.label(self.index)
     }
 
-    /// Bytes of all fields together.
+    /// The total length of all fields.
     #[getter]
     fn nbytes(&self) -> usize {
         self.held.fields().len_of(self.held.record(self.index).len())

@@ -1,4 +1,4 @@
-//! Looks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
+//! Checks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
 
 use dlfs::dataset::Watch;
 use dlfs::{Error, ErrorKind};
@@ -15,7 +15,7 @@ pub(crate) struct Signals {
 
 impl Watch for Signals {
     fn goes_on(&mut self) -> bool {
-        // None: the interpreter is ending, and nobody waits for the answer any more.
+        // None: the interpreter is exiting, and nobody waits for the answer.
         let checked = Python::try_attach(|py| {
             py.check_signals()?;
             log::hand_over(py)
@@ -31,7 +31,7 @@ impl Watch for Signals {
     }
 }
 
-/// Runs `work` without the interpreter, so that other threads run, and raises what came of it.
+/// Runs `work` detached from the interpreter, so that other threads run, and raises its error.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
@@ -39,12 +39,12 @@ pub(crate) fn detached<T: Send>(
     try_detached(py, work)?.map_err(|error| raise(py, &error))
 }
 
-/// As [`detached`], with the library's own error still as it was.
+/// As [`detached`], but returns the library's own error.
 pub(crate) fn try_detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
 ) -> PyResult<Result<T, Error>> {
-    // Before the work, of which nothing may be lost: list(ds) has no other place to look for a Ctrl-C.
+    // Before the work, whose result must not be lost: list(ds) checks for a Ctrl-C nowhere else.
     py.check_signals()?;
     log::hand_over(py)?;
     let mut signals = Signals::default();

@@ -1,4 +1,4 @@
-"""What the tests read: small data sets, made by the command that the wheel installs."""
+"""Small data sets for the tests, created by the command that the wheel installs."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ PER_CLASS = 100
 
 
 def command(*arguments, **options):
-    """Runs the command; its output."""
+    """Runs the command; returns its output."""
     run = subprocess.run(
         [sys.executable, "-m", "dlfs", *map(str, arguments)],
         capture_output=True, text=True, timeout=120, **options,
@@ -29,7 +29,7 @@ def command(*arguments, **options):
 
 
 class Source:
-    """A folder of class folders, and what is in it by id."""
+    """A folder of class folders, and its files by id."""
 
     def __init__(self, root, length):
         print("seed", SEED)
@@ -73,7 +73,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def image(source):
-    """The image of `source`, in chunks small enough that there are some."""
+    """The image of `source`, with small chunks so that there are several."""
     path = source.root.parent / "train.dlfs"
     command("import", source.root, path, "--chunk-size", "64K", "--quiet")
     return str(path)
@@ -97,12 +97,12 @@ def served(image):
 
 @pytest.fixture(params=["file", "tcp"])
 def address(request, image):
-    """The image, by both ways to it."""
+    """The image, as a file and over NVMe/TCP."""
     return image if request.param == "file" else request.getfixturevalue("served")
 
 
 def damaged(image, tmp_path, source, id):
-    """A copy of the image in which one sample is not what it was."""
+    """A copy of the image with one damaged sample."""
     data = bytearray(open(image, "rb").read())
     at = data.find(source.contents[id])
     assert at > 0
@@ -119,7 +119,7 @@ def ds(image):
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Runs a program of its own, which must end by itself; its output."""
+    """Runs a separate program, which must end by itself; returns its output."""
 
     def run(text, *arguments, timeout=60, code=0):
         program = tmp_path / "program.py"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the virtual environment that the tests of the Python package run in.
+"""Creates the virtual environment for the tests of the Python package.
 
     environment.py FOLDER
 
@@ -21,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 STUBS = HERE.parent.parent.parent / "benches" / "peers" / "mkstubs.py"
 TORCH = ["torch==2.15.0", "torchdata==0.11.0"]
 CUDA = ["nvidia-cuda-runtime<13.3", "nvidia-cuda-cupti", "nvidia-cufile"]
-# They too would bring torch's libraries along; what else they need is in requirements.txt. Together 3 MB.
+# Installed without dependencies, which would include the libraries of torch; their own other dependencies are in
+# requirements.txt. Together 3 MB.
 TRAINERS = [
     "lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3",
     "torchmetrics==1.9.0", "accelerate==1.15.0",
@@ -42,7 +43,7 @@ def main():
 
 
 def install_torch(folder):
-    """torch, or a line that says why not: the tests that need it then skip."""
+    """Installs torch, or prints why not: the tests that need it are then skipped."""
     if not all(shutil.which(program) for program in ("gcc", "objdump")):
         print("torch is left out: link stubs need gcc and objdump", flush=True)
         return

@@ -1,4 +1,4 @@
-"""Everything that a caller, a target or a medium can get wrong: an exception that says what."""
+"""Errors of callers, targets and media: each raises an exception that says what is wrong."""
 
 import errno
 import pickle
@@ -240,7 +240,7 @@ def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
         first = next(batches)
         child.kill()
         child.wait()
-        # The connection's end, long before the deadlines of calls.
+        # The connection is given up long before the deadlines of calls.
         with pytest.raises((dlfs.Disconnected, dlfs.Refused)) as error:
             for _ in batches:
                 pass

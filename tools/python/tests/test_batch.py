@@ -1,4 +1,4 @@
-"""The batch: views, arrays, DLPack, and how long the memory lives."""
+"""Batches: views, arrays, DLPack, and the lifetime of memory."""
 
 import gc
 import pickle
@@ -76,7 +76,7 @@ def test_dlpack_gives_the_bytes_to_others(equal, ds, source):
 
 
 class Once:
-    """An exporter of before DLPack 1.0, as JAX asks for."""
+    """An export before DLPack 1.0, as JAX requests it."""
 
     def __init__(self, capsule):
         self.capsule = capsule

@@ -166,7 +166,7 @@ def test_a_sample_that_is_not_divided_is_its_field_0(ds, source):
 
 @pytest.fixture
 def divided(tmp_path):
-    """An image of samples of two fields, of which one is without its caption."""
+    """An image of samples with two fields; one sample has no caption."""
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for i in range(8):
             for end, data in (("jpg", b"image%d" % i), ("txt", b"caption %d" % i)):
@@ -200,7 +200,7 @@ def test_fields_of_a_sample_are_read_at_once(divided):
 
 
 def test_a_record_is_never_handed_out_as_the_sample(divided):
-    """A table of lengths stands before the fields: whoever asks for one buffer has to say of which field."""
+    """A table of lengths precedes the fields, so using a sample as one buffer requires choosing a field."""
     with dlfs.open(divided) as ds:
         batch = next(iter(dlfs.Loader(ds, 4)))
         assert batch.nbytes == sum(batch.lengths) == sum(ds.length(id) for id in batch.ids)
@@ -347,7 +347,7 @@ def files_of_forty(folder):
 
 
 def settled(dataset, wanted):
-    """Waits until the copies that `wanted` asks for are there."""
+    """Waits until the copies satisfy `wanted`."""
     until = time.monotonic() + 60
     while not wanted(dataset.stats()):
         assert time.monotonic() < until, dataset.stats()

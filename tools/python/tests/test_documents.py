@@ -1,4 +1,4 @@
-"""The documents' blocks of Python and shell, run as they stand: in order, in one interpreter and one folder."""
+"""Runs the Python and shell blocks of the documents unchanged: in order, in one interpreter and one folder."""
 
 import os
 import pathlib
@@ -12,13 +12,13 @@ import pytest
 from conftest import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# tests/tidy/documents.rs has the same list, but for the tutorial.
+# tests/tidy/documents.rs has the same list, without the tutorial.
 DOCUMENTS = ["tools/python/README.md", "README.md", "docs/training.md"]
 NEEDS = ("torch", "PIL", "fsspec")
 
 
 def blocks(document):
-    """(language, code) of each block, but for those behind a comment that says why they are not run."""
+    """(language, code) of each block, except those after a comment that says why they are not run."""
     text = (ROOT / document).read_text()
     found = re.findall(r"^(<!-- not run: .* -->\n)?```(python|sh)\n(.*?)^```$", text, re.M | re.S)
     return [(language, code) for excused, language, code in found if not excused]
@@ -68,7 +68,7 @@ def test_the_document_runs_as_it_stands(document, tmp_path, monkeypatch):
                 shell(lines, environment)
                 lines = []
                 background.append(subprocess.Popen(["bash", "-c", f"exec {line[:-1]}"], env=environment))
-                # A reader takes longer to the next line than a target to its port; a test does not.
+                # A reader takes longer than a target takes to listen; a test does not.
                 wait_until(lambda: accepts(int(port)), "the target's start")
             shell(lines, environment)
     finally:

@@ -1,4 +1,4 @@
-"""An engine that breaks: an exception, in time, and never a loop that ends as if the epoch were complete.
+"""Engines that break: an exception in time, never a loop that ends as if the epoch were complete.
 
 The wheel under test is built with debug assertions, and has the engine of `src/qpair/broken.rs`.
 """
@@ -14,11 +14,11 @@ PANIC = "an engine that was told to panic"
 
 @pytest.fixture
 def breaks(monkeypatch):
-    """What is opened from now on breaks: FAULT:N:THREAD."""
+    """Data sets opened from now on break: FAULT:N:THREAD."""
     return lambda how: monkeypatch.setenv("DLFS_TEST_ENGINE", how)
 
 
-# One that hangs or blocks is waited for in either order alike.
+# Waiting for a hanging or blocking engine does not depend on the order.
 @pytest.mark.parametrize(
     "order, fault, kind, says",
     [

@@ -1,4 +1,4 @@
-"""The programs in examples/, run as they stand on pictures of known brightness."""
+"""Runs the programs in examples/ unchanged on pictures of known brightness."""
 
 import pathlib
 import subprocess

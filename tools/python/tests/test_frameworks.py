@@ -1,4 +1,4 @@
-"""What trains on top of torch: Lightning, Accelerate, DALI. Each is skipped where it is not installed."""
+"""Frameworks: Lightning, Accelerate, DALI. Each is skipped if it is not installed."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ import dlfs.torch  # noqa: E402
 
 
 def lengths(batch):
-    """Something to train on, and the ids that were given."""
+    """A data set to train on, and the ids that were delivered."""
     inputs = torch.tensor([[float(view.nbytes)] for view in batch]) / 9000
     return inputs, torch.tensor(batch.ids)
 

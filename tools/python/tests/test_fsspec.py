@@ -1,4 +1,4 @@
-"""dlfs:// as a file system: what is there, batch reads, and what libraries read through it."""
+"""dlfs:// as a file system: listings, batch reads, and libraries that read through it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""dlfs.grain: the data source, and Grain itself where it is installed."""
+"""dlfs.grain: the data source, and Grain itself if it is installed."""
 
 import pickle
 

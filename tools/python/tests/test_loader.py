@@ -1,4 +1,4 @@
-"""Batches along an order: every sample once, stopped and gone on with, over ranks."""
+"""Batches in an order: every sample once, also when stopped and resumed, and over ranks."""
 
 import gc
 import itertools
@@ -118,7 +118,7 @@ def test_iterators_at_the_same_time_go_through_the_epoch_each(ds):
 
 
 class Named(dlfs.Loader):
-    """One that is made of something else."""
+    """A subclass with other constructor arguments."""
 
     def __new__(cls, ds):
         return super().__new__(cls, ds, 32, seed=4)
@@ -182,7 +182,7 @@ def test_drop_last_and_pad_make_ranks_equal(ds):
 
 
 def expected_rest(ds, order, consumed):
-    """What an unbroken run reads of epoch 1 from position `consumed` on."""
+    """What an uninterrupted run reads of epoch 1 from position `consumed`."""
     loader = dlfs.Loader(ds, 32, order, seed=9)
     loader.set_epoch(1)
     return ids_of(loader)[consumed:]
@@ -289,7 +289,7 @@ def test_a_loader_that_was_prepared_reads_the_same(ds, source):
 
 
 def test_nothing_of_what_was_handed_out_is_kept(run_python, equal):
-    """Resident memory over epochs: far less than what went through is there at the end."""
+    """Resident memory stays far less than what was read over the epochs."""
     _, path = equal
     out = run_python(
         """

@@ -1,4 +1,4 @@
-"""What the library warns of comes to Python's logging."""
+"""The library's warnings reach Python's logging."""
 
 import logging
 
@@ -7,7 +7,7 @@ from conftest import damaged, target
 
 
 def broken(image, tmp_path, source):
-    """A damaged image, and which sample it is."""
+    """A damaged image, and the id of the damaged sample."""
     id = next(i for i in range(len(source)) if len(source.contents[i]) > 4000)
     return damaged(image, tmp_path, source, id), f"sample {id}"
 
@@ -86,7 +86,7 @@ len(ds[-1])
 """,
         path,
     )
-    # What was told while the parent waited stands before both.
+    # Warnings logged while the parent waited precede both.
     child = out.split("child\n")[1].split("parent\n")[0]
     assert name not in child and name in out
 

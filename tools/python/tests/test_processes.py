@@ -1,4 +1,4 @@
-"""Forks, spawned workers, signals, and interpreters that end with reads in flight."""
+"""Forks, spawned workers, signals, and interpreters that exit with reads in flight."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ FORKS = 1000
 
 
 def reap(pid, limit_s=30):
-    """The exit code of a child, which must come by itself."""
+    """The exit code of a child, which must exit by itself."""
     end = time.monotonic() + limit_s
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -42,7 +42,7 @@ def in_child(work):
 
 @pytest.fixture
 def ds(image):
-    """Each child makes a reader of its own: a small window makes that quick."""
+    """Each child creates a reader of its own: a small window makes that quick."""
     with dlfs.open(image, window_bytes=1 << 20) as dataset:
         yield dataset
 
@@ -58,7 +58,7 @@ def test_a_thousand_forks_of_an_idle_data_set(ds, source):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_thousand_forks_in_the_middle_of_reads(ds, source):
-    """Two threads read without a pause, by id and along an order, while the main thread forks."""
+    """Two threads read continuously, by id and in an order, while the main thread forks."""
     stop, wrong = threading.Event(), []
 
     def read():
@@ -97,7 +97,7 @@ def test_a_thousand_forks_in_the_middle_of_reads(ds, source):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forks_while_a_loader_is_being_prepared(equal):
-    """The thread that makes the pages is the parent's alone; so is what it had locked."""
+    """The thread that faults the window in exists only in the parent; so do its locks."""
     source, path = equal
     with dlfs.open(path, window_bytes=1 << 20) as ds:
         for _ in range(50):
@@ -169,7 +169,7 @@ print("after", len(next(iter(loader))), len(next(iter(begun))), len(ds[0]) >= 0)
 
 
 def test_ctrl_c_ends_every_wait_and_everything_goes_on_after_it(image, run_python):
-    """Long before what else would end it: calls here have 60 s, opening 600."""
+    """Long before other limits: calls have 60 s here, opening has 600."""
     with target(image) as (child, address):
         out = run_python(INTERRUPT, address, child.pid, "SIGSTOP")
     print(out)
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_every_wait_and_everything_goes_on_after_it(image, run_pytho
 
 
 def test_ctrl_c_ends_waits_for_a_target_that_is_gone(image, run_python):
-    """Reconnecting would go on for 600 s; the interpreter does not wait for it either."""
+    """Reconnecting would continue for 600 s; the interpreter does not wait for it either."""
     with target(image) as (child, address):
         out = run_python(INTERRUPT, address, child.pid, "SIGKILL")
     print(out)
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_waits_for_a_target_that_is_gone(image, run_python):
 
 @pytest.mark.parametrize("what", ["ds.__getitem__", "ds.names.__getitem__", "ds.name"])
 def test_ctrl_c_ends_loops_that_the_interpreter_does_not_see(image, run_python, what):
-    """As in list(ds): no line of Python runs, so nobody but dlfs looks for signals."""
+    """As in list(ds): no line of Python runs, so only dlfs checks for signals."""
     out = run_python(
         f"""
 import collections, itertools, os, signal, threading, dlfs

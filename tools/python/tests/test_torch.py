@@ -22,7 +22,7 @@ METHODS = [("file", "fork"), ("tcp", "spawn"), ("tcp", "forkserver")]
 
 
 def digest(view, label):
-    """An item that tells all of a sample and that DataLoader can collate."""
+    """An item with everything about a sample, which DataLoader can collate."""
     return len(view), sum(view[:8]), -1 if label is None else label
 
 
@@ -159,7 +159,7 @@ print(went, anonymous() - before)
 
 @pytest.mark.parametrize("workers", [0, 2, 4])
 def test_memory_does_not_grow_over_epochs_and_workers(run_python, equal, workers):
-    """Far less than what went through the workers is theirs at the end."""
+    """The workers' memory stays far less than what they read."""
     went, grown = map(int, run_python(GROWTH, equal[1], workers).split())
     print(f"{went} bytes went through, {grown} more are held")
     assert grown < went / 4
@@ -427,7 +427,7 @@ def _through_share(view):
 
 
 def _through_dlpack(view):
-    # numpy exports what is read-only only to consumers that know of it: torch's older way takes it all the same.
+    # numpy exports read-only memory only to consumers that support it: torch's older interface takes it anyway.
     array = np.frombuffer(view, dtype=np.uint8)
     torch.from_dlpack(_writable(array)).fill_(7)
 
@@ -437,7 +437,7 @@ def _through_numpy(view):
 
 
 def _writable(array):
-    """An array over the same memory that may be written to, which numpy itself refuses to make."""
+    """A writable array over the same memory, which numpy itself refuses to create."""
     class Forced:
         __array_interface__ = dict(array.__array_interface__, data=(array.ctypes.data, False))
         base = array
@@ -489,7 +489,7 @@ def test_two_labels_of_three_are_two_labels_and_none(ds, tmp_path):
         ds.label(10**6)
 
 
-# Point by point: what DataLoader does with iterators, and what may become of an epoch.
+# What DataLoader does with iterators, and how an epoch may end.
 
 
 def map_style(kind, ds, workers, sampler, prefetch=None):
@@ -501,7 +501,7 @@ def map_style(kind, ds, workers, sampler, prefetch=None):
 
 @pytest.fixture
 def numbered(equal):
-    """Samples that tell their id."""
+    """Samples that contain their id."""
     source, path = equal
     global LOOKUP
     LOOKUP = {content: id for id, content in enumerate(source.contents)}

@@ -1,4 +1,4 @@
-"""A small real training: pictures in class folders, over NVMe/TCP, stopped and gone on with."""
+"""A small real training: pictures in class folders, over NVMe/TCP, stopped and resumed."""
 
 import io
 import json
@@ -21,7 +21,7 @@ PER_CLASS = 80
 
 
 def picture(draw, label):
-    """A bright bar on noise: upright, lying, or on one of the two diagonals."""
+    """A bright bar on noise: vertical, horizontal, or on one of the two diagonals."""
     at = draw.randrange(3, SIDE - 3)
     pixels = np.frombuffer(draw.randbytes(SIDE * SIDE), dtype=np.uint8).reshape(SIDE, SIDE) // 3
     pixels = pixels.copy()
@@ -34,7 +34,7 @@ def picture(draw, label):
 
 
 def decode(batch):
-    """What a data loader's user writes: Pillow decodes each view, numpy stacks them."""
+    """Typical user code: Pillow decodes each view, numpy stacks them."""
     pictures = np.stack([np.asarray(Image.open(io.BytesIO(view))) for view in batch])
     tensor = torch.from_numpy(pictures).float().div(255).unsqueeze(1)
     return tensor, torch.tensor(batch.labels), batch.ids.tolist()

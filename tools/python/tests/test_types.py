@@ -1,4 +1,4 @@
-"""The package's types, checked strictly, and that the stubs say what there is."""
+"""The package's types, checked strictly, and the stubs compared with the package."""
 
 import inspect
 import pathlib

@@ -1,4 +1,5 @@
-// Every function, used right and used wrong.  api ADDRESS OTHER FOLDER: OTHER is another data set.
+// Every function, with valid and invalid arguments.  api ADDRESS OTHER FOLDER: OTHER is another
+// data set.
 
 #include "check.h"
 
@@ -110,7 +111,7 @@ static void of_batches(dlfs_fs *fs) {
     CHECK(batch.items[3].index == 4);
     CHECK(dlfs_release(&batch) == 0);
 
-    // Into the caller's memory, seen as they arrive, with the status of each.
+    // Into the caller's memory, passed on as they arrive, with the status of each.
     size_t need = len_of(170) + 2 * len_of(3) + len_of(60);
     uint8_t *out = malloc(need);
     request.on_error = DLFS_ON_ERROR_KEEP;
@@ -193,7 +194,7 @@ static size_t drain(dlfs_seq *seq, unsigned char *seen_ids) {
 static void of_sequences(dlfs_fs *fs) {
     for (uint32_t order = DLFS_ORDER_GLOBAL; order <= DLFS_ORDER_PARTIAL; order++) {
         for (uint32_t one_piece = 0; one_piece < 2; one_piece++) {
-            // Whole chunks go with two of the orders, the rest with all.
+            // Whole chunks are valid with two of the orders, the others with all.
             uint32_t chunked = order == DLFS_ORDER_GROUPED || order == DLFS_ORDER_BY_SLOT;
             unsigned char ids[NUM] = {0};
             dlfs_sequence_options options = sequence_options();
@@ -207,7 +208,7 @@ static void of_sequences(dlfs_fs *fs) {
             uint64_t batches;
             uint64_t epoch, left;
             CHECK(dlfs_sequence_len(seq, &batches) == 0 && batches == 26);
-            CHECK(dlfs_sequence_prepare(seq) == 0 && dlfs_sequence_prepare(seq) == 0); // the second: no more
+            CHECK(dlfs_sequence_prepare(seq) == 0 && dlfs_sequence_prepare(seq) == 0); // the second call does nothing
             CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && epoch == 0 && left == 26);
             for (uint64_t i = 1; i <= 27; i++) { // into the second epoch, and back
                 dlfs_batch batch = {.size = sizeof batch};
@@ -217,7 +218,7 @@ static void of_sequences(dlfs_fs *fs) {
             }
             CHECK(dlfs_set_epoch(seq, 0) == 0 && drain(seq, ids) == 2 * NUM);
             CHECK(dlfs_sequence_at(seq, &epoch, &left) == 0 && epoch == 2 && left == 0);
-            CHECK(dlfs_sequence_prepare(seq) == 0); // there is such memory already
+            CHECK(dlfs_sequence_prepare(seq) == 0); // the memory exists already
             for (size_t i = 0; i < NUM; i++) CHECK(ids[i] == 2);
             dlfs_stats_t stats = {.size = sizeof stats};
             CHECK(dlfs_sequence_stats(seq, &stats) == 0);
@@ -278,7 +279,7 @@ static void of_states(dlfs_fs *fs, const char *other, const char *folder) {
     snprintf(path, sizeof path, "%s/run.json", folder);
     CHECK(dlfs_state_save(seq, path) == 0);
     CHECK(dlfs_state_get(seq, json, sizeof json, &needed) == 0 && strlen(json) + 1 == needed);
-    // Exactly once, with another world size and batch size.
+    // Every sample exactly once, with another world size and batch size.
     for (uint32_t rank = 0; rank < 3; rank++) {
         options.rank = rank;
         options.world_size = 3;
@@ -351,7 +352,7 @@ static void of_handles(dlfs_fs *fs) {
         batch.handle = made_up[i];
         FAILS(DLFS_E_HANDLE, dlfs_release(&batch), "batch");
     }
-    // A handle of another kind is none.
+    // A handle of another kind is invalid.
     FAILS(DLFS_E_HANDLE, dlfs_close((dlfs_file *)fs), "file");
     FAILS(DLFS_E_HANDLE, dlfs_sequence_close((dlfs_seq *)fs), "sequence");
     CHECK(dlfs_get_info(fs, &info) == 0);
@@ -395,7 +396,7 @@ static void of_mounts(const char *address) {
     FAILS(DLFS_E_HANDLE, dlfs_unmount(fs), "closed before");
 }
 
-// What was handed out stays good when everything else is closed.
+// Delivered batches and files stay valid when everything else is closed.
 static void of_lifetimes(const char *address) {
     dlfs_fs *fs;
     dlfs_seq *seq;

@@ -1,5 +1,5 @@
-// A target that goes away in the middle of an epoch, and comes again.  away ADDRESS: prints "reading" when
-// it may go and "gone" when it may come; a line of input says that it is there.
+// A target that disappears in the middle of an epoch, and returns.  away ADDRESS: prints "reading"
+// when the target may disappear and "gone" when it may return; a line of input says that it has.
 
 #include "check.h"
 
@@ -12,7 +12,7 @@ static int should_stop(void *user) {
 
 static unsigned char seen[NUM];
 
-// Each sample once an epoch, whatever happens in its middle.
+// Every sample once per epoch, whatever happens in the middle.
 static void note(const dlfs_batch *batch) {
     right_batch(batch);
     for (size_t i = 0; i < batch->count; i++) CHECK(seen[batch->items[i].id]++ == 0);
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     CHECK(result != DLFS_E_INTERRUPTED || asked == 3);
     armed = 0;
 
-    // Where the run stands is known all the same, and from there it goes on.
+    // The state of the run is available nevertheless, and a new run resumes from it.
     char json[1000], line[10];
     CHECK(dlfs_state_get(seq, json, sizeof json, NULL) == 0);
     say("gone");
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
     CHECK(dlfs_sequence_close(seq) == 0 && dlfs_unmount(fs) == 0);
     CHECK(dlfs_mount(argv[1], &mount, &fs) == 0 && dlfs_sequence(fs, &options, &seq) == 0);
     CHECK(dlfs_state_set(seq, json) == 0);
-    for (int i = 0; i < 40; i++) { // 18 are an epoch
+    for (int i = 0; i < 40; i++) { // an epoch has 18
         CHECK(dlfs_bread(seq, &batch) == 0);
         note(&batch);
         CHECK(dlfs_release(&batch) == 0);

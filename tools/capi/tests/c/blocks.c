@@ -1,4 +1,5 @@
-// Blocks of a namespace, used right and used wrong.  blocks ADDRESS: 1 MiB that may be written.
+// Blocks of a namespace, with valid and invalid arguments.  blocks ADDRESS: 1 MiB that may be
+// written.
 
 #include "check.h"
 
@@ -11,7 +12,7 @@ static dlfs_ns_io make(uint32_t op, uint32_t buffer, uint64_t offset, uint64_t l
     return (dlfs_ns_io){.op = op, .buffer = buffer, .offset = offset, .len = len};
 }
 
-// Hands over all of `ios` and waits for all; each must go well.
+// Submits all of `ios` and waits for all; each must succeed.
 static void do_all(dlfs_ns *ns, const dlfs_ns_io *ios, size_t num) {
     dlfs_ns_done done[BUFFERS];
     size_t sent = 0, ended = 0;
@@ -24,7 +25,7 @@ static void do_all(dlfs_ns *ns, const dlfs_ns_io *ios, size_t num) {
         for (int64_t i = 0; i < came; i++) CHECK(done[i].status == DLFS_OK && done[i].buffer < BUFFERS);
         ended += (size_t)came;
     }
-    CHECK(dlfs_ns_poll(ns, done, BUFFERS, 10000) == 0); // nothing is on its way: no wait
+    CHECK(dlfs_ns_poll(ns, done, BUFFERS, 10000) == 0); // nothing is outstanding: no wait
 }
 
 static void write_and_read(dlfs_ns *ns) {
@@ -45,7 +46,7 @@ static void write_and_read(dlfs_ns *ns) {
         do_all(ns, ios, 1);
     }
     uint8_t *buffer = dlfs_ns_buffer(ns, 5);
-    ios[0] = make(DLFS_NS_READ, 5, 4096, 4096); // less than the buffer: the rest stays
+    ios[0] = make(DLFS_NS_READ, 5, 4096, 4096); // less than the buffer: the rest is unchanged
     memset(buffer, 0xEE, LEN);
     do_all(ns, ios, 1);
     CHECK(buffer[0] == 0 && buffer[4095] == 0 && buffer[4096] == 0xEE);
@@ -64,11 +65,11 @@ static void used_wrong(dlfs_ns *ns, const char *address) {
     FAILS(DLFS_E_INVALID, dlfs_ns_submit(ns, NULL, 1), "ios is NULL");
     FAILS(DLFS_E_INVALID, dlfs_ns_poll(ns, NULL, 1, 0), "done is NULL");
     two[0] = two[1];
-    CHECK(dlfs_ns_submit(ns, two, 2) == 1); // the same buffer twice: the first is taken
+    CHECK(dlfs_ns_submit(ns, two, 2) == 1); // the same buffer twice: the first is submitted
     FAILS(DLFS_E_INVALID, dlfs_ns_submit(ns, two, 1), "on its way");
     CHECK(dlfs_ns_poll(ns, &done, 1, 10000) == 1 && done.status == DLFS_OK && done.buffer == 0);
     uint64_t past[] = {TOTAL, UINT64_MAX - 4095};
-    for (int i = 0; i < 2; i++) { // the namespace's end is the queue pair's to know
+    for (int i = 0; i < 2; i++) { // only the queue pair knows the end of the namespace
         io = make(DLFS_NS_READ, 0, past[i], 4096);
         CHECK(dlfs_ns_submit(ns, &io, 1) == 1 && dlfs_ns_poll(ns, &done, 1, 10000) == 1);
         FAILS(DLFS_E_INVALID, done.status, "past the end");
@@ -125,7 +126,7 @@ int main(int argc, char **argv) {
     write_and_read(ns);
     used_wrong(ns, argv[1]);
     in_a_child(ns, argv[1]);
-    write_and_read(ns); // the parent goes on undisturbed
+    write_and_read(ns); // the parent continues undisturbed
     CHECK(dlfs_ns_close(ns) == 0);
     read_only(argv[1]);
     return 0;

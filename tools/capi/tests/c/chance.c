@@ -1,7 +1,9 @@
-// Calls by chance, from several threads, with handles that are open, closed, of another kind or none.
+// Random calls from several threads, with handles that are open, closed, of another kind or
+// invalid.
 // chance ADDRESS SEED CALLS
 //
-// What succeeds is right, what does not has a text; the same seed makes the same calls of each thread.
+// Successful calls have right results, failed ones have a text; the same seed gives each thread the
+// same calls.
 
 #include "check.h"
 #include <pthread.h>
@@ -11,7 +13,7 @@ enum { THREADS = 3, HANDLES = 64, BATCHES = 16 };
 static const char *address;
 static uint64_t calls;
 
-// What all threads open, use and close, whoever made it.
+// What all threads open, use and close, whoever created it.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *handles[HANDLES];
 static dlfs_batch batches[BATCHES];
@@ -31,7 +33,7 @@ static void *some_handle(uint64_t *state) {
     return handle;
 }
 
-// Keeps a handle, and closes the one that had its place: whatever it is.
+// Keeps a handle, and closes the one that it replaces, whatever that is.
 static void keep(uint64_t *state, void *handle) {
     size_t place = chance(state, HANDLES);
     pthread_mutex_lock(&lock);
@@ -42,7 +44,7 @@ static void keep(uint64_t *state, void *handle) {
     CHECK(closed + (dlfs_unmount(old) == 0) <= 1);
 }
 
-// Keeps a batch, or gives it back at once.
+// Keeps a batch, or releases it at once.
 static void keep_batch(uint64_t *state, dlfs_batch batch) {
     right_batch(&batch);
     if (chance(state, 4) == 0) {
@@ -125,7 +127,7 @@ static void read_something(uint64_t *state, void *handle) {
             .arrived = chance(state, 2) ? arrived : NULL};
         if (chance(state, 3)) it.out = out, it.out_len = chance(state, sizeof out);
         if (dlfs_read_batch(handle, &it, &batch) != 0) break;
-        right_batch(&batch); // `out` ends with this call, so the batch does too
+        right_batch(&batch); // `out` ends with this call, so the batch does, too
         CHECK(dlfs_release(&batch) == 0);
         break;
     }
@@ -182,5 +184,5 @@ int main(int argc, char **argv) {
         CHECK(pthread_create(&threads[i], NULL, work, &seeds[i]) == 0);
     }
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
-    return 0; // with much of it open
+    return 0; // with many handles open
 }

@@ -1,4 +1,4 @@
-// What the C tests share. Sample i of the test's data set has (i * 37) % 5000 bytes; see right().
+// Shared by the C tests. Sample i of the test's data set has (i * 37) % 5000 bytes; see right().
 
 #include <dlfs.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
         }                                                                                   \
     } while (0)
 
-// The call fails with this number, and its text has this in it.
+// The call fails with this number, and its text contains this.
 #define FAILS(code, call, text)                                                             \
     do {                                                                                    \
         int64_t found = (call);                                                             \

@@ -1,7 +1,8 @@
-// Every function from several threads at the same time, with the same handles.  crowd ADDRESS FOLDER
+// Every function from several threads at the same time, with the same handles.  crowd ADDRESS
+// FOLDER
 //
-// Each thread does everything with handles that all share, makes and closes some of its own, and closes
-// copies of what others close too: one of them succeeds.
+// Each thread does everything with shared handles, opens and closes some of its own, and also
+// closes copies of handles that others close: one of them succeeds.
 
 #include "check.h"
 #include <pthread.h>
@@ -16,7 +17,7 @@ static dlfs_file *file;
 static dlfs_ns *ns;
 static pthread_barrier_t barrier;
 
-// What all close at the same time.
+// What all threads close at the same time.
 static dlfs_batch shared_batch;
 static dlfs_file *shared_file;
 static dlfs_seq *shared_seq;
@@ -90,19 +91,19 @@ static void keep_state(int thread, int round) {
     if (thread == 2 && round % 5 == 0) CHECK(dlfs_set_epoch(seq, (uint64_t)round) == 0);
 }
 
-// Blocks are for one thread at a time: the others are told so.
+// Blocks are for one thread at a time: the others get an error.
 static void read_blocks(void) {
     dlfs_ns_info_t info = {.size = sizeof info};
     dlfs_ns_io io = {.op = DLFS_NS_READ, .len = 4096};
     dlfs_ns_done done;
     CHECK(dlfs_ns_info(ns, &info) == 0 && dlfs_ns_buffer(ns, 0) != NULL);
     int64_t took = dlfs_ns_submit(ns, &io, 1);
-    CHECK(took == 0 || took == 1 || took == DLFS_E_BUSY || took == DLFS_E_INVALID); // it is on its way
+    CHECK(took == 0 || took == 1 || took == DLFS_E_BUSY || took == DLFS_E_INVALID); // the I/O is outstanding
     int64_t came = dlfs_ns_poll(ns, &done, 1, 100);
     CHECK(came == 0 || came == DLFS_E_BUSY || (came == 1 && done.status == DLFS_OK));
 }
 
-// One of all threads closes each, the others are told that somebody has.
+// One of all threads closes each handle; the others get an error.
 static void close_shared(void) {
     dlfs_batch copy = shared_batch;
     int results[] = {dlfs_release(&copy), dlfs_close(shared_file), dlfs_sequence_close(shared_seq),
@@ -137,7 +138,7 @@ static void *work(void *user) {
         close_shared();
         pthread_barrier_wait(&barrier);
         if (thread == 0) CHECK(closed == 5);
-        // The text of an error is its thread's, whatever the others do.
+        // The text of an error belongs to its thread, whatever the others do.
         char name[32];
         snprintf(name, sizeof name, "thread %d round %d", thread, round);
         dlfs_sample sample = {.size = sizeof sample};

@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
             CHECK(dlfs_release(&batch) == 0);
         }
         FAILS(DLFS_E_CORRUPT, result, "checksum");
-        FAILS(DLFS_E_CORRUPT, dlfs_bread(seq, &batch), "checksum"); // and stays
+        FAILS(DLFS_E_CORRUPT, dlfs_bread(seq, &batch), "checksum"); // and the error persists
         CHECK(dlfs_sequence_close(seq) == 0);
 
         options.on_error = DLFS_ON_ERROR_SKIP;

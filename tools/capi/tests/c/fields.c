@@ -1,11 +1,11 @@
-// Samples of several fields.  fields ADDRESS: two fields, "cls" and "txt", the second sample without one.
-// The table of lengths that a record begins with is nowhere to be seen.
+// Samples of several fields.  fields ADDRESS: two fields, "cls" and "txt", the second sample
+// without one. The table of lengths of a record is never visible.
 
 #include <stddef.h>
 
 #include "check.h"
 
-// Which field stands for the sample: -1 for none.
+// Which field represents the sample: -1 for none.
 static int chosen;
 
 static void check(const dlfs_item *item) {
@@ -25,7 +25,7 @@ static void arrived(void *user, const dlfs_item *item) {
 
 static void batches(dlfs_fs *fs) {
     uint64_t ids[] = {2, 1, 0};
-    // Exactly what the fields have: 1 + 5, 1, 1 + 5.
+    // Exactly the bytes of the fields: 1 + 5, 1, 1 + 5.
     char out[13];
     int seen = 0;
     for (int own = 0; own < 2; own++) {
@@ -56,7 +56,7 @@ static void batches(dlfs_fs *fs) {
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     dlfs_fs *fs;
-    // A program of before there was `field`.
+    // A program built before `field` existed.
     dlfs_mount_options before = {.size = offsetof(dlfs_mount_options, field)};
     CHECK(dlfs_mount(argv[1], &before, &fs) == 0);
     char first[10], second[10];

@@ -1,7 +1,7 @@
 // A fork in every state that a program can be in.  forks ADDRESS
 //
-// Each child uses, and closes, what its parent had; it may end as it likes. The parent goes on as if
-// nothing had been.
+// Each child uses and closes its parent's handles; it may end in any way. The parent continues
+// undisturbed.
 
 #include "check.h"
 #include <sys/wait.h>
@@ -36,7 +36,7 @@ static uint64_t read_on(dlfs_seq *seq) {
     return first;
 }
 
-// Everything that was handed out before the fork is good in the child, and goes.
+// Everything delivered before the fork is valid in the child, and can be released.
 static void use_and_close_all(int child) {
     uint8_t bytes[8000];
     char name[DLFS_NAME_MAX];
@@ -72,7 +72,7 @@ static void wait_for(pid_t pid) {
 
 enum end { LEAVE, END, AGAIN };
 
-// A child that uses everything and ends at once, as a program ends, or after children of its own.
+// A child that uses everything and exits at once, like a program, or after children of its own.
 static void fork_once(enum end end) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 2);
     address = argv[1];
     held.size = of_ids.size = sizeof held;
-    // Before anything: the child mounts by itself.
+    // Before anything else: the child mounts by itself.
     pid_t pid = fork();
     if (pid == 0) {
         CHECK(dlfs_mount(address, NULL, &fs) == 0);
@@ -157,12 +157,12 @@ int main(int argc, char **argv) {
     CHECK(dlfs_read_batch(fs, &request, &of_ids) == 0);
     CHECK(dlfs_ns_open(address, NULL, 0, 1, 4096, &ns) == 0);
     dlfs_ns_io io = {.op = DLFS_NS_READ, .len = 4096};
-    CHECK(dlfs_ns_submit(ns, &io, 1) == 1); // on its way over all forks
+    CHECK(dlfs_ns_submit(ns, &io, 1) == 1); // outstanding across all forks
     fork_once(LEAVE);
     fork_once(END);
     fork_once(AGAIN);
     fork_in_callbacks();
-    // The parent's sequence goes on behind its own last batch, as one that was never disturbed.
+    // The parent's sequence continues after its own last batch, undisturbed.
     dlfs_seq *other = sequence();
     read_on(other);
     for (int i = 0; i < 30; i++) CHECK(read_on(reading) == read_on(other));

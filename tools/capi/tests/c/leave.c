@@ -1,4 +1,5 @@
-// Ends with everything open and reads under way, as a program does that has an error.  leave ADDRESS
+// Exits with everything open and reads outstanding, like a program that has an error.  leave
+// ADDRESS
 
 #include "check.h"
 #include <pthread.h>
@@ -14,7 +15,7 @@ static void *read_on(void *user) {
 static dlfs_fs *fs;
 static int ended;
 
-// What runs when a thread or the program has nearly ended may still use everything.
+// Code that runs when a thread or the program has nearly ended may still use everything.
 static void at_end(void *user) {
     dlfs_sample sample = {.size = sizeof sample};
     CHECK(dlfs_stat_id(fs, 999, &sample) == DLFS_E_NOT_FOUND && dlfs_last_error() != NULL);

@@ -1,5 +1,5 @@
-// What the library warns of.  log ADDRESS BAD COPY: a data set, one with a sample that is damaged, and one
-// with a superblock copy that is
+// Warnings of the library.  log ADDRESS BAD COPY: a data set, one with a damaged sample, and one
+// with a damaged superblock copy
 
 #include "check.h"
 #include <pthread.h>
@@ -12,7 +12,7 @@ static char all[1 << 16];
 static int count;
 
 static void on_log(void *user, int level, const char *text) {
-    pthread_mutex_lock(&lock); // by any thread
+    pthread_mutex_lock(&lock); // called by any thread
     CHECK(user == &count && level == DLFS_LOG_WARNING);
     size_t len = strlen(all);
     snprintf(all + len, sizeof all - len, "%s\n", text);
@@ -27,7 +27,7 @@ static int said(const char *text) {
     return found;
 }
 
-// Reads an epoch, leaving out what cannot be read.
+// Reads an epoch, skipping what cannot be read.
 static void read_epoch(const char *address, uint64_t window, uint32_t batching) {
     count = 0, all[0] = 0;
     dlfs_fs *fs;
@@ -51,7 +51,7 @@ static void read_in_small_window(const char *address) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 4);
-    read_in_small_window(argv[1]); // nobody listens
+    read_in_small_window(argv[1]); // without a listener
     CHECK(dlfs_log(NULL, NULL) == 0);
     CHECK(dlfs_log(on_log, &count) == 0);
     read_all(argv[1]);
@@ -62,14 +62,14 @@ int main(int argc, char **argv) {
     CHECK(count == 1 && said("a sample is left out") && said("checksum"));
     read_all(argv[3]);
     CHECK(count == 1 && said("superblock copy at byte 0") && said("dlfs rebuild"));
-    pid_t pid = fork(); // a child says what it has to say by itself
+    pid_t pid = fork(); // a child logs by itself
     if (pid == 0) {
         read_in_small_window(argv[1]);
         _exit(count > 0 && said("enough_bytes") ? 0 : 1);
     }
     int status;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
-    CHECK(dlfs_log(on_log, &count) == 0); // again is no more than once
+    CHECK(dlfs_log(on_log, &count) == 0); // setting it again does not duplicate messages
     read_all(argv[2]);
     CHECK(count == 1);
     CHECK(dlfs_log(NULL, NULL) == 0);

@@ -1,4 +1,4 @@
-// The library as a plugin has it: opened, used and closed again, also with everything left open.
+// The library as a plugin: opened, used and closed again, also with everything left open.
 // plugin ADDRESS LIBRARY
 
 #include "check.h"
@@ -13,7 +13,7 @@ static void *symbol(void *library, const char *name) {
     return found;
 }
 
-// ISO C knows no way from an object's address to a function.
+// ISO C has no conversion from an object pointer to a function pointer.
 #define BIND(name) __typeof__(&dlfs_##name) name; *(void **)&name = symbol(library, "dlfs_" #name)
 #define WELL(call) do { if ((call) != 0) { fprintf(stderr, "%s: %s\n", #call, last_error()); exit(1); } } while (0)
 
@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, use, library) || pthread_join(thread, NULL)) return 1;
         dlclose(library);
-        usleep(20000); // its threads, if there are any yet, run on
+        usleep(20000); // its threads, if there are any yet, continue
         pid_t pid = fork();
         if (pid == 0) _exit(0);
         int status;

@@ -1,6 +1,7 @@
-// Reads a part of a run, and leaves a state for the next part.  same ADDRESS STATE MOST RANK WORLD_SIZE
+// Reads a portion of a run, and leaves a state for the next one.  same ADDRESS STATE MOST RANK
+// WORLD_SIZE
 //
-// Prints each sample: its epoch, id, label, length and the sum of its bytes.
+// Prints for each sample: epoch, id, label, length and the sum of its bytes.
 
 #include "check.h"
 

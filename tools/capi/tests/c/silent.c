@@ -1,4 +1,4 @@
-// A target that takes connections and never says a word.  silent ADDRESS
+// A target that accepts connections and never replies.  silent ADDRESS
 
 #include "check.h"
 
@@ -6,7 +6,7 @@ static int asked;
 
 static int after_three(void *user) {
     ++*(int *)user;
-    // It may call the library, also about what is being made.
+    // It may call the library, also about the object being created.
     dlfs_fs *fs;
     CHECK(dlfs_mount("/nonexistent", NULL, &fs) == DLFS_E_NOT_FOUND && *dlfs_last_error());
     return *(int *)user == 3;

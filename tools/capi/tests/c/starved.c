@@ -1,4 +1,4 @@
-// A system that gives no more files, or no more memory.  starved ADDRESS
+// A system without free file descriptors, or without free memory.  starved ADDRESS
 
 #include "check.h"
 #include <sys/resource.h>
@@ -11,7 +11,7 @@ static void limit(int what, rlim_t most) {
     CHECK(setrlimit(what, &both) == 0);
 }
 
-// Everything that needs the system for something; what it is refused is an error with a reason.
+// Everything that needs resources of the system; a refusal is an error with a reason.
 static int try_all(const char *address, uint64_t window) {
     int failed = 0;
     dlfs_fs *fs;
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     // More memory than there are addresses.
     CHECK(try_all(argv[1], (uint64_t)1 << 47) > 0);
     CHECK(try_all(argv[1], 1 << 20) == 0);
-    // From no file at all to as many as are needed.
+    // From no descriptor at all to as many as are needed.
     struct rlimit files;
     CHECK(getrlimit(RLIMIT_NOFILE, &files) == 0);
     int used = dup(0);

@@ -1,4 +1,4 @@
-// Threads that share handles, and forks in the middle of it.  threads ADDRESS FORKS
+// Threads that share handles, with forks meanwhile.  threads ADDRESS FORKS
 
 #include "check.h"
 #include <pthread.h>
@@ -11,7 +11,7 @@ static dlfs_seq *endless, *shared;
 static atomic_int stop;
 static atomic_size_t samples;
 
-// Takes batches of one sequence by turns with other threads, until its end.
+// Takes batches of one sequence, alternating with other threads, until its end.
 static void *take(void *user) {
     dlfs_batch batch = {.size = sizeof batch};
     int result;
@@ -29,7 +29,7 @@ static void *take(void *user) {
     return NULL;
 }
 
-// Does a little of everything until it is told to stop.
+// Does a little of everything until it is stopped.
 static void *work(void *user) {
     uint64_t ids[] = {1, 170, 60, (uint64_t)(intptr_t)user};
     dlfs_read_request request = {.size = sizeof request, .ids = ids, .count = 4};
@@ -49,7 +49,7 @@ static void *work(void *user) {
     return NULL;
 }
 
-// What a forked child does: everything, by itself.
+// What a forked child does: everything, independently.
 static void child(int everything) {
     alarm(60);
     uint64_t ids[] = {3, 171};
@@ -103,7 +103,7 @@ int main(int argc, char **argv) {
     options.order = DLFS_ORDER_GROUPED;
     options.window_bytes = 1 << 20;
     CHECK(dlfs_sequence(fs, &options, &endless) == 0);
-    fork_often(forks); // idle: nothing has been read from it yet, and no thread runs
+    fork_often(forks); // idle: nothing has been read yet, and no thread runs
     for (intptr_t i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
     fork_often(forks); // while threads read
     stop = 1;

@@ -1,10 +1,12 @@
-// Tiers of a mount.  tiers ADDRESS TIER TIERS_FILE: whatever is kept where, bytes and order are the same.
+// Tiers of a mount.  tiers ADDRESS TIER TIERS_FILE: bytes and order are the same, whatever is kept
+// where.
 
 #include <unistd.h>
 
 #include "check.h"
 
-// Reads all samples by id, and then two epochs of a sequence; returns a number made of their order.
+// Reads all samples by id, and then two epochs of a sequence; returns a number computed from their
+// order.
 static uint64_t read_all(dlfs_fs *fs) {
     uint64_t ids[NUM];
     for (uint64_t id = 0; id < NUM; id++) ids[id] = id;
@@ -34,7 +36,7 @@ static dlfs_stats_t stats_of(dlfs_fs *fs) {
     return stats;
 }
 
-// Copying and checking go on behind the reads: waits until so much was copied or found again.
+// Copying and verifying continue after the reads: waits until so much was copied or restored.
 static void wait_for(dlfs_fs *fs, uint64_t copied, uint64_t restored) {
     for (int i = 0; i < 6000; i++) {
         dlfs_stats_t stats = stats_of(fs);
@@ -62,7 +64,7 @@ int main(int argc, char **argv) {
         dlfs_stats_t stats = stats_of(fs);
         CHECK((stats.origin_bytes > 0) == (i < 2));
         if (i == 0) wait_for(fs, 128 << 10, 0); // more than the memory holds
-        if (i == 1) wait_for(fs, 0, 1);         // of the mount before
+        if (i == 1) wait_for(fs, 0, 1); // of the previous mount
         dlfs_fs *second;
         if (i < 2) FAILS(DLFS_E_BUSY, dlfs_mount(argv[1], &options, &second), "does not share it");
         CHECK(dlfs_unmount(fs) == 0);

@@ -1,11 +1,10 @@
-// Every function, used wrong in every way that C has.  wrong ADDRESS FOLDER
+// Every function, misused in every way that C permits.  wrong ADDRESS FOLDER
 //
-// Whatever is asked, an error comes back, or the call works: nothing crashes, hangs or is written where
-// it must not be.
+// Every call fails with an error, or works: nothing crashes, hangs, or writes where it must not.
 
 #include "check.h"
 
-// What is open, one of each kind, and the same closed again.
+// One open handle of each kind, and a closed one of each.
 struct handles {
     dlfs_fs *fs;
     dlfs_file *file;
@@ -24,7 +23,7 @@ static struct handles open_all(const char *address) {
 }
 
 static void close_all(struct handles *all) {
-    dlfs_batch copy = all->batch; // dlfs_release empties the other
+    dlfs_batch copy = all->batch; // dlfs_release clears the other one
     CHECK(dlfs_release(&all->batch) == 0);
     all->batch = copy;
     CHECK(dlfs_sequence_close(all->seq) == 0 && dlfs_close(all->file) == 0);
@@ -39,7 +38,7 @@ static int never(void *user, const char *name, uint64_t id) {
 
 enum { FS = 1, FILE_ = 2, SEQ = 4, BATCH = 8, NS = 16 };
 
-// Every function that takes a handle, with a handle that is none of its kind.
+// Every function that takes a handle, with a handle of a wrong kind.
 static void with(void *handle, int kinds, const char *folder) {
     char text[DLFS_NAME_MAX];
     uint64_t number, id = 3;
@@ -128,7 +127,7 @@ static void handles(const char *address, const char *folder) {
     close_all(&all);
 }
 
-// Every pointer of every function, NULL by itself.
+// Every pointer of every function, NULL in turn.
 static void nulls(const char *address) {
     struct handles all = open_all(address);
     dlfs_fs *fs = all.fs;
@@ -173,8 +172,8 @@ static void nulls(const char *address) {
     REFUSED(dlfs_release(NULL));
     REFUSED(dlfs_ns_open(NULL, NULL, 0, 0, 0, &all.ns));
     REFUSED(dlfs_ns_open(address, NULL, 0, 0, 0, NULL));
-    CHECK(all.ns == NULL); // what dlfs_ns_open was given is emptied first
-    // Where NULL means something.
+    CHECK(all.ns == NULL); // dlfs_ns_open clears its output first
+    // Where NULL is valid.
     CHECK(dlfs_sequence_at(seq, NULL, NULL) == 0);
     size_t needed = 0;
     FAILS(DLFS_E_TOO_SMALL, dlfs_name(fs, 0, NULL, 0, NULL), "12 bytes");
@@ -184,7 +183,7 @@ static void nulls(const char *address) {
     FAILS(DLFS_E_TOO_SMALL, dlfs_state_get(seq, NULL, 0, &needed), "bytes");
     CHECK(needed > 20 && dlfs_state_get(seq, text, needed, NULL) == 0);
     FAILS(DLFS_E_TOO_SMALL, dlfs_state_get(seq, text, needed - 1, NULL), "bytes");
-    // A read that failed has not moved on.
+    // A failed read does not move the position.
     uint8_t byte = 0;
     CHECK(dlfs_read(all.file, &byte, 1) == 1 && byte == (uint8_t)(7 * 31));
     CHECK(dlfs_read(all.file, NULL, 0) == 0);
@@ -192,7 +191,7 @@ static void nulls(const char *address) {
     CHECK(dlfs_close(all.file) == 0 && dlfs_unmount(fs) == 0);
 }
 
-// Every struct with every size that it cannot have, and with one that a later version may.
+// Every struct with every invalid size, and with one that a later version may have.
 static void sizes(const char *address) {
     struct handles all = open_all(address);
     size_t none[] = {0, 1, 7, 8, 4097, SIZE_MAX, (size_t)1 << 63};
@@ -224,7 +223,7 @@ static void sizes(const char *address) {
         SIZED(dlfs_stats_t, dlfs_sequence_stats(all.seq, &it));
         SIZED(dlfs_ns_info_t, dlfs_ns_info(all.ns, &it));
     }
-    // A program that was built against a later header: zero in what this library does not know.
+    // A program built against a later header: zero in fields that this library does not know.
     struct {
         dlfs_batch batch;
         uint64_t more[2];
@@ -235,7 +234,7 @@ static void sizes(const char *address) {
     close_all(&all);
 }
 
-// Numbers at and past the ends of what they may be: the call works or says no, and never for long.
+// Numbers at and past their limits: the call works or fails, and never takes long.
 static void numbers(const char *address) {
     struct handles all = open_all(address);
     uint32_t shorts[] = {0, 1, 2, 3, 7, 255, 65535, 65536, INT32_MAX, UINT32_MAX - 1, UINT32_MAX};
@@ -262,7 +261,7 @@ static void numbers(const char *address) {
             case 11: it.drop_short = value; break;
             case 12: it.on_error = value; break;
             case 13: it.one_piece = value; break;
-            case 14: it.queue_pairs = value == 65535 ? 16 : value; break; // each a ring of the kernel's
+            case 14: it.queue_pairs = value == 65535 ? 16 : value; break; // each is a ring of the kernel
             case 15: it.window_bytes = wide; break;
             case 16: it.busy_poll = value; break;
             case 17: it.batching = value; break;
@@ -302,7 +301,7 @@ static void numbers(const char *address) {
     close_all(&all);
 }
 
-// The same of mounts: each number by itself, and strings that are none.
+// The same for mounts: each number in turn, and invalid strings.
 static void mounts(const char *address) {
     uint32_t shorts[] = {1, 2, 3, 65535, 65536, UINT32_MAX};
     for (int field = 0; field < 13; field++) {
@@ -366,7 +365,7 @@ static void mounts(const char *address) {
     free(huge);
 }
 
-// Names that are none, in every function that takes one; and names that are not UTF-8.
+// Invalid names, in every function that takes one; and names that are not UTF-8.
 static void names(const char *address) {
     struct handles all = open_all(address);
     char *huge = malloc(1 << 20);
@@ -402,7 +401,7 @@ static void names(const char *address) {
     close_all(&all);
 }
 
-// Files that are no states.
+// Files that are not states.
 static void states(const char *address, const char *folder) {
     struct handles all = open_all(address);
     char path[5000], json[1000], worse[1000];
@@ -410,7 +409,7 @@ static void states(const char *address, const char *folder) {
     CHECK(dlfs_sequence_at(all.seq, &epoch_before, &left_before) == 0 && left_before == 44);
     CHECK(dlfs_state_get(all.seq, json, sizeof json, NULL) == 0);
     FAILS(DLFS_E_INVALID, dlfs_state_load(all.seq, folder), "regular file");
-    for (size_t cut = 0; cut < strlen(json); cut++) { // every part of one, and each byte wrong
+    for (size_t cut = 0; cut < strlen(json); cut++) { // every prefix, and each byte wrong
         snprintf(worse, sizeof worse, "%.*s", (int)cut, json);
         CHECK(dlfs_state_set(all.seq, worse) == DLFS_E_INVALID);
         strcpy(worse, json);
@@ -430,7 +429,7 @@ static void states(const char *address, const char *folder) {
     close_all(&all);
 }
 
-// I/Os of blocks that cannot be.
+// Invalid I/Os of blocks.
 static void blocks(const char *address) {
     dlfs_ns *ns, *other;
     dlfs_ns_info_t info = {.size = sizeof info};

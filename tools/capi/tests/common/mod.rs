@@ -1,4 +1,4 @@
-//! What the tests in C share: the library, installed; programs that are built against it; a data set.
+//! Shared by the tests in C: the installed library, programs built against it, and a data set.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,7 +12,7 @@ use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 
-/// libdlfs, installed; `None` where programs in C cannot be built.
+/// libdlfs, installed; `None` if C programs cannot be built.
 pub(crate) fn prefix() -> Option<&'static Path> {
     static PREFIX: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
@@ -20,7 +20,7 @@ pub(crate) fn prefix() -> Option<&'static Path> {
             return None;
         }
         let prefix = tempfile::tempdir().unwrap();
-        // This program lies in the folder where cargo has built the library.
+        // This program is in the folder where cargo has built the library.
         let built = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
         let install = here().join("install");
         run(Command::new("python3").arg(install).arg(prefix.path()).arg("--from").arg(built));
@@ -32,7 +32,7 @@ pub(crate) fn prefix() -> Option<&'static Path> {
     prefix.as_ref().map(tempfile::TempDir::path)
 }
 
-/// Memory that nothing points to any more is an error.
+/// Leaked memory is an error.
 const LEAKS: &str = "--leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite";
 
 pub(crate) fn here() -> &'static Path {
@@ -62,7 +62,7 @@ pub(crate) enum How {
 }
 
 impl How {
-    /// All that this machine has; says what it has not.
+    /// All ways that this machine supports; prints those that it does not.
     pub(crate) fn all() -> Vec<How> {
         let mut ways = vec![How::Plain, How::Static];
         if has_asan() {
@@ -150,7 +150,7 @@ impl Program {
     }
 }
 
-/// A data set of 180 samples in 3 classes, as tests/c/check.h knows it.
+/// A data set of 180 samples in 3 classes, as expected by tests/c/check.h.
 pub(crate) struct Source {
     pub(crate) temp: tempfile::TempDir,
 }

@@ -7,17 +7,17 @@
         for batch in dlfs.Loader(ds, batch_size=256, seed=1):              # read ahead by native threads
             for view, label in zip(batch, batch.labels): ...               # verified bytes, not copied
 
-What there is:
+Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
-  Loader(ds, ...)     shuffled batches along an order that can be stopped and gone on with exactly
+  Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
   Batch               samples that were read together: views, numpy arrays, DLPack
   Sample              one sample of several fields
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
-  Error               what can go wrong; its subclasses are also the built-in exceptions they resemble
+  Error               the base of all errors; its subclasses also derive from similar built-in exceptions
 
-Every byte handed out has had its checksum compared. Images are made by the command `dlfs import`.
+All bytes are verified with checksums. The command `dlfs import` creates images.
 """
 
 from __future__ import annotations
@@ -107,41 +107,41 @@ def open(
     stop_at_first_failure: bool = False,
     fields: str | bytes | None = None,
 ) -> Dataset:
-    """Opens the data set that lies at `address`: an image file, a plain folder, a block device, or
-    nvme-tcp://HOST[:4420]/NQN[?ns=N]; several, in a list or with commas, where it lies on several.
-    Without ?ns= it means all namespaces of the subsystem that hold the data set.
+    """Opens the data set at `address`: an image file, a plain folder, a block device, or
+    nvme-tcp://HOST[:4420]/NQN[?ns=N]; a list of these, or a string with commas, for a striped image.
+    Without ?ns= it names all namespaces of the subsystem that belong to the data set.
 
     window_bytes     memory for reads by id or name, in bytes, for each thread that reads
-    queue_pairs      queue pairs a namespace; those of one subsystem share them
+    queue_pairs      queue pairs per namespace; those of one subsystem share them
     deadline         the longest that one read may take, in seconds
     busy_poll        spin instead of sleeping while a call waits
-    connect_timeout  how long connecting may take in all, in seconds
-    io_timeout       how long a queue may go without progress, in seconds, before its reads go out again on
+    connect_timeout  how long connecting may take, in seconds
+    io_timeout       how long a queue may make no progress, in seconds, before its reads are repeated on
                      another connection
-    keep_alive_tmo   keep-alive timeout: seconds of silence after which a side gives the other up; 0: never
-    ctrl_loss_tmo    how long reconnecting goes on, in seconds
-    nr_io_queues     I/O queues to ask for
+    keep_alive_tmo   keep-alive timeout: seconds of silence after which a side closes the connection; 0: never
+    ctrl_loss_tmo    how long to keep reconnecting, in seconds
+    nr_io_queues     I/O queues to request
     queue_size       entries of an I/O queue
     hdr_digest       protect PDU headers with CRC32C
     data_digest      protect PDU data with CRC32C; samples are verified in any case
     hostnqn          the host NQN to present
     dhchap_secret    the host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself
-                     (a pickled data set holds what is given here: better the path)
-    dhchap_ctrl_secret   the subsystem's key, by which the target must prove itself, too; a file or the key
-    paths            further addresses of the same namespaces, used while the first is down
-    direct           whether image files and block devices are read past the page cache
+                     (a pickled data set contains this argument, so prefer the path)
+    dhchap_ctrl_secret   the subsystem's key, with which the target must authenticate itself, too; a file or the key
+    paths            more addresses of the same namespaces, used while the first is down
+    direct           whether to bypass the page cache for image files and block devices
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
-    tiers            where samples are kept after the first read, fastest first: "ram:4G",
-                     "file:/fast/cache:20G", which processes of a node share. Or the file that names
-                     them, as `dlfs probe` writes it
-    policy           what tiers keep: what is read first (the default), or what the plan of each
-                     loader's run names
-    copy_bandwidth   the most that copying into tiers takes from the data set for itself, in bytes a second
-    stop_at_first_failure   stop keeping for good when a sample first fits nowhere
-    fields           name of the field that stands for the sample, where samples have several
+    tiers            where to keep copies of samples after the first read, fastest first: "ram:4G",
+                     "file:/fast/cache:20G", which the processes of a node share. Or a file that describes
+                     them, as written by `dlfs probe`
+    policy           which samples tiers keep: those read first (the default), or those that the plan of
+                     each loader's run selects
+    copy_bandwidth   the most that the copier may read from the origin by itself, in bytes per second
+    stop_at_first_failure   stop adding copies for good once a sample fits in no tier
+    fields           name of the field that represents the sample, if samples have several
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
-    address or option that cannot be.
+    invalid address or option.
     """
     options = {
         "window_bytes": window_bytes,
@@ -176,41 +176,41 @@ class Loader(_Loader):
     """Shuffled batches, read ahead by native threads: `for batch in loader` goes through one epoch.
 
     dataset          what dlfs.open returned
-    batch_size       samples a batch on this rank
-    order            how samples are mixed: "grouped": whole chunks at a time, several mixed, the fastest;
+    batch_size       samples per batch on this rank
+    order            how to shuffle samples: "grouped": whole chunks at a time, several mixed, the fastest;
                      "global": a full shuffle; "sequential"; "local", "partial": a share for each rank
     seed             the same seed gives the same epochs, whatever the world size
-    epochs           how many epochs there are; nothing is read ahead beyond the last. None: without end
-    rank             which of the ranks this is, from 0
-    world_size       how many ranks share each epoch
-    shard            how the ranks share each global batch: "strided": each every W-th sample; "aligned", in
+    epochs           the number of epochs; readahead stops after the last one. None: endless
+    rank             the rank of this process, from 0
+    world_size       the number of ranks that share each epoch
+    shard            how the ranks share each global batch: "strided": every W-th sample to each; "aligned", in
                      grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
-                     goes on with another world size. The samples of each global batch are the same
-    drop_last        leave out what does not fill a batch on every rank; pad: fill it up instead
-    prefetch_bytes   the most memory for what is read ahead and not yet dropped, in bytes. None: 256 MiB, and
-                     up to 1 GiB where a grouped order of large chunks has more open at a time
-    lanes, group     grouped: lanes that take turns (8 for each rank, or those of the state that is loaded),
-                     chunks of a lane shuffled together (4). With lanes in a multiple of world_size no chunk
-                     is read by two ranks
-    by               sequential: "id", or "slot", as samples lie on media, which is faster
-    batching         how samples are fetched: "chunk": whole chunks are read, and held until their samples
-                     are out; "sample": each sample by itself, just before it is wanted; "none": one read
-                     after the other. None chooses: chunks for grouped and by="slot", samples for the rest, and for
-                     grouped, too, where samples are large and the page cache holds their chunks
-    exchange         partial: part of each share that moves to other ranks in an epoch (0.1)
-    contiguous       gather each batch in one piece as it is made, so that Batch.data copies nothing
-    on_error         what becomes of a sample that cannot be read: "raise", or "skip" it (stats counts them)
+                     resumes with another world size. The samples of each global batch are the same
+    drop_last        drop what does not fill a batch on every rank; pad: fill it up instead
+    prefetch_bytes   the most memory for samples that are read ahead and not yet dropped, in bytes. None:
+                     256 MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time
+    lanes, group     grouped: number of lanes, which take turns (8 per rank, or as in the loaded state), and
+                     chunks of a lane that are shuffled together (4). If lanes is a multiple of world_size, no
+                     chunk is read by two ranks
+    by               sequential: "id", or "slot", the order on media, which is faster
+    batching         how samples are read: "chunk": whole chunks are read, and kept until their samples are
+                     delivered; "sample": each sample separately, just before it is needed; "none": one read
+                     at a time. None: chunks for grouped and by="slot", otherwise samples; also samples for
+                     grouped if samples are large and in the page cache
+    exchange         partial: fraction of each share that moves to other ranks in an epoch (0.1)
+    contiguous       gather each batch into one buffer in the background, so that Batch.data copies nothing
+    on_error         what to do if a sample cannot be read: "raise", or "skip" it (stats counts them)
     deadline         the longest that the next batch may take, in seconds
-    queue_pairs      queue pairs a namespace; those of one subsystem share them
+    queue_pairs      queue pairs per namespace; those of one subsystem share them
     busy_poll        spin instead of sleeping in the thread that reads ahead
 
-    Each `for` goes through one epoch from its begin: the next one after one that came to its end, the same
-    again after one that was left; right after load_state_dict, it goes on where the state says. Threads
-    that share an epoch share one iterator; several iterators read it side by side, in memory of their own.
-    The first batch that is asked for starts the reading, which goes on across the ends of epochs.
-    prepare() makes the memory for it before.
-    A batch that is kept keeps its memory; what does not fit prefetch_bytes then is read outside it. close(),
-    or leaving a `with`, ends the reading; batches stay as they are.
+    Each `for` reads one epoch from its start: the next epoch if the last one was completed, otherwise the
+    same one again; right after load_state_dict, it resumes from the state. Threads that share an epoch share
+    one iterator; several iterators read the epoch independently, each with its own memory.
+    The request for the first batch starts readahead, which continues across epochs. prepare() allocates its
+    memory earlier.
+    A batch that you keep keeps its memory; what then does not fit prefetch_bytes is allocated outside it.
+    close(), or leaving a `with`, ends readahead; batches stay valid.
     """
 
     def __new__(
@@ -265,15 +265,15 @@ class Loader(_Loader):
 
 
 def _reopen(address: Addresses, options: Mapping[str, Any]) -> Dataset:
-    """What a pickled data set becomes."""
+    """Unpickles a data set."""
     return Dataset(address, **options)
 
 
 def _remake(
     kind: type[Loader], dataset: Dataset, options: Mapping[str, Any], state: Mapping[str, Any]
 ) -> Loader:
-    """What a pickled loader becomes: it goes on where that one stood."""
-    # Not by the class's own constructor, which may want other things.
+    """Unpickles a loader, which resumes from the pickled state."""
+    # Not through the subclass's own constructor, which may take other arguments.
     loader = _Loader.__new__(kind, dataset, **options)
     loader.load_state_dict(state)
     return loader

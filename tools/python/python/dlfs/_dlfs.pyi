@@ -14,8 +14,8 @@ __version__: str
 __commit__: str  # that the library is built from, or "unknown"
 NO_LABEL: int
 
-# What stands for a sample: a memoryview; a Sample where it has several fields and none was chosen; None where
-# on_error="none" left a gap. Which one is known to who opened the data set, not to its type.
+# The value of a sample: a memoryview; a Sample if it has several fields and none was chosen; None if it could
+# not be read with on_error="none". This depends on how the data set was opened, not on its type.
 _Shown: TypeAlias = Any
 
 def main(arguments: Sequence[str]) -> int: ...

@@ -1,20 +1,20 @@
-"""What can go wrong, as exceptions: one class a kind, each also what Python itself would raise.
+"""Exceptions: one class per kind of error, each derived from the built-in exception that fits.
 
-Every text says what was being done, where, why it failed and, where something can be done about it,
-what. `sample_id` is the sample that it is about, or None.
+Every text says what was being done, where, why it failed and, if possible, what to do. `sample_id` is the
+sample concerned, or None.
 """
 
 import errno
 
 
 class Error(Exception):
-    """Any failure of dlfs; the classes below say which."""
+    """Any error of dlfs; the classes below are its kinds."""
 
     sample_id: int | None = None
 
 
 class InvalidArgument(Error, ValueError):
-    """The call asks for something that cannot be: mend the call."""
+    """An argument of the call is invalid."""
 
 
 class NotFound(Error, LookupError):
@@ -27,7 +27,7 @@ class FileNotFound(NotFound, FileNotFoundError):
     errno = errno.ENOENT
 
     def __str__(self) -> str:
-        # OSError shows the file alone.
+        # OSError would print only the file.
         return Exception.__str__(self)
 
 
@@ -39,12 +39,12 @@ class NameNotFound(NotFound, KeyError):
     """No sample has this name."""
 
     def __str__(self) -> str:
-        # KeyError shows the representation of its argument, which would escape the text.
+        # KeyError would print the repr of its argument, which escapes the text.
         return Exception.__str__(self)
 
 
 class Corrupt(Error, OSError):
-    """Bytes on media or wire are damaged, also after reading them again."""
+    """Bytes on media or on the wire are damaged, even after reading them again."""
 
 
 class Unsupported(Error, NotImplementedError):
@@ -52,23 +52,23 @@ class Unsupported(Error, NotImplementedError):
 
 
 class Disconnected(Error, ConnectionError):
-    """The connection is gone and did not come back within its time."""
+    """The connection was lost and could not be restored in time."""
 
 
 class TimedOut(Error, TimeoutError):
-    """The call's deadline passed."""
+    """The deadline of the call has passed."""
 
 
 class Refused(Error, OSError):
-    """The target or the operating system said no."""
+    """The target or the operating system refused."""
 
 
 class Busy(Error, OSError):
-    """Somebody else is at work here, another importer for example."""
+    """Another process is using it, such as another importer."""
 
 
 class Stale(Error):
-    """The image has moved on to another generation: open it again."""
+    """The image has a newer generation: open it again."""
 
 
 class NoSpace(Error, OSError):
@@ -76,8 +76,8 @@ class NoSpace(Error, OSError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory within the configured limits does not suffice."""
+    """There is not enough memory within the configured limits."""
 
 
 class Internal(Error, RuntimeError):
-    """A mistake in dlfs itself: one of its threads died, and the text has its last words."""
+    """A bug in dlfs: one of its threads died, and the text has its panic message."""

@@ -1,4 +1,4 @@
-"""dlfs for fsspec: the read-only file system dlfs://, by which pandas, pyarrow and others read.
+"""dlfs for fsspec: the read-only file system dlfs:// for pandas, pyarrow and others.
 
     fs = fsspec.filesystem("dlfs", address="nvme-tcp://10.0.0.2/nqn.2026-11.io.dlfs:train")
     fs.ls("n01440764")
@@ -7,8 +7,8 @@
     datasets.load_dataset("parquet", data_files="dlfs://part/*.parquet", storage_options=...)
     webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
-Paths are names of samples; `address` and the other options are those of dlfs.open. Samples of several
-fields want `fields`, the name of the one that is the file: fields="jpg".
+Paths are names of samples; `address` and the other options are those of dlfs.open. For samples of several
+fields, select the one that is the file: fields="jpg".
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["DlfsFileSystem"]
 
 
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The samples of a data set as files. Nothing can be written.
+    """The samples of a data set as read-only files.
 
-    A file is read as a whole the first time that anything of it is wanted: a sample is one read.
+    The first access to a file reads all of it: a sample is one read.
     """
 
     protocol = "dlfs"
@@ -48,12 +48,12 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        # dlfs:///name and /name are name: there is one root.
+        # dlfs:///name and /name mean name: there is one root.
         stripped = super()._strip_protocol(path)
         return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """name, size in bytes (0 of a folder), type; `id` and `label` of a sample, which may be None."""
+        """name, size in bytes (0 for folders), type; for samples also `id` and `label`, which may be None."""
         name = self._strip_protocol(path)
         try:
             entry = self._entry(name, self.dataset.id_of(name))
@@ -72,11 +72,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return entry
 
     def _size(self, id: int) -> int | None:
-        # Of one field of several it is known only when the sample was read.
+        # The size of one field of several is unknown until the sample is read.
         return None if len(self.dataset.fields) > 1 else self.dataset.length(id)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """What lies directly in a folder, or the sample itself."""
+        """The direct entries of a folder, or the sample itself."""
         folder = self._strip_protocol(path)
         found = self.dataset.listdir(folder)
         if not found and folder:
@@ -105,7 +105,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             raise FileNotFoundError(path) from None
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
-        """The bytes of one sample, or {path: bytes} of many, which are one batch read."""
+        """The bytes of one sample, or {path: bytes} of many, read as one batch."""
         paths = self.expand_path(path, recursive=recursive)
         if isinstance(path, str) and paths == [self._strip_protocol(path)] and not recursive:
             return self.cat_file(path)
@@ -130,7 +130,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """start:end of each path: one batch read, each sample once however often it is named."""
+        """start:end of each path, read as one batch; each sample is read once, even if it is named repeatedly."""
         count = len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * count
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * count
@@ -168,18 +168,18 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     touch = pipe = pipe_file = _refuse
 
     def created(self, path: str) -> Any:
-        """Images keep no times of samples."""
-        raise NotImplementedError("images keep no times of samples")
+        """Not available: images have no times of samples."""
+        raise NotImplementedError("images have no times of samples")
 
     modified = created
 
     def ukey(self, path: str) -> str:
-        """Changes when the data set does."""
+        """A key that changes when the data set does."""
         return f"{self.dataset.uuid}-{self.dataset.generation}-{self._strip_protocol(path)}"
 
 
 def _buffer(sample: Any) -> memoryview:
-    """The bytes of a file: the sample, or its field. None is a sample without the field: an empty file."""
+    """The bytes of a file: the sample, or its field. A sample without the field is an empty file."""
     return memoryview(b"" if sample is None else sample)
 
 
@@ -187,7 +187,7 @@ class _File(io.BytesIO):
     """The bytes of a sample, opened for reading."""
 
     mode = "rb"
-    # What fsspec's caches of blocks look for in a file, fetch by, and set when it is closed.
+    # Attributes that fsspec's block caches use.
     blocksize = 1 << 20
     closed = False
 

@@ -3,8 +3,8 @@
     source = dlfs.grain.DataSource(ds)
     data = grain.MapDataset.source(source).shuffle(seed=1).map(decode).batch(256)
 
-An item is (bytes, label). Where Grain asks for many at once, through __getitems__, they are one batch
-read. The module needs no package but dlfs itself.
+An item is (bytes, label). If Grain requests many at once, through __getitems__, they are one batch read.
+The module needs no package but dlfs itself.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["DataSource"]
 
 
 class DataSource:
-    """A `grain.RandomAccessDataSource` of (bytes, label); label None where there is none.
+    """A `grain.RandomAccessDataSource` of (bytes, label); the label of a sample without one is None.
 
-    Samples of several fields want dlfs.open(..., fields=...), which names the one to take.
+    For samples of several fields, select one with dlfs.open(..., fields=...).
 
     It may be pickled: a worker process opens the data set again.
     """
@@ -49,5 +49,5 @@ class DataSource:
         return list(zip(batch.tobytes(), given))
 
     def __repr__(self) -> str:
-        # Grain's checkpoints compare it: the same data has the same text.
+        # Grain's checkpoints compare it, so equal data must have equal text.
         return f"dlfs.grain.DataSource(image={self.dataset.uuid}, generation={self.dataset.generation})"

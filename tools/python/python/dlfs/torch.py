@@ -2,15 +2,15 @@
 
     loader = DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), batch_size=None)
 
-reads through dlfs.Loader, whose native threads need no worker processes; workers, if there are any,
-share the epoch and serve to decode. Where something else chooses the samples:
+reads through dlfs.Loader, whose native threads make worker processes unnecessary; workers, if you use any,
+share the epoch and decode in parallel. If something else chooses the samples:
 
     data = dlfs.torch.Dataset(ds, transform=decode)
     loader = DataLoader(data, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=2)
 
-Rank and world size are those of torch.distributed where that is initialised when an epoch begins, unless
-they are given. What shares data out by itself, as Accelerate's prepare() does, wants rank=0, world_size=1.
-All of it works with fork, spawn and forkserver, and keeps its place in a StatefulDataLoader.
+By default, rank and world size come from torch.distributed if it is initialised when an epoch begins. With
+a library that divides the data itself, such as Accelerate's prepare(), pass rank=0, world_size=1. All
+classes work with fork, spawn and forkserver, and resume in a StatefulDataLoader.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ __all__ = ["BatchSampler", "Dataset", "IterableDataset", "Sampler", "TensorBatch
 def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
     """A sample's bytes as a tensor uint8[L]: a copy, or, with `share`, over the same memory.
 
-    torch has no read-only tensors: who writes to one that shares memory changes the sample in its batch.
+    torch has no read-only tensors: writing to a tensor that shares memory changes the sample in its batch.
     """
     if len(view) == 0:
         return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
-        # It says each time that memory is read-only.
+        # torch warns each time that the memory is read-only.
         warnings.simplefilter("ignore", UserWarning)
         shared = torch.frombuffer(view, dtype=torch.uint8)
     return shared if share else shared.clone()
 
 
 class TensorBatch:
-    """A batch as tensors of its own: it may be moved, pinned, and sent between processes.
+    """A batch copied into tensors, which can be moved, pinned, and sent between processes.
 
-    data     uint8[B, L] where lengths are equal, else uint8[sum of lengths]
-    offsets  int64[B + 1], where each sample begins in the flat data
+    data     uint8[B, L] if lengths are equal, else uint8[sum of lengths]
+    offsets  int64[B + 1], the start of each sample in the flat data
     ids      int64[B]
-    labels   int64[B], dlfs.NO_LABEL where a sample has none, or None when no sample has one
+    labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class TensorBatch:
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
-    """A map-style data set over what dlfs.open returned; a batch of indices is read at once.
+    """A map-style data set over a dlfs.Dataset; a batch of indices is read at once.
 
-    An item is transform(view, label): `view` a read-only memoryview of the sample's bytes (a dlfs.Sample
-    where it has several fields), `label` an int or None. Without a transform it is (uint8[L], label).
+    An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample
+    if it has several fields), `label` an int or None. Without a transform it is (uint8[L], label).
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
         transform: Callable[[memoryview, int | None], Any] | None = None,
     ) -> None:
         self.dataset, self.transform = dataset, transform or _plain
-        # Indices count the samples there are; ids have gaps where samples were deleted.
+        # Indices count existing samples; ids have gaps if samples were deleted.
         labels, ids = dataset.labels, dataset.ids
         whole = len(ids) == 0 or int(ids[-1]) == len(ids) - 1
         self._ids = None if whole else ids
@@ -167,17 +167,16 @@ def _plain(view: memoryview, label: int | None) -> tuple[torch.Tensor, int | Non
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
-    An item is transform(batch), `batch` a dlfs.Batch; without a transform it is the Batch itself, or a
-    TensorBatch where a worker process has to send it. `options` are those of dlfs.Loader. N workers share
-    N batches of this rank at a time as ranks share a global batch: in grouped order by whole chunks
-    (shard="aligned") unless `shard` says otherwise, so that they read little more than one process does.
-    The order is the same with any number of workers.
+    An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
+    if a worker process has to send it. `options` are those of dlfs.Loader. N workers divide N batches of
+    this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
+    `shard` is given, so that they read little more than one process would. The order is the same with any
+    number of workers.
 
-    set_epoch, state_dict and load_state_dict are those of the Loader, and reach worker processes at
-    their next epoch, also persistent ones. Without set_epoch persistent workers, and a DataLoader
-    without workers, go from one epoch to the next; workers that are started anew for each epoch begin
-    with the same one each time. What workers have read is theirs to tell: StatefulDataLoader asks them,
-    and state_dict here raises Unsupported.
+    set_epoch, state_dict and load_state_dict work as in Loader, and reach worker processes, also persistent
+    ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers continue
+    with the next epoch; workers that are restarted for each epoch begin with the same one each time. Only
+    workers know what they have read: StatefulDataLoader asks them, and state_dict here raises Unsupported.
     """
 
     def __init__(
@@ -194,15 +193,15 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self.dataset, self.transform = dataset, transform
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
-        # Rank, world size, worker and workers that the loader is for.
+        # Rank, world size, number of this worker, and number of workers.
         self._place = (*_place(*self._given), 0, 1)
-        self._loader = self._make(self._place)  # refuses what cannot be now, not in a worker
+        self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
         self._resumed: int | None = None
-        # In a worker: the epoch that the next iteration goes through.
+        # In a worker: the epoch of the next iteration.
         self._epoch = 0
-        # Whether torch.distributed joined the process that this one was spawned by to others.
+        # Whether the parent of a spawned process was part of a torch.distributed group.
         self._grouped = False
 
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
@@ -218,13 +217,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             **options,
         )
         if shared:
-            # The lanes of a run without workers, for the same order: workers share each rank's.
+            # The same order as without workers: the workers divide the lanes of their rank.
             alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
             loader.load_state_dict(alone.state_dict())
         return loader
 
     def _current(self) -> Loader:
-        """The loader of this process, which takes its worker's share of the rank's."""
+        """The loader of this process; in a worker, of its share of the rank."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
         place = (*_place(*self._given), *share)
@@ -246,21 +245,21 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._loader
 
     def _goes_on(self, info: Any) -> bool:
-        """Whether the place that was loaded is for this worker: those of the first iteration go on from
-        there, and workers that are started for a later one do not."""
+        """Whether this worker resumes from the loaded state: the workers of the first iteration do, those
+        started for a later one do not."""
         seed, first = info.seed - info.id, _number_of_process() - info.id
         move, taken_seed, taken_first = self._shared[_TAKEN:_LANES].tolist()
         if move == int(self._shared[0]):
-            # The seed alone would do, if nobody seeded torch alike before each epoch; the workers of one
-            # iteration are started one after the other, or nearly so where other threads start some.
+            # The seed would suffice, unless the user seeds torch identically before each epoch. The workers
+            # of one iteration are started in sequence, or nearly so if other threads start processes, too.
             apart = abs(first - int(taken_first))
             return bool(seed == taken_seed) and apart < max(info.num_workers, 1)
         self._shared[_TAKEN:_LANES] = torch.tensor([int(self._shared[0]), seed, first])
         return True
 
     def prepare(self) -> None:
-        """Has the memory for what is read ahead made in the background, as Loader.prepare: for a DataLoader
-        without workers, before a model is built. Who iterates does it too, in the process that reads."""
+        """Allocates the readahead memory in the background, like Loader.prepare: for a DataLoader without
+        workers, before a model is built. Iterating does it, too, in the process that reads."""
         self._current().prepare()
 
     def __iter__(self) -> Iterator[Any]:
@@ -270,12 +269,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return _Batches(self)
 
     def _begin(self) -> Iterator[Batch]:
-        """Begins an epoch, or goes on with the one that was loaded."""
+        """Begins an epoch, or resumes the loaded one."""
         loader, info = self._current(), torch.utils.data.get_worker_info()
         self._resumed = None
         if info is not None:
             _set_up_worker()
-            # One further at each iteration, whatever the last one left: all workers agree on that.
+            # Advances by one at each iteration, even an incomplete one, so that all workers agree.
             last = self._options.get("epochs") or sys.maxsize
             loader.set_epoch(min(self._epoch, last))
             self._epoch = min(self._epoch + 1, last)
@@ -287,7 +286,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return iter(loader)
 
     def _batches_left(self, rank: int) -> int:
-        """Batches that a rank has in the epoch that begins, over all its workers."""
+        """The number of batches of a rank in the epoch that begins, over all its workers."""
         _, world_size, _, workers = self._place
         state, left = self._loader.state_dict(), 0
         for worker in range(workers):
@@ -306,36 +305,36 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return item
 
     def num_batches(self, workers: int = 0) -> int:
-        """Batches of an epoch on this rank with so many worker processes.
+        """The number of batches of an epoch on this rank with this many worker processes.
 
         There is no len: it could not know the workers, each of which may end with a short batch, and a
-        trainer that believed it would leave out the last ones.
+        trainer that relied on it would skip the last ones.
         """
         count, place = max(workers, 1), _place(*self._given)
         return sum(len(self._make((*place, worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the begin of `epoch` at the next iteration, in worker processes too. Right after
-        load_state_dict, the epoch of the state goes on where the state says."""
+        """Moves to the start of `epoch` at the next iteration, in worker processes, too. Right after
+        load_state_dict, the epoch of the state resumes from the state."""
         if epoch != self._resumed or self._workers_have_begun():
             self._move(epoch, 0)
 
     def _workers_have_begun(self) -> bool:
-        """Whether workers have read since the run was moved last."""
+        """Whether workers have read since the run was last moved."""
         return int(self._shared[_BEGUN]) == int(self._shared[0]) + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process stands. Raises Unsupported where worker processes read in its place."""
+        """The state of this process. Raises Unsupported if worker processes read instead."""
         if torch.utils.data.get_worker_info() is None and self._workers_have_begun():
             raise Unsupported(
-                "how far its worker processes have read is known to them alone, and part of it lies in "
-                "queues: take the state from torchdata's StatefulDataLoader, which asks them; or right "
-                "after set_epoch, before the epoch begins; or read without workers (num_workers=0)"
+                "only the worker processes know how far they have read, and some batches are in queues: "
+                "take the state from torchdata's StatefulDataLoader, which asks them; or right after "
+                "set_epoch, before the epoch begins; or read without workers (num_workers=0)"
             )
         return self._current().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` says, at the next iteration. Raises what Loader.load_state_dict does."""
+        """Resumes from `state` at the next iteration. Raises the errors of Loader.load_state_dict."""
         loader = self._current()
         loader.load_state_dict(state)
         place = loader.state_dict()
@@ -355,25 +354,25 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._resumed = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is spawned knows nothing of torch.distributed.
+        # torch.distributed is not initialised in a spawned worker.
         return {**self.__dict__, "_given": _place(*self._given), "_grouped": _in_group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _share(self._shared)  # a plain copy, as of pickle alone, has workers of its own
+        _share(self._shared)  # a plain copy, as pickle makes, has its own workers
 
 
-# What the processes of an IterableDataset share, in words of an int64 tensor, where workers look at the
-# begin of each epoch: how often the run was moved from outside, to which epoch, and behind how many samples
-# of it; the move under which workers have begun, plus one; whether unequal ranks were warned of; and for
-# which move which workers have taken the place within the epoch: their seed, and the number of the first;
-# lanes and version of the grouped order that a state had, or zeroes.
+# The words of the int64 tensor that the processes of an IterableDataset share. Workers read it at the start
+# of each epoch. 0 to 2: how often the user moved the run, to which epoch, and after how many of its samples.
+# _BEGUN: the move after which workers have begun, plus one. _WARNED: whether unequal ranks were reported.
+# _TAKEN: for which move workers have resumed within the epoch, their seed, and the number of the first one.
+# _LANES: lanes and version of the grouped order of a loaded state, or zeroes.
 _BEGUN, _WARNED, _TAKEN, _LANES, _WORDS = 3, 4, 5, 8, 10
 
 
 class _Batches(Iterator[Any]):
-    """One iteration of an IterableDataset. StatefulDataLoader asks it whether it has ended: the data set
-    stands at the begin of the next epoch then."""
+    """One iteration of an IterableDataset. StatefulDataLoader asks it whether it has ended; the data set is
+    then at the start of the next epoch."""
 
     def __init__(self, data: IterableDataset) -> None:
         self._data = data
@@ -384,7 +383,7 @@ class _Batches(Iterator[Any]):
         if self._ended:
             raise StopIteration
         if self._batches is None:
-            # Not before the first batch is wanted: StatefulDataLoader loads states in between.
+            # Not before the first request: StatefulDataLoader loads states before that.
             self._batches = self._data._begin()
         batch = next(self._batches, None)
         if batch is None or batch.ends_epoch:
@@ -401,13 +400,12 @@ class _Batches(Iterator[Any]):
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Lists of indices along an order of dlfs, for DataLoader(batch_sampler=...).
+    """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
 
-    `options` are order, seed, lanes, group, shard, drop_last and pad of dlfs.Loader. Each iterator goes through
-    the epoch by itself, from its begin or, right after load_state_dict, from where the state says; the
-    next one goes through the next epoch once one has come to its end. The state is that of the newest
-    iterator and counts what was drawn; a DataLoader with workers draws ahead, so take the state from
-    StatefulDataLoader there.
+    `options` are order, seed, lanes, group, shard, drop_last and pad of dlfs.Loader. Each iterator covers the
+    epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
+    ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
+    indices drawn. A DataLoader with workers draws ahead, so take the state from StatefulDataLoader there.
     """
 
     def __init__(
@@ -427,7 +425,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._begin_at(self._ids.state_dict())
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Where the next iterator begins; the ones before have no say in it any more."""
+        """Sets the state in which the next iterator begins, whatever earlier iterators do."""
         self._start, self._resumed = state, False
         self._newest: _Ids | None = None
 
@@ -437,20 +435,20 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         return _Ids(dataset, rank=rank, world_size=world_size, **options)
 
     def __len__(self) -> int:
-        # For the place that torch.distributed may have given this process since.
+        # With the rank that torch.distributed may have assigned to this process since.
         return self._make(_place(*self._given)).batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         return _Drawn(self)
 
     def _begin(self) -> _Ids:
-        """The order from where the next iterator begins."""
+        """The order from the start of the next iterator."""
         place = _place(*self._given)
         self._newest = ids = self._make(place)
         ids.load_state_dict(self._start)
         if not self._warned:
             self._warned = _warn_unequal(self._batches_left, place, self._made[1])
-        # What was loaded is for one iterator.
+        # A loaded state applies to one iterator.
         self._start, self._resumed = {**self._start, "consumed": 0}, False
         return ids
 
@@ -465,17 +463,17 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             self._start = {**self._start, "epoch": epoch + 1, "consumed": 0}
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iterator begins with `epoch`; right after load_state_dict, that epoch goes on."""
+        """The next iterator begins with `epoch`; right after load_state_dict, it resumes that epoch."""
         if not (self._resumed and epoch == self._start["epoch"]):
             self._ids.set_epoch(epoch)
             self._begin_at(self._ids.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator stands, behind the batches drawn."""
+        """The state of the newest iterator, after the batches drawn."""
         return dict(self._start) if self._newest is None else self._newest.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator goes on where `state` says. Raises what Loader.load_state_dict does."""
+        """The next iterator resumes from `state`. Raises the errors of Loader.load_state_dict."""
         self._ids.load_state_dict(state)
         self._begin_at(self._ids.state_dict())
         self._resumed = True
@@ -491,7 +489,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
 
 class _Drawn(Iterator[list[int]]):
-    """One iteration of a BatchSampler: a place of its own in the order."""
+    """One iteration of a BatchSampler, with its own position in the order."""
 
     def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
@@ -505,19 +503,19 @@ class _Drawn(Iterator[list[int]]):
             self._ids = self._sampler._begin()
         epoch = self._ids.epoch
         drawn = self._ids.next() if self._ids.batches_left else ([], True)
-        if drawn is None:  # behind the run's last epoch
+        if drawn is None:  # after the last epoch
             self._ended = True
             raise StopIteration
         indices, ends_epoch = drawn
         if ends_epoch:
             self._ended = True
             self._sampler._end(epoch)
-        if not indices:  # this rank has no share of it
+        if not indices:  # this rank has no samples in it
             raise StopIteration
         return indices
 
     def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader, which loads the sampler's state too."""
+        """For StatefulDataLoader, which loads the sampler's state, too."""
         return {"ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -525,9 +523,9 @@ class _Drawn(Iterator[list[int]]):
 
 
 class Sampler(torch.utils.data.Sampler[int]):
-    """Indices along an order of dlfs, for DataLoader(sampler=...); otherwise as BatchSampler.
+    """Indices in an order of dlfs, for DataLoader(sampler=...); otherwise like BatchSampler.
 
-    It knows no batches, so its shares are strided ones: shard="aligned" raises InvalidArgument.
+    It does not know the batches, so its shares are strided: shard="aligned" raises InvalidArgument.
     """
 
     def __init__(
@@ -576,12 +574,12 @@ class _DrawnSingly(Iterator[int]):
         return next(self._drawn)[0]
 
 
-# torch has no types for it.
+# torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, else torch.distributed's, else alone."""
+    """Rank and world size: as given, else from torch.distributed, else 0 and 1."""
     if rank is None:
         rank = torch.distributed.get_rank() if _in_group() else 0
     if world_size is None:
@@ -595,28 +593,28 @@ def _warn_unequal(
     options: Mapping[str, Any],
     grouped: bool = False,
 ) -> bool:
-    """Says so where ranks that take part in something for each batch do not have equally many; whether it
+    """Warns if ranks that synchronise at each batch have different numbers of batches; returns whether it
     did."""
     world_size = place[1]
     equalised = options.get("pad") or options.get("drop_last")
     if world_size < 2 or equalised or not (grouped or _in_group()):
         return False
-    # The first rank has the most of an epoch, the last one the least.
+    # The first rank has the most batches of an epoch, the last one the fewest.
     most, least = batches_left(0), batches_left(world_size - 1)
     if most == least:
         return False
     warnings.warn(
-        f"rank 0 has {most} batches in this epoch and rank {world_size - 1} has {least}: what all ranks do "
-        "for each batch, such as an all-reduce of gradients, gets mixed up at the end, or waits for ever. "
-        "Give pad=True, which repeats a few samples, or drop_last=True, which leaves a few out",
+        f"rank 0 has {most} batches in this epoch and rank {world_size - 1} has {least}: collective operations "
+        "for each batch, such as an all-reduce of gradients, mismatch at the end, or wait for ever. "
+        "Pass pad=True, which repeats a few samples, or drop_last=True, which drops a few",
         stacklevel=3,
     )
     return True
 
 
 def _set_up_worker() -> None:
-    """Has a worker process of DataLoader send views as copies, and end where it cannot send a result:
-    torch's would wait for ever for what a thread of the worker's has failed to pickle."""
+    """Makes a worker process of DataLoader send views as copies, and exit if it cannot send a result:
+    torch would wait for ever for a result that a thread of the worker failed to pickle."""
     if copyreg.dispatch_table.get(memoryview) is not _reduce_view:
         copyreg.pickle(memoryview, _reduce_view)
         if hasattr(multiprocessing.queues.Queue, "_on_queue_feeder_error"):
@@ -634,16 +632,16 @@ def _view(data: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
 
 
 def _end_worker(error: Exception, _: object) -> None:
-    print("dlfs: DataLoader cannot send what a worker process made of samples:", file=sys.stderr)
+    print("dlfs: DataLoader cannot send the result of a worker process:", file=sys.stderr)
     traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
 
 
 def _check_sendable(item: Any, where: str) -> None:
-    """Refuses what a worker process could not send, of types that were not tried before.
+    """Checks that a worker process can send items of this type; each type is tried once.
 
-    Raises TypeError, which DataLoader hands on.
+    Raises TypeError, which DataLoader passes on.
     """
     if isinstance(item, dict):
         for key, value in item.items():
@@ -670,10 +668,10 @@ _SENDABLE: set[type] = {
 
 
 def _number_of_process() -> int:
-    """How many processes its parent had started when it started this one, with this one."""
+    """The number of processes that the parent had started, including this one."""
     return (getattr(multiprocessing.current_process(), "_identity", None) or (0,))[-1]
 
 
 def _in_group() -> bool:
-    """Whether torch.distributed joins this process to others."""
+    """Whether this process is part of a torch.distributed group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
